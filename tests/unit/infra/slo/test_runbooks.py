@@ -11,13 +11,19 @@ from tests.support.promql import PROMETHEUS_OWN, all_rules, complaints, exported
 RUNBOOKS = ROOT / "docs/runbooks"
 ALERTS = sorted({rule["alert"] for rule in all_rules() if "alert" in rule})
 SECTIONS = ["What it means", "Look", "Act"]
+EVENT = re.compile(r"\bstream\.[a-z_]+")
+LOGGED = {
+    name
+    for file in (ROOT / "services/stream").glob("*.py")
+    for name in re.findall(rf'"({EVENT.pattern})"', file.read_text())
+}
 METRIC = re.compile(r"(?<!HGETALL )\b((?:tailrace_|vllm:|tailrace:)[a-zA-Z0-9_:]+)")
 KNOWN = {**exported(), **recorded(), **PROMETHEUS_OWN}
 
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_a_page_has_its_sections_commands_queries_and_existing_names(alert: str) -> None:
-    """Each page has the standard sections, a command, a query, and names only metrics, labels and settings that exist."""
+    """Each page has the standard sections, a command, a query, and names only metrics, labels, settings and log events that exist."""
     page = (RUNBOOKS / f"{alert}.md").read_text()
     families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in KNOWN}
     queries = [fence.text for fence in fences(page) if fence.language == "promql"]
@@ -29,6 +35,7 @@ def test_a_page_has_its_sections_commands_queries_and_existing_names(alert: str)
     assert queries
     assert [wrong for query in queries for wrong in complaints(query, KNOWN)] == []
     assert [name for name in METRIC.findall(page) if name not in KNOWN and name not in families] == []
+    assert set(EVENT.findall(page)) <= LOGGED
     assert [name for name in settings if name.lower() not in Settings.model_fields] == []
 
 
