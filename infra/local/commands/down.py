@@ -18,21 +18,20 @@ POLL_S = 0.05
 def stop_stack(settings: Settings) -> bool:
     """Stop this state folder's stack. Returns False when there was none. Raises EnvironmentFault when it does not stop."""
     stack_file = StackFile(settings.state_dir)
-    record = stack_file.read()
     was_running = stack_file.is_claimed()
-    if was_running and record is None:
-        raise EnvironmentFault(
-            f"a stack runs from {settings.state_dir}, but its record is broken; end its `tailrace up`"
-        )
-    if was_running and record is not None:
-        _terminate(record.supervisor_pid)
-        give_up_s = time.monotonic() + TIMEOUT_S
-        while stack_file.is_claimed():
-            if time.monotonic() > give_up_s:
-                raise EnvironmentFault(
-                    f"the supervisor (pid {record.supervisor_pid}) does not stop; kill -9 it and repeat"
-                )
-            time.sleep(POLL_S)
+    supervisor_pid = None
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while stack_file.is_claimed():
+        if supervisor_pid is None and (record := stack_file.read()):  # one that begins or is about to end has none
+            supervisor_pid = record.supervisor_pid
+            _terminate(supervisor_pid)
+        if time.monotonic() > give_up_s:
+            raise EnvironmentFault(
+                f"a stack runs from {settings.state_dir}, but its record is broken; end its `tailrace up`"
+                if supervisor_pid is None
+                else f"the supervisor (pid {supervisor_pid}) does not stop; kill -9 it and repeat"
+            )
+        time.sleep(POLL_S)
     num_hit = end_leftovers(settings.state_dir)
     remove_ray_home(settings.state_dir)
     stack_file.forget()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,23 @@ def test_an_old_record_ends_no_other_process(tmp_path: Path) -> None:
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_a_supervisor_that_has_removed_its_record_is_waited_for(tmp_path: Path) -> None:
+    """`tailrace down` while a stack ends by itself: its record goes before its lock, which is no broken record."""
+    script = "import sys, time, pathlib; from infra.local.supervisor.stackfile import StackFile; s = StackFile(pathlib.Path(sys.argv[1])); s.claim(); s.forget(); sys.stdin.read()"
+    ending = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE)
+    try:
+        wait_for(StackFile(tmp_path).is_claimed, 30.0, "a claim")
+        wait_for(lambda: StackFile(tmp_path).read() is None, 10.0, "no record")
+        end = threading.Timer(0.5, ending.communicate)
+        end.start()
+
+        assert stop_stack(Settings(state_dir=tmp_path))
+        end.join()
+    finally:
+        ending.kill()
+        ending.wait()
 
 
 @pytest.mark.parametrize(("command", "stops"), [("", True), ("nohup", False)])
