@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from infra.local.edge.config import Upstream
@@ -56,14 +57,15 @@ def make_ray_home(state_dir: Path) -> Path:
 
 
 def remove_ray_home(state_dir: Path) -> None:
-    """Remove the folder if this user owns it; its logs replace those of the run before in `<state>/logs/ray`."""
+    """Remove the folder if this user owns it; its logs replace those of the run before in `<state>/logs/ray`, if they can be copied."""
     home = ray_home(state_dir)
     if not home.is_dir() or home.is_symlink() or home.lstat().st_uid != os.getuid():
         return
     logs, kept = ray_logs(state_dir), state_dir / "logs" / "ray"
     if logs.is_dir():
         shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(logs, kept, ignore_dangling_symlinks=True)
+        with suppress(OSError):  # a full disk, which the removal below may relieve
+            shutil.copytree(logs, kept, ignore_dangling_symlinks=True)
     shutil.rmtree(home, ignore_errors=True)
 
 

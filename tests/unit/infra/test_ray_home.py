@@ -42,3 +42,16 @@ def test_the_folder_is_ours_alone_and_its_logs_are_kept(state_dir: Path) -> None
     assert home.stat().st_mode & 0o777 == 0o700
     assert list(home.iterdir()) == []
     assert (state_dir / "logs" / "ray" / "worker.err").read_text() == "why"
+
+
+def test_logs_that_cannot_be_copied_keep_no_stack_from_starting(state_dir: Path) -> None:
+    """The folder is removed all the same, which may be what makes room on a full disk."""
+    home = make_ray_home(state_dir)
+    logs = home / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "worker.err").write_text("why")
+    (state_dir / "logs").write_text("no folder")
+
+    make_ray_home(state_dir)
+
+    assert list(home.iterdir()) == []
