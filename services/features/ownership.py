@@ -117,6 +117,8 @@ class Claim:
     is_whole: bool
     base_ids: frozenset[str]
     """The base tables of which all rows of this partition are in the store."""
+    is_continued: bool = False
+    """Whether the store is where this process wrote last: nobody else has applied events since."""
 
 
 class Partitions:
@@ -148,12 +150,14 @@ class Partitions:
         topic_id, offset, saved, whole, *base_ids = ("" if cell is None else cell.decode() for cell in found)
         position = LogPosition(topic_id, partition, int(offset)) if topic_id else None
         saved_topic, _, saved_offset = saved.rpartition("/")
+        is_continued = partition in self._positions and self._positions[partition] == position
         self._positions[partition] = position
         return Claim(
             position=position,
             saved=LogPosition(saved_topic, partition, int(saved_offset)) if saved else None,
             is_whole=whole == "1",
             base_ids=frozenset(filter(None, base_ids)),
+            is_continued=is_continued,
         )
 
     def write(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from services.contracts.event_roles import EventRoles
+from services.features.ownership import Claim
 from services.features.schema import WINDOW_MS, PopularRow
 from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog
@@ -77,10 +78,11 @@ class PopularCounts:
         self._counting: dict[int, Future[PopularityCounter]] = {}
         self._given_up = threading.Event()
 
-    def own(self, partitions: Iterable[int]) -> None:
-        """Keep what was counted of these partitions, which holds all that was applied, and begin to count the others' last week."""
-        owned = set(partitions)
-        self._counts = {number: counts for number, counts in self._counts.items() if number in owned}
+    def own(self, claims: Mapping[int, Claim]) -> None:
+        """Keep what was counted of partitions that nobody else has had since: it holds all that was applied. Begin to count the others' last week."""
+        owned = set(claims)
+        kept = {number for number, claim in claims.items() if claim.is_continued}
+        self._counts = {number: counts for number, counts in self._counts.items() if number in kept}
         self._counting = {
             number: self._counting.get(number) or self._thread.submit(self._count_week, number, self._given_up)
             for number in sorted(owned - set(self._counts))

@@ -330,6 +330,21 @@ def test_a_write_needs_the_lease_and_the_position_and_the_row(features: RepoAddr
     assert claim.position is None
 
 
+def test_a_claim_names_whether_another_wrote_meanwhile(features: RepoAddress, valkey: Server) -> None:
+    """A partition claimed again is continued, unless its lease had expired and another worker applied events."""
+    owner, other = FeatureWriter(features), FeatureWriter(features)
+    client = Snapshots(valkey.port).client
+
+    first, again = owner.partitions.claim(1), owner.partitions.claim(1)
+    client.hset(KEY, "1:until_ms", 0)
+    other.partitions.claim(1)
+    other.apply_histories({LogPosition("t", 1, 7): [history_row("u", ("a",), 1)]}, {})
+    other.partitions.release()
+    after = owner.partitions.claim(1)
+
+    assert [claim and claim.is_continued for claim in (first, again, after)] == [False, True, False]
+
+
 def test_partitions_that_are_written_together_are_fenced_each_by_itself(features: RepoAddress, valkey: Server) -> None:
     """More rows than a script takes, a store that lost its scripts, then one partition owned by another: the rest are written all the same."""
     writer = FeatureWriter(features)
