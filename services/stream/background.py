@@ -20,6 +20,8 @@ from services.stream.popularity import ListedItems, PopularityCounter
 
 _COUNTING_ROUNDS = 3
 """A round counts what was logged during the one before: what is left after the last is little."""
+_CLOCK_STEP_MS = 60_000
+"""Less than a bucket of the shortest window: a clock that goes back further was set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +79,14 @@ class PopularCounts:
         self._counts: dict[int, PopularityCounter] = {}
         self._counting: dict[int, Future[PopularityCounter]] = {}
         self._given_up = threading.Event()
+        self._asked_ms = 0
 
     def own(self, claims: Mapping[int, Claim]) -> None:
         """Keep what was counted of partitions that nobody else has had since: it holds all that was applied. Begin to count the others' last week."""
         owned = set(claims)
         kept = {number for number, claim in claims.items() if claim.is_continued}
         self._counts = {number: counts for number, counts in self._counts.items() if number in kept}
-        self._counting = {
-            number: self._counting.get(number) or self._thread.submit(self._count_week, number, self._given_up)
-            for number in sorted(owned - set(self._counts))
-        }
+        self._count(owned - set(self._counts))
 
     def forget(self) -> None:
         """Drop all: another process may have applied events. The next `own` counts anew."""
@@ -110,11 +110,23 @@ class PopularCounts:
             self._counts[partition] = counts
 
     def rows(self, now_ms: int, num_items: int) -> list[PopularRow]:
-        """Return the windows of the partitions that are counted."""
+        """Return the windows of the partitions that are counted. Windows slide forward only: once the clock was set back, all are counted anew."""
+        if now_ms < self._asked_ms - _CLOCK_STEP_MS:
+            owned = {*self._counts, *self._counting}
+            self.forget()
+            self._count(owned)
+        self._asked_ms = now_ms
         return [
             PopularRow(partition=number, as_of_ms=now_ms, windows=counts.top(now_ms, num_items))
             for number, counts in self._counts.items()
         ]
+
+    def _count(self, partitions: Iterable[int]) -> None:
+        """Have the log of these partitions counted, and of no others; what is being counted goes on."""
+        self._counting = {
+            number: self._counting.get(number) or self._thread.submit(self._count_week, number, self._given_up)
+            for number in sorted(partitions)
+        }
 
     def _count_week(self, partition: int, given_up: threading.Event) -> PopularityCounter:
         """Count the offline log's last week, then what was logged meanwhile. Runs in the background thread."""

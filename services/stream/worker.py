@@ -262,7 +262,7 @@ class StreamWorker:
         before = self._published.get(row.partition)
         if before is None or before.windows != row.windows:
             return True
-        return row.as_of_ms - before.as_of_ms >= 1_000 * self._pace.popularity_at_least_every_s
+        return abs(row.as_of_ms - before.as_of_ms) >= 1_000 * self._pace.popularity_at_least_every_s
 
     def _report(self, outcome: AppliedEvents, events: Sequence[LoggedInteraction]) -> None:
         self._metrics.applied.inc(outcome.num_applied)

@@ -1,7 +1,9 @@
 """The worker's loop over a log that fails, without a broker or a store."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,13 +12,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.contracts.event_roles import DEFAULT_ROLES
 from services.contracts.events import Interaction
 from services.errors import DependencyAway
 from services.features.ownership import Claim, PartitionWrite
 from services.features.schema import LogPosition, PopularRow
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import history_limits
-from services.stream.background import Pace, Timer
+from services.stream.background import Pace, PopularCounts, Timer
 from services.stream.decode import LoggedInteraction, Record
 from services.stream.effects import Pending
 from services.stream.offline_log import OfflineLog
@@ -151,6 +154,32 @@ def test_a_lost_consumer_costs_no_second_count_of_the_week(tmp_path: Path, is_co
 
     assert len(writer.written) == 3
     assert (log.num_reads == 1) is is_continued
+
+
+def test_popularity_is_counted_anew_when_the_clock_was_set_back(tmp_path: Path) -> None:
+    """A clock that ran ahead empties the windows; right again, they hold the events of before, those that are not logged yet too."""
+    now_ms = time.time_ns() // 1_000_000
+    clicks = [
+        LoggedInteraction(
+            Interaction(event_id=user_id, user_id=user_id, item_id="i", event_time_ms=now_ms),
+            LogPosition("t", 0, offset),
+        )
+        for offset, user_id in enumerate("ab")
+    ]
+    log = OfflineLog(tmp_path)
+    log.append(clicks[:1])
+    with ThreadPoolExecutor(1) as thread:
+        counts = PopularCounts(log, ListedItems(("i",)), DEFAULT_ROLES, thread)
+
+        def counted(at_ms: int) -> list[int]:
+            thread.submit(int).result()  # what was submitted before is done
+            counts.adopt({0: clicks[1:]})
+            return [sum(row.windows["1h"].counts) for row in counts.rows(at_ms, 10)]
+
+        counts.own({0: Claim(None, None, True, frozenset())})
+        seen = [counted(now_ms), counted(now_ms + 10 * 86_400_000), counted(now_ms), counted(now_ms)]
+
+    assert seen == [[2], [0], [], [2]]
 
 
 @pytest.mark.parametrize(("at_least_every_s", "num_written"), [(3_600.0, 1), (0.0, 1 + NUM_POLLS)])
