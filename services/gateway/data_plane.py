@@ -139,6 +139,11 @@ class DataPlane:
         log.info("recorded", request_id=request_id, door=door, num_events=len(event_ids))
         return event_ids
 
+    @property
+    def max_events_per_request(self) -> int:
+        """How many events one request may hold."""
+        return self._record.max_events
+
     def events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
         """Record that a request to record events got an error."""
         self._metrics.events_refused(door, code)

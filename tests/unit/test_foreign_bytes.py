@@ -183,7 +183,8 @@ PARSERS = {
         lambda body: rpc.parse_recommend(body, MAX_BYTES, "r", None), lambda _: mutations_of(rpc_request())
     ),
     "gRPC events": Parser(
-        lambda body: check_events(rpc.parse_events(body, MAX_BYTES), 500, NOW_MS), lambda _: mutations_of(rpc_events())
+        lambda body: check_events(rpc.parse_events(body, MAX_BYTES, 500), 500, NOW_MS),
+        lambda _: mutations_of(rpc_events()),
     ),
     "REST recommend": Parser(lambda body: rest.parse_recommend(body, "r", None), of_json(ASKED)),
     "REST events": Parser(

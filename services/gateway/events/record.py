@@ -31,8 +31,8 @@ class RecordEvents:
     """Checks and records events."""
 
     def __init__(self, log: EventLog, max_events: int, wall_clock: Callable[[], float] = time.time) -> None:
+        self.max_events = max_events
         self._log = log
-        self._max_events = max_events
         self._wall_clock = wall_clock
 
     async def __call__(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
@@ -41,20 +41,25 @@ class RecordEvents:
         Raises InvalidRequest naming the event and the field before anything is sent; DependencyAway or Overloaded when
         the broker has not acknowledged all of them.
         """
-        events = check_events(drafts, self._max_events, now_ms=int(self._wall_clock() * 1_000))
+        events = check_events(drafts, self.max_events, now_ms=int(self._wall_clock() * 1_000))
         await self._log.record([(event.key, event.encode()) for event in events])
         return tuple(event.event_id for event in events)
 
 
 def check_events(drafts: Sequence[Draft], max_events: int, now_ms: int) -> tuple[Interaction, ...]:
     """Return the drafts as interactions. Raises InvalidRequest, its field prefixed by the event's place: `events[3].item_id`."""
-    if not drafts:
-        raise InvalidRequest("events", "empty", "send at least one event")
-    if len(drafts) > max_events:
-        raise InvalidRequest("events", f"{len(drafts)} entries", f"send at most {max_events} per request")
+    check_num_events(len(drafts), max_events)
     events = tuple(_checked(place, draft, now_ms) for place, draft in enumerate(drafts))
     _refuse_duplicates(events)
     return events
+
+
+def check_num_events(num_events: int, max_events: int) -> None:
+    """Refuse a request without events, or with too many. Raises InvalidRequest."""
+    if not num_events:
+        raise InvalidRequest("events", "empty", "send at least one event")
+    if num_events > max_events:
+        raise InvalidRequest("events", f"{num_events} entries", f"send at most {max_events} per request")
 
 
 def _checked(place: int, draft: Draft, now_ms: int) -> Interaction:

@@ -59,7 +59,8 @@ class RpcDoor:
         plane = self._plane()
 
         async def handle(call: Call, _: dict[str, str]) -> pb.RecordEventsResponse:
-            event_ids = await plane.record(parse_events(request, self._max_body_bytes), DOOR, call.request_id)
+            drafts = parse_events(request, self._max_body_bytes, plane.max_events_per_request)
+            event_ids = await plane.record(drafts, DOOR, call.request_id)
             return pb.RecordEventsResponse(accepted=len(event_ids), event_ids=event_ids)
 
         refused = plane.events_refused

@@ -7,6 +7,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.contracts import recommend_pb2 as pb
+from services.errors import InvalidRequest
+from services.gateway.grpc.schema import parse_events
 from tests.unit.gateway.clients import RpcClient
 from tests.unit.gateway.world import World
 
@@ -23,8 +25,9 @@ def _with_unknown(message: Any) -> bytes:
         (b"\x0a\x02\xff\xff", "body"),
         (_with_unknown(pb.RecommendRequest(user_id="u")), "#77"),
         (pb.RecommendRequest(user_id="u").SerializeToString() + b"\x32\x03" + bytes([0xE8, 0x04, 0x01]), "filters.#77"),
+        (_with_unknown(pb.RecommendRequest(user_id="u")) + b"\xe8\x04\x01" * 4_000, "body"),
     ],
-    ids=["malformed", "bad UTF-8", "unknown field", "unknown field inside"],
+    ids=["malformed", "bad UTF-8", "unknown field", "unknown field inside", "full of unknown fields"],
 )
 async def test_what_the_schema_does_not_know_is_refused_by_place(rpc: RpcClient, body: bytes, field: str) -> None:
     """Raw bytes reach the door, so even a malformed message gets our own refusal."""
@@ -42,6 +45,17 @@ async def test_an_unknown_field_in_an_event_is_refused_by_place(rpc: RpcClient, 
 
     assert (reply.code, reply.field) == ("invalid_request", "events[0].#77")
     assert world.events.records == []
+
+
+async def test_events_are_counted_before_each_is_read(world: World) -> None:
+    """A body has room for half a million empty events, and reading each takes a second of the event loop."""
+    body = _with_unknown(pb.RecordEventsRequest(events=[pb.Interaction()] * 51))
+    max_events = world.plane.max_events_per_request
+
+    with pytest.raises(InvalidRequest) as refused:
+        parse_events(body, len(body), max_events)
+
+    assert (max_events, refused.value.field, refused.value.problem) == (50, "events", "51 entries")
 
 
 async def test_health_of_an_unknown_service_is_not_found(rpc: RpcClient) -> None:
