@@ -103,13 +103,25 @@ def _refuse_other_sites(headers: Mapping[str, str]) -> None:
     fix = "use the console's own page, or no browser"
     if site not in (None, "same-origin", "none"):
         raise InvalidRequest("sec-fetch-site", f"a page of another site ({site})", fix)
-    if site is None and origin is not None and urlsplit(origin).netloc != headers.get("host"):
+    if site is None and origin is not None and _place_of(origin) != headers.get("host"):
         raise InvalidRequest("origin", f"a page of another site ({origin})", fix)
 
 
 def _name_of(host: str) -> str:
-    """Return a `Host` header's name without its port, in lower case."""
-    return (urlsplit(f"//{host}").hostname or host).rstrip(".").lower()
+    """Return a `Host` header's name without its port, in lower case; a malformed one unchanged."""
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:  # brackets that hold no address
+        name = None
+    return (name or host).rstrip(".").lower()
+
+
+def _place_of(origin: str) -> str | None:
+    """Return an `Origin` header's host and port; None for a malformed one."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _is_address(name: str) -> bool:

@@ -34,6 +34,9 @@ def test_a_name_that_is_not_ours_is_refused(scope: Scope) -> None:
         "shop.internal.evil",
         "x:y:z",
         "",
+        "[",
+        "[::1",
+        "[localhost]",
     ]
 
     assert [host for host in ours if refused_field(scope, host=host)] == []
@@ -49,6 +52,7 @@ def test_a_name_that_is_not_ours_is_refused(scope: Scope) -> None:
         ({"origin": "http://evil.example"}, "origin"),
         ({"origin": "http://localhost:8001"}, "origin"),
         ({"origin": "null"}, "origin"),
+        ({"origin": "http://["}, "origin"),
         ({"origin": f"https://{HERE}"}, None),
         ({"sec_fetch_site": "same-origin", "origin": f"http://{HERE}"}, None),
         ({"sec_fetch_site": "none"}, None),
