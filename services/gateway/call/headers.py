@@ -17,6 +17,7 @@ EDGE_ARRIVED_MS, EDGE_IN_FLIGHT, EDGE_LIMIT = "x-edge-arrived-ms", "x-edge-in-fl
 """The edge's clock and count on a request, and the gateway's limit on an answer; the edge lets none of them pass from or to a caller."""
 
 _MAX_DIGITS = 9
+_MAX_MARK_DIGITS = 15
 
 
 def retry_after(seconds: float) -> str:
@@ -71,9 +72,8 @@ class Call:
         return {REQUEST_ID: self.request_id} if self.request_id.isascii() else {}
 
 
-def request_id_from(headers: Mapping[str, str]) -> str:
-    """Return the caller's request id, or a new one. Raises InvalidRequest. Header names are lower case."""
-    request_id = headers.get(REQUEST_ID)
+def request_id_from(request_id: str | None) -> str:
+    """Return the request id of a caller's header, or a new one without it. Raises InvalidRequest."""
     if request_id is None:
         return new_request_id()
     check_id(REQUEST_ID, request_id)
@@ -93,9 +93,13 @@ def deadline_ms_from(headers: Mapping[str, str]) -> int | None:
 def edge_mark_from(headers: Mapping[str, str]) -> EdgeMark | None:
     """Return what the edge wrote; None where the request did not come through it."""
     stamp_ms, num_in_flight = headers.get(EDGE_ARRIVED_MS, ""), headers.get(EDGE_IN_FLIGHT, "")
-    if not (stamp_ms.isdecimal() and num_in_flight.isdecimal()):
+    if not (_is_count(stamp_ms) and _is_count(num_in_flight)):
         return None
     return EdgeMark(int(stamp_ms), int(num_in_flight))
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_MARK_DIGITS
 
 
 def new_request_id() -> str:

@@ -29,7 +29,7 @@ from services.errors import (
     as_tailrace_error,
 )
 from services.gateway.access.authorize import Access
-from services.gateway.call.headers import Call, new_request_id, request_id_from, retry_after
+from services.gateway.call.headers import REQUEST_ID, Call, new_request_id, request_id_from, retry_after
 from services.gateway.call.openapi import openapi_document
 from services.gateway.call.operation import JSON, ErrorFormat, Operation
 from services.observability.tracing import Tracing, note_failure
@@ -157,7 +157,7 @@ class _Endpoint:
         """
         call, who, outcome = Call(new_request_id()), _NOBODY, "gone"
         try:
-            call.request_id = request_id_from(http.headers)
+            call.request_id = _request_id(http)
             await self._app.access.authorize(call, http.headers, scope)
             who = call.admitted.key_id
             response = await self._handler(http, call)
@@ -228,8 +228,17 @@ def field_path(location: Iterable[int | str]) -> str:
     return path.removeprefix(".")
 
 
+def _request_id(http: Request) -> str:
+    """Return the caller's request id, or a new one. Raises InvalidRequest. Starlette reads headers as Latin-1, ids are UTF-8."""
+    sent = http.headers.get(REQUEST_ID)
+    try:
+        return request_id_from(None if sent is None else sent.encode("latin-1").decode())
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(REQUEST_ID, "not UTF-8", "send UTF-8") from error
+
+
 def _request_id_or_new(http: Request) -> str:
     """Return the caller's request id, or a new one in the place of none and of a malformed one."""
     with contextlib.suppress(InvalidRequest):
-        return request_id_from(http.headers)
+        return _request_id(http)
     return new_request_id()

@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind
 from services.contracts.access import Scope
 from services.errors import ErrorKind, TailraceError, as_tailrace_error
 from services.gateway.access.authorize import Access
-from services.gateway.call.headers import Call, new_request_id, request_id_from, retry_after
+from services.gateway.call.headers import REQUEST_ID, Call, new_request_id, request_id_from, retry_after
 from services.observability.tracing import Tracing, note, note_failure
 
 log = structlog.get_logger()
@@ -85,7 +85,7 @@ async def guarded(
     trailers: list[tuple[str, str | bytes]] = []
     try:
         headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-        call.request_id = request_id_from(headers)
+        call.request_id = request_id_from(headers.get(REQUEST_ID))
         await access.authorize(call, headers, scope)
         response = await handler(call, headers)
     except Exception as error:

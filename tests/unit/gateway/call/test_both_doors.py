@@ -237,6 +237,14 @@ async def test_a_request_that_waited_at_the_edge_past_its_deadline_is_refused(do
     assert len(world.llm.requests) == 1
 
 
+@pytest.mark.parametrize("stamp", ["", "-1", "1e3", "9" * 5_000])
+async def test_a_mark_that_is_no_number_of_the_edge_s_is_ignored(door: Door, stamp: str) -> None:
+    """The request counts as one that did not come through the edge."""
+    reply = await door.recommend({"user_id": "long"}, {"x-edge-arrived-ms": stamp, "x-edge-in-flight": "1"})
+
+    assert reply.code == "ok"
+
+
 async def test_an_upload_slower_than_its_deadline_is_answered(rest: RestClient) -> None:
     """Without the edge's stamp the wait for the caller's own bytes is no reason to refuse."""
 

@@ -159,3 +159,13 @@ async def test_the_docs_page_loads_nothing_from_elsewhere(rest: RestClient) -> N
     body = spec["paths"][RECOMMEND]["post"]["requestBody"]["content"]["application/json"]
     assert body["examples"]["example 1"]["value"]["user_id"]
     assert "http" not in page.replace("<!doctype html>", "").replace("<html", "")
+
+
+@pytest.mark.parametrize(("sent", "field"), [("Grüße".encode(), None), (b"Gr\xfc\xdfe", "x-request-id")])
+async def test_a_request_id_is_utf_8(rest: RestClient, sent: bytes, field: str | None) -> None:
+    """The id that comes back is the one that was sent, letter for letter; other bytes are refused."""
+    answer = await rest.http.post(RECOMMEND, json={"user_id": "long"}, headers={b"x-request-id": sent})
+
+    body = answer.json()
+    assert body.get("request_id", "") == ("Grüße" if field is None else "")
+    assert body.get("error", {}).get("field") == field
