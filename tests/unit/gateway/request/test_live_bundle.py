@@ -65,3 +65,13 @@ async def test_a_manifest_with_bad_metrics_does_not_stop_the_follower(tmp_path: 
     await live.stop()
 
     assert kept == "v1"
+
+
+async def test_a_bundle_is_live_with_its_tables_made(tmp_path: Path) -> None:
+    """The tables of ids and categories take half a second at a million items, which no request may wait for."""
+    root = tmp_path / "bundles"
+    publish(root, "v1", catalogue_of())
+    live, _ = follower(root)
+    await live.refresh()
+
+    assert {"index_of", "_items_by_category"} <= vars(live.current().catalogue).keys()
