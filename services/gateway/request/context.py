@@ -46,6 +46,7 @@ class StageTimer:
         self._arrived_s = arrived_s
         self._parent = here()
         self._spent: dict[str, tuple[float, float]] = {}
+        """Copied where it is read: a student that ran out of time ends in its thread, and adds its stage at any moment."""
 
     @contextmanager
     def measure(self, stage: str, kind: SpanKind = SpanKind.INTERNAL) -> Iterator[Span]:
@@ -59,11 +60,13 @@ class StageTimer:
 
     def as_ms(self) -> dict[str, float]:
         """Return the milliseconds of each stage measured so far, to the microsecond."""
-        return {stage: round(seconds * 1_000, 3) for stage, (_, seconds) in self._spent.items()}
+        return {stage: round(seconds * 1_000, 3) for stage, (_, seconds) in self._spent.copy().items()}
 
     def raw(self) -> list[tuple[str, float, float]]:
         """Return (stage, seconds from arrival to its beginning, seconds) for each stage measured so far."""
-        return [(stage, started_s - self._arrived_s, seconds) for stage, (started_s, seconds) in self._spent.items()]
+        return [
+            (stage, started_s - self._arrived_s, seconds) for stage, (started_s, seconds) in self._spent.copy().items()
+        ]
 
 
 @dataclass(frozen=True, slots=True)
