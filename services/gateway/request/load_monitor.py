@@ -112,7 +112,7 @@ class Turns:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._numbers = count()
-        self._by_rank: list[tuple[Priority, float, int, asyncio.Future[bool]]] = []
+        self._by_rank: list[tuple[Priority, float, int, float, asyncio.Future[bool]]] = []
         self._by_late: list[tuple[float, int, asyncio.Future[bool]]] = []
         self._num_waiting = 0
         self._is_armed = False
@@ -132,7 +132,7 @@ class Turns:
             self._arm()
             return self._turned_s < late_s
         number, may_begin = next(self._numbers), asyncio.get_running_loop().create_future()
-        heapq.heappush(self._by_rank, (priority, -deadline.arrived_s, number, may_begin))
+        heapq.heappush(self._by_rank, (priority, -deadline.arrived_s, number, late_s, may_begin))
         heapq.heappush(self._by_late, (late_s, number, may_begin))
         self._num_waiting += 1
         try:
@@ -153,9 +153,9 @@ class Turns:
         self._turn_s += _NEWEST_WEIGHT * (lasted_s - self._turn_s)
         self._release_late(now_s)
         while self._by_rank:
-            may_begin = heapq.heappop(self._by_rank)[-1]
+            *_, late_s, may_begin = heapq.heappop(self._by_rank)
             if not may_begin.done():
-                may_begin.set_result(True)
+                may_begin.set_result(now_s < late_s)
                 self._arm()
                 return
         self._by_late.clear()
