@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar
 from urllib.parse import quote
 
+from tailrace_client.retry import TailraceError
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -78,6 +80,7 @@ class Explanation:
     num_attempts: int = 1
 
 
+_EMPTY = "empty, so nothing could be shown"
 _READ = frozenset(Recommendation.__slots__) - {"items", "num_attempts"}
 
 
@@ -131,12 +134,19 @@ class Call(Generic[A]):
 
 
 def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recommendation]:
-    """Build the call. Raises TypeError for an option that does not exist."""
+    """Build the call. Raises TypeError for an option that does not exist, TailraceError for an empty filter.
+
+    A message over gRPC cannot tell an empty filter from none, and the server would show everything.
+    """
     if unknown := options.keys() - RecommendOptions.__annotations__.keys():
         raise TypeError(f"recommend has no option {', '.join(sorted(unknown))}")
     request_id = options.get("request_id") or uuid.uuid4().hex
     fields = {name: list(value) if isinstance(value, (tuple, set)) else value for name, value in options.items()}
     filters = {name: fields.pop(name) for name in ("categories", "allowed_item_ids") if name in fields}
+    if empty := next((name for name, values in filters.items() if not values), None):
+        fix = "leave it out, or name at least one"
+        field = f"filters.{empty}"
+        raise TailraceError("invalid_request", _EMPTY, field=field, fix=fix, request_id=request_id, num_attempts=0)
     fields |= {"request_id": request_id}
     fields |= {"filters": filters} if filters else {}
     fields |= {} if user_id is None else {"user_id": user_id}

@@ -38,6 +38,7 @@ class TailraceError(Exception):
         fix: str | None = None,
         retry_after_s: float | None = None,
         request_id: str | None = None,
+        num_attempts: int = 1,
     ) -> None:
         where = f"{field}: " if field else ""
         what = f"; {fix}" if fix else ""
@@ -48,7 +49,7 @@ class TailraceError(Exception):
         self.fix = fix
         self.retry_after_s = retry_after_s
         self.request_id = request_id
-        self.num_attempts = 1
+        self.num_attempts = num_attempts
 
 
 def late() -> TailraceError:

@@ -116,13 +116,17 @@ def _metadata(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tuple[Any, Any, float]:
-    """Return the method, its message and its timeout."""
+    """Return the method, its message and its timeout. Raises TailraceError."""
     if call.method is None:
         raise ValueError("the gRPC door has no explanations; make a client of the http:// address for them")
     now_s = time.monotonic()
     timeout_s = attempts.left_s(now_s)
     fields = call.with_deadline(attempts.server_deadline_ms(now_s))
-    return methods[call.method], _METHODS[call.method][0](**fields), timeout_s
+    try:
+        message = _METHODS[call.method][0](**fields)
+    except (TypeError, ValueError) as error:  # a value that no message holds, such as a number beyond 32 bits
+        raise TailraceError("invalid_request", str(error), request_id=call.request_id) from error
+    return methods[call.method], message, timeout_s
 
 
 def _refusal(error: Any, request_id: str | None) -> TailraceError:
@@ -146,7 +150,8 @@ def _details(details: Sequence[Any]) -> dict[str, Any]:
         match detail.type_url.rpartition("/")[2]:
             case "google.rpc.ErrorInfo":
                 info = _ErrorInfo.FromString(detail.value)
-                found |= {"code": info.reason.lower(), **info.metadata}
+                known = {name: info.metadata[name] for name in ("message", "fix") if name in info.metadata}
+                found |= {"code": info.reason.lower(), **known}
             case "google.rpc.BadRequest":
                 found["field"] = _BadRequest.FromString(detail.value).field_violations[0].field
             case "google.rpc.RetryInfo":

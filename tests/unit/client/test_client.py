@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from benchmarks.faults.tcp_proxy import TcpProxy, Wire
 from services.contracts.access import Scope
@@ -21,6 +22,7 @@ from services.gateway.access.shared_rates import SharedRates
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.gateway.rest.door import create_rest_app
 from tailrace_client import AsyncClient, Client, Event, Explanation, Recommendation, TailraceError
+from tailrace_client.rpc import _refusal as refusal_of
 from tests.support.gateway.keys import stored_key
 from tests.support.servers import HOST, free_port
 from tests.support.wait import until
@@ -122,6 +124,8 @@ async def test_errors_are_the_same_over_both_doors(case: Case) -> None:
             await nobody.recommend("long")
     with pytest.raises(TypeError, match="no option number"):
         await case.client.recommend("long", number=3)
+    with pytest.raises(TailraceError) as huge:
+        await case.client.recommend("long", k=2**40)
 
     refused = wrong.value
     assert (refused.code, refused.field, refused.fix) == ("invalid_request", "k", "send 1 to 2000")
@@ -130,6 +134,17 @@ async def test_errors_are_the_same_over_both_doors(case: Case) -> None:
     assert (busy.value.code, busy.value.retry_after_s, busy.value.num_attempts) == ("overloaded", 2.0, 1)
     assert (away.value.code, away.value.retry_after_s, away.value.num_attempts) == ("dependency_away", 2.0, 1)
     assert unknown.value.code == "unauthenticated"
+    assert huge.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize("name", ["categories", "allowed_item_ids"])
+async def test_an_empty_filter_is_refused_and_never_sent(case: Case, name: str) -> None:
+    """Over gRPC an empty list is an absent one: a filter that nothing passes would let everything pass."""
+    with pytest.raises(TailraceError) as refused:
+        await case.client.recommend("long", **{name: []})
+
+    assert (refused.value.code, refused.value.field) == ("invalid_request", f"filters.{name}")
+    assert refused.value.num_attempts == 0
 
 
 async def test_an_answer_is_explained_over_rest(case: Case) -> None:
@@ -196,3 +211,20 @@ def test_a_wrong_address_is_refused_at_once(address: str) -> None:
     """With the form that is right."""
     with pytest.raises(ValueError, match=r"address: .* send such as http://HOST:8000"):
         Client(address)
+
+
+def test_details_of_another_server_s_error_are_no_failure() -> None:
+    """A proxy in front, or a newer server, may say more with its code: what is not known is left out."""
+    status = status_pb2.Status()
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="BUSY", metadata={"service": "a", "fix": "wait"}))
+
+    class Refused(grpc.RpcError):
+        """A call's error."""
+
+        code = staticmethod(lambda: grpc.StatusCode.UNAVAILABLE)
+        details = staticmethod(lambda: "no backend")
+        trailing_metadata = staticmethod(lambda: (("grpc-status-details-bin", status.SerializeToString()),))
+
+    error = refusal_of(Refused(), "r")
+
+    assert (error.code, error.message, error.fix, error.request_id) == ("busy", "no backend", "wait", "r")
