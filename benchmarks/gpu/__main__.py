@@ -11,6 +11,8 @@ interpreter.
 import argparse
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -102,20 +104,29 @@ def run(step: Step, out: Path, *, interpreted: bool) -> Ended:
     """Run one step to its end or to its limit, with its output in a file."""
     began_s = time.monotonic()
     variables = ("TRITON_INTERPRET=1", "OMP_NUM_THREADS=1") if interpreted else ()
+    limit_s = step.limit_s * (_SLOWER if interpreted else 1)
     with (out / f"{step.name}.txt").open("w") as output:
-        try:
-            done = subprocess.run(
-                ("/usr/bin/env", *variables, *step.command),
-                cwd=ROOT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=step.limit_s * (_SLOWER if interpreted else 1),
-                check=False,
-            )
-            code = done.returncode
-        except subprocess.TimeoutExpired:
-            code = None
+        process = subprocess.Popen(
+            ("/usr/bin/env", *variables, *step.command),
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+        code = _code_within(limit_s, process)
     return Ended(step.name, " ".join(step.command), code, time.monotonic() - began_s)
+
+
+def _code_within(limit_s: int, process: subprocess.Popen[bytes]) -> int | None:
+    """Wait for a process; None at the limit. It is then killed with those that it started, which would keep the card's memory."""
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 if __name__ == "__main__":

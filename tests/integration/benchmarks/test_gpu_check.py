@@ -1,5 +1,6 @@
 """`make gpu-check` at its smallest, on a CPU: what runs first on a card fails there for reasons of the card alone."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.engine.cases import PRODUCT, shape_cases
-from benchmarks.gpu.__main__ import steps
+from benchmarks.gpu.__main__ import Step, run, steps
 from services.llm.ranking.deployment import engine_config
 from services.settings.settings import Settings
 
@@ -44,6 +45,37 @@ def test_it_takes_at_most_25_minutes(tmp_path: Path) -> None:
     assert {"oracle", "tests", "kernel-tests", "engine-benchmark", "engine-product", "swap", "profile"} < {
         step.name for step in planned
     }
+
+
+def test_a_step_at_its_limit_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    """The engine benchmark's engines are processes of their own: one that hangs must not keep the card's memory from the next step."""
+    locked = tmp_path / "locked"
+    locked.touch()
+    child = f"import fcntl, time; file = open({str(locked)!r}); fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+
+    ended = run(Step("hangs", (sys.executable, "-c", parent), 4), tmp_path, interpreted=False)
+
+    assert ended.code is None
+    assert (tmp_path / "hangs.txt").read_text() == "held\n"
+    with locked.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_the_kernels_tests_pass_with_the_card_s_configuration(tmp_path: Path) -> None:
+    """It loads no conftest.py, so no profile of hypothesis: an example that compiles a kernel takes longer than its default deadline."""
+    command = next(step.command for step in steps(tmp_path, tiny=False) if step.name == "kernel-tests")
+
+    done = subprocess.run(
+        ["/usr/bin/env", "TRITON_INTERPRET=1", *command, "-k", "test_norms"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_product_s_settings_are_measured() -> None:
