@@ -11,7 +11,7 @@
 This is the fence of every write: a script writes rows only while the lease is this process's own and the position is the one that this
 process wrote last, and moves the position in the same step. Redis keeps, replicates and restores steps in order, so the position of a store that
 was emptied, failed over or restored is exactly how far its rows are, and whoever owns the partition notices at the next write.
-Time is the store's own, so clocks of machines do not matter.
+Time is the store's own, so clocks of machines do not matter. A lease that would last longer than any is of before that clock was set back, and over.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,8 @@ local p, lease, owner, lease_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local held = redis.call('HMGET', KEYS[1], p..':lease', p..':until_ms', p..':owner')
-if held[1] and held[1] ~= lease and tonumber(held[2]) > now_ms then return {held[3]} end
+local left_ms = tonumber(held[2] or 0) - now_ms
+if held[1] and held[1] ~= lease and left_ms > 0 and left_ms <= lease_ms then return {held[3]} end
 redis.call('HSET', KEYS[1], p..':lease', lease, p..':owner', owner, p..':until_ms', now_ms + lease_ms)
 return redis.call('HMGET', KEYS[1], p..':topic_id', p..':offset', p..':saved', p..':whole', p..':base', 'base')
 """

@@ -330,6 +330,17 @@ def test_a_write_needs_the_lease_and_the_position_and_the_row(features: RepoAddr
     assert claim.position is None
 
 
+def test_a_lease_of_before_the_clock_was_set_back_is_over(features: RepoAddress, valkey: Server) -> None:
+    """The machine lost power and came back an hour earlier: a dead worker's lease holds nobody up for that hour."""
+    dead, next_one = FeatureWriter(features), FeatureWriter(features)
+    client = Snapshots(valkey.port).client
+    dead.partitions.claim(1)
+
+    assert next_one.partitions.claim(1) is None
+    client.hincrby(KEY, "1:until_ms", 3_600_000)
+    assert next_one.partitions.claim(1) is not None
+
+
 def test_a_claim_names_whether_another_wrote_meanwhile(features: RepoAddress, valkey: Server) -> None:
     """A partition claimed again is continued, unless its lease had expired and another worker applied events."""
     owner, other = FeatureWriter(features), FeatureWriter(features)
