@@ -221,6 +221,18 @@ def test_validation_stops_at_the_first_faults(route: str, fields: dict[str, Any]
     assert cause is None or (isinstance(cause, ValidationError) and cause.error_count() < 10)
 
 
+@pytest.mark.parametrize("place", ["stream_options", "response_format"])
+def test_an_object_full_of_unknown_fields_is_refused_as_a_body(place: str) -> None:
+    """To list each of them would block the event loop; of a few the first is named."""
+    refused = []
+    for num_fields in (2, 2_001):
+        with pytest.raises(InvalidRequest) as refusal:
+            parsed(CHAT, **{place: {f"colour{number}": 1 for number in range(num_fields)}})
+        refused.append(refusal.value.field)
+
+    assert refused == [f"{place}.colour0", "body"]
+
+
 @pytest.mark.parametrize(
     ("methods", "kind"), [(ChatCompletions, ChatBody), (Completions, CompletionBody)], ids=["chat", "completions"]
 )
