@@ -121,6 +121,18 @@ def test_the_stand_in_refuses_what_a_graph_cannot_replay(change: str, message: s
         recording.replay()
 
 
+def test_the_stand_in_spoils_what_a_replay_read() -> None:
+    """A step that does not write all its inputs again computes from other numbers than those of the step before."""
+    inputs = [torch.ones(2)]
+    recording = ReplayingDevice().capture(lambda: (torch.neg(inputs[0]),), inputs)
+    inputs[0].fill_(4.0)
+    recording.replay()
+
+    recording.replay()
+
+    assert recording.outputs[0].tolist() == [-1e9, -1e9]
+
+
 def test_sizes_round_up_to_powers_of_two_and_the_largest() -> None:
     """Every count up to the largest has a size less than twice its own."""
     assert [sizes_up_to(largest) for largest in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
