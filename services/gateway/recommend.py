@@ -198,16 +198,22 @@ class Recommend:
         return decided, results
 
     async def _run(self, tier: Tier, context: RequestContext) -> dict[Tier, TierResult]:
-        """Run one tier. A remote tier's fallback ranks beside it, so that a late answer costs no time."""
+        """Run one tier. A remote tier's fallback ranks beside it, so that a late answer costs no time; it is awaited only if it is needed."""
         started = self._tiers[tier].rank(context)
         if not isinstance(started, asyncio.Task):
             return {tier: started}
+        fallback: asyncio.Task[dict[Tier, TierResult]] | None = None
         try:
             await asyncio.sleep(0)  # the request leaves before the fallback, below, occupies this thread
-            results = await self._run(policy.FALLBACKS[tier], context)
-            return results | {tier: await started}
+            fallback = asyncio.create_task(self._run(policy.FALLBACKS[tier], context))
+            result = await started
+            is_enough = result.ranking is not None and len(result.ranking.indices) >= context.num_wanted
+            others = {} if is_enough and not fallback.done() else await fallback
+            return others | {tier: result}
         finally:
             started.cancel()
+            if fallback is not None:
+                fallback.cancel()
 
     def _in_order(self, context: RequestContext, results: Mapping[Tier, TierResult]) -> Iterator[ItemRanking]:
         """Yield the rankings in the order in which they fill the answer; popularity is ranked only if it is needed."""

@@ -51,3 +51,16 @@ async def test_a_request_does_not_wait_for_the_thread_beyond_its_deadline(
     answered.set()
 
     assert (answer.tier, answer.reason) == (Tier.POPULAR, Reason.STUDENT_FAILED)
+
+
+async def test_the_llm_s_answer_does_not_wait_for_the_thread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The student is the LLM's fallback: where the LLM has all items, a thread that others keep busy delays nothing."""
+    answered = threading.Event()
+    monkeypatch.setattr(FakeStudent, "rank", lambda *_: answered.wait(60))
+    monkeypatch.setattr(student, "_MAX_ITEMS_ON_THE_LOOP", 0)
+
+    answer = await world.recommend("long", k=3, deadline_ms=5_000)
+    answered.set()
+
+    assert answer.tier is Tier.LLM
+    assert answer.stages_ms["rank"] < 2_000
