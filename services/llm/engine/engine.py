@@ -273,8 +273,10 @@ class Engine:
         if plan.is_empty:
             return
         self.memory.order(self.stream)
-        running = self._runner.submit(plan)
-        self.stream.mark()
+        try:
+            running = self._runner.submit(plan)
+        finally:  # also after a failure: what it has started may still run when `close` frees the blocks
+            self.stream.mark()
         size = StepSize(plan.num_batched_tokens, plan.num_requests, plan.num_beam_rows)
         self._started = _Started(running, size, self._costs.of(plan))
         with self.memory.lock:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
+from services.llm.engine.forward.runner import RunningStep
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome
+from services.llm.engine.schedule.plan import StepPlan
 from tests.support.engine.engine_scripts import assert_same_answer
 from tests.support.engine.engines import SMALL, build_decoder, build_items, drain
 
@@ -134,3 +136,21 @@ def test_a_step_follows_what_the_other_engine_started(monkeypatch: pytest.Monkey
     wanted = [("follow", (old.stream, (new.stream,))), ("mark", old.stream)] * 3 + [("free", None)]
     wanted += [("follow", (new.stream, (old.stream,))), ("mark", new.stream)] * 3 + [("free", None)]
     assert OrderedStream.log == wanted
+
+
+def test_a_step_that_fails_while_it_is_started_is_followed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has started before it failed may still run when its engine gives the blocks back."""
+    monkeypatch.setattr("services.llm.engine.engine.DeviceStream", OrderedStream)
+    monkeypatch.setattr(OrderedStream, "log", [])
+    failing = build(0)
+
+    def fail(plan: StepPlan) -> RunningStep:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(failing._runner, "submit", fail)
+    add(failing, "0", "rank", 3)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        failing.step(0.0)
+
+    assert OrderedStream.log[-1] == ("mark", failing.stream)
