@@ -1,1 +1,1 @@
-"""The ranking deployment and the handle to it."""
+"""The ranking deployment."""

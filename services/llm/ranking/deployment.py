@@ -1,7 +1,7 @@
 """The LLM as a Ray Serve deployment: rank requests in, results or refusals out, with one engine for the live bundle.
 
 It checks versions and deadlines; order and admission belong to the engine, and the router decides what a refusal means to
-the user. Requests of one user go to one replica: see `services.llm.ranking.handle`.
+the user. Requests of one user go to one replica: see `services.llm.serving.affinity_router`.
 """
 
 import gc

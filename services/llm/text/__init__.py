@@ -1,1 +1,1 @@
-"""The text deployment and the handle to it."""
+"""The text deployment."""

@@ -1,4 +1,4 @@
-"""SamplingParams parameters of a text request and the token that sampling returns. Names and meaning are vLLM's and OpenAI's. No torch."""
+"""The sampling parameters of a text request and the token that sampling returns. Names and meaning are vLLM's and OpenAI's. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
