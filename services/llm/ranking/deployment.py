@@ -20,7 +20,7 @@ from ray.serve.exceptions import RayServeException
 from models.bundle_follower import BundleFollower
 from models.registry import Bundle, BundleStore
 from services.contracts.rank import RankRequest
-from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, TailraceError
+from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyAway, TailraceError
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.engine.kv.memory import KvMemory
@@ -31,6 +31,7 @@ from services.llm.serving.card import KvPoolSize, check_support, open_card
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.reply import Reply, refusal_of
+from services.llm.serving.streams import Ended
 from services.observability.metrics import EngineMetrics, ProcessMetrics, configure_logging
 from services.observability.tracing import note, note_failure, open_tracing
 from services.settings.settings import Settings
@@ -134,7 +135,7 @@ class LlmDeployment:
             if request.bundle_version != running.bundle.version:
                 raise BundleMismatch(request.bundle_version, running.bundle.version)
             deadline_s = time.monotonic() + request.budget_ms / 1_000
-            ended = await running.thread.run_request(running.bundle.engine_call(request, deadline_s))
+            ended = await self._run(running, request, deadline_s)
             record_spans(ended)
             if ended.outcome.status is not Status.DONE:
                 raise DeadlineExceeded("llm")
@@ -142,6 +143,15 @@ class LlmDeployment:
         except TailraceError as error:
             note_failure(type(error).__name__, is_ours=True)
             return refusal_of(error)
+
+    async def _run(self, running: RunningBundle, request: RankRequest, deadline_s: float) -> Ended:
+        try:
+            return await running.thread.run_request(running.bundle.engine_call(request, deadline_s))
+        except DependencyAway:
+            live = self._live.current()
+            if live is running:
+                raise
+            raise BundleMismatch(request.bundle_version, live.bundle.version) from None  # its thread ended meanwhile
 
     def check_health(self) -> None:
         """Ray Serve's health check: raises when the engine hangs or has died, or the bundle follower has died."""

@@ -66,6 +66,24 @@ async def test_it_follows_the_live_version(replica, settings) -> None:
     assert second.num_cached_tokens == 0
 
 
+async def test_a_request_that_meets_the_end_of_the_old_engine_is_refused_with_the_new_version(
+    replica, settings, monkeypatch
+) -> None:
+    """Between its look at the live bundle and its place in the queue the version changes and the idle old thread ends: nothing is broken."""
+    publish_bundle(settings.bundle_root, "v1")
+    await served(replica, "v1")
+    old = replica._live.current()
+    publish_bundle(settings.bundle_root, "v2", seed=9)
+    await served(replica, "v2")
+    await asyncio.to_thread(old.thread.join, 5.0)
+    seen = iter([old])
+    monkeypatch.setattr(replica._live, "current", lambda current=replica._live.current: next(seen, None) or current())
+
+    reply = await replica.rank(build_request("v1"))
+
+    assert reply == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))
+
+
 def live_kv_bytes() -> int:
     """Return the bytes of the keys and values of all engines that exist."""
     gc.unfreeze()
