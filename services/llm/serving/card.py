@@ -105,7 +105,8 @@ class KvPoolSize:
         setting, fix = self.setting, f"{max(most, 0)} or less, or leave it out"
         if self.num_blocks is None:
             setting = "TAILRACE_KV_MEMORY_SHARE"
-            fix = f"{max(most, 0) * block_bytes / self.card.free_bytes:.2f} or less"
+            percent = int(100 * max(most, 0) * block_bytes / self.card.free_bytes)  # rounded down, so that it fits
+            fix = f"{percent / 100:.2f} or less"
         if most < _LEAST_BLOCKS:
             setting, fix = "TAILRACE_LLM_DEVICE", "a card with more free memory"
         return (

@@ -1,5 +1,6 @@
 """Settings that a card does not support end the start with their name and the fix; KV pools are sized by its free memory."""
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -98,3 +99,17 @@ def test_a_pool_that_does_not_fit_is_refused_with_the_size_that_does(num_blocks,
 
     with pytest.raises(ConfigError, match=f"TAILRACE_{refused}"):
         pool.fit(EngineConfig(), QWEN3, 2, free_gib * GIB)
+
+
+@pytest.mark.parametrize("free_gib", [6.1, 30.4, 50.4, 73.9])
+def test_the_share_that_a_refusal_names_fits(free_gib: float) -> None:
+    """It is rounded down: rounded to the nearest, every second one was refused again, with the same advice."""
+    free_bytes = int(free_gib * GIB)
+    with pytest.raises(ConfigError) as refused:
+        KvPoolSize(H100, "TAILRACE_KV_NUM_BLOCKS", None, 0.9).fit(EngineConfig(), QWEN3, 2, free_bytes)
+    named = re.search(r"set it to (\d\.\d+) or less", str(refused.value))
+    assert named is not None
+
+    config = KvPoolSize(H100, "TAILRACE_KV_NUM_BLOCKS", None, float(named[1])).fit(EngineConfig(), QWEN3, 2, free_bytes)
+
+    assert config.num_blocks > 0
