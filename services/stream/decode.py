@@ -33,6 +33,8 @@ class Record:
     trace: TraceHeaders = ()
     is_rerouted: bool = False
     """Whether a worker has sent it to this partition, because it had been on a wrong one."""
+    is_readable: bool = True
+    """Whether the client could read it, and those before it in its batch; else key and value are None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ def _partition(record: Record, interaction: Interaction, num_partitions: int) ->
 
 
 def _interaction(record: Record, now_ms: int) -> Interaction:
+    if not record.is_readable:
+        raise InvalidRequest("headers", "a name is not UTF-8, here or earlier in the batch", "send names as UTF-8")
     interaction = decode_interaction(record.value)
     if record.key != interaction.key:
         raise InvalidRequest("key", "not the user id", "produce with the user id as the record's key")

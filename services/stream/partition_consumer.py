@@ -13,7 +13,13 @@ from functools import partial
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError, TopicAlreadyExistsError
+from kafka.errors import (
+    CorruptRecordError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    TopicAlreadyExistsError,
+)
 from kafka.structs import OffsetAndMetadata
 
 from services.errors import ConfigError, DependencyAway
@@ -90,12 +96,23 @@ class PartitionConsumer:
                 self._consumer.seek(place, start(place.partition, self._committed(place)))
 
     def poll(self, wait_ms: int) -> list[Record]:
-        """Return the next records, each partition's in order; empty when none came in `wait_ms`. Raises DependencyAway."""
+        """Return the next records, each partition's in order; empty when none came in `wait_ms`. Raises DependencyAway.
+
+        One that the client cannot read, because a header's name is not UTF-8, comes alone and without its content, and so do those behind it
+        in its batch, which are of the same producer: the client reads a batch from its beginning.
+        """
+        fetched: Mapping[TopicPartition, Sequence[Any]] = {}
+        unreadable: list[Record] = []
         with _broker_as_dependency():
-            fetched = self._consumer.poll(wait_ms)
-            if fetched:
+            try:
+                fetched = self._consumer.poll(wait_ms)
+            except CorruptRecordError as error:
+                if not isinstance(error.__context__, UnicodeDecodeError):
+                    raise
+                unreadable = [self._skip_unreadable()]
+            if fetched or unreadable:
                 self.check_topic()
-        return [
+        return unreadable + [
             Record(
                 LogPosition(self.topic_id, place.partition, raw.offset),
                 raw.key,
@@ -184,6 +201,13 @@ class PartitionConsumer:
         """Return the number of records before the end. The embedded broker reports its last batch's first record as the end; fetches do not."""
         last = max(end, self._consumer.highwater(place) or 0)
         return max(0, last - int(self._consumer.position(place)))
+
+    def _skip_unreadable(self) -> Record:
+        """Go on behind the record at which kafka-python 3.0.12 failed; polled again without that, it would not return."""
+        place = self._consumer._fetcher._next_partition_records.topic_partition
+        offset = int(self._consumer.position(place))
+        self._consumer.seek(place, offset + 1)
+        return Record(LogPosition(self.topic_id, place.partition, offset), None, None, 0, is_readable=False)
 
     def _committed(self, place: TopicPartition) -> int:
         """Return the offset committed for this topic id (a broker may not keep the id: then 0, and rows skip what they have)."""

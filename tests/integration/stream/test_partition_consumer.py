@@ -1,6 +1,7 @@
 """One consumer at a real broker: dead letters of any kind, and a topic that changes."""
 
 import gc
+import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,9 +14,10 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from services.errors import ConfigError, DependencyAway
 from services.features.schema import LogPosition
 from services.settings.addresses import KafkaAddress
-from services.stream.decode import DeadLetter, Record
+from services.stream.decode import DeadLetter, Record, decode
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.servers import Server
+from tests.support.wait import wait_for
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
@@ -97,6 +99,41 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(
     assert [value for _, value, _ in found] == [b"", b"small"]
     assert found[0][2]["left_out_bytes"] == b"2000001"
     assert found[0][2]["reason"] == b"because"
+
+
+class LatinName(str):
+    """A header's name that a client sends as Latin-1."""
+
+    def encode(self, *_: Any) -> bytes:
+        """Return other bytes than UTF-8's."""
+        return b"caf\xe9"
+
+
+def test_a_header_that_is_not_utf8_stops_nothing(address: LogAddress, broker: Server) -> None:
+    """It and the rest of its batch, which is of the same producer, come without content, as dead letters; all others are read."""
+    address = replace(address, num_partitions=2)
+    consumer = PartitionConsumer(address)
+    consumer.assign(consumer.wanted, lambda _partition, committed: committed)
+    producer = KafkaProducer(bootstrap_servers=broker.address, linger_ms=200)
+    for names in (("", "", "bad", ""), ("", "")):
+        for name, partition in itertools.product(names, (0, 1)):
+            headers = [(LatinName(name), b"1")] if name and partition else []
+            producer.send(address.topic, value=b"{}", headers=headers, partition=partition)
+        producer.flush(5)
+    producer.close()
+    found: list[Record] = []
+    wait_for(lambda: len(found_with(found, consumer)) >= 12, 20.0, "all records")
+    consumer.close()
+
+    read = {number: [one.is_readable for one in found if one.position.partition == number] for number in (0, 1)}
+    assert read == {0: [True] * 6, 1: [True, True, False, False, True, True]}
+    assert [one.reason[:7] for one in decode(found, 2, 0).dead if not one.record.is_readable] == ["headers"] * 2
+
+
+def found_with(found: list[Record], consumer: PartitionConsumer) -> list[Record]:
+    """Add what the next poll returns."""
+    found += consumer.poll(50)
+    return found
 
 
 def test_a_record_of_nothing_is_a_dead_letter_too(consumer: PartitionConsumer, broker: Server) -> None:
