@@ -113,14 +113,17 @@ def _read(call: Call[A], answer: httpx.Response, num_attempts: int) -> A:
     body = _object(answer)
     if answer.status_code != httpx.codes.OK or body is None:
         raise _refusal(answer, (body or {}).get("error"), call.request_id)
-    read: A = _ANSWERS[call.answer](body, num_attempts)
+    try:
+        read: A = _ANSWERS[call.answer](body, num_attempts)
+    except (KeyError, TypeError):  # JSON of another server
+        raise _refusal(answer, None, call.request_id) from None
     return read
 
 
 def _object(answer: httpx.Response) -> dict[str, Any] | None:
     try:
         body = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
 
@@ -128,10 +131,8 @@ def _object(answer: httpx.Response) -> dict[str, Any] | None:
 def _refusal(answer: httpx.Response, error: Any, request_id: str | None) -> TailraceError:
     fields = error if isinstance(error, dict) else {}
     code = fields.get("code")
-    try:
-        retry_after_s = float(answer.headers["retry-after"])
-    except (KeyError, ValueError):
-        retry_after_s = None
+    retry_after = answer.headers.get("retry-after", "")
+    retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
     return TailraceError(
         code if isinstance(code, str) else _CODES.get(answer.status_code, "internal"),
         str(fields.get("message") or f"status {answer.status_code} {answer.reason_phrase}, not from Tailrace"),

@@ -11,6 +11,10 @@ from typing import Any
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from benchmarks.faults.tcp_proxy import TcpProxy, Wire
 from services.contracts.access import Scope
@@ -21,7 +25,7 @@ from services.gateway.access.keys import KeysFile, write_keys
 from services.gateway.access.shared_rates import SharedRates
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.gateway.rest.door import create_rest_app
-from tailrace_client import AsyncClient, Client, Event, Explanation, Recommendation, TailraceError
+from tailrace_client import AsyncClient, CallOptions, Client, Event, Explanation, Recommendation, TailraceError
 from tailrace_client.rpc import _refusal as refusal_of
 from tests.support.gateway.keys import stored_key
 from tests.support.servers import HOST, free_port
@@ -228,3 +232,35 @@ def test_details_of_another_server_s_error_are_no_failure() -> None:
     error = refusal_of(Refused(), "r")
 
     assert (error.code, error.message, error.fix, error.request_id) == ("busy", "no backend", "wait", "r")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("status", "body", "retry_after", "code"),
+    [
+        (200, b"<html>", "", "internal"),
+        (200, b"{}", "", "internal"),
+        (200, b'{"items": []}', "", "internal"),
+        (200, b"[" * 100_000, "", "internal"),
+        (503, b"", "-1", "dependency_away"),
+        (503, b"", "nan", "dependency_away"),
+    ],
+)
+async def test_another_server_s_answer_is_the_one_error(
+    kind: str, status: int, body: bytes, retry_after: str, code: str
+) -> None:
+    """A proxy or a wrong address may answer anything: it is no answer of Tailrace, and the client raises nothing else."""
+
+    async def answer(_: Request) -> Response:
+        """Answer as another server."""
+        return Response(body, status, {"retry-after": retry_after})
+
+    async for url in serve(Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])):
+        options = CallOptions(retry_reserve=1)
+        with Client(url, options=options) as blocking:
+            async with AsyncClient(url, options=options) as client:
+                recommend = client.recommend if kind == "async" else Blocking(blocking).recommend
+                with pytest.raises(TailraceError) as refused:
+                    await recommend("u", deadline_ms=20_000)
+
+    assert refused.value.code == code
