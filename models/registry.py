@@ -159,12 +159,12 @@ class BundleStore:
             raise BundleNotFound(f"nothing published under {self._root}; run `tailrace pipeline`")
         return self.open(version)
 
-    def promote(self, version: str) -> None:
-        """Make this version live by one atomic move, after verifying it.
+    def promote(self, version: str, seen: str | None = None) -> None:
+        """Make this version live by one atomic move, after verifying it. `seen` is the live version that it was made from; None: whichever is live.
 
         Raises BundleMoved if the pointer moved meanwhile, BundleNotFound, BundleCorrupt or BundleIncomplete.
         """
-        self._move(self.live_version(), version)
+        self._move(seen or self.live_version(), version)
 
     def rollback(self) -> str:
         """Make the previously live version live again and return it. Raises BundleNotFound or BundleMoved."""

@@ -42,7 +42,7 @@ def append_items(
     `lift` multiplies the rows of new items where an item is one token: above 1 they are shown more often among all others.
 
     Raises ConfigError for codes of depth 1 without text, which a training alone extends, and for a lift that cannot be; DataError naming `table`; BundleNotFound,
-    BundleCorrupt.
+    BundleCorrupt; BundleMoved if another bundle went live meanwhile, which has not these items.
     """
     live = store.live()
     live.verify()
@@ -78,7 +78,7 @@ def append_items(
         if (card := folder / CARD).exists():
             note = f"This bundle is {live.version} with {len(new)} items more, without training; what follows is on that one.\n\n"
             card.write_text(note + card.read_text())
-        return publish(store, folder, version_of(folder, now), about), len(new)
+        return publish(store, folder, version_of(folder, now), about, seen=live.version), len(new)
 
 
 def with_items(old: Catalogue, new: pl.DataFrame, kept: KeptCodes | None) -> Catalogue:

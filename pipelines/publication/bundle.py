@@ -98,11 +98,19 @@ def time_ranking(ranker: StudentRanker, cases: Cases, num_items: int) -> dict[st
 
 
 def publish(
-    store: BundleStore, folder: Path, version: str, about: dict[str, Any], pages: Mapping[str, str] | None = None
+    store: BundleStore,
+    folder: Path,
+    version: str,
+    about: dict[str, Any],
+    pages: Mapping[str, str] | None = None,
+    seen: str | None = None,
 ) -> Bundle:
-    """Publish the folder, and these pages by file name, under this version and make it live. A version that exists already is only made live."""
+    """Publish the folder, and these pages by file name, under this version and make it live. A version that exists already is only made live.
+
+    Raises BundleMoved where `seen`, the live version that this one was made from, is no longer live.
+    """
     bundle = store.publish(folder, version, about, pages)
-    store.promote(version)
+    store.promote(version, seen)
     return bundle
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
-from models.registry import BundleStore
+from models.registry import Bundle, BundleStore
 from pipelines.codes import quantizer
 from pipelines.codes.append import append_items
 from pipelines.codes.code_book import CODE_BOOK, describe, load_code_book, make_codes
@@ -25,7 +26,7 @@ from pipelines.data.tokenize import describe_codes
 from pipelines.evaluation.evaluate import read_report
 from pipelines.publication.model_card import CARD
 from pipelines.training.beam_scoring import BeamScorer
-from services.errors import ConfigError
+from services.errors import BundleMoved, ConfigError
 from services.llm.engine.beam.trie import ItemCodes
 from services.student.ranker import StudentRanker
 from tests.support.engine.engines import exhaustive_ranking
@@ -138,3 +139,24 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, tmp_p
     assert append_items(store, raw, "items", MADE_AT) == (live, 0)
     with pytest.raises(ConfigError, match=r"--lift: 1\.5 has no effect where codes are deeper than 1.*; leave it out"):
         append_items(store, raw, "items", MADE_AT, lift=1.5)
+
+
+def test_items_are_not_added_over_a_bundle_that_went_live_meanwhile(
+    deep: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that publishes while items are added stays live: the larger bundle is made from the one before."""
+    store = BundleStore(tmp_path)
+    for version in ("first", "trained"):
+        store.publish(deep.optimized / "bundle", version, {"num_items": 30})
+    store.promote("first")
+    publish = BundleStore.publish
+
+    def overtaken(*given: Any) -> Bundle:
+        BundleStore(tmp_path).promote("trained")
+        return publish(*given)
+
+    monkeypatch.setattr(BundleStore, "publish", overtaken)
+
+    with pytest.raises(BundleMoved, match="the live version is trained and no longer first"):
+        append_items(store, pl.DataFrame({"item_id": ["a-new"], "title": ["New"]}), "items", MADE_AT)
+    assert store.live_version() == "trained"
