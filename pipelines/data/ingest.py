@@ -99,7 +99,7 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     summary = (
         _summary(events, items.good, num_live, rejected) | num_rows | {"roles": roles.describe(found, source.roles)}
     )
-    _require_enough(events, items.good, _rejections(summary["rejected"]))
+    _require_enough(events, items.good, [*summary["roles"], *_rejections(summary["rejected"])])
     arrived.write_parquet(out / "arrivals.parquet")
     events.write_parquet(out / "events.parquet")
     items.good.write_parquet(out / "items.parquet")
@@ -138,17 +138,17 @@ def _describe_row(sample: dict[str, Any]) -> str:
     return ", ".join(f"{column}={value}" for column, value in sample.items() if column != "reason")
 
 
-def _require_enough(events: pl.DataFrame, items: pl.DataFrame, set_aside: list[str]) -> None:
-    """Refuse data too small to train and evaluate on, naming what was set aside. Raises StageFailed."""
+def _require_enough(events: pl.DataFrame, items: pl.DataFrame, found_out: list[str]) -> None:
+    """Refuse data too small to train and evaluate on, with sentences on roles and what was set aside. Raises StageFailed."""
     positive = events.filter(pl.col("role") == Role.POSITIVE)
     longest = max(positive["user_id"].value_counts()["count"], default=0)
     if longest < _MIN_EVENTS:
-        found = f"of {positive.height} events that can be used, no user has more than {longest}"
+        found = f"of {positive.height} positive events that can be used, no user has more than {longest}"
         needed = f"{_MIN_EVENTS} of one user are needed: two to learn from, one to validate, one to test"
-        raise StageFailed("ingest", "; ".join((found, needed, *set_aside)))
+        raise StageFailed("ingest", "; ".join((found, needed, *found_out)))
     if items.height < 2:
         found = f"{items.height} items that can be used leave nothing to choose from; give at least 2"
-        raise StageFailed("ingest", "; ".join((found, *set_aside)))
+        raise StageFailed("ingest", "; ".join((found, *found_out)))
 
 
 def _read(source: Source, cache_dir: Path) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -102,6 +102,9 @@ def _require(raw: pl.DataFrame, examples: dict[str, str], table: str) -> None:
     for column, example in (examples | _OPTIONAL_EXAMPLES).items():
         if column in raw.columns and not _is_plain(raw[column], may_be_list=column == "categories"):
             raise DataError(column, f"of type {raw[column].dtype} in {table}", example)
+        if column in ("user_id", "item_id") and raw[column].dtype.is_float():
+            written = "of floating-point numbers, so 17 would be the id '17.0'"
+            raise DataError(column, f"{written} in {table}; write the ids as text or integers", example)
 
 
 def _is_plain(column: pl.Series, *, may_be_list: bool) -> bool:
@@ -139,7 +142,8 @@ def _bad_id(name: str) -> pl.Expr:
 def _text(raw: pl.DataFrame, name: str, default: pl.Expr | None = None) -> pl.Expr:
     if name not in raw.columns:
         return (pl.lit(None, pl.String) if default is None else default).alias(name)
-    return pl.col(name).cast(pl.String)
+    column = pl.col(name).fill_nan(None) if raw[name].dtype.is_float() else pl.col(name)
+    return column.cast(pl.String)
 
 
 def _categories(raw: pl.DataFrame) -> pl.Expr:

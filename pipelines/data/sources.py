@@ -70,5 +70,6 @@ def read_table(path: Path) -> pl.DataFrame:
             case ".jsonl" | ".ndjson":
                 return pl.read_ndjson(path, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError("(all)", f"{path} cannot be read ({error})", _EXAMPLE) from error
+        why = str(error).partition("\n")[0]  # what follows is advice to who calls polars
+        raise DataError("(all)", f"{path} cannot be read ({why})", _EXAMPLE) from error
     raise DataError("(all)", f"{path.name} is neither Parquet, CSV nor JSON Lines", _EXAMPLE)

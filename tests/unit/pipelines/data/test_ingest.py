@@ -64,6 +64,16 @@ def test_unreadable_table_is_a_data_error(tmp_path: Path, name: str) -> None:
         read_table(tmp_path / name)
 
 
+def test_reason_why_a_table_is_unreadable_is_one_line(tmp_path: Path) -> None:
+    """A row with too many fields is named without the advice that polars has for programmers."""
+    (tmp_path / "events.csv").write_text("user_id,item_id,event_time\nu,a,1\nu,a,1,too,many\n")
+
+    with pytest.raises(DataError, match=r"events\.csv cannot be read \(found more fields.*\); expected") as caught:
+        read_table(tmp_path / "events.csv")
+
+    assert "\n" not in str(caught.value)
+
+
 def test_contract_of_the_events_table(tmp_path: Path) -> None:
     """The columns and types that the features stage builds on; times rise strictly within a user."""
     events, summary = run(Source(*own_tables(tmp_path), ()), tmp_path)
@@ -129,8 +139,8 @@ def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("num_users", "events_per_user", "num_items", "suffix", "words"),
     [
-        (3, 0, 5, "", "of 0 events that can be used, no user has more than 0; 4 of one user are needed"),
-        (3, 3, 5, "", "of 9 events that can be used, no user has more than 3; 4 of one user are needed"),
+        (3, 0, 5, "", "of 0 positive events that can be used, no user has more than 0; 4 of one user are needed"),
+        (3, 3, 5, "", "of 9 positive events that can be used, no user has more than 3; 4 of one user are needed"),
         (3, 4, 1, "", "1 items that can be used leave nothing to choose from; give at least 2"),
         (3, 4, 5, ".0", r"events: 12 set aside \(item_id not in items\), such as user_id=u000, item_id=i"),
     ],
@@ -143,6 +153,15 @@ def test_too_little_data_is_refused_with_what_is_needed(
     raw_items(num_items).with_columns(pl.col("item_id") + suffix).write_ndjson(tmp_path / "items.jsonl")
 
     with pytest.raises(StageFailed, match=words):
+        run(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path)
+
+
+def test_events_whose_types_are_no_labels_are_named_when_too_few_are_left(tmp_path: Path) -> None:
+    """Where all events are impressions, the error says that they are ignored: nothing is wrong with their rows."""
+    raw_events(3, 5, 4).with_columns(event_type=pl.lit("impression")).write_csv(tmp_path / "events.csv")
+    raw_items(5).write_ndjson(tmp_path / "items.jsonl")
+
+    with pytest.raises(StageFailed, match=r"of 0 positive events .*; events of type impression: 12 ignored"):
         run(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path)
 
 

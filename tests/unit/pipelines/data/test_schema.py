@@ -90,6 +90,23 @@ def test_column_that_holds_no_plain_values_is_named_with_its_table(column: str, 
         check_events(events(**{column: values}), ITEMS, "clicks.parquet")
 
 
+@pytest.mark.parametrize("column", ["user_id", "item_id"])
+def test_floating_point_ids_are_refused(column: str) -> None:
+    """Integers beside missing values are floating-point numbers in many tools: 17 would be learned as '17.0', which no request names."""
+    with pytest.raises(
+        DataError, match=rf"column {column}: of floating-point numbers.*write the ids as text or integers"
+    ):
+        check_events(events(**{column: [17.0, None]}), ITEMS)
+
+
+def test_nan_is_no_title() -> None:
+    """A NaN in a column of numbers is a missing value and not the text 'NaN'."""
+    checked = check_items(pl.DataFrame({"item_id": ["a", "b"], "title": [float("nan"), 300.5]}))
+
+    assert checked.good["item_id"].to_list() == ["b"]
+    assert checked.rejected["reason"].to_list() == ["title"]
+
+
 def test_column_without_one_readable_row_stops() -> None:
     """When no row's time can be read, the column is wrong and not the rows."""
     with pytest.raises(DataError, match=r"column event_time: not one row can be used, such as 'soon' in clicks\.csv"):
