@@ -19,11 +19,11 @@ from rich.console import Console
 
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.quality.decoder_times import decoder_ms
+from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.sizes import num_parameters
 from benchmarks.quality.summary import Run, summarise
 from infra.local.servers.store import feature_store
-from infra.local.supervisor.ports import free_window
 from models.catalogue import load_catalogue
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import SplitKind
@@ -32,7 +32,7 @@ from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
 from pipelines.training.recipes import choose, data_size, read_recipes
 from services.errors import TailraceError
-from services.settings.settings import Settings, load_settings
+from services.settings.settings import load_settings
 
 
 def main() -> None:
@@ -47,13 +47,6 @@ def main() -> None:
     except TailraceError as error:
         sys.exit(f"error: {error}")
     write_report(options.json, about_run("quality") | summarise(runs))
-
-
-def with_own_store(settings: Settings, state_dir: Path | None) -> Settings:
-    """Return the settings with a state folder and an embedded store of the run's own: a stack's store may hold other users."""
-    own = (state_dir or settings.state_dir / "quality").absolute()
-    address = {"redis_host": "127.0.0.1", "redis_port": free_window(1, seed=str(own)), "redis_tls_ca_file": None}
-    return settings.model_copy(update={"state_dir": own, "cache_dir": settings.cache_dir.absolute()} | address)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

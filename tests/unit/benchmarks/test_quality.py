@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.quality.__main__ import parse, pipeline_options, with_own_store
+from benchmarks.quality.__main__ import parse, pipeline_options
+from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import Run, summarise
 from pipelines.codes.embedding import texts_of
