@@ -42,6 +42,7 @@ from pipelines.training import distill, recipes, text_start, train
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
 from pipelines.training.warm_start import live_start
+from services.errors import StageFailed
 from services.features.writer import FeatureWriter
 
 log = structlog.get_logger()
@@ -57,16 +58,27 @@ class PipelineReport:
 
 
 def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> PipelineReport:
-    """Run the flow and show it on the console. Raises DataError, StageFailed, EnvironmentFault, DependencyAway."""
+    """Run the flow and show it on the console, also what the gate refuses. Raises DataError, StageFailed, EnvironmentFault, DependencyAway."""
     done: list[StageOutput] = []
-    with run_lock(places.stages_dir, console), _threads(options.num_threads), Bars(console) as bars:
-        for output in flow(options, places, bars):
-            bars.end(output)
-            done.append(output)
-            if output.stage == options.until:
-                break
-    report = _report(done)
-    for sentence in (*ingest.describe_found(done[0].path), *ingest.set_aside(done[0].path)):
+    try:
+        with run_lock(places.stages_dir, console), _threads(options.num_threads), Bars(console) as bars:
+            for output in flow(options, places, bars):
+                bars.end(output)
+                done.append(output)
+                if output.stage == options.until:
+                    break
+    except StageFailed:
+        if done:
+            _show(done, options, console)
+        raise
+    return _show(done, options, console)
+
+
+def _show(done: list[StageOutput], options: PipelineOptions, console: Console) -> PipelineReport:
+    """Print what these stages found, and return it."""
+    report, ingested = _report(done), done[0].path
+    found = (*ingest.describe_found(ingested), *ingest.set_aside(ingested))
+    for sentence in (*found, *ingest.describe_future(ingested, datetime.now(UTC))):
         console.print(sentence, markup=False)
     for output in done:
         if output.stage == "tokenize":

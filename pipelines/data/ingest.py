@@ -16,6 +16,7 @@ import hashlib
 import json
 import sys
 from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from services.stream.log_files import current_files, topic_folder
 
 _MIN_EVENTS = MIN_EVENTS_TO_EVALUATE + 1
 _SAMPLES_PER_REASON = 5
+_MOST_LEAD = timedelta(days=1)
 _PLACE = ["topic_id", "partition", "offset"]
 _LIVE_TYPES = {
     "event_id": pl.String,
@@ -119,6 +121,17 @@ def describe_found(ingested: Path) -> list[str]:
 def set_aside(ingested: Path) -> list[str]:
     """Return a sentence for each reason for which rows were set aside: how many, the reason, and one of them."""
     return _rejections(_read_summary(ingested)["rejected"])
+
+
+def describe_future(ingested: Path, now: datetime) -> list[str]:
+    """Return a sentence on events later than a day from now, which a time zone does not explain: they stay the newest of their users. None without any."""
+    future = pl.read_parquet(ingested / "events.parquet").filter(pl.col("event_time") > now + _MOST_LEAD)
+    if future.is_empty():
+        return []
+    user_id, item_id, when = future.sort("event_time").row(-1)[:3]
+    latest = f"user_id={user_id}, item_id={item_id}, {when:%Y-%m-%d}"
+    what = f"events: {future.height} have an event_time in the future, such as {latest}"
+    return [f"{what}: they count as newer than all real events; give Unix seconds, Unix milliseconds or ISO 8601"]
 
 
 def _read_summary(ingested: Path) -> dict[str, Any]:

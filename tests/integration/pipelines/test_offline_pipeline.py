@@ -221,7 +221,7 @@ async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
 
 
 def test_the_gate_stops_models_unless_it_is_forced(places: Places, options: PipelineOptions) -> None:
-    """Nothing is published, and the version before stays live; --force publishes, and the manifest has the reason and both comparisons.
+    """Nothing is published, the metrics are shown, and the version before stays live; --force publishes, and the manifest has the reason and both comparisons.
 
     Another student keeps the decoder.
     """
@@ -230,9 +230,11 @@ def test_the_gate_stops_models_unless_it_is_forced(places: Places, options: Pipe
     beyond = replace(options, recipes=(other,), gate=GateOptions(min_student_share=1.5))
     before = store.live_version()
 
+    shown = io.StringIO()
     with pytest.raises(StageFailed, match="under 150%; nothing was published"):
-        run_pipeline(beyond, places, quiet())
+        run_pipeline(beyond, places, Console(file=shown, width=160))
 
+    assert "item_knn" in shown.getvalue()
     assert store.live_version() == before
     forced = run_pipeline(replace(beyond, force=True), places, quiet())
     manifest = store.live().manifest

@@ -4,13 +4,14 @@ import hashlib
 import json
 import zipfile
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from pipelines.data import sources
-from pipelines.data.ingest import Source, describe_found, ingest, key, live_log_files, set_aside
+from pipelines.data.ingest import Source, describe_found, describe_future, ingest, key, live_log_files, set_aside
 from pipelines.data.sources import read_table
 from services.contracts.event_roles import parse_event_roles
 from services.errors import DataError, StageFailed
@@ -100,6 +101,22 @@ def test_live_log_joins_the_history_and_repeated_events_count_once(tmp_path: Pat
     assert events.tail(2)["user_id"].to_list() == ["u000", "new"]
     assert summary["num_live_events"] == 2
     assert summary["num_events"] == 14
+
+
+def test_events_in_the_future_are_named_with_the_latest(tmp_path: Path) -> None:
+    """One event far in the future is learned from and named, as it stays its user's newest; one within a day may be of another time zone."""
+    raw_events(3, 5, 4).write_csv(tmp_path / "events.csv")
+    raw_items(5).write_ndjson(tmp_path / "items.jsonl")
+    with (tmp_path / "events.csv").open("a") as rows:
+        rows.write("u000,i01,2090-01-01\nu001,i02,2089-12-30\n")
+    run(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path)
+
+    (sentence,) = describe_future(tmp_path / "out", datetime(2089, 12, 29, 12, tzinfo=UTC))
+
+    assert sentence.startswith(
+        "events: 1 have an event_time in the future, such as user_id=u000, item_id=i01, 2090-01-01"
+    )
+    assert describe_future(tmp_path / "out", datetime(2089, 12, 31, 12, tzinfo=UTC)) == []
 
 
 def test_roles_are_told_and_decide_what_is_learned_from(tmp_path: Path) -> None:
