@@ -70,8 +70,10 @@ class HeldOut:
 
     def _append(self, line: dict[str, str]) -> None:
         self._ledger.parent.mkdir(parents=True, exist_ok=True)
-        with self._ledger.open("a") as out:
-            out.write(json.dumps(line) + "\n")
+        with self._ledger.open("a+b") as out:
+            out.seek(max(0, out.tell() - 1))
+            begin = b"" if out.read(1) in b"\n" else b"\n"  # of a line that a power loss cut off
+            out.write(begin + json.dumps(line).encode() + b"\n")
             out.flush()
             os.fsync(out.fileno())
 

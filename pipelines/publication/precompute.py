@@ -6,6 +6,7 @@ Histories come from the online store, as a request would read them, and each lis
 from: after any further event the decoder ranks again. A list holds no item that the user dislikes, and none of the user's history unless the bundle learned repeats.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class BatchRanker:
 def key(bundle_version: str, histories: Sequence[UserHistory], options: PrecomputeOptions) -> str:
     """Return the content key of these users' lists."""
     inputs = [bundle_version, *(f"{row.user_id}@{row.row_time_us}" for row in histories)]
-    return content_key(asdict(options), inputs, [schema])
+    return content_key(asdict(options), inputs, [sys.modules[__name__], schema])
 
 
 def precompute(

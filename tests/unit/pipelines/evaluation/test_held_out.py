@@ -67,13 +67,15 @@ def test_other_labels_are_another_test_set_and_a_new_item_is_not(tmp_path: Path)
 
 
 def test_a_line_cut_off_by_a_power_loss_hides_no_other(tmp_path: Path) -> None:
-    """The record keeps what was written whole."""
+    """The record keeps what was written whole, before it and after."""
     tokens = tokenized(tmp_path / "tokens")
     HeldOut(tokens, tmp_path, "tailrace pipeline").open("evaluation of new models")
     with (tmp_path / LEDGER).open("a") as ledger:
-        ledger.write('{"test_set": "ab\n')
+        ledger.write('{"test_set": "ab')
+    HeldOut(tokens, tmp_path, "tailrace pipeline").open("evaluation of new models")
 
-    assert HeldOut(tokens, tmp_path, "").record()["num_openings"] == 1
+    assert HeldOut(tokens, tmp_path, "").record()["num_openings"] == 2
+    assert len((tmp_path / LEDGER).read_text().splitlines()) == 3
 
 
 def test_no_other_part_of_the_pipeline_reads_test_labels() -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from models.decoder.weights import load_decoder
+from models.files import file_sha256
 from models.registry import BundleStore
 from pipelines.publication.bundle import publish
 from pipelines.publication.precompute import BatchRanker, PrecomputeOptions, busiest_users, key, precompute, read_rows
+from pipelines.runner import stage
 from pipelines.runner.stage import silent
 from pipelines.training.dense import DecoderScorer
 from services.contracts.rank import RankRequest
@@ -83,6 +85,17 @@ def test_key_changes_with_any_user_s_row() -> None:
 
     assert key("v1", HISTORIES, OPTIONS) != key("v1", changed, OPTIONS)
     assert key("v1", HISTORIES, OPTIONS) != key("v2", HISTORIES, OPTIONS)
+
+
+def test_key_changes_with_the_code_that_makes_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list made by other code is made again, also for the version that stays live."""
+    before = key("v1", HISTORIES, OPTIONS)
+
+    monkeypatch.setattr(
+        stage, "file_sha256", lambda path: path.name if path.name == "precompute.py" else file_sha256(path)
+    )
+
+    assert key("v1", HISTORIES, OPTIONS) != before
 
 
 def test_busiest_users_are_those_with_the_most_events_of_late() -> None:
