@@ -11,8 +11,9 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import metadata
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TextIO, TypeVar, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -264,8 +265,28 @@ class EngineMetrics(_Metrics):
     )
 
 
+class _LossyStream:
+    """Writes to a stream, and drops what cannot be written (full disk, closed pipe or file): a log line must never cost an answer."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the text, or drop it."""
+        if self._stream is not None:
+            with suppress(OSError, ValueError):
+                self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what has been written; what cannot be flushed is the stream's to keep or drop."""
+        if self._stream is not None:
+            with suppress(OSError, ValueError):
+                self._stream.flush()
+
+
 def configure_logging(level: str) -> None:
-    """Configure structlog to write JSON lines to stderr."""
+    """Configure structlog to write JSON lines to stderr; lines that cannot be written are dropped."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -275,5 +296,5 @@ def configure_logging(level: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
     )

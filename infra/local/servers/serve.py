@@ -90,7 +90,8 @@ def _end_with(server_pid: int) -> NoReturn:
     """End at once when this child ends, without reaping it, which Ray does."""
     with suppress(ChildProcessError):
         os.waitid(os.P_PID, server_pid, os.WEXITED | os.WNOWAIT)
-    sys.stderr.write("one of Ray's servers died\n")
+    with suppress(OSError):  # a full disk behind the log
+        sys.stderr.write("one of Ray's servers died\n")
     os._exit(1)
 
 

@@ -1,6 +1,7 @@
 """Metrics of several processes are summed into one page; logs are JSON lines."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,14 @@ import structlog
 from services.observability.metrics import configure_logging
 from services.observability.node_metrics import render_metrics
 
+LOG = """
+import structlog
+from services.observability.metrics import configure_logging
+configure_logging("info")
+for number in range(100):
+    structlog.get_logger().info("recommended", tier="llm", text="x" * 1_000)
+print("answered", flush=True)
+"""
 COUNT = """
 import os, sys
 from prometheus_client import REGISTRY
@@ -53,3 +62,22 @@ def test_logs_are_json_lines_with_the_bound_context(capsys: pytest.CaptureFixtur
     assert [(line["event"], line["tier"], line["request_id"], line["level"]) for line in lines] == [
         ("recommended", "llm", "r", "info")
     ]
+
+
+@pytest.mark.parametrize("stderr", ["full disk", "closed pipe", "closed file"])
+def test_a_log_line_that_cannot_be_written_raises_nothing(stderr: str) -> None:
+    """Whatever is behind standard error, log calls return."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    behind = {"full disk": full, "closed pipe": writer, "closed file": None}[stderr]
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh"] if behind is None else []
+    try:
+        process = subprocess.run(
+            [*command, sys.executable, "-c", LOG], stdout=subprocess.PIPE, stderr=behind, check=False, timeout=60
+        )
+    finally:
+        os.close(writer)
+        os.close(full)
+
+    assert process.stdout == b"answered\n"
