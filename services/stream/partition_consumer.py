@@ -3,7 +3,7 @@
 Partitions are sought by number, not by group membership: worker i of n wants the partitions p with p mod n == i, and owns those
 whose lease it gets (services/features/ownership.py). Offsets are committed under a group's name all the same. A recreated topic
 (the embedded broker keeps nothing) has another topic id; the id is checked after each fetch, so that no record is taken for one
-of the former topic. Every failure of the broker is DependencyAway, with one remedy: close, and open a new consumer.
+of the former topic. Records of a producer's transaction are read once it is committed; aborted ones never. Every failure of the broker is DependencyAway, with one remedy: close, and open a new consumer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,6 +189,7 @@ class PartitionConsumer:
             group_id=self._address.group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
+            isolation_level="read_committed",
             fetch_max_wait_ms=_FETCH_WAIT_MS,
             max_poll_records=self._address.max_poll_records,
             allow_auto_create_topics=False,

@@ -161,6 +161,23 @@ def test_lag_counts_every_record_of_a_batch(consumer: PartitionConsumer, broker:
     assert consumer.lag() == {0: 10 - given}
 
 
+def test_records_of_an_open_transaction_are_not_read(consumer: PartitionConsumer, broker: Server) -> None:
+    """They are read once it is committed; its marker, which takes an offset of the partition, leaves no lag."""
+    producer = KafkaProducer(bootstrap_servers=broker.address, transactional_id="job", acks="all")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("interactions", key=b"u", value=b"in a transaction", partition=0).get(10)
+    while_open = [record.value for _ in range(5) for record in consumer.poll(50)]
+    producer.commit_transaction()
+    found: list[Record] = []
+    wait_for(lambda: found_with(found, consumer), 10.0, "the committed record")
+    wait_for(lambda: not consumer.poll(50) and consumer.lag() == {0: 0}, 10.0, "the position behind the marker")
+    producer.close()
+
+    assert while_open == []
+    assert [record.value for record in found] == [b"in a transaction"]
+
+
 def test_added_partitions_end_the_consumer(consumer: PartitionConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that gained partitions is opened again, because the new ones hold events too."""
     consumer.check_topic()
