@@ -57,6 +57,7 @@ def _started(settings: Settings, report: Callable[[str], None]) -> Iterator[None
             report=report,
             stop_requested=lambda: False,
         )
+        supervisor.enter("store")
         try:
             supervisor.bring_up((part,))
             yield

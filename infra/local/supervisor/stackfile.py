@@ -27,7 +27,7 @@ class PartRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackRecord:
-    """The stack as last written. `stage` is starting, pipeline, ready or stopping."""
+    """The stack as last written. `stage` is starting, pipeline, ready or stopping; store: the feature store of an offline command alone."""
 
     supervisor_pid: int
     stage: str
@@ -58,9 +58,15 @@ class StackFile:
         self.write(StackRecord(supervisor_pid=os.getpid(), stage="starting"))
 
     def taken(self) -> EnvironmentFault:
-        """Return the error for a second stack in this folder."""
+        """Return the error for a second stack in this folder, which names what runs there."""
+        folder, record = self._run_dir.parent, self.read()
+        if record is not None and record.stage == "store":
+            return EnvironmentFault(
+                f"`tailrace pipeline` or another offline command (pid {record.supervisor_pid}) runs a feature store from {folder}; "
+                "wait until it ends (`tailrace down` would end it), or set TAILRACE_STATE_DIR to another folder"
+            )
         return EnvironmentFault(
-            f"a stack runs already from {self._run_dir.parent}; `tailrace down` stops it, TAILRACE_STATE_DIR names another"
+            f"a stack runs already from {folder}; `tailrace down` stops it, TAILRACE_STATE_DIR names another"
         )
 
     def release(self) -> None:

@@ -1,6 +1,8 @@
 """The stack's record and lock."""
 
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,9 @@ import pytest
 from infra.local.supervisor.leftovers import end_leftovers, find_leftovers
 from infra.local.supervisor.stackfile import MARK, StackFile
 from services.errors import EnvironmentFault
+from tests.support.servers import free_port
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
@@ -24,6 +29,32 @@ def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
     for stack_file in (first, second):
         stack_file.release()
     assert not StackFile(tmp_path / "a").is_claimed()
+
+
+def test_a_refusal_names_an_offline_command_that_runs_the_store(tmp_path: Path) -> None:
+    """`tailrace down` would end a training: the advice is to wait."""
+    port = free_port()
+    beside = f"""
+        from pathlib import Path
+        from infra.local.servers.store import feature_store
+        from infra.local.supervisor.stackfile import StackFile
+        from services.settings.settings import Settings
+
+        with feature_store(Settings(state_dir=Path({str(tmp_path)!r}), redis_port={port}), print):
+            print(StackFile(Path({str(tmp_path)!r})).taken())
+    """
+
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(beside)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert "another offline command (pid " in done.stdout
+    assert "wait until it ends" in done.stdout
 
 
 def test_leftovers_are_found_by_mark_and_session(tmp_path: Path) -> None:
