@@ -53,11 +53,6 @@ class Catalogue:
         return {item_id: index for index, item_id in enumerate(self.item_ids)}
 
     @cached_property
-    def by_popularity(self) -> np.ndarray:
-        """Item indices, the most popular first, ties by index."""
-        return np.argsort(-self.popularity, kind="stable")
-
-    @cached_property
     def _items_by_category(self) -> dict[str, np.ndarray]:
         members: dict[str, list[int]] = {}
         for index, names in enumerate(self.categories):

@@ -1,4 +1,4 @@
-"""The catalogue: tokens, popularity, masks, and its file."""
+"""The catalogue: tokens, masks, and its file."""
 
 from pathlib import Path
 
@@ -37,11 +37,6 @@ def test_each_level_has_tokens_of_its_own() -> None:
 def test_unknown_ids_are_left_out() -> None:
     """A history may hold items that this bundle lacks."""
     assert deep_catalogue().indices(["d", "gone", "a", "d"]) == [3, 0, 3]
-
-
-def test_popularity_ties_break_by_index() -> None:
-    """b and c are equally popular: b comes first."""
-    assert deep_catalogue().by_popularity.tolist() == [1, 2, 0, 3]
 
 
 @given(
