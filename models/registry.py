@@ -24,6 +24,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from typing import Any
 from models.catalogue import Catalogue, load_catalogue, load_item_ids
 from models.files import file_sha256, rename_durably
 from services.errors import BundleCorrupt, BundleIncomplete, BundleMoved, BundleNotFound
+
+_SCRATCH_KEPT_S = 24 * 3_600
+"""A scratch folder that is older belongs to no process that still writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +180,22 @@ class BundleStore:
         return previous
 
     def prune(self, keep: int) -> list[str]:
-        """Remove all but the newest `keep` versions, the live one and the one before it; return the removed versions."""
+        """Remove all but the newest `keep` versions, the live one and the one before it, and what killed processes left; return the removed versions."""
         with self._locked():  # nothing is promoted while it goes
             versions = self.versions()
             spared = {*versions[-keep:], self.live_version(), self._read("PREVIOUS")}
             removed = [version for version in versions if version not in spared]
             for version in removed:
                 (self._root / version).rename(self._scratch(version))  # so that no reader opens a part of it
-        for version in removed:
-            shutil.rmtree(self._scratch(version))
+        for folder in (*map(self._scratch, removed), *self._leftovers()):
+            shutil.rmtree(folder, ignore_errors=True)  # the next pruning removes what is left
         return removed
+
+    def _leftovers(self) -> list[Path]:
+        """Return the scratch folders that killed publications and prunings left."""
+        before_s = time.time() - _SCRATCH_KEPT_S
+        folders = [path for path in self._root.glob(".*.*") if path.is_dir()]
+        return [folder for folder in folders if folder.stat().st_mtime < before_s]
 
     def _move(self, expected: str | None, version: str) -> None:
         """Move the pointer from the expected version to this one, after verifying it."""

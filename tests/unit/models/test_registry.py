@@ -135,6 +135,16 @@ def test_old_versions_are_pruned_and_what_may_serve_is_not(store: BundleStore, t
     assert [path.name for path in (tmp_path / "bundles").iterdir() if path.name[0] == "."] == [".lock"]
 
 
+def test_scratch_folders_of_killed_processes_are_removed_after_a_day(store: BundleStore, tmp_path: Path) -> None:
+    """One that may still be written stays."""
+    old, young = (source_with(tmp_path / "bundles" / name, "x") for name in (".v8.11", ".v9.12"))
+    os.utime(old, (1_000, 1_000))
+
+    store.prune(2)
+
+    assert (old.exists(), young.exists()) == (False, True)
+
+
 def test_of_two_promoters_at_once_one_wins_and_the_other_is_told(store: BundleStore, tmp_path: Path) -> None:
     """Processes that saw the same live version promote another each, again and again: what was live before is always recorded."""
     store.publish(source_with(tmp_path / "source", "v3"), "v3", {})
