@@ -245,7 +245,7 @@ def _judge(
 ) -> dict[str, Any]:
     """Return what the manifest keeps of the gate: the data's facts, the comparison with the live bundle, and what was forced. Raises StageFailed."""
     before = live.manifest.get("data") if live else None
-    data = checks.describe(ingested, before)
+    data = checks.describe(ingested, before, time.time_ns() // 1_000)
     against_live = champion.compare(models, held_out, evaluated, live) if live else []
     problems = gate.find_problems(evaluate.read_report(evaluated)["metrics"], against_live, options.gate)
     problems += checks.problems(data, before, options.checks)

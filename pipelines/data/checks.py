@@ -52,16 +52,20 @@ class CheckOptions:
             raise ConfigError(f"--max-drift: {self.max_drift} is no PSI; give 0 or more, such as 0.25, or inf for none")
 
 
-def describe(ingested: Path, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the facts of these tables (JSON values). `before` are those of the live bundle: events later than its newest are new."""
+def describe(ingested: Path, before: Mapping[str, Any] | None, now_us: int) -> dict[str, Any]:
+    """Return the facts of these tables (JSON values). `before` are those of the live bundle: events later than its newest are new.
+
+    The newest event is that of those up to now: after one in the future no event would ever be new.
+    """
     summary = json.loads((ingested / "ingest.json").read_text())
     events = pl.read_parquet(ingested / "events.parquet")
+    times_us = events["event_time"].dt.epoch("us")
     since_us = before["newest_event_us"] if before else None
     return {
         "num_events": summary["num_events"],
         "num_users": summary["num_users"],
         "num_items": summary["num_items"],
-        "newest_event_us": events["event_time"].dt.epoch("us").max(),
+        "newest_event_us": times_us.filter(times_us <= now_us).max(),
         "unusable_shares": _unusable_shares(summary),
         **_drift_since(events, since_us),
     }

@@ -11,6 +11,7 @@ import pytest
 from pipelines.data.checks import CheckOptions, describe, problems, psi
 
 DAY_US = 86_400_000_000
+NOW_US = 10 * DAY_US
 
 
 def write_tables(folder: Path, new_items: np.ndarray, new_values: np.ndarray, num_unknown: int = 0) -> Path:
@@ -42,14 +43,14 @@ def write_tables(folder: Path, new_items: np.ndarray, new_values: np.ndarray, nu
 
 def found_in(folder: Path, before: dict[str, Any] | None, options: CheckOptions | None = None) -> list[str]:
     """Describe and check."""
-    return problems(describe(folder, before), before, options or CheckOptions())
+    return problems(describe(folder, before, NOW_US), before, options or CheckOptions())
 
 
 @pytest.fixture
 def before(tmp_path: Path) -> dict[str, Any]:
     """What the live bundle was made of: the old events alone."""
     nothing = np.empty(0, dtype=np.int64)
-    return describe(write_tables(tmp_path / "before", nothing, nothing), None)
+    return describe(write_tables(tmp_path / "before", nothing, nothing), None, NOW_US)
 
 
 def test_new_events_like_the_old_ones_pass(tmp_path: Path, before: dict[str, Any]) -> None:
@@ -61,8 +62,8 @@ def test_new_events_like_the_old_ones_pass(tmp_path: Path, before: dict[str, Any
     assert found_in(alike, before) == []
     assert found_in(alike, None) == []
     assert found_in(few, before) == []
-    assert describe(alike, before)["num_new_events"] == 2_000
-    assert set(describe(alike, before)["drift"]) == {"items", "event types", "values of rating"}
+    assert describe(alike, before, NOW_US)["num_new_events"] == 2_000
+    assert set(describe(alike, before, NOW_US)["drift"]) == {"items", "event types", "values of rating"}
 
 
 def test_drift_names_what_changed(tmp_path: Path, before: dict[str, Any]) -> None:
@@ -97,6 +98,15 @@ def test_a_half_loaded_table_and_unknown_items_are_stopped(tmp_path: Path, befor
         "27.3% of the recorded events cannot be used (item_id not in items), over 20% (--max-unusable-share)",
         "4000 events are 40% of the live bundle's 10000, under 80% (--min-volume-share)",
     ]
+
+
+def test_an_event_in_the_future_hides_no_later_ones(tmp_path: Path) -> None:
+    """The newest event on record is of the past, so what comes after it counts as new."""
+    one = np.zeros(1, dtype=np.int64)
+    folder = write_tables(tmp_path / "now", one, one)
+
+    assert describe(folder, None, NOW_US)["newest_event_us"] == DAY_US
+    assert describe(folder, None, DAY_US - 1)["newest_event_us"] == 3_999
 
 
 def test_psi_of_a_known_example() -> None:
