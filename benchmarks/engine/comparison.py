@@ -1,7 +1,7 @@
 """The engines of one run: started, warmed up, run case by case in alternation, stopped.
 
 Engines load one after another and stay idle while another runs. A case at which an engine fails is recorded with its
-error and not run again.
+error and not run again; an engine that does not start is recorded too, and costs no other engine's results.
 """
 
 import json
@@ -56,6 +56,7 @@ class Comparison:
         self.measured: list[Measured] = []
         self.described: dict[str, dict[str, Any]] = {}
         self.absent: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
         self.quality: dict[str, dict[str, float]] = {}
 
     @property
@@ -66,7 +67,7 @@ class Comparison:
     @property
     def device(self) -> str:
         """The device that our engine reports."""
-        return str(self.described.get(OURS, {}).get("device"))
+        return str(self.described.get(OURS, {}).get("device", "unknown"))
 
     def compare(self, folder: Path, cases: Sequence[Case]) -> None:
         """Run these cases on all engines with one checkpoint, and compare their outputs with the reference."""
@@ -122,9 +123,7 @@ class Comparison:
                 engine.wait_until_ready()
             except EngineFailed as error:
                 engine.stop()
-                if name == OURS:
-                    raise
-                self.absent[name] = f"does not start: {error}"
+                self.failed[f"{name} over {Path(entry.options['model']).name}"] = f"does not start: {error}"
             else:
                 engines[name] = engine
                 self.described[name] = engine.described
@@ -138,6 +137,8 @@ class Comparison:
             for one in measured:
                 reply = reference.ask({"prompts": one.runs[0]["prompts"], "outputs": one.runs[0]["outputs"]})
                 self.quality[one.engine] = {name: value for name, value in reply.items() if name != "seconds"}
+        except EngineFailed as error:
+            self.failed["fp32 reference"] = str(error)
         finally:
             reference.stop()
 

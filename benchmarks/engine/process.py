@@ -25,7 +25,15 @@ class EngineFailed(Exception):
 class EngineProcess:
     """A process that runs one of the engine modules. `python` is its environment's interpreter, `variables` its environment variables."""
 
-    def __init__(self, python: Path, module: str, options: Mapping[str, Any], variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        python: Path,
+        module: str,
+        options: Mapping[str, Any],
+        variables: Mapping[str, str],
+        answer_s: float = _ANSWER_S,
+    ) -> None:
+        self._answer_s = answer_s
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         settings = [f"{name}={value}" for name, value in variables.items()]
         self._process = subprocess.Popen(
@@ -42,17 +50,20 @@ class EngineProcess:
         self.described = self._read(_LOAD_S)
 
     def ask(self, ask: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and wait for the reply. Raises EngineFailed after printing the end of the process log."""
+        """Send a request and wait for the reply. Raises EngineFailed after printing the end of the process log.
+
+        A process that does not answer in time is killed: its late reply would be taken for the next request's.
+        """
         assert self._process.stdin is not None, "opened with a pipe"
         try:
             self._process.stdin.write(json.dumps(ask).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             raise EngineFailed(self._failure()) from error
-        reply = self._read(_ANSWER_S)
+        reply = self._read(self._answer_s)
         if "error" in reply:
             print(self._log_end(), file=sys.stderr)
-            raise EngineFailed(reply["error"])
+            raise EngineFailed(reply["error"].splitlines()[0])
         return reply
 
     def stop(self) -> None:
@@ -64,6 +75,7 @@ class EngineProcess:
     def _read(self, timeout_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None, "opened with a pipe"
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            self._process.kill()
             raise EngineFailed(f"no answer in {timeout_s:.0f} s")
         line = self._process.stdout.readline()
         if not line:

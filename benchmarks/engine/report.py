@@ -148,6 +148,15 @@ def tables(report: Report) -> str:
     return "\n\n".join(parts)
 
 
+def has_failed(report: Report) -> bool:
+    """Return whether an engine or a case failed; a peer that is not installed is no failure."""
+    return bool(report["failed"] or _failed_rows(report))
+
+
+def _failed_rows(report: Report) -> list[dict[str, Any]]:
+    return [row for row in report["cases"] if "error" in row]
+
+
 def comparison(cases: Sequence[dict[str, Any]], engines: Sequence[str]) -> str:
     """Return one line for each case, a column for each engine, and the ratios of ours to the best peer."""
     ours = [engine for engine in engines if engine.startswith("tailrace")]
@@ -204,9 +213,8 @@ def _heading(report: Report) -> str:
 
 
 def _notes(report: Report) -> list[str]:
-    notes = [f"{name}: {why.splitlines()[-1]}" for name, why in report["absent_peers"].items()]
-    failed = [row for row in report["cases"] if "error" in row]
-    notes += [f"{row['name']} on {row['engine']}: {row['error'].splitlines()[0]}" for row in failed]
+    notes = [f"{name}: {why.splitlines()[-1]}" for name, why in (report["absent_peers"] | report["failed"]).items()]
+    notes += [f"{row['name']} on {row['engine']}: {row['error'].splitlines()[-1]}" for row in _failed_rows(report)]
     notes += [f"Beams of {name} are {one['constraint']}." for name, one in report["engines"].items()]
     return ["\n".join(f"- {note}" for note in notes)] if notes else []
 

@@ -13,6 +13,7 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -70,6 +71,13 @@ class TailraceEngine:
         """Generate, rank, stream, or measure the machine's limits."""
         if ask["do"] == "limits":
             return asdict(measure_limits(self._device, self._dtype, effort=ask["effort"]))
+        try:
+            return self._run(ask)
+        except Exception:
+            self._end_all(len(ask["prompts"]))
+            raise
+
+    def _run(self, ask: Request) -> Reply:
         began_s = time.perf_counter()
         for number, prompt in enumerate(ask["prompts"]):
             self._add(str(number), prompt, ask, number)
@@ -82,6 +90,14 @@ class TailraceEngine:
         else:
             outputs = [list(outcome.token_ids) for outcome in outcomes]
         return {"outputs": outputs, "steps": steps, "graphs": asdict(self._engine.graph_counts)}
+
+    def _end_all(self, num_requests: int) -> None:
+        """End what a failed request left in flight, so that the next one finds the engine empty."""
+        for number in range(num_requests):
+            self._engine.cancel(str(number))
+        with suppress(Exception):  # the first error is reported
+            while self._engine.has_work:
+                self._engine.step(0.0)
 
     def _arrivals(self, num_texts: int, began_s: float) -> list[list[float]]:
         """Step to the end; return for each text the seconds until each arrival of its tokens."""

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.engine.cases import Case, ShapeCases
+from benchmarks.engine.comparison import Comparison, Options
 from benchmarks.engine.process import EngineFailed, EngineProcess
 from benchmarks.engine.shapes import random_decoder
 from models.decoder.weights import save_decoder
@@ -51,6 +53,35 @@ def test_beside_transformers(tmp_path: Path) -> None:
     assert report["quality"]["tailrace"]["largest_gap"] < 0.1
     shares = {row["case"]: row["share"] for row in report["agreement"] if row["engine"] == "tailrace"}
     assert shares["beams-8"] >= 0.5
+
+
+def test_a_group_whose_engine_does_not_start_costs_no_other_results(tmp_path: Path) -> None:
+    """The file names it and its last line of output; the group after it is measured."""
+    case = Case(name="rank", unit="ms", batch=1, prompt_len=8, width=4)
+    comparison = Comparison(Options(device="cpu", threads=1, rounds=1, peers=(), names=frozenset()))
+    for shape in ("unknown", "tiny"):
+        comparison.run_alone(ShapeCases(shape=shape, config={"num_blocks": 16}, cases=(case,)))
+
+    assert list(comparison.failed) == ["tailrace over shape:unknown"]
+    assert comparison.failed["tailrace over shape:unknown"].endswith("KeyError: 'unknown'\n")
+    assert [one.error for one in comparison.measured] == [None]
+
+
+def test_a_late_reply_is_not_taken_for_the_next(tmp_path: Path) -> None:
+    """A process that does not answer in time is ended, and the next request fails."""
+    module = tmp_path / "slow_engine.py"
+    module.write_text(
+        "import sys, time\nprint('{}', flush=True)\nfor line in sys.stdin: time.sleep(1); print('{}', flush=True)"
+    )
+    engine = EngineProcess(Path(sys.executable), "slow_engine", {}, {"PYTHONPATH": str(tmp_path)}, answer_s=0.1)
+    engine.wait_until_ready()
+    with pytest.raises(EngineFailed, match="no answer"):
+        engine.ask({})
+
+    with pytest.raises(EngineFailed, match="ended with -9"):
+        engine.ask({})
+
+    engine.stop()
 
 
 def test_a_process_that_cannot_start_reports_its_error() -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+import benchmarks.engine.tailrace
 from benchmarks.engine.cases import code_table
 from benchmarks.engine.catalogue import CodeTrie
 from benchmarks.engine.shapes import random_decoder
-from benchmarks.engine.tailrace import drain, item_codes
+from benchmarks.engine.tailrace import TailraceEngine, drain, item_codes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 
@@ -55,6 +56,33 @@ def test_the_benchmark_imports_little() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_a_case_that_fails_leaves_no_request_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next case runs on an empty engine, and ranks what it ranks on a new one."""
+    engine = TailraceEngine(
+        {
+            "model": "shape:tiny",
+            "device": "cpu",
+            "dtype": "float32",
+            "threads": 1,
+            "config": {"num_blocks": 16, "cpu_kernels": "torch", "max_running": 1, "max_waiting": 2},
+        }
+    )
+    ask = {"do": "rank", "prompts": [[1, 2, 3], [4, 5, 6]], "width": 8, "num_best": 5}
+    outputs = engine.answer(ask)["outputs"]
+    with monkeypatch.context() as patch:
+        patch.setattr(benchmarks.engine.tailrace, "drain", drain_that_fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine.answer(ask)
+
+    assert engine.answer(ask)["outputs"] == outputs
+
+
+def drain_that_fails(engine: Engine, _clock: object) -> None:
+    """Run one step, then fail."""
+    engine.step(0.0)
+    raise RuntimeError("out of memory")
 
 
 class DoublingClock:

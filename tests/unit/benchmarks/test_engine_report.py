@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from benchmarks.engine.cases import Case
-from benchmarks.engine.report import Measured, agreements, best_limits, case_rows, roofline_rows
+from benchmarks.engine.report import Measured, agreements, best_limits, case_rows, has_failed, roofline_rows
 
 WRITE = Case(name="decode-2", unit="output tokens/s", batch=2, prompt_len=4, num_new=5)
 RANK = Case(name="beams-2", unit="requests/s", batch=1, prompt_len=4, width=2)
@@ -45,6 +47,17 @@ def test_a_failed_case_has_its_error() -> None:
 
     assert rows[0]["ratio_to_best_peer"] is None
     assert (rows[1]["value"], rows[1]["error"]) == (None, "ValueError: no")
+
+
+@pytest.mark.parametrize(
+    ("failed", "error", "fails"),
+    [({}, None, False), ({"vllm over m": "does not start: E"}, None, True), ({}, "E", True)],
+)
+def test_a_failed_engine_or_case_is_a_failure(failed: dict[str, str], error: str | None, fails: bool) -> None:
+    """A peer that is not installed is none."""
+    rows = case_rows([Measured(RANK, "tailrace", error=error)], PEERS)
+
+    assert has_failed({"absent_peers": {"vllm": "not installed"}, "failed": failed, "cases": rows}) is fails
 
 
 def test_steps_are_compared_with_the_limits_of_their_run() -> None:
