@@ -1,7 +1,7 @@
 """A path of its own for each item: at the last level an item takes the cheapest code that no other item with the same prefix has.
 
 Items that share a prefix choose in their order. Where all last codes of a prefix are taken, the item goes to the next cheapest code of the level
-before. Paths that are taken stay taken, so new items never move old ones.
+before, and where that level has no room either, of the one before it: many items may have one text. Paths that are taken stay taken, so new items never move old ones.
 """
 
 from collections.abc import Sequence
@@ -22,53 +22,77 @@ def place(levels: Sequence[CodeLevel], embeddings_ND: np.ndarray, taken: np.ndar
     return np.concatenate([np.zeros((0, len(levels)), dtype=np.int32), *placed])
 
 
-def _place_some(levels: Sequence[CodeLevel], residuals_ND: np.ndarray, used: "_Used") -> np.ndarray:
-    codes = np.zeros((len(residuals_ND), len(levels)), dtype=np.int32)
-    before_ND = residuals_ND
+def _place_some(levels: Sequence[CodeLevel], embeddings_ND: np.ndarray, used: "_Used") -> np.ndarray:
+    codes, residuals_ND = np.zeros((len(embeddings_ND), len(levels)), dtype=np.int32), embeddings_ND
     for number, level in enumerate(levels[:-1]):
         codes[:, number] = level.assign(residuals_ND)
-        before_ND = residuals_ND
         residuals_ND = level.leave(residuals_ND, codes[:, number])
     costs_NS = levels[-1].costs(residuals_ND)
     for row, path in enumerate(codes):
-        free = used.take(path[:-1], costs_NS[row])
-        if free is None:
-            free = _elsewhere(levels, before_ND[row], path, used)
-        path[-1] = free
+        if not used.take(path, costs_NS[row]):
+            _place_elsewhere(levels, embeddings_ND[row], path, used)
     return codes
 
 
-def _elsewhere(levels: Sequence[CodeLevel], before_D: np.ndarray, path: np.ndarray, used: "_Used") -> int:
-    """Change the last but one code of the path to the cheapest with room, and return the last code."""
-    if len(levels) > 1:
-        for code in np.argsort(levels[-2].costs(before_D[None])[0], kind="stable"):
-            path[-2] = code
-            costs_S = levels[-1].costs(levels[-2].leave(before_D[None], path[-2:-1]))[0]
-            free = used.take(path[:-1], costs_S)
-            if free is not None:
-                return free
+def _place_elsewhere(levels: Sequence[CodeLevel], embedding_D: np.ndarray, path: np.ndarray, used: "_Used") -> None:
+    """Change as few of the last codes as needed: the last but one to the cheapest with room, else the one before it too."""
+    residuals_1D = [embedding_D[None]]
+    for number, level in enumerate(levels[:-2]):
+        residuals_1D.append(level.leave(residuals_1D[-1], path[number : number + 1]))
+    for number in reversed(range(len(levels) - 1)):
+        if _descend(levels, residuals_1D[number], path, number, used):
+            return
     raise StageFailed("tokenize", "no code path is left for an item: make a new code book, deeper by --code-depth")
 
 
+def _descend(
+    levels: Sequence[CodeLevel], residual_1D: np.ndarray, path: np.ndarray, number: int, used: "_Used"
+) -> bool:
+    """Set the codes of the path from level `number` on, each the cheapest with room below it. Return whether there was any."""
+    if used.is_full(path[:number]):
+        return False
+    costs_S = levels[number].costs(residual_1D)[0]
+    if number == len(levels) - 1:
+        return used.take(path, costs_S)
+    for code in np.argsort(costs_S, kind="stable"):
+        path[number] = code
+        left_1D = levels[number].leave(residual_1D, path[number : number + 1])
+        if _descend(levels, left_1D, path, number + 1, used):
+            return True
+    used.fill(path[:number])
+    return False
+
+
 class _Used:
-    """Which last codes are taken below each prefix."""
+    """Which last codes are taken below each prefix, and below which prefixes all are."""
 
     def __init__(self, levels: Sequence[CodeLevel], taken: np.ndarray) -> None:
         self._size = len(levels[-1].prices_S)
         self._by_prefix: dict[bytes, np.ndarray] = {}
+        self._full: set[bytes] = set()
         for path in taken.astype(np.int32):
             self._below(path[:-1])[path[-1]] = True
 
-    def take(self, prefix: np.ndarray, costs_S: np.ndarray) -> int | None:
-        """Take the cheapest free code below a prefix; None where there is none."""
-        used_S = self._below(prefix)
+    def take(self, path: np.ndarray, costs_S: np.ndarray) -> bool:
+        """Set the path's last code to the cheapest free one, and take it. Return whether one was free."""
+        used_S = self._below(path[:-1])
         best = int(costs_S.argmin())
         if used_S[best]:
             if used_S.all():
-                return None
+                self.fill(path[:-1])
+                return False
             best = int(np.where(used_S, np.inf, costs_S).argmin())
         used_S[best] = True
-        return best
+        path[-1] = best
+        return True
+
+    def fill(self, prefix: np.ndarray) -> None:
+        """Note that all paths below this prefix are taken."""
+        self._full.add(prefix.tobytes())
+
+    def is_full(self, prefix: np.ndarray) -> bool:
+        """Whether that was noted."""
+        return prefix.tobytes() in self._full
 
     def _below(self, prefix: np.ndarray) -> np.ndarray:
         return self._by_prefix.setdefault(prefix.tobytes(), np.zeros(self._size, dtype=bool))

@@ -20,13 +20,14 @@ from pipelines.codes.append import append_items
 from pipelines.codes.code_book import CODE_BOOK, describe, load_code_book, make_codes
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.paths import place
+from pipelines.codes.quantizer import CodeLevel
 from pipelines.codes.reuse import extended_codes, kept_codes
 from pipelines.data.examples import Split, read_cases
 from pipelines.data.tokenize import describe_codes
 from pipelines.evaluation.evaluate import read_report
 from pipelines.publication.model_card import CARD
 from pipelines.training.beam_scoring import BeamScorer
-from services.errors import BundleMoved, ConfigError
+from services.errors import BundleMoved, ConfigError, StageFailed
 from services.llm.engine.beam.trie import ItemCodes
 from services.student.ranker import StudentRanker
 from tests.support.engine.engines import exhaustive_ranking
@@ -84,6 +85,20 @@ def test_each_item_has_its_own_path_of_the_nearest_codes(seed: int, num_items: i
         ]
         assert costs[code] == pytest.approx(min(costs), abs=1e-4)
         residual = residual - level.centroids_SD[code]
+
+
+def test_items_of_one_text_take_every_path_before_one_is_refused() -> None:
+    """All embeddings are equal: the paths of three levels of three codes are enough for 27 items, in two calls, and not for one more."""
+    rng = np.random.default_rng(0)
+    levels = [CodeLevel(rng.normal(size=(3, 4)).astype(np.float32), np.zeros(3, dtype=np.float32)) for _ in range(3)]
+    items = np.ones((27, 4), dtype=np.float32)
+
+    first = place(levels, items[:20], np.zeros((0, 3), dtype=np.int32))
+    second = place(levels, items[20:], first)
+
+    assert len(np.unique(np.concatenate([first, second]), axis=0)) == 27
+    with pytest.raises(StageFailed, match="no code path is left"):
+        place(levels, items[:1], np.concatenate([first, second]))
 
 
 def test_crowded_codes_give_items_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
