@@ -106,6 +106,10 @@ def read_basis(path: Path | None) -> dict[str, Any]:
         raise ConfigError(
             f"--basis: {chosen} is no result of benchmarks.capacity; make it with python -m benchmarks.capacity"
         )
+    if "history" not in basis["store"]["by_kind"]:
+        raise ConfigError(
+            f"--basis: {chosen} has no size of a user's history; make it again with python -m benchmarks.capacity"
+        )
     return basis
 
 
@@ -144,10 +148,15 @@ def kv_blocks(users: int, prompt_tokens: int = PROMPT_ITEMS + 1, block_tokens: i
 
 
 def store_mb(demand: Demand, measured: Mapping[str, Any]) -> float:
-    """Return what the online store holds: a row per user and per item at the measured sizes."""
+    """Return what the online store holds at the measured sizes: a history for each user and, where the mix has them, a list."""
     kinds = measured["store"]["by_kind"]
-    rows = {"user_id": demand.users, "item_id": demand.items}
-    return float(sum(rows[kind] * kinds[kind]["mean_bytes"] for kind in rows if kind in kinds) / 2**20)
+    per_user = kinds["history"]["mean_bytes"] + (_list_bytes(measured) if demand.mix["precomputed"] else 0)
+    return float(demand.users * per_user / 2**20)
+
+
+def _list_bytes(measured: Mapping[str, Any]) -> int:
+    """Return the size of a stored list; 0 where none was stored when it was measured."""
+    return int(measured["store"]["by_kind"].get("list", {"mean_bytes": 0})["mean_bytes"])
 
 
 def _busy_cores(demand: Demand, measured: Mapping[str, Any]) -> dict[str, float]:
@@ -180,6 +189,10 @@ def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"Catalogues above {bundle['num_items']} items are reckoned: one product over all items in each model "
             f"({measured['head_ms_per_100k_items']} ms per 100,000 items, measured alone) and the weights' size."
+        )
+    if demand.mix["precomputed"]:
+        notes.append(
+            f"A list of {_list_bytes(measured)} bytes is counted for each user; the pipeline's default stores 300 lists."
         )
     if demand.rate > measured["rate"]:
         notes.append(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.capacity.plan import TIERS, Demand, kv_block_bytes, kv_blocks, parse_mix, plan, read_basis
+from benchmarks.capacity.plan import TIERS, Demand, kv_block_bytes, kv_blocks, parse_mix, plan, read_basis, store_mb
 from services.errors import ConfigError
 
 MIX = {"precomputed": 0.5, "llm": 0.2, "student": 0.25, "popular": 0.05}
@@ -41,13 +41,18 @@ def test_kv_blocks_hold_whole_prompts() -> None:
 
 
 def test_store_holds_a_row_per_user_and_the_log_every_event() -> None:
-    """Users and events have their measured sizes; what is reckoned beyond the measured catalogue and rate is noted."""
+    """Users and events have their measured sizes, items have no rows; what is reckoned beyond the measured catalogue and rate is noted."""
+    kinds = MEASURED["store"]["by_kind"]
     one, many = (plan(demand(users=users), MEASURED).memory_gb for users in (1, 1 + 2**20))
+    no_lists = [
+        store_mb(demand(users=2**20, items=items, mix=parse_mix("student=1")), MEASURED) for items in (1, 1_000_000)
+    ]
     larger = plan(demand(items=2 * NUM_ITEMS, events_rate=1_000.0), MEASURED)
 
-    assert many - one == pytest.approx(MEASURED["store"]["by_kind"]["user_id"]["mean_bytes"] / 1_024)
+    assert many - one == pytest.approx((kinds["history"]["mean_bytes"] + kinds["list"]["mean_bytes"]) / 1_024)
+    assert no_lists == [kinds["history"]["mean_bytes"]] * 2
     assert larger.log_gb_per_day == pytest.approx(1_000 * 86_400 * MEASURED["log_bytes_per_event"] / 1e9)
-    assert [note.split()[0] for note in larger.notes] == ["Measured", "Catalogues", "CPU"]
+    assert [note.split()[0] for note in larger.notes] == ["Measured", "Catalogues", "A", "CPU"]
 
 
 @pytest.mark.parametrize(
@@ -75,10 +80,11 @@ def test_a_mix_names_tiers() -> None:
 
 
 def test_another_file_is_no_basis(tmp_path: Path) -> None:
-    """A missing one and one of another benchmark are refused."""
-    other = tmp_path / "serve.json"
+    """A missing one, one of another benchmark, and one of an earlier version without the size of a history are refused."""
+    other, earlier = tmp_path / "serve.json", tmp_path / "earlier.json"
     other.write_text(json.dumps({"benchmark": "serve"}))
+    earlier.write_text(json.dumps({**MEASURED, "store": {"by_kind": {"user_id": {"mean_bytes": 1}}}}))
 
-    for wrong in (other, tmp_path / "missing.json"):
+    for wrong in (other, earlier, tmp_path / "missing.json"):
         with pytest.raises(ConfigError, match=r"--basis: .*benchmarks\.capacity"):
             read_basis(wrong)

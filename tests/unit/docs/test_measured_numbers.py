@@ -179,6 +179,13 @@ def kept_by_kinds_of_keys() -> Iterator[str]:
     yield f"keep {kept['int8']} of the ten best on MovieLens; fp8 {kept['fp8']}"
 
 
+def store_words() -> Iterator[str]:
+    """The bytes of a user's rows in the feature store."""
+    kinds = result("capacity")["store"]["by_kind"]
+    yield f"A history takes {kinds['history']['mean_bytes']:,} bytes, the mean over MovieLens' {kinds['history']['rows']} users"
+    yield f"A stored list of 100 items takes {kinds['list']['mean_bytes']:,} bytes"
+
+
 def pipeline_lines() -> Iterator[str]:
     """A line for each point: processor seconds and memory of each stage; then the tokens of training."""
     rows = result("pipeline")["rows"]
@@ -289,6 +296,7 @@ PAGES = {
         fault_page,
         text_words,
     ),
+    "docs/capacity.md": (store_words,),
 }
 PRINTED = [(page, lines) for page, sources in PAGES.items() for lines in sources]
 
