@@ -168,7 +168,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     bars.begin("gate")
     store = BundleStore(places.bundle_root)
     live = _live_of(store, name) if split == SplitKind.LEAVE_ONE_OUT else None  # it learned from what is after the cut
-    judged = _judge(models, held_out, evaluated.path, ingested.path, live, options)
+    judged = _judge(models, held_out, evaluated, ingested.path, live, options)
     yield StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
     if split == SplitKind.GLOBAL_TIME:
         return
@@ -238,7 +238,7 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
 def _judge(
     models: evaluate.Trained,
     held_out: HeldOut,
-    evaluated: Path,
+    evaluated: StageOutput,
     ingested: Path,
     live: Bundle | None,
     options: PipelineOptions,
@@ -246,8 +246,9 @@ def _judge(
     """Return what the manifest keeps of the gate: the data's facts, the comparison with the live bundle, and what was forced. Raises StageFailed."""
     before = live.manifest.get("data") if live else None
     data = checks.describe(ingested, before, time.time_ns() // 1_000)
-    against_live = champion.compare(models, held_out, evaluated, live) if live else []
-    problems = gate.find_problems(evaluate.read_report(evaluated)["metrics"], against_live, options.gate)
+    other = live if live and not _holds(live, evaluated) else None  # an unchanged run is no challenger of itself
+    against_live = champion.compare(models, held_out, evaluated.path, other) if other else []
+    problems = gate.find_problems(evaluate.read_report(evaluated.path)["metrics"], against_live, options.gate)
     problems += checks.problems(data, before, options.checks)
     if options.force and problems:
         log.warning("gate_forced", problems=problems)
@@ -262,6 +263,12 @@ def _live_of(store: BundleStore, dataset: str) -> Bundle | None:
     """Return the live bundle; None before the first one, and where it was made of other data."""
     live = store.live() if store.live_version() else None
     return live if live and live.manifest.get("dataset") == dataset else None
+
+
+def _holds(bundle: Bundle, evaluated: StageOutput) -> bool:
+    """Whether the bundle's models are the ones that were evaluated, and no items were added to them."""
+    lineage = bundle.manifest.get("lineage", {})
+    return "items_added_to" not in lineage and lineage.get("stages", {}).get("evaluate") == evaluated.key
 
 
 def _ingest(stages: StageCache, options: PipelineOptions, places: Places) -> StageOutput:

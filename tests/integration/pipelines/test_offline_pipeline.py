@@ -16,6 +16,7 @@ from benchmarks.quality.__main__ import measure
 from benchmarks.quality.summary import summarise
 from models.registry import BundleStore
 from pipelines.evaluation.gate import GateOptions
+from pipelines.evaluation.held_out import LEDGER, read_ledger
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication.precompute import PrecomputeOptions
 from pipelines.run import refresh_lists, run_pipeline
@@ -201,7 +202,8 @@ async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
 async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
     tmp_path: Path, places: Places, options: PipelineOptions
 ) -> None:
-    """Every stage that writes a folder is skipped and the same version stays live; features and lists go to the store in each run."""
+    """Every stage that writes a folder is skipped, the same version stays live, and no test label is read; features and lists go to the store in each run."""
+    openings = read_ledger(places.stages_dir / LEDGER)
     other = valkey_server(tmp_path / "valkey")
     other.start()
     try:
@@ -215,6 +217,7 @@ async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
         other.kill()
 
     assert {stage.stage for stage in report.stages if not stage.skipped} <= {"gate", "publish"}
+    assert read_ledger(places.stages_dir / LEDGER) == openings
     assert report.bundle_version == BundleStore(places.bundle_root).live_version()
     assert all(one.history_item_ids for one in found)
     assert sum(one.precomputed is not None for one in found) == 10
