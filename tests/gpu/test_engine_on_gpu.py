@@ -27,6 +27,8 @@ from models.decoder.window import Window
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
+from services.llm.engine.forward.weights import join_weights
+from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome, Status
 from services.llm.engine.text.parameters import SamplingParams
@@ -125,6 +127,26 @@ def assert_alike(there: dict[str, EngineOutcome], here: dict[str, EngineOutcome]
 @pytest.fixture(autouse=True)
 def _exact_products() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize("rows", [(1,), (7,), (3, 4), (0,)])
+def test_logits_of_bf16_are_not_rounded(rows: tuple[int, ...]) -> None:
+    """They are the fp32 sums of any rows with a level's part of the output matrix, and most lie between two numbers of bf16."""
+    from services.llm.engine.gpu.forward import triton_forward
+
+    made = decoder(LLAMA).to("cuda", torch.bfloat16)
+    cache = KvCache(LLAMA, 4, SMALL.block_tokens, torch.bfloat16, torch.device("cuda"), "model")
+    forward = triton_forward(join_weights(made), cache)
+    hidden_RD = torch.randn(*rows, LLAMA.hidden_size, device="cuda").bfloat16()
+
+    with torch.inference_mode():
+        logits_RS = forward.logits(hidden_RD, 41, 91)
+
+    wanted_RS = hidden_RD.float() @ made.head_weight_VD[41:91].float().T
+    assert logits_RS.dtype == torch.float32
+    assert logits_RS.shape == (*rows, 50)
+    assert torch.allclose(logits_RS, wanted_RS, atol=1e-4)
+    assert logits_RS.numel() == 0 or (logits_RS != logits_RS.bfloat16()).float().mean() > 0.5
 
 
 @pytest.mark.parametrize("kv_kind", ["int8", "fp8"])

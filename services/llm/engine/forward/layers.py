@@ -11,6 +11,7 @@ G key/value heads, K head size.
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from models.decoder.rope import rotary_angles
@@ -90,8 +91,13 @@ class LayerLoop:
         return normed_TD
 
     def logits(self, hidden_RD: Tensor, first: int, last: int) -> Tensor:
-        """Multiply by these rows of the output matrix."""
-        return self._ops.linear(hidden_RD, self._weights.head_VD[first:last], None).float()
+        """Multiply by these rows of the output matrix. On CUDA the sums of 16-bit numbers are returned in fp32 as cuBLAS makes them."""
+        head_ND = self._weights.head_VD[first:last]
+        if hidden_RD.is_cuda and hidden_RD.dtype in (torch.bfloat16, torch.float16):
+            rows_RD = hidden_RD.reshape(-1, hidden_RD.shape[-1])
+            logits_RN: Tensor = torch.mm(rows_RD, head_ND.T, out_dtype=torch.float32)
+            return logits_RN.view(*hidden_RD.shape[:-1], last - first)
+        return self._ops.linear(hidden_RD, head_ND, None).float()
 
     def _attend(
         self, index: int, layer: LayerWeights, normed_TD: Tensor, cos_sin: tuple[Tensor, Tensor], step: StepInputs
