@@ -22,12 +22,11 @@ from models.registry import Bundle, BundleStore
 from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyAway, TailraceError
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import Status
 from services.llm.ranking.model import LoadedBundle, load_bundle
 from services.llm.serving.affinity_router import affinity
-from services.llm.serving.card import KvPoolSize, check_support, open_card
+from services.llm.serving.card import KvPoolSize, check_support, limits_of, open_card
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.reply import Reply, refusal_of
@@ -114,7 +113,7 @@ class LlmDeployment:
         self._metrics = EngineMetrics(registry)
         ProcessMetrics(registry, "llm")
         self._pool = ranking_pool(settings)
-        self._limits = measure_limits(torch.device(settings.llm_device), getattr(torch, settings.llm_dtype))
+        self._limits = limits_of(self._pool.card, settings.llm_device, settings.llm_dtype)
         self._live = LiveEngine(BundleStore(settings.bundle_root), settings.bundle_poll_s, self._load, self._start)
 
     def __del__(self) -> None:

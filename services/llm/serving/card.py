@@ -13,9 +13,12 @@ from models.decoder.decoder import Decoder
 from services.errors import ConfigError
 from services.llm.engine.config import EngineConfig, KvKind
 from services.llm.engine.cost.cost_model import number_sizes
+from services.llm.engine.cost.machine_limits import MachineLimits, measure_limits
 from services.llm.engine.kv.memory import KvMemory
 
 _LEAST_BLOCKS = 2
+_OLD_HEAD_DIM = 64
+"""The widest heads whose attention fits into the 64 KB of shared memory of a card before compute capability 8.0; those of 128 take 66 KB or more."""
 _WORKSPACE_SHARE = 0.05
 """Share of the memory that was free at the start which stays free for captured graphs and activations."""
 _GIB = 2**30
@@ -56,9 +59,23 @@ def check_support(card: Card | None, dtype_setting: str, dtype: str, kv_kind: Kv
         return
     have = f"the {card.name} has compute capability {card.capability[0]}.{card.capability[1]}"
     if dtype == "bfloat16" and card.capability < (8, 0):
-        raise ConfigError(f"{dtype_setting}: bfloat16 needs compute capability 8.0, and {have}; set it to float32")
+        raise ConfigError(
+            f"{dtype_setting}: bfloat16 needs compute capability 8.0, and {have}; set it to float32, "
+            f"which runs there for models whose heads have at most {_OLD_HEAD_DIM} numbers"
+        )
     if kv_kind == "fp8" and card.capability < (8, 9):
         raise ConfigError(f"TAILRACE_KV_KIND: fp8 needs compute capability 8.9, and {have}; set it to int8 or model")
+
+
+def limits_of(card: Card | None, device: str, dtype: str) -> MachineLimits:
+    """Measure the machine's limits, before an engine is made.
+
+    On a card the memory that this took goes back to the driver: in torch's cache (1.2 GiB) a pool's check would count it as used.
+    """
+    limits = measure_limits(torch.device(device), getattr(torch, dtype))
+    if card is not None:
+        torch.cuda.empty_cache()
+    return limits
 
 
 def pool_of(
@@ -89,9 +106,17 @@ class KvPoolSize:
     share: float
 
     def fit(self, config: EngineConfig, shape: DecoderConfig, number_bytes: int, free_bytes: int) -> EngineConfig:
-        """Return the configuration with the number of blocks. Raises ConfigError where they do not fit into what is free now."""
+        """Return the configuration with the number of blocks.
+
+        Raises ConfigError where they do not fit into what is free now, or the model's heads into the card's shared memory.
+        """
         if self.card is None:
             return config
+        if self.card.capability < (8, 0) and shape.head_dim > _OLD_HEAD_DIM:
+            raise ConfigError(
+                f"TAILRACE_LLM_DEVICE: the model's heads have {shape.head_dim} numbers, and {self.card.device} ({self.card.name}) "
+                f"has shared memory for {_OLD_HEAD_DIM}; set it to cpu, or to a card of compute capability 8.0 or higher"
+            )
         sizes = number_sizes(shape, number_bytes, config.kv_kind)
         block_bytes = config.block_tokens * shape.num_hidden_layers * sizes.kv_token_layer
         wanted = self.num_blocks or int(self.share * self.card.free_bytes / block_bytes)

@@ -20,10 +20,9 @@ from ray import serve
 from services.contracts.text import TextModel, TextRequest
 from services.errors import TailraceError
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.ranking.deployment import engine_config, replica_options
 from services.llm.serving.affinity_router import affinity
-from services.llm.serving.card import KvPoolSize, check_support, open_card
+from services.llm.serving.card import KvPoolSize, check_support, limits_of, open_card
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics
 from services.llm.serving.reply import Refusal, refusal_of
@@ -52,9 +51,10 @@ class TextDeployment:
         registry = CollectorRegistry()
         metrics = EngineMetrics(registry)
         ProcessMetrics(registry, "text")
-        self._text = _load(settings, text_pool(settings))
+        pool = text_pool(settings)
+        limits = limits_of(pool.card, settings.llm_device, settings.text_dtype)
+        self._text = _load(settings, pool)
         name = self._text.model.name
-        limits = measure_limits(torch.device(settings.llm_device), getattr(torch, settings.text_dtype))
         report = EngineStepMetrics(metrics, self._text.engine, name, limits)
         self._thread = EngineThread(self._text.engine, settings.text_threads, report.record)
         gc.collect()

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.errors import ConfigError
+from services.errors import CheckpointError, ConfigError
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import number_sizes
 from services.llm.engine.engine import Engine
 from services.llm.engine.kv.cache import KvCache
 from services.llm.ranking.deployment import ranking_pool
-from services.llm.serving.card import Card, KvPoolSize, check_support, open_card, pool_of
+from services.llm.serving.card import Card, KvPoolSize, check_support, limits_of, open_card, pool_of
+from services.llm.text.deployment import TextDeployment
 from services.settings.settings import Settings
 from tests.support.engine.attention_shapes import attention_shape
 from tests.support.engine.engines import build_decoder, build_items
@@ -33,7 +34,12 @@ T4, A100, L4 = (
 @pytest.mark.parametrize(
     ("card", "dtype", "kv_kind", "refused"),
     [
-        (T4, "bfloat16", "model", "LLM_DTYPE: bfloat16 needs .* 8.0, and the T4 has .* 7.5; set it to float32"),
+        (
+            T4,
+            "bfloat16",
+            "model",
+            "LLM_DTYPE: bfloat16 needs .* 8.0, and the T4 has .* 7.5; set it to float32, .* at most 64 numbers",
+        ),
         (T4, "float32", "int8", None),
         (A100, "bfloat16", "fp8", "KV_KIND: fp8 needs .* 8.9, and the A100 .* 8.0; set it to int8 or model"),
         (A100, "bfloat16", "model", None),
@@ -44,6 +50,40 @@ def test_what_a_card_has_no_instructions_for_is_refused(card, dtype, kv_kind, re
     """bf16 before Ampere, and fp8 before Ada, where Triton's compiler would fail in the first step."""
     with nullcontext() if refused is None else pytest.raises(ConfigError, match=f"TAILRACE_{refused}"):
         check_support(card, "TAILRACE_LLM_DTYPE", dtype, kv_kind)
+
+
+@pytest.mark.parametrize(("card", "head_dim", "refused"), [(T4, 64, False), (T4, 128, True), (A100, 128, False)])
+def test_heads_that_exceed_the_shared_memory_are_refused(card: Card, head_dim: int, refused: bool) -> None:
+    """Of an older card, whatever the dtype: its compiler would fail in the first step."""
+    pool, shape = KvPoolSize(card, "TAILRACE_KV_NUM_BLOCKS", 64, 0.4), attention_shape(16, 8, head_dim, layers=2)
+
+    with pytest.raises(ConfigError, match=r"heads have 128 numbers.*T4") if refused else nullcontext():
+        assert pool.fit(EngineConfig(), shape, 4, 10 * GIB).num_blocks == 64
+
+
+@pytest.mark.parametrize(("card", "steps"), [(T4, ["measure", "empty"]), (None, ["measure"])])
+def test_what_the_limits_took_of_a_card_is_free_again(
+    card: Card | None, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measurement's memory is returned to the driver after it, on a card alone."""
+    done: list[str] = []
+    monkeypatch.setattr("services.llm.serving.card.measure_limits", lambda *_: done.append("measure"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty"))
+
+    limits_of(card, "cpu", "float32")
+
+    assert done == steps
+
+
+def test_a_text_replica_measures_before_its_pool_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards a measurement might find no memory."""
+    done: list[str] = []
+    monkeypatch.setattr("services.llm.text.deployment.limits_of", lambda *_: done.append("measure"))
+
+    with pytest.raises(CheckpointError):
+        TextDeployment(Settings(text_path="nowhere"))
+
+    assert done == ["measure"]
 
 
 def test_a_card_that_is_absent_is_refused_at_the_start() -> None:
