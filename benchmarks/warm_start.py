@@ -1,9 +1,9 @@
 """Warm start: how much of a whole training's NDCG@10 a start from the live bundle keeps, and in how much of its time.
 
-    python -m benchmarks.warm_start --json OUT [--state FOLDER] [--sequences FOLDER] [--new 0.02 0.1] [--seeds 3] [--epochs N]
+    python -m benchmarks.warm_start --json OUT [--state FOLDER] [--sequences FOLDER] [--new 0.02 0.1] [--seeds 3] [--recipes FILE] [--epochs N]
 
 Default data: ml-100k; `--sequences` is a folder as benchmarks/quality/sequences.py describes it. For each share `--new` a live decoder and student are trained without that share of each
-user's newest training events; then both are trained on all events twice: from the beginning (`whole`), and as `tailrace pipeline --warm-start` does from the live ones (`warm`). The recipe is the one
+user's newest training events; then both are trained on all events twice: from the beginning (`whole`), and from the live ones as the nightly pipeline does (`warm`). The recipe is the one
 that the pipeline takes for this data. NDCG@10 as served, of the test labels and of the validation labels, by which each training also chose its best epoch; each user's is
 the mean over the seeds. `kept` is that of warm over that of whole, with the 95 % bootstrap interval over users, paired. Times are processor time on one thread.
 """
