@@ -101,7 +101,7 @@ class DataPlane:
         self.popular = popular
         self.load = load
         self.clock = clock
-        self.edge = EdgeWatch(load, clock)
+        self.edge = EdgeWatch(load, clock, wall_clock)
         self._record = record
         self._producers = producers
         self._metrics = metrics

@@ -21,32 +21,15 @@ _LEAST_FALL, _MOST_FALL = 0.8, 0.5
 _RISE = 0.05
 _MIN_LIMIT = 8
 _MAX_LIMIT = 4_096
-_BASE_LIFE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeMark:
-    """What the edge wrote on a request: its clock in milliseconds, and how many recommendations were in flight there."""
+    """What the edge wrote on a request: its clock in milliseconds, how many recommendations were in flight there, and its name, empty if it wrote none."""
 
     stamp_ms: int
     num_in_flight: int
-
-
-class ArrivalClock:
-    """Computes how long ago a request reached the edge."""
-
-    def __init__(self) -> None:
-        self._least_s = self._least_before_s = float("inf")
-        self._began_s = float("-inf")
-
-    def waited_s(self, stamp_ms: int, now_s: float) -> float:
-        """Return the seconds between the stamp and now, over the least of the last ten to twenty seconds."""
-        difference_s = now_s - stamp_ms / 1_000
-        if now_s - self._began_s >= _BASE_LIFE_S:
-            self._least_before_s = self._least_s if now_s - self._began_s < 2 * _BASE_LIFE_S else float("inf")
-            self._least_s, self._began_s = difference_s, now_s
-        self._least_s = min(self._least_s, difference_s)
-        return difference_s - min(self._least_s, self._least_before_s)
+    edge: str = ""
 
 
 class EdgeLimit:

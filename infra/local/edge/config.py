@@ -75,7 +75,8 @@ _OVERLOADED = error_body("overloaded", "the edge is overloaded")
 _OVER_LIMIT = "{{ var(proc.limit_{door}) -m int gt 0 }} {{ var(txn.in_flight),sub(proc.limit_{door}) gt 0 }}"
 """More recommendations are in flight through this door than the gateways answer in time. A text that is no number is 0, which limits nothing."""
 _MARK = """http-request set-header x-edge-arrived-ms %[date(0,ms)]
-    http-request set-header x-edge-in-flight %[var(txn.in_flight)]"""
+    http-request set-header x-edge-in-flight %[var(txn.in_flight)]
+    http-request set-header x-edge-name %[hostname]"""
 
 
 def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:

@@ -13,11 +13,13 @@ from services.router.edge_limit import EdgeMark
 
 REQUEST_ID = "x-request-id"
 DEADLINE_MS = "x-deadline-ms"
-EDGE_ARRIVED_MS, EDGE_IN_FLIGHT, EDGE_LIMIT = "x-edge-arrived-ms", "x-edge-in-flight", "x-edge-limit"
+EDGE_ARRIVED_MS, EDGE_IN_FLIGHT, EDGE_NAME = "x-edge-arrived-ms", "x-edge-in-flight", "x-edge-name"
+EDGE_LIMIT = "x-edge-limit"
 """The edge's clock and count on a request, and the gateway's limit on an answer; the edge lets none of them pass from or to a caller."""
 
 _MAX_DIGITS = 9
 _MAX_MARK_DIGITS = 15
+_MAX_NAME_LEN = 64
 
 
 def retry_after(seconds: float) -> str:
@@ -95,7 +97,7 @@ def edge_mark_from(headers: Mapping[str, str]) -> EdgeMark | None:
     stamp_ms, num_in_flight = headers.get(EDGE_ARRIVED_MS, ""), headers.get(EDGE_IN_FLIGHT, "")
     if not (_is_count(stamp_ms) and _is_count(num_in_flight)):
         return None
-    return EdgeMark(int(stamp_ms), int(num_in_flight))
+    return EdgeMark(int(stamp_ms), int(num_in_flight), headers.get(EDGE_NAME, "")[:_MAX_NAME_LEN])
 
 
 def _is_count(text: str) -> bool:

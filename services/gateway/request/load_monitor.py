@@ -17,8 +17,9 @@ from prometheus_client import Counter, Gauge
 from services.contracts.access import Priority
 from services.errors import Overloaded
 from services.router.admission import Admission, Verdict
+from services.router.arrival_clock import ArrivalClock
 from services.router.deadline import Arrival, Deadline
-from services.router.edge_limit import ArrivalClock, EdgeLimit, EdgeMark
+from services.router.edge_limit import EdgeLimit, EdgeMark
 
 DOORS = ("rest", "grpc")
 """Each has a limit at the edge of its own: gRPC reads calls more slowly, and its queue would not show beside REST's short waits."""
@@ -31,6 +32,7 @@ _LATE_SHARE = 0.5
 """A request of whose deadline so much is over begins late: there is no time left to rank."""
 _MAX_LATE_PER_TURN = 8
 """An answer from memory costs some 0.2 ms."""
+_MAX_EDGES = 64
 _NEWEST_WEIGHT = 0.1
 _LONGEST_TURN_S = 0.1
 
@@ -174,10 +176,11 @@ class Turns:
 class EdgeWatch:
     """Reads the marks that the edge puts on requests: when each reached the edge, and from that how many the edge may let in at once."""
 
-    def __init__(self, load: LoadMonitor, clock: Callable[[], float]) -> None:
+    def __init__(self, load: LoadMonitor, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         self._load = load
         self._clock = clock
-        self._arrivals = ArrivalClock()
+        self._wall_clock = wall_clock
+        self._arrivals: dict[str, ArrivalClock] = {}
         self._limits = {door: EdgeLimit() for door in DOORS}
 
     @property
@@ -190,8 +193,16 @@ class EdgeWatch:
         now_s = self._clock()
         if mark is None:
             return Arrival(now_s)
-        waited_s = self._arrivals.waited_s(mark.stamp_ms, now_s)
+        waited_s = self._arrivals_at(mark.edge).waited_s(mark.stamp_ms, self._wall_clock(), now_s)
         limit = self._limits[door]
         limit.observed(waited_s + self._load.turns.delay_s, mark.num_in_flight, now_s)
         self._load.waited_at_edge(door, limit.standing_wait_s, now_s)
         return Arrival(now_s - waited_s, waited_s)
+
+    def _arrivals_at(self, edge: str) -> ArrivalClock:
+        """Return the clock of this edge, new for an unknown one. Edges come and go with their pods: the one that was not seen for longest is forgotten."""
+        clock = self._arrivals.pop(edge, None) or ArrivalClock()
+        self._arrivals[edge] = clock
+        if len(self._arrivals) > _MAX_EDGES:
+            del self._arrivals[next(iter(self._arrivals))]
+        return clock

@@ -50,7 +50,7 @@ class FixedWatch(EdgeWatch):
     """Announces one text."""
 
     def __init__(self, load: LoadMonitor, text: str) -> None:
-        super().__init__(load, time.monotonic)
+        super().__init__(load, time.monotonic, time.time)
         self._text = text
 
     @property

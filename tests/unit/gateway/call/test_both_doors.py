@@ -237,6 +237,17 @@ async def test_a_request_that_waited_at_the_edge_past_its_deadline_is_refused(do
     assert len(world.llm.requests) == 1
 
 
+async def test_edges_whose_clocks_differ_delay_nothing(door: Door) -> None:
+    """Each edge is known by its name, so a request of the one says nothing of the other's clock."""
+    marks = [
+        {"x-edge-arrived-ms": stamp_ms, "x-edge-in-flight": "1", "x-edge-name": name}
+        for name, stamp_ms in (("edge-0", "5000000"), ("edge-1", "4000000"))
+    ]
+    replies = [await door.recommend({"user_id": "long", "deadline_ms": 900}, headers) for headers in marks]
+
+    assert [reply.code for reply in replies] == ["ok", "ok"]
+
+
 @pytest.mark.parametrize("stamp", ["", "-1", "1e3", "9" * 5_000])
 async def test_a_mark_that_is_no_number_of_the_edge_s_is_ignored(door: Door, stamp: str) -> None:
     """The request counts as one that did not come through the edge."""

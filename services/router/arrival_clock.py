@@ -1,0 +1,80 @@
+"""Computes how long a request waited between an edge and here, where the two clocks may differ. Pure: times are arguments.
+
+The edge's stamp and this process's clock differ by a constant and the wait; the least difference of the last seconds is the constant. Both are clocks of the day: on
+one machine they are set together, and nothing is seen of it. Where they are not, the difference falls at once when the edge's clock is set forward. When that is set
+back, every request seems to have waited. But a wait grows no faster than time passes: if all requests of a row waited longer
+than the time since one came without waiting, the clock was set, and the constant is learned anew. Requests may also come out of order, so the first one that contradicts this
+brings the former constant back. At low rates a step goes unseen for at most twenty seconds.
+"""
+
+import math
+from dataclasses import dataclass
+
+_BASE_LIFE_S = 10.0
+_MARGIN_S = 0.05
+"""Requests that waited less came without waiting."""
+_MIN_WAITED = 16
+"""So many requests in a row must have waited before a step is considered."""
+_MIN_STEP_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was found, and what would contradict it: a difference below `unless_below_s`."""
+
+    before_s: float
+    unless_below_s: float
+
+
+class ArrivalClock:
+    """Owns what is known of one edge's clock."""
+
+    def __init__(self) -> None:
+        self._least_s = self._least_before_s = math.inf
+        self._began_s = -math.inf
+        self._step: _Step | None = None
+        self._came_at_once_s = -math.inf
+        self._num_waited = 0
+        self._least_waited_s = math.inf
+
+    def waited_s(self, stamp_ms: int, wall_s: float, now_s: float) -> float:
+        """Return the seconds between the stamp and now.
+
+        Args:
+            stamp_ms: The edge's clock when the request reached it (Unix time).
+            wall_s: This process's clock of the day.
+            now_s: Its monotonic clock.
+        """
+        difference_s = wall_s - stamp_ms / 1_000
+        self._age(difference_s, now_s)
+        if self._step is not None and difference_s < self._step.unless_below_s:
+            self._learn(self._step.before_s, now_s)
+        self._least_s = min(self._least_s, difference_s)
+        waited_s = difference_s - self._base_s
+        if waited_s <= _MARGIN_S:
+            self._came_at_once_s, self._num_waited, self._least_waited_s = now_s, 0, math.inf
+            return waited_s
+        self._num_waited += 1
+        self._least_waited_s = min(self._least_waited_s, waited_s)
+        if self._num_waited < _MIN_WAITED or self._least_waited_s <= now_s - self._came_at_once_s + _MIN_STEP_S:
+            return waited_s
+        step_s, before_s = self._least_waited_s, self._base_s
+        self._learn(before_s + step_s, now_s)
+        self._step = _Step(before_s, before_s + step_s / 2)
+        return waited_s - step_s
+
+    @property
+    def _base_s(self) -> float:
+        return min(self._least_s, self._least_before_s)
+
+    def _age(self, difference_s: float, now_s: float) -> None:
+        """Begin a new period after ten seconds; what was known before the last one is forgotten."""
+        age_s = now_s - self._began_s
+        if age_s >= _BASE_LIFE_S:
+            self._least_before_s = self._least_s if age_s < 2 * _BASE_LIFE_S else math.inf
+            self._least_s, self._began_s, self._step = difference_s, now_s, None
+
+    def _learn(self, base_s: float, now_s: float) -> None:
+        """Begin anew with this difference as that of a request that did not wait."""
+        self._least_s, self._least_before_s, self._began_s, self._step = base_s, math.inf, now_s, None
+        self._came_at_once_s, self._num_waited, self._least_waited_s = now_s, 0, math.inf
