@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.contracts.access import Caller
-from services.contracts.recommend import check_id
+from services.contracts.recommend import MAX_DEADLINE_MS, check_id
 from services.errors import InvalidRequest
 from services.router.edge_limit import EdgeMark
 
@@ -89,7 +89,9 @@ def deadline_ms_from(headers: Mapping[str, str]) -> int | None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
         raise InvalidRequest(DEADLINE_MS, "not a whole number of milliseconds", "send for example 200")
-    return int(text)
+    if not 1 <= (deadline_ms := int(text)) <= MAX_DEADLINE_MS:
+        raise InvalidRequest(DEADLINE_MS, f"{deadline_ms} is out of range", f"send 1 to {MAX_DEADLINE_MS}")
+    return deadline_ms
 
 
 def edge_mark_from(headers: Mapping[str, str]) -> EdgeMark | None:
