@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.contracts.access import Caller
-from services.contracts.recommend import MAX_DEADLINE_MS, check_id
+from services.contracts.recommend import check_id
 from services.errors import InvalidRequest
 from services.router.edge_limit import EdgeMark
 
@@ -82,15 +82,17 @@ def request_id_from(request_id: str | None) -> str:
     return request_id
 
 
-def deadline_ms_from(headers: Mapping[str, str]) -> int | None:
-    """Return the caller's deadline in milliseconds from arrival, if one is named. Raises InvalidRequest."""
+def deadline_ms_from(headers: Mapping[str, str], at_most: int | None = None) -> int | None:
+    """Return the caller's deadline in milliseconds from arrival, if one is named. Raises InvalidRequest naming the header."""
     text = headers.get(DEADLINE_MS)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
         raise InvalidRequest(DEADLINE_MS, "not a whole number of milliseconds", "send for example 200")
-    if not 1 <= (deadline_ms := int(text)) <= MAX_DEADLINE_MS:
-        raise InvalidRequest(DEADLINE_MS, f"{deadline_ms} is out of range", f"send 1 to {MAX_DEADLINE_MS}")
+    deadline_ms = int(text)
+    if deadline_ms < 1 or (at_most is not None and deadline_ms > at_most):
+        fix = "send 1 or more" if at_most is None else f"send 1 to {at_most}"
+        raise InvalidRequest(DEADLINE_MS, f"{text} is out of range", fix)
     return deadline_ms
 
 

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import Scope
+from services.contracts.recommend import MAX_DEADLINE_MS
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import Call, deadline_ms_from, edge_mark_from
 from services.gateway.data_plane import DataPlane
@@ -44,7 +45,9 @@ class RpcDoor:
 
         async def handle(call: Call, headers: dict[str, str]) -> pb.RecommendResponse:
             arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
-            message = parse_recommend(request, self._max_body_bytes, call.request_id, deadline_ms_from(headers))
+            message = parse_recommend(
+                request, self._max_body_bytes, call.request_id, deadline_ms_from(headers, MAX_DEADLINE_MS)
+            )
             call.request_id = message.request_id
             return format_recommendation(await plane.recommend(message, arrival, DOOR, call.admitted))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from services.contracts.recommend import MAX_DEADLINE_MS
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import EDGE_LIMIT, Call, deadline_ms_from, edge_mark_from
 from services.gateway.call.http import DOOR, HttpApp, json_response, read_body
@@ -90,7 +91,7 @@ class _RestDoor:
         arrival = plane.edge.arrival(edge_mark_from(http.headers), DOOR)
         try:
             body = await read_body(http, self._max_body_bytes)
-            request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers))
+            request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers, MAX_DEADLINE_MS))
             call.request_id = request.request_id
             return json_response(format_recommendation(await plane.recommend(request, arrival, DOOR, call.admitted)))
         finally:  # a slow answer carries the limit of its end, not of its beginning
