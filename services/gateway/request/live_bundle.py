@@ -69,6 +69,7 @@ class LiveBundle:
         self._info = info
         self._quality = quality
         self._live: Live | None = None
+        self._prepare: list[Callable[[Live], object]] = []
         self._follower = BundleFollower(store, poll_s, self._load, self._swap)
 
     @property
@@ -81,6 +82,10 @@ class LiveBundle:
         if self._live is None:
             raise DependencyAway("bundle", retry_after_s=max(1.0, self._poll_s))
         return self._live
+
+    def before_swap(self, prepare: Callable[[Live], object]) -> None:
+        """Call `prepare` with each bundle that is loaded from now on, in the loading thread, before any request sees it. A bundle with which it fails is refused."""
+        self._prepare.append(prepare)
 
     async def start(self) -> None:
         """Load the bundle that the pointer names, if there is one, then follow the pointer in the background."""
@@ -99,6 +104,8 @@ class LiveBundle:
         student = self._load_student(bundle, catalogue)
         live = Live(bundle.version, catalogue, student, bundle.manifest)
         _warm(live)
+        for prepare in self._prepare:
+            prepare(live)
         return live
 
     def _swap(self, live: Live) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
 from services.errors import DependencyAway
 from services.gateway.request.candidates import ItemRanking, as_items, best_allowed, choose, masks_for
 from services.gateway.tiers.popular import PopularRanking, rank_by_popularity
-from tests.unit.gateway.world import NUM_ITEMS, World, catalogue_of
+from tests.unit.gateway.world import NUM_ITEMS, World, catalogue_of, publish
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,30 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
     await asyncio.gather(older, newer)
 
     assert world.plane.popular.ranking("v1", world.plane.live.current().catalogue).order[0] == 19
+
+
+async def test_no_request_ranks_all_items_around_a_swap(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a million items that takes 0.1 s: the loading thread does it, and requests of the bundle before keep theirs."""
+    ranked_in: list[threading.Thread] = []
+
+    def rank(*args: Any) -> PopularRanking:
+        """Rank; record the thread."""
+        ranked_in.append(threading.current_thread())
+        return rank_by_popularity(*args)
+
+    popular, before = world.plane.popular, world.plane.live.current()
+    monkeypatch.setattr("services.gateway.tiers.popular.rank_by_popularity", rank)
+    publish(tmp_path / "bundles", "v2", catalogue_of(5))
+    await world.plane.live.refresh()
+    after = world.plane.live.current()
+
+    rankings = [popular.ranking(live.version, live.catalogue) for live in (after, before, after)]
+
+    assert [(ranking.version, len(ranking.order)) for ranking in rankings] == [("v2", 5), ("v1", NUM_ITEMS), ("v2", 5)]
+    assert ranked_in
+    assert threading.current_thread() not in ranked_in
 
 
 item_ids = st.lists(st.sampled_from([*(f"i{index:02}" for index in range(NUM_ITEMS)), "gone"]), max_size=8)
