@@ -223,7 +223,9 @@ class BundleMoved(BundleError):
     """Another promotion was faster."""
 
     def __init__(self, expected: str | None, found: str | None) -> None:
-        super().__init__(f"the live version is {found} and no longer {expected}: look at it, then run the command again")
+        super().__init__(
+            f"the live version is {found} and no longer {expected}: look at it, then run the command again"
+        )
 
 
 class BundleMismatch(BundleError):
