@@ -3,8 +3,9 @@
 A plane through (load, work, seconds), fitted by exponentially weighted moments, plus three times the third quartile of the recent
 errors. One outlier moves neither: a slow result enters the fit at the prediction at most doubled, and up to a quarter of
 the recent errors do not move their third quartile. Slow results whose waits overlap have one cause and count once. A late
-answer is cancelled, so all that is known is a lower bound of its latency. While nothing is observed the prediction decays, so
-that a replica that was too slow gets a trial again; each failed trial doubles the half-life.
+answer is cancelled, so all that is known is a lower bound of its latency. A slope is believed by the spread of load and work that its
+observations have (ridge regression): while all served requests are alike it falls to 0, since none of them could refute it.
+While nothing is observed the prediction decays, so that a replica that was too slow gets a trial again; each failed trial doubles the half-life.
 
 Does not know deadlines: the policy decides whether a prediction fits.
 """
@@ -13,6 +14,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+_LEAST_SPREAD = 0.1
+"""As a share of the mean: what differs less says little of a slope, and pulls it to 0 the more, the less it differs."""
 _ERROR_MARGIN = 3.0
 _ERROR_QUANTILE = 0.75
 _NUM_ERRORS = 12
@@ -49,20 +52,19 @@ class _Moments:
         return max(0.0, self.seconds + per_load * (load - self.load) + per_work * (work - self.work))
 
     def _slopes(self) -> tuple[float, float]:
-        load_var = self.load_load - self.load**2
-        work_var = self.work_work - self.work**2
+        load_var = self.load_load - self.load**2 + _LEAST_SPREAD**2 * max(1.0, self.load**2)
+        work_var = self.work_work - self.work**2 + _LEAST_SPREAD**2 * max(1.0, self.work**2)
         both = self.load_work - self.load * self.work
         by_load = self.load_seconds - self.load * self.seconds
         by_work = self.work_seconds - self.work * self.seconds
-        alone = _ratio(by_load, load_var, self.load**2), _ratio(by_work, work_var, self.work**2)
         determinant = load_var * work_var - both**2
-        if determinant <= 1e-6 * load_var * work_var or not all(alone):
-            return (alone[0], 0.0) if alone[0] else (0.0, alone[1])
         per_load = (by_load * work_var - by_work * both) / determinant
         per_work = (by_work * load_var - by_load * both) / determinant
         if per_load < 0:
-            return 0.0, alone[1]
-        return (alone[0], 0.0) if per_work < 0 else (per_load, per_work)
+            return 0.0, max(0.0, by_work / work_var)
+        if per_work < 0:
+            return max(0.0, by_load / load_var), 0.0
+        return per_load, per_work
 
 
 class LatencyPredictor:
@@ -131,8 +133,3 @@ class LatencyPredictor:
 
 def _quantile(errors_s: deque[float]) -> float:
     return sorted(errors_s)[math.ceil(_ERROR_QUANTILE * len(errors_s)) - 1]
-
-
-def _ratio(covariance: float, variance: float, square: float) -> float:
-    """Return the slope, or 0 where it is negative or the variance is rounding alone."""
-    return max(0.0, covariance / variance) if variance > 1e-9 * max(1.0, square) else 0.0
