@@ -14,12 +14,14 @@ import gc
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY
 
 from models.registry import BundleStore
 from services.contracts.text import TextWriter
+from services.errors import ConfigError
 from services.features.explanations import RedisExplanations
 from services.features.rate_counts import RedisRateCounts
 from services.features.reader import FeatureReader, read_event_times
@@ -131,6 +133,7 @@ class Gateway:
             await self._console.stop()
         if self._plane is not None:
             await self._plane.stop()
+        await _close(self._writer)
         await self._access.stop()
         await asyncio.to_thread(self._tracing.stop)
 
@@ -167,6 +170,7 @@ async def open_standby(settings: Settings) -> AsyncIterator[tuple[HttpApp, RpcDo
     finally:
         for part in (plane, drills, access):
             await part.stop()
+        await _close(writer)
         await asyncio.to_thread(tracing.stop)
 
 
@@ -245,13 +249,30 @@ def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
     """Return the text writer, if there is one: another server, or our own deployment behind this Ray handle."""
     if settings.text_url:
         key_file = settings.text_url_key_file
-        key = (lambda: "") if key_file is None else (lambda: read_secret(key_file))
+        key = (lambda: "") if key_file is None else (lambda: _text_key(key_file))
         return RemoteWriter(settings.text_url, key, only_model=settings.text_model)
     if text is None:
         return None
     from services.llm.handles import TextHandle
 
     return TextHandle(text, settings.text_deadline_ms / 1_000)
+
+
+def _text_key(key_file: Path) -> str:
+    """Return the other server's API key. Raises ConfigError that names setting and file, and quotes nothing of the key."""
+    try:
+        key = read_secret(key_file)
+    except ConfigError as error:
+        raise ConfigError(f"TAILRACE_TEXT_URL_KEY_FILE: {error}") from error
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"TAILRACE_TEXT_URL_KEY_FILE: secret file {key_file}: a key is one line of printable ASCII")
+    return key
+
+
+async def _close(writer: TextWriter | None) -> None:
+    """Close the connections to another text server."""
+    if isinstance(writer, RemoteWriter):
+        await writer.close()
 
 
 def build_plane(

@@ -9,11 +9,13 @@ from services.errors import ConfigError
 
 
 def read_secret(path: Path) -> str:
-    """Return the file's text without the final line break. Raises ConfigError when it is missing or empty."""
+    """Return the file's text without the final line break. Raises ConfigError when it cannot be read, is no text or is empty; the message quotes nothing of it."""
     try:
         secret = path.read_text().rstrip("\r\n")
     except OSError as error:
         raise ConfigError(f"secret file {path}: {error.strerror}; name a file that can be read") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"secret file {path}: no UTF-8 text; write the secret into it") from None
     if not secret:
         raise ConfigError(f"secret file {path}: empty; write the secret into it")
     return secret

@@ -16,7 +16,7 @@ import pydantic_core
 import structlog
 
 from services.contracts.text import SamplingOptions, TextEvent, TextModel, TextRequest
-from services.errors import DeadlineExceeded, DependencyAway, NotFound
+from services.errors import ConfigError, DeadlineExceeded, DependencyAway, NotFound
 from services.gateway.call.headers import DEADLINE_MS
 from services.gateway.openai.chunks import Json
 from services.gateway.openai.parse import ANY_OBJECT
@@ -51,7 +51,8 @@ class RemoteWriter:
 
     Args:
         url: The server's base URL, up to and with /v1.
-        key: Returns the API key; called at every request, so that the key's file can be replaced. Empty: no key.
+        key: Returns the API key; called at every request, so that the key's file can be replaced. Empty: no key. Raises ConfigError
+            where there should be one: the server is then unavailable.
         only_model: The one model of the server that is offered here; empty: all.
         read_timeout_s: The longest silence.
         wall_clock: Unix seconds.
@@ -93,9 +94,9 @@ class RemoteWriter:
         """Generate text; see TextWriter."""
         if self._only_model not in {"", request.model}:
             raise NotFound(f"there is no model {request.model!r:.80}", f"ask {self._only_model}")
-        headers = {**self._headers(), **dict(request.trace), **self._deadline(request)}
         path, reader = "/chat/completions" if request.messages else "/completions", ChunkReader(request)
         with _as_unavailable():
+            headers = {**self._headers(), **dict(request.trace), **self._deadline(request)}
             async with self._http.stream("POST", path, json=body_of(request), headers=headers) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise error_of_response(answer.status_code, answer.headers, await answer.aread())
@@ -119,12 +120,15 @@ class RemoteWriter:
 
 @contextmanager
 def _as_unavailable() -> Iterator[None]:
-    """Turn every failure of the connection or the answer's format into DependencyAway, and log its cause."""
+    """Turn every failure of the key, the connection or the answer's format into DependencyAway, and log its cause."""
     try:
         yield
     except DependencyAway as error:
         log.warning("text_server_failed", error="; ".join(error.__notes__))
         raise
+    except ConfigError as error:
+        log.warning("text_server_failed", error=str(error))
+        raise unavailable(str(error)) from error
     except (httpx.HTTPError, httpx.StreamError, ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("text_server_failed", error=repr(error))
         raise unavailable(repr(error)) from error

@@ -3,11 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
+from services.app import text_writer
 from services.contracts.access import ANYONE
 from services.contracts.text import (
     ChatMessage,
@@ -28,6 +31,7 @@ from services.errors import (
 from services.gateway.openai.parse import CallContext, parse_completion
 from services.gateway.openai.remote.client import RemoteWriter, body_of
 from services.gateway.openai.remote.errors import error_of_event, error_of_response
+from services.settings.settings import Settings
 from tests.support.engine.parrot import MODEL, Parrot
 from tests.support.wait import until
 from tests.unit.gateway.openai.conftest import LIMITS, let_write
@@ -163,6 +167,28 @@ async def test_the_deadline_is_sent_on(remote: RemoteWriter, parrot: Parrot) -> 
     received = parrot.requests[0].deadline_unix_s
     assert received is not None
     assert received < deadline_unix_s
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", "schlüssel\n".encode(), b"sk-one\nsk-two\n"])
+async def test_a_bad_key_file_makes_the_server_unavailable(
+    live_url: str, tmp_path: Path, content: bytes | None
+) -> None:
+    """The caller sees that text is away; the operator's log names setting and file, and quotes nothing of the key."""
+    key_file = tmp_path / "key"
+    if content is not None:
+        key_file.write_bytes(content)
+    writer = text_writer(Settings(text_url=f"{live_url}/v1", text_url_key_file=key_file), None)
+    assert writer is not None
+
+    with capture_logs() as logged:
+        with pytest.raises(DependencyAway):
+            await events_of(writer, request())
+        with pytest.raises(DependencyAway):
+            await writer.models()
+
+    assert [entry["event"] for entry in logged] == ["text_server_failed"] * 2
+    assert all(f"TAILRACE_TEXT_URL_KEY_FILE: secret file {key_file}: " in entry["error"] for entry in logged)
+    assert not any(secret in str(logged) for secret in ("sk-", "schl"))
 
 
 @pytest.mark.parametrize(
