@@ -221,6 +221,20 @@ def cold_lines() -> Iterator[str]:
     yield f"{run['num_cold_items']} of {run['num_items']:,} items, {run['num_cases']:,} events of theirs, and {run['num_ordinary_cases']:,} of trained items"
 
 
+def warm_lines() -> Iterator[str]:
+    """A line for each data set, share and model: NDCG@10 of the test labels, what is kept of it, and the share of the time."""
+    for name, data in (("warm-start", "MovieLens-100k"), ("warm-start-beauty", "Amazon Beauty")):
+        run = result(name)
+        times = {(row["new_share"], row["model"]): row["share_of_time"] for row in run["times"]}
+        for row in run["rows"]:
+            if row["split"] == "test":
+                low, high = row["ci95"]
+                kept = f"{row['kept']:.1%} ({low:.1%} to {high:.1%})"
+                cells = " | ".join(f"{row[kind]:.4f}" for kind in ("live", "whole", "warm"))
+                share = times[row["new_share"], row["model"]]
+                yield f"| {data} | {row['new_share']:.0%} | {row['model']} | {cells} | {kept} | {share:.0%} |"
+
+
 def _low_high(row: dict[str, Any], sign: str = "") -> str:
     low, high = row["ci95"]
     return f"{low:{sign}.4f} to {high:{sign}.4f}"
@@ -285,6 +299,7 @@ PAGES = {
         quality_lines,
         deep_codes_lines,
         cold_lines,
+        warm_lines,
         engine_lines,
         engine_shares,
         curve_and_count_words,
