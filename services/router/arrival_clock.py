@@ -2,9 +2,10 @@
 
 The edge's stamp and this process's clock differ by a constant and the wait; the least difference of the last seconds is the constant. Both are clocks of the day: on
 one machine they are set together, and nothing is seen of it. Where they are not, the difference falls at once when the edge's clock is set forward. When that is set
-back, every request seems to have waited. But a wait grows no faster than time passes: if all requests of a row waited longer
-than the time since one came without waiting, the clock was set, and the constant is learned anew. Requests may also come out of order, so the first one that contradicts this
-brings the former constant back. At low rates a step goes unseen for at most twenty seconds.
+back, every request seems to have waited. But a wait grows no faster than time passes, except where a request was read before others that had come earlier, and those
+were in flight at the edge when it came. If more requests than that, one after the other, waited longer than the time since one came without waiting, the clock was set,
+and the constant is learned anew. Callers that gave up are not in flight any more, so the first request that contradicts this brings the former constant back. Where
+requests are further apart than the step is long, it goes unseen for at most twenty seconds.
 """
 
 import math
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 _BASE_LIFE_S = 10.0
 _MARGIN_S = 0.05
 """Requests that waited less came without waiting."""
-_MIN_WAITED = 16
-"""So many requests in a row must have waited before a step is considered."""
+_MIN_WAITED, _MAX_WAITED = 4, 16
+"""So many requests in a row must have waited before a step is considered: three more than were in flight at the edge with the last one that came at once,
+which may have been read before all of these, but not more than the second number.
+"""
 _MIN_STEP_S = 0.1
 
 
@@ -34,14 +37,16 @@ class ArrivalClock:
         self._began_s = -math.inf
         self._step: _Step | None = None
         self._came_at_once_s = -math.inf
+        self._num_of_step = _MAX_WAITED
         self._num_waited = 0
         self._least_waited_s = math.inf
 
-    def waited_s(self, stamp_ms: int, wall_s: float, now_s: float) -> float:
+    def waited_s(self, stamp_ms: int, num_in_flight: int, wall_s: float, now_s: float) -> float:
         """Return the seconds between the stamp and now.
 
         Args:
             stamp_ms: The edge's clock when the request reached it (Unix time).
+            num_in_flight: How many requests the edge had then, with this one.
             wall_s: This process's clock of the day.
             now_s: Its monotonic clock.
         """
@@ -53,10 +58,11 @@ class ArrivalClock:
         waited_s = difference_s - self._base_s
         if waited_s <= _MARGIN_S:
             self._came_at_once_s, self._num_waited, self._least_waited_s = now_s, 0, math.inf
+            self._num_of_step = min(_MIN_WAITED - 1 + num_in_flight, _MAX_WAITED)
             return waited_s
         self._num_waited += 1
         self._least_waited_s = min(self._least_waited_s, waited_s)
-        if self._num_waited < _MIN_WAITED or self._least_waited_s <= now_s - self._came_at_once_s + _MIN_STEP_S:
+        if self._num_waited < self._num_of_step or self._least_waited_s <= now_s - self._came_at_once_s + _MIN_STEP_S:
             return waited_s
         step_s, before_s = self._least_waited_s, self._base_s
         self._learn(before_s + step_s, now_s)

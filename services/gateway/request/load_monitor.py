@@ -193,7 +193,8 @@ class EdgeWatch:
         now_s = self._clock()
         if mark is None:
             return Arrival(now_s)
-        waited_s = self._arrivals_at(mark.edge).waited_s(mark.stamp_ms, self._wall_clock(), now_s)
+        arrivals = self._arrivals_at(mark.edge)
+        waited_s = arrivals.waited_s(mark.stamp_ms, mark.num_in_flight, self._wall_clock(), now_s)
         limit = self._limits[door]
         limit.observed(waited_s + self._load.turns.delay_s, mark.num_in_flight, now_s)
         self._load.waited_at_edge(door, limit.standing_wait_s, now_s)

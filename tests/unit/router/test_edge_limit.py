@@ -41,7 +41,7 @@ def run(rate_rps: float, seconds: float, slow_from_s: float = 1e9, skew_ms: int 
             heapq.heappop(in_flight)
         while reads and reads[0][0] <= now_s:
             read_s, _, process, stamp_ms, num = heapq.heappop(reads)
-            limits[process].observed(clocks[process].waited_s(stamp_ms, read_s, read_s), num, read_s)
+            limits[process].observed(clocks[process].waited_s(stamp_ms, num, read_s, read_s), num, read_s)
             limit = limits[process].limit
         if len(in_flight) >= limit:
             num_refused += now_s > seconds / 2
