@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -271,14 +272,20 @@ def test_old_versions_of_tls_are_refused(edge: Edge) -> None:
 
 
 def test_the_edge_replaces_forwarding_headers(edge: Edge) -> None:
-    """The caller's own address and timeout headers are not passed on."""
+    """The caller's own address, timeout and edge headers are not passed on."""
+    forged = {
+        "x-forwarded-for": "6.6.6.6",
+        "x-request-timeout-seconds": "0",
+        "x-edge-name": "x",
+        "x-edge-arrived-ms": "1",
+    }
     with httpx.Client(verify=edge.context()) as http:
-        seen = http.get(
-            edge.rest + "/headers", headers={"x-forwarded-for": "6.6.6.6", "x-request-timeout-seconds": "0"}
-        ).json()
+        seen = http.get(edge.rest + "/headers", headers=forged).json()
 
     assert seen["x-forwarded-for"] == HOST
     assert "x-request-timeout-seconds" not in seen
+    assert seen["x-edge-name"] == socket.gethostname()
+    assert 0 <= time.time() * 1_000 - int(seen["x-edge-arrived-ms"]) < 60_000
 
 
 def test_a_new_certificate_is_used_and_no_connection_breaks(edge: Edge, ca: trustme.CA) -> None:
