@@ -82,7 +82,7 @@ def request_id_from(request_id: str | None) -> str:
     return request_id
 
 
-def deadline_ms_from(headers: Mapping[str, str], at_most: int | None = None) -> int | None:
+def deadline_ms_from(headers: Mapping[str, str], at_most: int) -> int | None:
     """Return the caller's deadline in milliseconds from arrival, if one is named. Raises InvalidRequest naming the header."""
     text = headers.get(DEADLINE_MS)
     if text is None:
@@ -90,9 +90,8 @@ def deadline_ms_from(headers: Mapping[str, str], at_most: int | None = None) -> 
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
         raise InvalidRequest(DEADLINE_MS, "not a whole number of milliseconds", "send for example 200")
     deadline_ms = int(text)
-    if deadline_ms < 1 or (at_most is not None and deadline_ms > at_most):
-        fix = "send 1 or more" if at_most is None else f"send 1 to {at_most}"
-        raise InvalidRequest(DEADLINE_MS, f"{text} is out of range", fix)
+    if not 1 <= deadline_ms <= at_most:
+        raise InvalidRequest(DEADLINE_MS, f"{deadline_ms} is out of range", f"send 1 to {at_most}")
     return deadline_ms
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.errors import InvalidRequest, NotFound
-from services.gateway.call.headers import DEADLINE_MS, Call, deadline_ms_from
+from services.gateway.call.headers import Call, deadline_ms_from
 from services.gateway.call.http import HttpApp, OnError, json_response, read_body
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.chunks import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, Json
@@ -93,7 +93,7 @@ class _OpenAiDoor:
         plane = self._plane()
         arrived_s = plane.clock()
         limits = TextLimits() if plane.text is None else plane.text.limits
-        deadline_ms = _deadline_ms(http)
+        deadline_ms = deadline_ms_from(http.headers, MAX_TEXT_DEADLINE_MS)
         context = CallContext(
             request_id=call.request_id,
             caller=call.admitted,
@@ -130,13 +130,6 @@ async def _charge(call: Call, completion: CompletionCall) -> None:
         problem = f"{completion.num_choices} choices count as that many calls, more than this key's limits ever allow"
         raise InvalidRequest(field, problem, f"send at most {call.meter.max_cost} at once")
     await call.meter.charge(completion.num_choices - 1)
-
-
-def _deadline_ms(http: Request) -> int | None:
-    deadline_ms = deadline_ms_from(http.headers)
-    if deadline_ms is not None and not 1 <= deadline_ms <= MAX_TEXT_DEADLINE_MS:
-        raise InvalidRequest(DEADLINE_MS, f"{deadline_ms} is out of range", f"send 1 to {MAX_TEXT_DEADLINE_MS}")
-    return deadline_ms
 
 
 def _head_of(completion: CompletionCall, request_id: str) -> AnswerHead:
