@@ -13,6 +13,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -55,7 +56,7 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         tokenized, state = _tokenize(options, console)
-        runs = [run for share in options.new for run in _runs(tokenized, share, state, options, console)]
+        runs = list(_runs(tokenized, state, options, console))
     except TailraceError as error:
         sys.exit(f"error: {error}")
     write_report(options.json, about_run("warm_start") | summarise(runs))
@@ -129,10 +130,11 @@ def judge(tokenized: Path, recipe: Recipe, folder: Path) -> Trained:
         "decoder": decoder_scorer(decoder, catalogue, recipe.train.max_items, recipe.train.stride),
         "student": StudentScorer(read_student(folder / "student.safetensors")),
     }
+    cases = {name: read_cases(tokenized, split) for name, split in _SPLITS.items()}
     ndcg = {
-        (model, name): gains(rank_labels(scorer, read_cases(tokenized, split)).as_served(repeats=repeats), 10)
+        (model, name): gains(rank_labels(scorer, of_split).as_served(repeats=repeats), 10)
         for model, scorer in scorers.items()
-        for name, split in _SPLITS.items()
+        for name, of_split in cases.items()
     }
     return Trained(ndcg=ndcg, cpu_s=json.loads((folder / "cpu_s.json").read_text()))
 
@@ -167,33 +169,25 @@ def summarise(runs: list[Run]) -> dict[str, Any]:
     return {"num_seeds": len({run.seed for run in runs}), "rows": rows, "times": times}
 
 
-def _runs(tokenized: Path, share: float, state: Path, options: argparse.Namespace, console: Console) -> list[Run]:
-    """Do the trainings of one share for all seeds, the whole ones once for all shares."""
-    before = state / f"without-{share}"
-    without_newest(tokenized, share, before)
-
-    def run(seed: int) -> Run:
+def _runs(tokenized: Path, state: Path, options: argparse.Namespace, console: Console) -> Iterator[Run]:
+    """Yield the trainings of each seed and share; the whole one of a seed is trained and judged once."""
+    before = {share: state / f"without-{share}" for share in options.new}
+    for share, folder in before.items():
+        without_newest(tokenized, share, folder)
+    for seed in range(options.seeds):
         recipes = read_recipes(options.recipes, epochs=options.epochs, student_epochs=options.epochs, seed=seed)
         recipe = choose(recipes, data_size(tokenized))  # for the live one too: a warm start needs the same shape
-        folders = {
-            "live": state / f"live-{share}-{seed}",
-            "whole": state / f"whole-{seed}",
-            "warm": state / f"warm-{share}-{seed}",
-        }
-        start = WarmStart(folders["live"], "live")
-        for name, (data, begin) in {
-            "live": (before, None),
-            "whole": (tokenized, None),
-            "warm": (tokenized, start),
-        }.items():
-            fit_models(data, recipe, folders[name], _progress(console, f"{share} new, seed {seed}, {name}"), begin)
-        return Run(
-            new_share=share,
-            seed=seed,
-            **{name: judge(tokenized, recipe, folder) for name, folder in folders.items()},
-        )
 
-    return [run(seed) for seed in range(options.seeds)]
+        def trained(data: Path, name: str, start: WarmStart | None = None, recipe: Recipe = recipe) -> Trained:
+            fit_models(data, recipe, state / name, _progress(console, name), start)
+            return judge(tokenized, recipe, state / name)
+
+        whole = trained(tokenized, f"whole-{seed}")
+        for share in options.new:
+            live = trained(before[share], f"live-{share}-{seed}")
+            start = WarmStart(state / f"live-{share}-{seed}", "live")
+            warm = trained(tokenized, f"warm-{share}-{seed}", start)
+            yield Run(new_share=share, seed=seed, live=live, whole=whole, warm=warm)
 
 
 def _progress(console: Console, what: str) -> Progress:
