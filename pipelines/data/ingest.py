@@ -125,7 +125,8 @@ def set_aside(ingested: Path) -> list[str]:
 
 def describe_future(ingested: Path, now: datetime) -> list[str]:
     """Return a sentence on events later than a day from now, which a time zone does not explain: they stay the newest of their users. None without any."""
-    future = pl.read_parquet(ingested / "events.parquet").filter(pl.col("event_time") > now + _MOST_LEAD)
+    events = pl.scan_parquet(ingested / "events.parquet")
+    future = events.filter(pl.col("event_time") > now + _MOST_LEAD).collect()
     if future.is_empty():
         return []
     user_id, item_id, when = future.sort("event_time").row(-1)[:3]
