@@ -12,6 +12,7 @@ from benchmarks.engine.cases import PRODUCT, shape_cases
 from benchmarks.gpu.__main__ import Step, run, steps
 from services.llm.ranking.deployment import engine_config
 from services.settings.settings import Settings
+from tests.support.wait import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -54,12 +55,20 @@ def test_a_step_at_its_limit_ends_with_all_that_it_started(tmp_path: Path) -> No
     child = f"import fcntl, time; file = open({str(locked)!r}); fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
 
-    ended = run(Step("hangs", (sys.executable, "-c", parent), 4), tmp_path, interpreted=False)
+    ended = run(Step("hangs", (sys.executable, "-c", parent), 8), tmp_path, interpreted=False)
 
     assert ended.code is None
     assert (tmp_path / "hangs.txt").read_text() == "held\n"
-    with locked.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    wait_for(lambda: _can_lock(locked), timeout_s=20.0, what="the end of the step's child")
+
+
+def _can_lock(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 def test_the_kernels_tests_pass_with_the_card_s_configuration(tmp_path: Path) -> None:
