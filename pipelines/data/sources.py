@@ -5,6 +5,7 @@ redistribution, so whoever runs the pipeline downloads it and it is never in thi
 package is installed or run.
 """
 
+import codecs
 import io
 import zipfile
 from pathlib import Path
@@ -62,6 +63,7 @@ def read_table(path: Path) -> pl.DataFrame:
     if not path.is_file():
         raise DataError("(all)", f"no file {path}", _EXAMPLE)
     try:
+        _refuse_utf_16(path)
         match path.suffix.lower():
             case ".parquet" | ".pq":
                 return pl.read_parquet(path)
@@ -73,3 +75,9 @@ def read_table(path: Path) -> pl.DataFrame:
         why = str(error).partition("\n")[0]  # what follows is advice to who calls polars
         raise DataError("(all)", f"{path} cannot be read ({why})", _EXAMPLE) from error
     raise DataError("(all)", f"{path.name} is neither Parquet, CSV nor JSON Lines", _EXAMPLE)
+
+
+def _refuse_utf_16(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(2) in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:
+            raise DataError("(all)", f"{path} is UTF-16 text; save it as UTF-8", _EXAMPLE)

@@ -65,6 +65,15 @@ def test_unreadable_table_is_a_data_error(tmp_path: Path, name: str) -> None:
         read_table(tmp_path / name)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_table_in_utf_16_is_told_to_be_saved_as_utf_8(tmp_path: Path, encoding: str) -> None:
+    """As spreadsheets export "Unicode text": the error names the encoding, not a garbled column."""
+    (tmp_path / "events.csv").write_text("\ufeffuser_id,item_id,event_time\nu,a,1\n", encoding)
+
+    with pytest.raises(DataError, match=r"events\.csv is UTF-16 text; save it as UTF-8"):
+        read_table(tmp_path / "events.csv")
+
+
 def test_reason_why_a_table_is_unreadable_is_one_line(tmp_path: Path) -> None:
     """A row with too many fields is named without the advice that polars has for programmers."""
     (tmp_path / "events.csv").write_text("user_id,item_id,event_time\nu,a,1\nu,a,1,too,many\n")
