@@ -38,6 +38,8 @@ class TextEncoder:
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return the texts' vectors (N, T) float32, of length 1."""
+        if not texts:  # scikit-learn fails with StopIteration
+            return np.zeros((0, self.text_WT.shape[1]), dtype=np.float32)
         return _unit(_weighted(_words.transform(texts), self.rarity_W) @ self.text_WT)
 
 

@@ -127,6 +127,18 @@ def test_new_items_get_codes_and_old_codes_stay(deep: Built) -> None:
     assert (codes < np.array(kept.catalogue.level_sizes)).all()
 
 
+def test_a_night_without_new_items_keeps_all_codes(deep: Built) -> None:
+    """Whether no item came, or some went."""
+    kept = kept_codes(deep.optimized / "bundle")
+    assert kept is not None
+    ids = kept.catalogue.item_ids
+
+    for left in (ids, ids[3:]):
+        assert np.array_equal(
+            extended_codes(left, [f"Item {name}" for name in left], kept), kept.catalogue.codes[-len(left) :]
+        )
+
+
 def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, tmp_path: Path) -> None:
     """Appended to the live bundle, an item can be returned by decoder and student, whose answers on old items stay; old codes stay too. A lift is refused."""
     store = BundleStore(tmp_path)
