@@ -1,10 +1,10 @@
-"""Warm start: how much of a whole training's NDCG@10 a start from the live bundle keeps, and in how much of its time.
+"""Warm start: how much of a whole training's NDCG@10 a start from an earlier one keeps, and in how much of its time.
 
-    python -m benchmarks.warm_start --json OUT [--state FOLDER] [--sequences FOLDER] [--new 0.02 0.1] [--seeds 3] [--recipes FILE] [--epochs N]
+    python -m benchmarks.warm_start --json OUT [--state FOLDER] [--sequences FOLDER] [--new 0.005 0.02] [--seeds 3] [--recipes FILE] [--epochs N]
 
 Default data: ml-100k; `--sequences` is a folder as benchmarks/quality/sequences.py describes it. For each share `--new` a live decoder and student are trained without that share of each
 user's newest training events; then both are trained on all events twice: from the beginning (`whole`), and from the live ones as the nightly pipeline does (`warm`). The recipe is the one
-that the pipeline takes for this data. NDCG@10 as served, of the test labels and of the validation labels, by which each training also chose its best epoch; each user's is
+that the pipeline takes for this data. NDCG@10 as served, of the test labels and of the validation labels, by which a whole training also chose its best epoch; each user's is
 the mean over the seeds. `kept` is that of warm over that of whole, with the 95 % bootstrap interval over users, paired. Times are processor time on one thread.
 """
 
@@ -40,9 +40,9 @@ from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.distill import Inputs, StudentScorer, fit_and_save
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import Recipe, choose, data_size, read_recipes
-from pipelines.training.train import train
-from pipelines.training.warm_start import WarmStart
-from services.errors import TailraceError
+from pipelines.training.train import read_training, train
+from pipelines.training.warm_start import MAX_NEW_SHARE, WarmStart
+from services.errors import StageFailed, TailraceError
 from services.settings.settings import load_settings
 
 _SPLITS = {"test": Split.TEST, "validation": Split.VALID}
@@ -112,6 +112,8 @@ def fit_models(tokenized: Path, recipe: Recipe, out: Path, progress: Progress, s
     device, began_s = torch.device("cpu"), time.process_time()
     saved = Checkpoints(out / "saved" / "decoder", "train", _CHECKPOINT_EVERY_S)
     train(tokenized, recipe.train, out, saved, device, progress, start)
+    if start is not None and read_training(out)["started_from"] is None:
+        raise StageFailed("train", f"the start from {start.version} was refused; the log says why")
     decoder_s = time.process_time() - began_s
     saved = Checkpoints(out / "saved" / "student", "distill", _CHECKPOINT_EVERY_S)
     inputs, path = Inputs(tokenized, 1, device), out / "student.safetensors"
@@ -221,15 +223,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="sequences of items by user, in time order")
     parser.add_argument("--recipes", type=Path, metavar="FILE", help="recipes other than the shipped ones")
     parser.add_argument(
-        "--new", type=above_zero, nargs="+", default=[0.02, 0.1], metavar="SHARE", help="shares of new events"
+        "--new", type=above_zero, nargs="+", default=[0.005, 0.02], metavar="SHARE", help="shares of new events"
     )
     parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, from 0")
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
     options = parser.parse_args()
     for share in options.new:
-        if share >= 1:
+        if share > MAX_NEW_SHARE:
             parser.error(
-                f"argument --new: {share} leaves nothing to train the live models on; give shares below 1, such as 0.02"
+                f"argument --new: with more than {MAX_NEW_SHARE:g} new, as with {share:g}, a warm start is refused; give a smaller share"
             )
     return options
 

@@ -33,7 +33,7 @@ from typing import Any
 
 from models.catalogue import Catalogue, load_catalogue, load_item_ids
 from models.files import file_sha256, rename_durably
-from services.errors import BundleCorrupt, BundleIncomplete, BundleMoved, BundleNotFound
+from services.errors import BundleCorrupt, BundleError, BundleIncomplete, BundleMoved, BundleNotFound
 
 _SCRATCH_KEPT_S = 24 * 3_600
 """A scratch folder that is older belongs to no process that still writes it."""
@@ -57,6 +57,12 @@ class Bundle:
         """The student's ONNX file, verified with the table beside it, where it has one."""
         self._verified("student_table")
         return self._verified("student.onnx")
+
+    @property
+    def started_from(self) -> str | None:
+        """The version from whose weights its training started; None where it started from the beginning."""
+        found: str | None = self.manifest.get("lineage", {}).get("parents", {}).get("started_from")
+        return found
 
     def catalogue(self) -> Catalogue:
         """Read the catalogue."""
@@ -180,16 +186,24 @@ class BundleStore:
         return previous
 
     def prune(self, keep: int) -> list[str]:
-        """Remove all but the newest `keep` versions, the live one and the one before it, and what killed processes left; return the removed versions."""
+        """Remove all but the newest `keep` versions, the live one, the one before it and what both started from, and what killed processes left; return the removed versions."""
         with self._locked():  # nothing is promoted while it goes
             versions = self.versions()
-            spared = {*versions[-keep:], self.live_version(), self._read("PREVIOUS")}
+            pointers = self.live_version(), self._read("PREVIOUS")
+            may_serve = [version for version in versions if version in pointers]
+            spared = {*versions[-keep:], *may_serve, *map(self._started_from, may_serve)}
             removed = [version for version in versions if version not in spared]
             for version in removed:
                 (self._root / version).rename(self._scratch(version))  # so that no reader opens a part of it
         for folder in (*map(self._scratch, removed), *self._leftovers()):
             shutil.rmtree(folder, ignore_errors=True)  # the next pruning removes what is left
         return removed
+
+    def _started_from(self, version: str) -> str | None:
+        try:
+            return self.open(version).started_from
+        except BundleError:
+            return None
 
     def _leftovers(self) -> list[Path]:
         """Return the scratch folders that killed publications and prunings left."""

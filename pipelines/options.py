@@ -35,7 +35,7 @@ class PipelineOptions:
     num_threads: int = 1
     """Threads of torch. One is far better than two where anything else runs, and gives the same weights everywhere."""
     warm_start: bool = False
-    """Start from the live bundle's weights, with a quarter of the epochs."""
+    """Start from the last whole training's weights, with a quarter of the epochs."""
     device: str = Device.AUTO
     checkpoint_every_s: float = 60.0
     """How often a fit saves its state, so that a killed run goes on from there."""

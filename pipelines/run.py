@@ -41,8 +41,8 @@ from pipelines.runner.stage import Progress, StageCache, StageOutput, content_ke
 from pipelines.training import distill, recipes, text_start, train
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
-from pipelines.training.warm_start import live_start
-from services.errors import StageFailed
+from pipelines.training.warm_start import last_whole_training
+from services.errors import BundleError, StageFailed
 from services.features.writer import FeatureWriter
 
 log = structlog.get_logger()
@@ -119,8 +119,9 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     bars.begin("tokenize")
     read_histories = partial(point_in_time.histories_as_of, places.feature_repo)
-    start = live_start(places.bundle_root) if options.warm_start else None
-    kept = reuse.kept_codes(start.folder) if start else None
+    start = last_whole_training(places.bundle_root, ingested.path / "events.parquet") if options.warm_start else None
+    store = BundleStore(places.bundle_root)
+    kept = _live_codes(store) if options.warm_start else None
     split = SplitKind(options.split)
     parameters = {"max_items": max_items, "kept": kept.key if kept else None, "split": split} | asdict(options.codes)
     key = content_key(parameters, [ingested.key, built.key], [tokenize, point_in_time])
@@ -166,7 +167,6 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield evaluated
 
     bars.begin("gate")
-    store = BundleStore(places.bundle_root)
     live = _live_of(store, name) if split == SplitKind.LEAVE_ONE_OUT else None  # it learned from what is after the cut
     judged = _judge(models, held_out, evaluated, ingested.path, live, options)
     yield StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
@@ -257,6 +257,16 @@ def _judge(
     else:
         gate.refuse(problems)
     return {"data": data, "against_live": against_live, "forced": problems}
+
+
+def _live_codes(store: BundleStore) -> reuse.KeptCodes | None:
+    """Return the live bundle's codes, which a warm start keeps whether or not its weights do; None where they have depth 1 or nothing readable is live."""
+    try:
+        live = store.live()
+        live.verify()
+        return reuse.kept_codes(live.path)
+    except BundleError:  # last_whole_training says why
+        return None
 
 
 def _live_of(store: BundleStore, dataset: str) -> Bundle | None:

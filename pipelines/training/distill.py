@@ -29,7 +29,7 @@ from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import START, StudentConfig, StudentModel, read_student, save_student
-from pipelines.data.examples import Split, read_cases, read_labelled_sequences
+from pipelines.data.examples import Split, read_cases, read_labelled_sequences, sample_cases
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress, silent
 from pipelines.training.dense import right_padded
@@ -42,7 +42,7 @@ from pipelines.training.item_teacher import load_teacher
 from pipelines.training.lessons import BeamLessons, TeacherLessons, new_lessons
 from pipelines.training.losses.positions import position_loss
 from pipelines.training.losses.sampled import ItemSampler
-from pipelines.training.warm_start import WarmStart, rows_before
+from pipelines.training.warm_start import NUM_CASES, Begun, WarmStart, rows_before
 from services.errors import CheckpointError
 
 
@@ -129,7 +129,9 @@ def fit_and_save(
         teacher = load_decoder(decoder_dir, torch.float32, inputs.device)
     student = new_student(catalogue, teacher, options).to(inputs.device)
     lessons = new_lessons(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
-    fit_options = options.fit if start is None else begin_warm(start, student, catalogue, options.fit)
+    begun = None if start is None else begin_warm(start, student, catalogue, options.fit)
+    if begun is not None:
+        valid = sample_cases(valid, NUM_CASES)
     rng, scorer = np.random.default_rng(options.seed), StudentScorer(student)
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if options.sample_items else None
     task = Task(
@@ -143,7 +145,8 @@ def fit_and_save(
     )
     modules = [module for name, module in student.named_modules() if name.endswith(("embedding", "output", "down"))]
     with dropout_after(modules, options.dropout):
-        fitted = fit(student, task, fit_options, checkpoints, progress)
+        fit_options, start_shares = (begun.options, begun.start_shares(student)) if begun else (options.fit, None)
+        fitted = fit(student, task, fit_options, checkpoints, progress, start_shares)
     if catalogue.depth > 1:
         fill_rows(student, catalogue, np.flatnonzero(catalogue.popularity == 0))
     save_student(student, path)
@@ -185,8 +188,8 @@ def _narrowed(rows_VE: Tensor, size: int) -> Tensor:
     return narrow_VD
 
 
-def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, options: FitOptions) -> FitOptions:
-    """Start this student, which has fresh weights, from a bundle's if they fit. Return the schedule."""
+def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, options: FitOptions) -> Begun | None:
+    """Start this student, which has fresh weights, from a bundle's. None if they do not fit."""
 
     def read(folder: Path) -> StudentModel:
         path = folder / "student.safetensors"

@@ -47,7 +47,7 @@ from pipelines.training.losses.sampled import ItemSampler
 from pipelines.training.speed import SPEED, speed_of, training_flops
 from pipelines.training.text_start import decoder_from_text
 from pipelines.training.use_start import start_from_use
-from pipelines.training.warm_start import WarmStart, tokens_before
+from pipelines.training.warm_start import NUM_CASES, Begun, WarmStart, tokens_before
 from services.errors import ConfigError
 
 log = structlog.get_logger()
@@ -129,7 +129,8 @@ class FittedDecoder:
     decoder: Decoder
     item_text: ItemText | None
     fitted: Fitted
-    fit_options: FitOptions
+    begun: Begun | None
+    """How it began, if from a bundle."""
 
 
 def train(
@@ -156,9 +157,9 @@ def train(
     about = {
         "options": asdict(options),
         "num_parameters": sum(parameter.numel() for parameter in ours.decoder.parameters()),
-        "epochs": ours.fit_options.epochs,
+        "epochs": (ours.begun.options if ours.begun else options.fit).epochs,
         "text_start": shape_of(ours.decoder.config) if options.text_start else None,
-        "started_from": start.version if start is not None and ours.fit_options is not options.fit else None,
+        "started_from": start.version if start is not None and ours.begun is not None else None,
         **asdict(ours.fitted),
     }
     seconds = about.pop("seconds")
@@ -199,8 +200,8 @@ def fit_decoder(
     """Fit a decoder to the codes of the data's catalogue. `taught_by` is the teacher of deeper codes."""
     catalogue, device = data.catalogue, data.device
     decoder = first_decoder(data.tokenized, catalogue, options).to(device)
-    fit_options = options.fit if start is None else begin_warm(start, decoder, catalogue, options.fit)
-    if options.use_start and fit_options is options.fit:  # no bundle's weights
+    begun = None if start is None else begin_warm(start, decoder, catalogue, options.fit)
+    if options.use_start and begun is None:
         start_from_use(decoder, catalogue, data.sequences)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small
@@ -216,6 +217,8 @@ def fit_decoder(
     if options.text_size:
         encoder = add_text(decoder, catalogue, read_texts(data.tokenized), options.text_size)
     valid = data.valid if catalogue.depth == 1 else sample_cases(data.valid, _BEAM_CASES)
+    if begun is not None:
+        valid = sample_cases(valid, NUM_CASES)
 
     def loss(batch: Batch) -> Loss:
         with parametrize.cached():  # rows with a part from text are computed once for input and output
@@ -243,9 +246,10 @@ def fit_decoder(
             flops=flops,
             on_validation=on_validation,
         )
-        fitted = fit(decoder, task, fit_options, checkpoints, progress)
+        fit_options, start_shares = (begun.options, begun.start_shares(decoder)) if begun else (options.fit, None)
+        fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares)
     item_text = None if encoder is None else learned_text(decoder, encoder)
-    return FittedDecoder(folded(decoder), item_text, fitted, fit_options)
+    return FittedDecoder(folded(decoder), item_text, fitted, begun)
 
 
 def read_training(trained: Path) -> dict[str, Any]:
@@ -254,8 +258,8 @@ def read_training(trained: Path) -> dict[str, Any]:
     return about | {"speed": json.loads((trained / SPEED).read_text())}
 
 
-def begin_warm(start: WarmStart, decoder: Decoder, catalogue: Catalogue, options: FitOptions) -> FitOptions:
-    """Start this decoder, which has fresh weights, from a bundle's if they fit. Return the schedule."""
+def begin_warm(start: WarmStart, decoder: Decoder, catalogue: Catalogue, options: FitOptions) -> Begun | None:
+    """Start this decoder, which has fresh weights, from a bundle's. None if they do not fit."""
 
     def read(folder: Path) -> Decoder:
         return load_decoder(folder / "decoder", torch.float32, decoder.embedding.weight.device)

@@ -1,7 +1,9 @@
-"""Starts a training from the weights of the live bundle: rows of tokens and items are matched by item id, all other weights are taken over.
+"""Starts a training from a bundle's weights: rows of tokens and items are matched by item id, all other weights are taken over.
 
-A new item starts from the mean of the known rows, plus its own random start, so that no two are alike. What does not fit is refused whole, and the
-training then starts from random weights.
+It is the bundle of the last whole training. Night after night from the night before, the same events would be learned ever more often, and by heart.
+A new item starts from the mean of the known rows, plus its own random start, so that no two are alike. A quarter of the epochs follows, at a high rate, which learns the new
+events and harms what was learned before; the mean of the start and the end has both ("model soup", Wortsman et al. 2022, arXiv:2203.05482). What does not fit, or is too old, is
+refused whole, and the training then starts from random weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import structlog
 import torch
 from torch import Tensor, nn
 
 from models.catalogue import NUM_SPECIAL_TOKENS, Catalogue, load_catalogue
-from models.registry import BundleStore
+from models.registry import Bundle, BundleStore
 from pipelines.training.fit.fitting import FitOptions
 from services.errors import BundleError, CheckpointError
 
@@ -24,11 +27,35 @@ _EPOCHS = 0.25
 _RATE = 2.0
 """Of the learning rate: new events are seen in a quarter of the epochs, so they need larger steps. At half of the rate less is kept (benchmarks.warm_start)."""
 _BY_ROW = ("embedding.weight", "head.weight")
+_OWN_ROWS = "embedding.parametrizations.weight.original"
+"""The same, of a decoder whose rows are learned from text too (item_text)."""
+_START_SHARE = 0.5
+NUM_CASES = 2_000
+"""How many cases validate: there is one validation, which chooses nothing."""
+MAX_NEW_SHARE = 0.025
+"""Of all events: with more new ones the mean with the start lags behind them, and a whole training is better (benchmarks.warm_start)."""
 
 Read = Callable[[Path], nn.Module]
 """Reads the model of a bundle's folder. May raise CheckpointError."""
 RowsBefore = Callable[[Catalogue, Catalogue], np.ndarray]
 """(the bundle's catalogue, the present one) -> the older row of each row, -1 for a new one. May raise CheckpointError."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """How a fit goes on from the weights that it begins with: its schedule, and which rows (V,) of the model are new."""
+
+    options: FitOptions
+    is_new_V: Tensor
+
+    def start_shares(self, model: nn.Module) -> list[Tensor]:
+        """Return each parameter's share of the start in the mean: 0 for new rows, which began as random numbers."""
+        half = torch.full((), _START_SHARE)
+        by_row_V1 = torch.where(self.is_new_V, 0.0, half).unsqueeze(1)
+        return [
+            (by_row_V1 if name in {*_BY_ROW, _OWN_ROWS} else half).to(parameter.device)
+            for name, parameter in model.named_parameters()
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +67,55 @@ class WarmStart:
 
     def begin(
         self, stage: str, fresh: nn.Module, catalogue: Catalogue, options: FitOptions, read: Read, rows: RowsBefore
-    ) -> FitOptions:
-        """Load the bundle's weights into this model, which has fresh ones, and return the schedule that suffices then.
+    ) -> Begun | None:
+        """Load the bundle's weights into this model, which has fresh ones, and return what suffices then.
 
-        What does not fit is logged, and the model and its whole schedule stay as they are.
+        What does not fit is logged, None is returned, and the model stays as it is.
         """
         try:
             before = load_catalogue(self.folder / "catalogue.parquet")
-            _take_over(fresh, read(self.folder), rows(before, catalogue))
+            rows_before_V = rows(before, catalogue)
+            _take_over(fresh, read(self.folder), rows_before_V)
         except (BundleError, CheckpointError) as error:
             log.warning("warm_start_refused", stage=stage, bundle=self.version, why=f"{error}: full training")
-            return options
-        return shortened(options)
+            return None
+        return Begun(shortened(options), torch.from_numpy(rows_before_V < 0))
 
 
-def live_start(bundle_root: Path) -> WarmStart | None:
-    """Return the live bundle as a start, verified; without one that is whole, log why and return None."""
+def last_whole_training(bundle_root: Path, events: Path) -> WarmStart | None:
+    """Return the live bundle, or what it started from itself, verified, as a start for a training on these events. Log why and return None if it is unreadable or too old."""
+    store = BundleStore(bundle_root)
     try:
-        live = BundleStore(bundle_root).live()
+        live = store.live()
         live.verify()
-    except BundleError as error:
+        whole = live if live.started_from is None else store.open(live.started_from)
+        whole.verify()
+        _check_age(whole, events)
+    except (BundleError, CheckpointError) as error:
         log.warning("warm_start_refused", why=f"{error}: full training")
         return None
-    return WarmStart(live.path, live.version)
+    return WarmStart(whole.path, whole.version)
 
 
 def shortened(options: FitOptions) -> FitOptions:
-    """Return the schedule of a fit that starts warm: a quarter of the epochs at twice the learning rate, and two validations, which cost much beside so few epochs."""
-    epochs = max(1, round(options.epochs * _EPOCHS))
+    """Return the schedule of a fit that starts warm: a quarter of the epochs at twice the learning rate, and one validation."""
+    epochs = max(1, int(options.epochs * _EPOCHS))
     rate = options.descent.learning_rate * _RATE
-    return replace(
-        options,
-        epochs=epochs,
-        validate_every=min(options.validate_every, -(-epochs // 2)),
-        descent=replace(options.descent, learning_rate=rate),
-    )
+    return replace(options, epochs=epochs, validate_every=epochs, descent=replace(options.descent, learning_rate=rate))
+
+
+def _check_age(bundle: Bundle, events: Path) -> None:
+    """Raise CheckpointError when too many events are new to the bundle: later than its newest one, or of an item that it lacks."""
+    newest_us = bundle.manifest.get("data", {}).get("newest_event_us")
+    if newest_us is None:
+        raise CheckpointError(f"{bundle.version}: its manifest has no newest event")
+    is_known = pl.col("item_id").is_in(pl.Series(bundle.item_ids()).implode())
+    is_new = (pl.col("event_time").dt.epoch("us") > newest_us) | ~is_known
+    new_share = pl.scan_parquet(events).select(is_new.mean()).collect().item()
+    if new_share > MAX_NEW_SHARE:
+        raise CheckpointError(
+            f"{new_share:.1%} of the events are new to {bundle.version}, and a start keeps up with {MAX_NEW_SHARE:.1%}"
+        )
 
 
 def _items_before(before: Catalogue, now: Catalogue) -> np.ndarray:

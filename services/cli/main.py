@@ -177,7 +177,7 @@ def pipeline(
         typer.Option(help="Tokens of one item, 1 to 4.", show_default="1, and 3 from 100,000 items on"),
     ] = None,
     warm_start: Annotated[
-        bool, typer.Option(help="Start from the live bundle's weights, with a quarter of the epochs.")
+        bool, typer.Option(help="Start from the last whole training's weights, with a quarter of the epochs.")
     ] = False,
     device: Annotated[str, typer.Option(help="Where to train and evaluate: auto, cpu or cuda.")] = "auto",
     checkpoint_every_s: Annotated[

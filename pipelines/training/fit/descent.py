@@ -1,10 +1,10 @@
 """The optimizer of a fit: AdamW with warm-up, cosine decay, clipped gradients and an exponential (Polyak) average of the weights.
 
-The average is what gets validated and kept. Knows no epochs, data or files.
+The average is what gets validated and kept; of a fit that begins with a trained model, the mean of the average and that model's weights. Knows no epochs, data or files.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,10 +33,15 @@ class DescentOptions:
 
 
 class Descent:
-    """Owns the optimizer and the averaged weights of one model."""
+    """Owns the optimizer and the averaged weights of one model.
 
-    def __init__(self, model: nn.Module, options: DescentOptions) -> None:
+    `start_shares`, a tensor in [0, 1] a parameter that broadcasts to it, are the shares of the model's present weights in those that `averaged` loads; none if not given.
+    """
+
+    def __init__(self, model: nn.Module, options: DescentOptions, start_shares: Sequence[Tensor] | None = None) -> None:
         self._parameters = list(model.parameters())
+        self._start_shares = start_shares
+        self._start = [parameter.detach().clone() for parameter in self._parameters] if start_shares else []
         self._options, self._num_steps = options, 0
         matrices = [parameter for parameter in self._parameters if parameter.dim() > 1]
         vectors = [parameter for parameter in self._parameters if parameter.dim() <= 1]
@@ -85,9 +90,12 @@ class Descent:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Load the averaged weights into the model inside this block."""
+        """Load the averaged weights, mixed with those of the start, into the model inside this block."""
         held = [parameter.detach().clone() for parameter in self._parameters]
         self._load(self._average)
+        if self._start_shares:
+            for parameter, start, share in zip(self._parameters, self._start, self._start_shares, strict=True):
+                parameter.data.lerp_(start, share)
         try:
             yield
         finally:

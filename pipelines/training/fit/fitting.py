@@ -98,13 +98,20 @@ class Fitted:
     seconds: float
 
 
-def fit(model: nn.Module, task: Task, options: FitOptions, checkpoints: Checkpoints, progress: Progress) -> Fitted:
-    """Fit in place; the model ends in inference mode with the averaged weights that validated best.
+def fit(
+    model: nn.Module,
+    task: Task,
+    options: FitOptions,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    start_shares: Sequence[Tensor] | None = None,
+) -> Fitted:
+    """Fit in place; the model ends in inference mode with the averaged weights that validated best. `start_shares` of those it begins with are in them (Descent).
 
     Raises StageFailed when a fourth batch is unusable, or a checkpoint cannot be written.
     """
     with kept_memory():
-        running = _Fit(model, task, options, checkpoints, progress)
+        running = _Fit(model, task, options, checkpoints, progress, start_shares)
         running.begin()
         while running.at.epoch <= options.epochs:
             try:
@@ -120,12 +127,18 @@ class _Fit:
     """Owns the state of one fit."""
 
     def __init__(
-        self, model: nn.Module, task: Task, options: FitOptions, checkpoints: Checkpoints, progress: Progress
+        self,
+        model: nn.Module,
+        task: Task,
+        options: FitOptions,
+        checkpoints: Checkpoints,
+        progress: Progress,
+        start_shares: Sequence[Tensor] | None,
     ) -> None:
         self._model, self._task, self._options = model, task, options
         self._checkpoints, self._progress = checkpoints, progress
         self._device = next(model.parameters()).device
-        self._descent = Descent(model, options.descent)
+        self._descent = Descent(model, options.descent, start_shares)
         self._best: dict[str, Tensor] = {}
         self.at = Position(rng=_state_of(task.rng))
 

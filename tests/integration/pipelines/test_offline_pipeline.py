@@ -11,10 +11,13 @@ import polars as pl
 import pytest
 from redis import Redis
 from rich.console import Console
+from structlog.testing import capture_logs
 
 from benchmarks.quality.__main__ import measure
 from benchmarks.quality.summary import summarise
+from models.catalogue import load_catalogue
 from models.registry import BundleStore
+from pipelines.codes.options import CodesOptions
 from pipelines.evaluation.gate import GateOptions
 from pipelines.evaluation.held_out import LEDGER, read_ledger
 from pipelines.options import PipelineOptions, Places
@@ -32,7 +35,7 @@ from services.student.ranker import load_student
 from tests.support.gateway.rows import declare_whole
 from tests.support.servers import HOST, Server, valkey_server
 from tests.support.training.synthetic import raw_events, raw_items
-from tests.unit.pipelines.conftest import SMALL_DECODER, SMALL_STUDENT
+from tests.unit.pipelines.conftest import SMALL_DECODER, SMALL_STUDENT, learn_the_ring
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
@@ -249,6 +252,50 @@ def test_the_gate_stops_models_unless_it_is_forced(places: Places, options: Pipe
         ("student", before),
     ]
     assert manifest["data"]["num_users"] == 40
+
+
+def test_each_night_starts_from_the_last_whole_training(
+    tmp_path: Path, store: Server, options: PipelineOptions
+) -> None:
+    """A few events come in two nights: both trainings start from the first bundle, which is kept however old it is."""
+    places, events = replace(places_in(tmp_path, store), keep_bundles=1), tmp_path / "events.csv"
+    bundles, published = BundleStore(places.bundle_root), []
+    for num_new in (0, 2, 4):
+        day = raw_events(40, 30, 13).with_columns(number=pl.int_range(pl.len()).over("user_id"))
+        day = day.filter((pl.col("number") < 12) | (pl.col("user_id") < f"u{num_new:03d}"))
+        day.drop("number").write_csv(events)
+        nightly = replace(options, events=events, warm_start=num_new > 0, force=True)  # whatever the gate says
+        published.append(run_pipeline(nightly, places, quiet()).bundle_version)
+
+    first, before, live = published
+    assert (bundles.live_version(), bundles.live().started_from) == (live, first)
+    assert bundles.open(str(before)).started_from == first
+    assert bundles.versions() == [first, before, live]
+
+
+def test_a_warm_start_keeps_the_live_codes_where_it_refuses_the_weights(
+    tmp_path: Path, store: Server, options: PipelineOptions
+) -> None:
+    """The bundle does not say how old it is, so the training will be whole; items have the codes of the bundle, learned from other events, all the same."""
+    places, codes = places_in(tmp_path, store), CodesOptions(depth=2, codes_per_level=8)
+    bundle = learn_the_ring(tmp_path, SMALL_DECODER, codes).optimized / "bundle"
+    BundleStore(places.bundle_root).publish(bundle, "v1", {})
+    BundleStore(places.bundle_root).promote("v1")
+    raw_events(40, 30, 12, seed=1).write_csv(tmp_path / "events.csv")
+    again = replace(options, events=tmp_path / "events.csv", codes=codes, until="tokenize")
+
+    with capture_logs() as logged:
+        anew, kept = (
+            run_pipeline(replace(again, warm_start=warm_start), places, quiet()).stages[-1].path / "catalogue.parquet"
+            for warm_start in (False, True)
+        )
+
+    of_bundle = load_catalogue(bundle / "catalogue.parquet").codes
+    assert [line["why"] for line in logged if line["event"] == "warm_start_refused"] == [
+        "v1: its manifest has no newest event: full training"
+    ]
+    assert np.array_equal(load_catalogue(kept).codes, of_bundle)
+    assert not np.array_equal(load_catalogue(anew).codes, of_bundle)
 
 
 def test_lists_are_not_refreshed_while_a_run_holds_the_lock(places: Places, options: PipelineOptions) -> None:

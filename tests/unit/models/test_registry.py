@@ -119,9 +119,10 @@ def test_unusable_manifest_is_corrupt(store: BundleStore, tmp_path: Path, manife
 
 
 def test_old_versions_are_pruned_and_what_may_serve_is_not(store: BundleStore, tmp_path: Path) -> None:
-    """The newest stay, and the live one and the one before it, however old."""
+    """The newest stay, and the live one, the one before it and the one that its training started from, however old."""
     for number in range(3, 8):
-        store.publish(source_with(tmp_path / "source", "x"), f"v{number}", {})
+        about = {"lineage": {"parents": {"started_from": "v2"}}} if number == 3 else {}
+        store.publish(source_with(tmp_path / "source", "x"), f"v{number}", about)
     for age_s, version in enumerate(store.versions()):
         os.utime(tmp_path / "bundles" / version, (1_000 + age_s, 1_000 + age_s))
     store.promote("v1")
@@ -129,8 +130,8 @@ def test_old_versions_are_pruned_and_what_may_serve_is_not(store: BundleStore, t
 
     removed = store.prune(2)
 
-    assert removed == ["v2", "v4", "v5"]
-    assert store.versions() == ["v1", "v3", "v6", "v7"]
+    assert removed == ["v4", "v5"]
+    assert store.versions() == ["v1", "v2", "v3", "v6", "v7"]
     assert store.rollback() == "v1"
     assert [path.name for path in (tmp_path / "bundles").iterdir() if path.name[0] == "."] == [".lock"]
 

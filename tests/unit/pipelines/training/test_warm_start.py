@@ -1,15 +1,20 @@
-"""A training that starts from a bundle: weights follow their items, and a quarter of the epochs suffices."""
+"""A training that starts from a bundle: weights follow their items, a quarter of the epochs suffices, and the result is the mean of start and end."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import polars as pl
+import pytest
 import torch
 from structlog.testing import capture_logs
 
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.weights import load_decoder
+from models.registry import BundleStore
 from models.student import read_student
+from pipelines.codes.embedding import read_texts
 from pipelines.data.examples import Split, read_cases
 from pipelines.data.tokenize import tokenize
 from pipelines.evaluation.metrics import ndcg, rank_labels
@@ -17,8 +22,10 @@ from pipelines.runner.stage import silent
 from pipelines.training import distill, train
 from pipelines.training.dense import DecoderScorer
 from pipelines.training.distill import Inputs, StudentScorer, fit_and_save, new_student
+from pipelines.training.fit.descent import Descent
+from pipelines.training.item_text import add_text
 from pipelines.training.train import TrainOptions, new_decoder
-from pipelines.training.warm_start import WarmStart, shortened
+from pipelines.training.warm_start import WarmStart, last_whole_training, shortened
 from tests.support.training.synthetic import histories_from, write_ingested
 from tests.unit.pipelines.conftest import CPU, QUICK, SMALL_DECODER, SMALL_STUDENT, Built, checkpoints_in
 
@@ -45,12 +52,13 @@ def test_rows_follow_their_items_and_a_new_item_starts_from_their_mean(built: Bu
     decoder = new_decoder(now, SMALL_DECODER)
     student = new_student(now, decoder, SMALL_STUDENT)
 
-    schedule = train.begin_warm(start, decoder, now, QUICK)
+    begun = train.begin_warm(start, decoder, now, QUICK)
     distill.begin_warm(start, student, now, QUICK)
 
+    assert begun is not None
     before_VD, rows_VD = old.embedding.weight, decoder.embedding.weight
     items_VD = read_student(bundle / "student.safetensors").head_weight_VD
-    assert (schedule.epochs, QUICK.epochs) == (2, 8)
+    assert (begun.options.epochs, QUICK.epochs) == (2, 8)
     assert torch.equal(rows_VD[0], before_VD[0])
     assert torch.equal(rows_VD[2:], before_VD[1:])
     assert (rows_VD[1] - before_VD.mean(dim=0)).abs().max() < 0.1
@@ -65,11 +73,86 @@ def test_a_bundle_of_another_shape_is_refused_with_a_line_and_training_is_whole(
     decoder, fresh = new_decoder(catalogue, wider), new_decoder(catalogue, wider)
 
     with capture_logs() as logged:
-        schedule = train.begin_warm(WarmStart(built.optimized / "bundle", "v1"), decoder, catalogue, QUICK)
+        begun = train.begin_warm(WarmStart(built.optimized / "bundle", "v1"), decoder, catalogue, QUICK)
 
-    assert schedule == QUICK
+    assert begun is None
     assert torch.equal(decoder.embedding.weight, fresh.embedding.weight)
     assert "embedding.weight is (31, 16), and (31, 32) is wanted: full training" in logged[0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("num_late", "items", "refused"),
+    [(1, "i", None), (2, "i", "2.7%"), (0, "other-i", "100.0%")],
+    ids=["few-new-events", "many-new-events", "other-data"],
+)
+def test_a_bundle_to_which_many_events_are_new_is_refused_with_a_line(
+    built: Built, tmp_path: Path, num_late: int, items: str, refused: str | None
+) -> None:
+    """A start keeps up with few events that are later than its newest one. With more, or with other items, the training is whole."""
+    store, events, newest = (
+        BundleStore(tmp_path / "bundles"),
+        tmp_path / "events.parquet",
+        datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    store.publish(built.optimized / "bundle", "v1", {"data": {"newest_event_us": int(newest.timestamp()) * 1_000_000}})
+    store.promote("v1")
+    times = [newest - timedelta(hours=hour) for hour in range(73)] + [newest + timedelta(seconds=1)] * num_late
+    item_ids = [f"{items}{number % 30:02d}" for number in range(len(times))]
+    pl.DataFrame({"item_id": item_ids, "event_time": times}).write_parquet(events)
+
+    with capture_logs() as logged:
+        start = last_whole_training(tmp_path / "bundles", events)
+
+    why = f"{refused} of the events are new to v1, and a start keeps up with 2.5%: full training"
+    assert [line["why"] for line in logged] == ([why] if refused else [])
+    assert start == (None if refused else WarmStart(tmp_path / "bundles" / "v1", "v1"))
+
+
+@pytest.mark.parametrize(
+    ("text_size", "rows"), [(0, "embedding.weight"), (8, "embedding.parametrizations.weight.original")]
+)
+def test_the_result_is_half_way_between_start_and_end_and_new_rows_are_the_ends(
+    built: Built, text_size: int, rows: str
+) -> None:
+    """All weights' average moves by 1: the mean moves by a half, and the row of a new item, whose start is random, by 1, also where rows are learned from text."""
+    bundle = built.optimized / "bundle"
+    now = with_a_first_item(load_catalogue(bundle / "catalogue.parquet"))
+    decoder = new_decoder(now, SMALL_DECODER)
+    begun = train.begin_warm(WarmStart(bundle, "v1"), decoder, now, QUICK)
+    assert begun is not None
+    if text_size:
+        add_text(decoder, now, ["New", *read_texts(built.trained.tokenized)], text_size)
+    parameters = dict(decoder.named_parameters())
+    starts = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    descent = Descent(decoder, QUICK.descent, begun.start_shares(decoder))
+
+    for number, start in enumerate(starts.values()):
+        descent.tensors()[f"average.{number}"].copy_(start + 1)
+    with descent.averaged():
+        moved = {name: parameter.detach() - starts[name] for name, parameter in parameters.items()}
+
+    expected = {name: torch.full_like(start, 0.5) for name, start in starts.items()}
+    expected[rows][1] = 1.0
+    torch.testing.assert_close(moved, expected, atol=1e-5, rtol=0.0)
+    assert all(torch.equal(parameter, starts[name]) for name, parameter in parameters.items())
+
+
+def test_a_killed_warm_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path) -> None:
+    """The start is the bundle's again, and not what the checkpoint holds: bit for bit the weights of a fit without a break."""
+
+    def kill(done: int, _total: int, _words: str) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    tokens, start = built.trained.tokenized, WarmStart(built.optimized / "bundle", "v1")
+    saved = checkpoints_in(tmp_path / "saved", every_s=0.0)
+    train.train(tokens, SMALL_DECODER, tmp_path / "whole", checkpoints_in(tmp_path / "other"), CPU, silent, start)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(tokens, SMALL_DECODER, tmp_path / "broken", saved, CPU, kill, start)
+    train.train(tokens, SMALL_DECODER, tmp_path / "broken", saved, CPU, silent, start)
+
+    whole, broken = (load_decoder(tmp_path / name / "decoder", torch.float32, CPU) for name in ("whole", "broken"))
+    assert all(torch.equal(one, broken.state_dict()[name]) for name, one in whole.state_dict().items())
 
 
 def test_a_quarter_of_the_epochs_reaches_a_full_retraining(built: Built, tmp_path: Path) -> None:
