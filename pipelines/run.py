@@ -136,7 +136,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     recipe, repeats = recipes.choose(options.recipes, size), size.repeats
     progress = bars.begin("train")
     device = choose_device(options.device)
-    chosen = {"device": device.type, "warm_start": start is not None}  # not which bundle: equal data is skipped
+    chosen = {"device": device.type, "started_from": start.version if start else None}
     checkpoint = text_start.checkpoint_hash(recipe.train.text_start)
     key = content_key(chosen | asdict(recipe.train), [tokenized.key, checkpoint], [train])
     saved = Checkpoints(stages.checkpoint_dir("train", key), "train", options.checkpoint_every_s)

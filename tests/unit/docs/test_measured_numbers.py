@@ -232,7 +232,7 @@ def warm_lines() -> Iterator[str]:
                 kept = f"{row['kept']:.1%} ({low:.1%} to {high:.1%})"
                 cells = " | ".join(f"{row[kind]:.4f}" for kind in ("live", "whole", "warm"))
                 share = times[row["new_share"], row["model"]]
-                yield f"| {data} | {row['new_share']:.0%} | {row['model']} | {cells} | {kept} | {share:.0%} |"
+                yield f"| {data} | {row['new_share']:.1%} | {row['model']} | {cells} | {kept} | {share:.0%} |"
 
 
 def _low_high(row: dict[str, Any], sign: str = "") -> str:
