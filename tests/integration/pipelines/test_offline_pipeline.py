@@ -254,17 +254,20 @@ def test_the_gate_stops_models_unless_it_is_forced(places: Places, options: Pipe
     assert manifest["data"]["num_users"] == 40
 
 
+@pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.grid)])
 def test_each_night_starts_from_the_last_whole_training(
-    tmp_path: Path, store: Server, options: PipelineOptions
+    tmp_path: Path, store: Server, options: PipelineOptions, depth: int
 ) -> None:
     """A few events come in two nights: both trainings start from the first bundle, which is kept however old it is."""
     places, events = replace(places_in(tmp_path, store), keep_bundles=1), tmp_path / "events.csv"
-    bundles, published = BundleStore(places.bundle_root), []
+    bundles, published, codes = BundleStore(places.bundle_root), [], CodesOptions(depth=depth)
     for num_new in (0, 2, 4):
         day = raw_events(40, 30, 13).with_columns(number=pl.int_range(pl.len()).over("user_id"))
         day = day.filter((pl.col("number") < 12) | (pl.col("user_id") < f"u{num_new:03d}"))
         day.drop("number").write_csv(events)
-        nightly = replace(options, events=events, warm_start=num_new > 0, force=True)  # whatever the gate says
+        nightly = replace(
+            options, events=events, codes=codes, warm_start=num_new > 0, force=True
+        )  # whatever the gate says
         published.append(run_pipeline(nightly, places, quiet()).bundle_version)
 
     first, before, live = published
