@@ -41,8 +41,8 @@ from pipelines.runner.stage import Progress, StageCache, StageOutput, content_ke
 from pipelines.training import distill, recipes, text_start, train
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
-from pipelines.training.warm_start import last_whole_training
-from services.errors import BundleError, StageFailed
+from pipelines.training.warm_start import last_whole_training, verified_live
+from services.errors import StageFailed
 from services.features.writer import FeatureWriter
 
 log = structlog.get_logger()
@@ -119,9 +119,10 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     bars.begin("tokenize")
     read_histories = partial(point_in_time.histories_as_of, places.feature_repo)
-    start = last_whole_training(places.bundle_root, ingested.path / "events.parquet") if options.warm_start else None
     store = BundleStore(places.bundle_root)
-    kept = _live_codes(store) if options.warm_start else None
+    live_before = verified_live(store) if options.warm_start else None
+    start = last_whole_training(store, live_before, ingested.path / "events.parquet") if live_before else None
+    kept = reuse.kept_codes(live_before.path) if live_before else None  # whether or not its weights are
     split = SplitKind(options.split)
     parameters = {"max_items": max_items, "kept": kept.key if kept else None, "split": split} | asdict(options.codes)
     key = content_key(parameters, [ingested.key, built.key], [tokenize, point_in_time])
@@ -257,16 +258,6 @@ def _judge(
     else:
         gate.refuse(problems)
     return {"data": data, "against_live": against_live, "forced": problems}
-
-
-def _live_codes(store: BundleStore) -> reuse.KeptCodes | None:
-    """Return the live bundle's codes, which a warm start keeps whether or not its weights do; None where they have depth 1 or nothing readable is live."""
-    try:
-        live = store.live()
-        live.verify()
-        return reuse.kept_codes(live.path)
-    except BundleError:  # last_whole_training says why
-        return None
 
 
 def _live_of(store: BundleStore, dataset: str) -> Bundle | None:

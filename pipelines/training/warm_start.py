@@ -82,14 +82,24 @@ class WarmStart:
         return Begun(shortened(options), torch.from_numpy(rows_before_V < 0))
 
 
-def last_whole_training(bundle_root: Path, events: Path) -> WarmStart | None:
-    """Return the live bundle, or what it started from itself, verified, as a start for a training on these events. Log why and return None if it is unreadable or too old."""
-    store = BundleStore(bundle_root)
+def verified_live(store: BundleStore) -> Bundle | None:
+    """Return the live bundle, every file of it verified. Log why and return None if there is none that is whole."""
     try:
         live = store.live()
         live.verify()
-        whole = live if live.started_from is None else store.open(live.started_from)
-        whole.verify()
+    except BundleError as error:
+        log.warning("warm_start_refused", why=f"{error}: full training")
+        return None
+    return live
+
+
+def last_whole_training(store: BundleStore, live: Bundle, events: Path) -> WarmStart | None:
+    """Return the live bundle, or what it started from itself, verified, as a start for a training on these events. Log why and return None if it is unreadable or too old."""
+    try:
+        whole = live
+        if live.started_from is not None:
+            whole = store.open(live.started_from)
+            whole.verify()
         _check_age(whole, events)
     except (BundleError, CheckpointError) as error:
         log.warning("warm_start_refused", why=f"{error}: full training")

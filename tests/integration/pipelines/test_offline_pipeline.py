@@ -265,9 +265,8 @@ def test_each_night_starts_from_the_last_whole_training(
         day = raw_events(40, 30, 13).with_columns(number=pl.int_range(pl.len()).over("user_id"))
         day = day.filter((pl.col("number") < 12) | (pl.col("user_id") < f"u{num_new:03d}"))
         day.drop("number").write_csv(events)
-        nightly = replace(
-            options, events=events, codes=codes, warm_start=num_new > 0, force=True
-        )  # whatever the gate says
+        # force: whatever the gate says
+        nightly = replace(options, events=events, codes=codes, warm_start=num_new > 0, force=True)
         published.append(run_pipeline(nightly, places, quiet()).bundle_version)
 
     first, before, live = published

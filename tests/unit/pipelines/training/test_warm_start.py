@@ -89,11 +89,8 @@ def test_a_bundle_to_which_many_events_are_new_is_refused_with_a_line(
     built: Built, tmp_path: Path, num_late: int, items: str, refused: str | None
 ) -> None:
     """A start keeps up with few events that are later than its newest one. With more, or with other items, the training is whole."""
-    store, events, newest = (
-        BundleStore(tmp_path / "bundles"),
-        tmp_path / "events.parquet",
-        datetime(2026, 1, 1, tzinfo=UTC),
-    )
+    store, events = BundleStore(tmp_path / "bundles"), tmp_path / "events.parquet"
+    newest = datetime(2026, 1, 1, tzinfo=UTC)
     store.publish(built.optimized / "bundle", "v1", {"data": {"newest_event_us": int(newest.timestamp()) * 1_000_000}})
     store.promote("v1")
     times = [newest - timedelta(hours=hour) for hour in range(73)] + [newest + timedelta(seconds=1)] * num_late
@@ -101,7 +98,7 @@ def test_a_bundle_to_which_many_events_are_new_is_refused_with_a_line(
     pl.DataFrame({"item_id": item_ids, "event_time": times}).write_parquet(events)
 
     with capture_logs() as logged:
-        start = last_whole_training(tmp_path / "bundles", events)
+        start = last_whole_training(store, store.live(), events)
 
     why = f"{refused} of the events are new to v1, and a start keeps up with 2.5%: full training"
     assert [line["why"] for line in logged] == ([why] if refused else [])
