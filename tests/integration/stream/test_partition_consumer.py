@@ -101,6 +101,21 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(
     assert found[0][2]["reason"] == b"because"
 
 
+def test_every_codec_of_kafka_is_read(consumer: PartitionConsumer, broker: Server) -> None:
+    """A producer that compresses, as a broker with `compression.type` makes of any, is an ordinary producer."""
+    codecs = (None, "gzip", "snappy", "lz4", "zstd")
+    for codec in codecs:
+        producer = KafkaProducer(bootstrap_servers=broker.address, compression_type=codec, linger_ms=50)
+        for number in range(5):
+            producer.send("interactions", key=b"u", value=f"{codec}{number}".encode() * 20)
+        producer.close()
+
+    found: list[Record] = []
+    wait_for(lambda: len(found_with(found, consumer)) >= 25, 20.0, "all records")
+
+    assert [one.value for one in found] == [f"{codec}{number}".encode() * 20 for codec in codecs for number in range(5)]
+
+
 class LatinName(str):
     """A header's name that a client sends as Latin-1."""
 
