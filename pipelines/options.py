@@ -68,6 +68,11 @@ class PipelineOptions:
             )
         choose_device(self.device)
 
+    @property
+    def data_name(self) -> str:
+        """The name of the data: of the table of events, or of the data set."""
+        return self.events.stem if self.events else self.dataset
+
     def _check_global_time(self) -> None:
         if self.warm_start:
             raise ConfigError(

@@ -42,7 +42,7 @@ from pipelines.training import distill, recipes, text_start, train
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
 from pipelines.training.warm_start import last_whole_training, verified_live
-from services.errors import StageFailed
+from services.errors import ConfigError, StageFailed
 from services.features.writer import FeatureWriter
 
 log = structlog.get_logger()
@@ -161,7 +161,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     models = evaluate.Trained(
         tokenized.path, decoder_dir, distilled.path, repeats=repeats, device=device, **recipe.prompt
     )
-    name = options.events.stem if options.events else options.dataset
+    name = options.data_name
     key = content_key({"name": name, "repeats": repeats}, [distilled.key], [evaluate])
     held_out = HeldOut(tokenized.path, places.stages_dir, _command())
     evaluated = stages.run("evaluate", key, lambda out: evaluate.evaluate(models, held_out, name, out, progress))
@@ -208,13 +208,17 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
         ingest -> precompute
 
     A list is unused from its user's next event on, and the decoder answers instead. Returns 0 while a whole flow runs, which ends with
-    lists of its own. Raises BundleNotFound before the first bundle is live, DataError for tables that break their schema, DependencyAway.
+    lists of its own. Raises BundleNotFound before the first bundle is live, ConfigError where it was made from tables and none are given,
+    DataError for tables that break their schema, DependencyAway.
     """
     with run_lock_if_free(places.stages_dir) as is_free:
         if not is_free:
             console.print(f"another run in {places.stages_dir} is about to make the lists", markup=False)
             return 0
         live, stages = BundleStore(places.bundle_root).live(), StageCache(places.stages_dir)
+        if options.events is None and (made_from := live.manifest.get("dataset", options.dataset)) != options.dataset:
+            own = f"{live.version} was made from the table {made_from!r} and not from {options.dataset}"
+            raise ConfigError(f"--events: {own}; give --events and --items as for the training")
         catalogue = load_catalogue(live.path / "catalogue.parquet")
         ranker = precompute.BatchRanker(
             live.path / "decoder",
@@ -304,7 +308,8 @@ def _lineage(
 ) -> dict[str, Any]:
     """Return what a bundle was made from (JSON values): hashes of its data, of the sources and of each stage's inputs, options, parents."""
     ingested = made_by[0].path
-    given = {name: value for name, value in asdict(options).items() if name != "recipes"} | {"recipe": asdict(recipe)}
+    given = {name: value for name, value in asdict(options).items() if name != "recipes"}
+    given |= {"dataset": options.data_name, "recipe": asdict(recipe)}
     return {
         "data": {name: file_sha256(ingested / name) for name in ("events.parquet", "items.parquet")},
         "code": content_key({}, [], [sys.modules[__name__]]),

@@ -85,12 +85,12 @@ def up(
         return
 
     def when_ready() -> None:
-        bundle = BundleStore(settings.bundle_root).live()
+        bundle, user_id = BundleStore(settings.bundle_root).live(), guide.example_user(settings)
         out.print("\n[bold green]Tailrace is up.[/]")
         out.print(escape(guide.describe_stack(settings, bundle.version)))
         out.print("\nTry:")
-        out.print(escape(guide.rest_call(settings, guide.EXAMPLE_USER_ID)))
-        out.print(escape(guide.grpc_call(settings, guide.EXAMPLE_USER_ID, sys.executable)))
+        out.print(escape(guide.rest_call(settings, user_id)))
+        out.print(escape(guide.grpc_call(settings, user_id, sys.executable)))
         out.print("\nCtrl-C or `tailrace down` stops everything.")
 
     run_stack(settings, _print_line, when_ready)

@@ -1,13 +1,16 @@
 """The output of `tailrace up` when the stack is ready: addresses, folders, and two example calls to paste."""
 
+import re
 from pathlib import Path
 
 from infra.local.servers.ray_home import ray_logs
 from infra.local.servers.text import describe_text
 from services.settings.settings import Settings
 
-EXAMPLE_USER_ID = "196"
-"""The first user of MovieLens-100k; unknown in other data, where the answer is the popular items."""
+_NO_USER = "YOUR-USER-ID"
+_PLAIN_ID = re.compile(r"[\w.@:-]+", re.ASCII)
+"""Ids that need no quoting in a shell, in JSON or in Python."""
+_NUM_LOOKED_AT = 1_000
 
 
 def describe_stack(settings: Settings, bundle_version: str) -> str:
@@ -45,6 +48,25 @@ def plaintext_rest_address(settings: Settings) -> str:
     if settings.tls_dir is None:
         return rest_address(settings)
     return f"http://{settings.inner_host}:{settings.inner_http_port}"
+
+
+def example_user(settings: Settings) -> str:
+    """Return the user with the longest history among the first of the base tables; a placeholder where none of them has a plain id."""
+    import pyarrow as pa  # other commands print addresses alone
+    import pyarrow.parquet as pq
+
+    from services.stream.rebuild import base_table
+
+    longest = (0, _NO_USER)
+    try:
+        with pq.ParquetFile(base_table(settings.offline_log_dir)) as file:
+            users = next(file.iter_batches(_NUM_LOOKED_AT, columns=["user_id", "num_events"]))
+    except (OSError, pa.ArrowException, StopIteration):
+        return _NO_USER
+    for user_id, num_events in zip(users["user_id"].to_pylist(), users["num_events"].to_pylist(), strict=True):
+        if _PLAIN_ID.fullmatch(user_id):
+            longest = max(longest, (num_events, user_id))
+    return longest[1]
 
 
 def rest_call(settings: Settings, user_id: str) -> str:

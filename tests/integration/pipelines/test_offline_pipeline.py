@@ -26,7 +26,7 @@ from pipelines.run import refresh_lists, run_pipeline
 from pipelines.runner.run_lock import run_lock
 from pipelines.training.recipes import Recipe
 from services.contracts.features import UserFeatures
-from services.errors import StageFailed
+from services.errors import ConfigError, StageFailed
 from services.features.reader import FeatureReader
 from services.features.writer import FeatureWriter
 from services.settings.addresses import RedisAddress
@@ -105,7 +105,8 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
     bundle = BundleStore(places.bundle_root).live()
 
     assert load_student(bundle, bundle.catalogue()) is not None
-    assert bundle.manifest["dataset"] == "events"
+    assert bundle.manifest["dataset"] == bundle.manifest["lineage"]["options"]["dataset"] == "events"
+    assert "ml-100k" not in (bundle.path / "report.md").read_text()
     assert bundle.manifest["prompt"] == {"max_items": 10, "stride": 5}
     assert bundle.manifest["test_set"]["num_openings"] == 1
     assert bundle.manifest["lineage"]["parents"] == {"started_from": None, "compared_with": None}
@@ -310,6 +311,14 @@ def test_lists_are_not_refreshed_while_a_run_holds_the_lock(places: Places, opti
     assert isinstance(console.file, io.StringIO)
     assert num_lists == 0
     assert "another run" in console.file.getvalue()
+
+
+def test_lists_of_own_data_are_not_made_from_the_sample_data(places: Places) -> None:
+    """Without tables a refresh would look for users of MovieLens: it is refused, naming the options."""
+    with pytest.raises(
+        ConfigError, match=r"--events: .* was made from the table 'events' .*; give --events and --items"
+    ):
+        refresh_lists(PipelineOptions(), places, quiet())
 
 
 def test_lists_made_stale_by_an_event_are_made_again(places: Places, options: PipelineOptions) -> None:

@@ -3,15 +3,17 @@
 import re
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from infra.local.commands.doctor import examine
-from infra.local.commands.guide import grpc_call, rest_call
+from infra.local.commands.guide import example_user, grpc_call, rest_call
 from infra.local.servers import binaries
 from infra.local.servers.access import check_access
 from infra.local.supervisor.parts import broker_address, stack_parts
 from services.errors import ConfigError, EnvironmentFault
 from services.settings.settings import Settings
+from services.stream.rebuild import base_table
 
 
 @pytest.fixture
@@ -66,6 +68,29 @@ def test_printed_calls_have_the_key_and_the_authority(settings: Settings, tmp_pa
     assert f"--cacert {tmp_path}/ca.crt https://127.0.0.1:8000/" in rest
     assert '-H "authorization: Bearer $TAILRACE_KEY"' in rest
     assert f"Client('grpcs://127.0.0.1:9000', tls=Tls('{tmp_path}/ca.crt'), api_key='$TAILRACE_KEY')" in rpc
+
+
+@pytest.mark.parametrize(
+    ("users", "expected"),
+    [
+        ({"visitor-3": 4, "visitor-7": 9, "visitor-9": 2}, "visitor-7"),
+        ({"o'neil": 9, "visitor 2": 8, "u2": 1}, "u2"),
+        ({"o'neil": 9}, "YOUR-USER-ID"),
+        ({}, "YOUR-USER-ID"),
+        (None, "YOUR-USER-ID"),
+    ],
+)
+def test_printed_calls_name_a_user_of_this_shop(
+    settings: Settings, users: dict[str, int] | None, expected: str
+) -> None:
+    """The busiest of the base tables whose id can be pasted as it is; a placeholder where there is none, or no table yet."""
+    if users is not None:
+        table = base_table(settings.offline_log_dir)
+        table.parent.mkdir(parents=True)
+        schema = {"user_id": pl.String, "num_events": pl.Int64}
+        pl.DataFrame([*users.items()], schema=schema, orient="row").write_parquet(table)
+
+    assert example_user(settings) == expected
 
 
 def test_the_edge_alone_has_the_public_ports(settings: Settings) -> None:
