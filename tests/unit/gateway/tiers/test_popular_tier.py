@@ -1,4 +1,4 @@
-"""Popularity mixes the prior with recent windows; answers from memory equal those of the masks, or there is none."""
+"""Popularity smooths recent windows by the prior; answers from memory equal those of the masks, or there is none."""
 
 import asyncio
 import threading
@@ -11,11 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from models.catalogue import Catalogue
 from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
 from services.errors import DependencyAway
+from services.features.reader import merge_popularity
+from services.features.schema import LogPosition, PopularRow
 from services.gateway.request.candidates import ItemRanking, as_items, best_allowed, choose, masks_for
 from services.gateway.tiers.popular import PopularRanking, rank_by_popularity
+from services.stream.aggregate import LoggedEvent
+from services.stream.popularity import ListedItems, PopularityCounter
 from tests.unit.gateway.world import NUM_ITEMS, World, catalogue_of, publish
+
+NOW_MS = 1_790_000_000_000
 
 
 @pytest.mark.parametrize(
@@ -23,17 +30,45 @@ from tests.unit.gateway.world import NUM_ITEMS, World, catalogue_of, publish
     [
         ([4.0, 3.0, 2.0, 1.0], [], [0, 1, 2, 3]),
         ([4.0, 3.0, 2.0, 1.0], [("i03", 5.0), ("gone", 100.0), ("i02", -3.0)], [3, 0, 1, 2]),
+        ([400.0, 300.0, 200.0, 100.0], [("i03", 13.0)], [0, 1, 3, 2]),
         ([0.0, 0.0, 0.0, 0.0], [], [0, 1, 2, 3]),
+        ([0.0, 0.0, 0.0, 0.0], [("i02", 1.0)], [2, 0, 1, 3]),
     ],
 )
-def test_recent_popularity_is_added_to_the_prior_by_share(
+def test_recent_popularity_is_smoothed_by_the_prior(
     prior: list[float], windows: list[tuple[str, float]], order: list[int]
 ) -> None:
-    """Ties rank by index; unknown items, negative weights and a prior of zeros are harmless."""
+    """Of many training events those of the most used item count as 50 recent ones, few count as themselves; ties rank by index.
+
+    Unknown items, negative weights and a prior of zeros are harmless.
+    """
     ranking = rank_by_popularity("v1", replace(catalogue_of(4), popularity=np.array(prior)), windows)
 
     assert ranking.order.tolist() == order
     assert np.all(np.diff(ranking.scores) <= 0)
+
+
+def listed_after(num_users: int, item: int, waited_ms: int, old: Catalogue) -> list[int]:
+    """The first items of an old data set this long after so many users touched one item, counted as the stream worker does."""
+    counts = PopularityCounter(ListedItems(old.item_ids))
+    for number in range(num_users):
+        place = LogPosition("t", 0, number)
+        counts.add(LoggedEvent(f"u{number}", old.item_ids[item], f"e{number}", NOW_MS * 1_000, place, "click", 1.0))
+    now_ms = NOW_MS + waited_ms
+    row = PopularRow(partition=0, as_of_ms=now_ms, windows=counts.top(now_ms, 200))
+    return rank_by_popularity("v1", old, merge_popularity([row], now_ms)).order[:10].tolist()
+
+
+@pytest.mark.parametrize("steepness", [0.3, 1.0])
+def test_a_fresh_event_does_not_lead_an_old_data_set_and_a_burst_does(steepness: float) -> None:
+    """Whichever item it is of, one event leaves the leader; 50 users within an hour lead with an item that nobody used, until the hour is over."""
+    old = replace(catalogue_of(300), popularity=np.round(20_000 / np.arange(1.0, 301.0) ** steepness))
+    old.popularity[299] = 0.0
+
+    assert {listed_after(1, item, 0, old)[0] for item in range(0, 300, 23)} == {0}
+    assert listed_after(1, 299, 0, old) == list(range(10))
+    assert listed_after(50, 299, 0, old)[0] == 299
+    assert listed_after(50, 299, 3 * 3_600_000, old)[0] == 0
 
 
 async def test_windows_are_refreshed_and_kept_during_an_outage(world: World) -> None:
@@ -48,7 +83,7 @@ async def test_windows_are_refreshed_and_kept_during_an_outage(world: World) -> 
         return popular.ranking("v1", live.catalogue).order[0], items[0].item_id
 
     before = first()
-    world.features.popular = [("i19", 1.0)]
+    world.features.popular = [("i19", 100.0)]
     await popular.refresh()
     refreshed = first()
     world.features.error = DependencyAway("features", 1.0)
@@ -85,7 +120,7 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
     monkeypatch.setattr("services.gateway.tiers.popular.rank_by_popularity", rank)
     older = asyncio.create_task(world.plane.popular.refresh())
     await asyncio.to_thread(entered.wait, 10.0)
-    world.features.popular = [("i19", 1.0)]
+    world.features.popular = [("i19", 100.0)]
     newer = asyncio.create_task(world.plane.popular.refresh())
     await asyncio.wait({newer}, timeout=0.05)
     held.set()
