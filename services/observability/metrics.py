@@ -120,7 +120,7 @@ class GatewayMetrics(_Metrics):
     )
     agreement = _histogram(
         "tailrace_student_agreement_ratio",
-        "Share of the LLM's top k that is also in the student's, for requests that both ranked",
+        "Share of the LLM's ten best items that are among the student's ten, for requests that both ranked",
         SHARE_BUCKETS,
     )
     list_age_seconds = _histogram(

@@ -9,6 +9,7 @@ from prometheus_client import Counter, Histogram
 from services.contracts.recommend import Recommendation, Tier
 from services.errors import ErrorKind
 from services.gateway.records.answer import AnswerRecord, RefusalRecord, RoutingRecord
+from services.gateway.request.context import NUM_COMPARED
 from services.observability.metrics import GatewayMetrics
 
 _NONE = "none"
@@ -82,11 +83,11 @@ class AnswerMetrics:
         return self._series[kind]
 
     def _observe_agreement(self, routing: RoutingRecord) -> None:
-        """Compare the first items of LLM and student, if both ranked."""
+        """Compare the ten best items of LLM and student, if both ranked."""
         llm, student = routing.results.get(Tier.LLM), routing.results.get(Tier.STUDENT)
         if llm is None or student is None or llm.ranking is None or student.ranking is None:
             return
-        agreement = agreement_of(llm.ranking.indices, student.ranking.indices, routing.context.num_wanted)
+        agreement = agreement_of(llm.ranking.indices, student.ranking.indices, NUM_COMPARED)
         if agreement is not None:
             self._metrics.agreement.observe(agreement)
 

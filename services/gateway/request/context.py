@@ -23,6 +23,9 @@ from services.router.policy import Facts, LlmRule, list_covers, list_is_fresh
 
 log = structlog.get_logger()
 
+NUM_COMPARED = 10
+"""How many of the best items of LLM and student are compared, however many a request asks for."""
+
 
 class Features(Protocol):
     """The feature store."""
@@ -86,8 +89,8 @@ UNREAD = FeatureLookup(UserFeatures(), is_shed=True)
 class RequestContext:
     """A request, ready to be routed and ranked. `history` holds catalogue indices, `history_item_ids` all ids, oldest first.
 
-    `listed` is the stored list if it is fresh and covers this request. `num_wanted` is k, or fewer if fewer items may be
-    shown. `stages` is the only mutable part: whoever works on the request measures its time there.
+    `listed` is the stored list if it is fresh and covers this request. `stages` is the only mutable part: whoever works on
+    the request measures its time there.
     """
 
     request: RecommendRequest
@@ -103,8 +106,13 @@ class RequestContext:
 
     @property
     def num_wanted(self) -> int:
-        """How many items an answer should hold."""
+        """How many items an answer should hold: k, or fewer if fewer may be shown."""
         return min(self.request.k, self.masks.num_showable)
+
+    @property
+    def num_ranked(self) -> int:
+        """How many items LLM and student rank: enough to compare them too. The LLM has `default_beam_width` beams either way."""
+        return min(max(self.request.k, NUM_COMPARED), self.masks.num_showable)
 
     @property
     def has_recent_items(self) -> bool:

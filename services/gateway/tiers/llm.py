@@ -141,7 +141,7 @@ def rank_size(context: RequestContext) -> RankSize:
         session=f"user {request.user_id}" if request.user_id is not None else f"request {request.request_id}",
         window_start=window_start,
         num_prompt_tokens=1 + num_items * catalogue.depth,
-        num_beam_rows=context.num_wanted * (catalogue.depth - 1),
+        num_beam_rows=context.num_ranked * (catalogue.depth - 1),
     )
 
 
@@ -155,7 +155,7 @@ def rank_request(context: RequestContext, budget_s: float, replicas: Sequence[st
         user_id=request.user_id,
         bundle_version=context.live.version,
         history_item_ids=context.history_item_ids,
-        k=context.num_wanted,
+        k=context.num_ranked,
         budget_ms=budget_s * 1_000,
         excluded_item_ids=tuple(dict.fromkeys(seen + disliked + request.exclude_item_ids)),
         filters=request.filters,

@@ -77,16 +77,18 @@ class FakeLlm:
 
 
 class FakeStudent:
-    """Ranks the items that come last in the catalogue first; `error` is raised."""
+    """Ranks the items of `order` (catalogue indices) first, then those that come last in the catalogue; `error` is raised."""
 
     def __init__(self) -> None:
+        self.order: Sequence[int] = ()
         self.error: BaseException | None = None
 
     def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rank."""
         if self.error is not None:
             raise self.error
-        indices = np.flatnonzero(allowed)[::-1][:k]
+        ordered = dict.fromkeys((*self.order, *range(len(allowed) - 1, -1, -1)))
+        indices = np.array([index for index in ordered if allowed[index]], dtype=np.int64)[:k]
         return indices, indices.astype(float)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.contracts.recommend import Tier
+from services.contracts.recommend import Filters, Tier
 from services.errors import ErrorKind
 from services.gateway.call import http
 from services.gateway.grpc import answers as rpc_answers
@@ -51,11 +51,27 @@ def test_agreement_is_the_overlap_of_the_first_k(llm: list[int], student: list[i
     assert agreement_of(llm, student, k=len(llm)) == share
 
 
-async def test_both_rankings_of_one_request_are_compared(world: World) -> None:
-    """When the LLM answers in time, its agreement with the student is observed."""
-    await world.recommend()
+@pytest.mark.parametrize(("k", "num_ranked"), [(1, 10), (10, 10), (12, 12)])
+async def test_the_ten_best_items_are_compared_however_many_are_asked_for(
+    world: World, k: int, num_ranked: int
+) -> None:
+    """LLM and student rank at least ten items, of which the answer holds k: they share i06 to i13 of i04 to i13 and i06 to i15."""
+    world.student.order = (15, 14, *range(6, 14), 4, 5)
 
+    answer = await world.recommend(k=k)
+
+    assert (answer.tier, len(answer.items)) == (Tier.LLM, k)
+    assert [request.k for request in world.llm.requests] == [num_ranked]
     assert world.metric("tailrace_student_agreement_ratio_count") == 1
+    assert world.metric("tailrace_student_agreement_ratio_sum") == 0.8
+
+
+async def test_where_fewer_than_ten_items_may_be_shown_these_are_compared(world: World) -> None:
+    """A filter leaves three items, which both rank."""
+    await world.recommend(k=2, filters=Filters(allowed_item_ids=("i05", "i06", "i07")))
+
+    assert world.llm.requests[0].k == 3
+    assert world.metric("tailrace_student_agreement_ratio_sum") == 1.0
 
 
 @pytest.mark.parametrize("user_id", ["listed", "stale"])
