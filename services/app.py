@@ -149,7 +149,7 @@ async def open_standby(settings: Settings) -> AsyncIterator[tuple[HttpApp, RpcDo
     The breaker never opens: there is no LLM to protect, and its metric is about the real LLM.
     """
     alone = settings.model_copy(update={"gateway_replicas": 1, "breaker_failures": sys.maxsize})
-    features, drills, access = open_features(alone), Drills(alone.drills_file), open_access(alone)
+    features, drills, access = open_features(alone), Drills(alone.drills_file), open_access(alone, is_peer=False)
     tracing = open_tracing(alone.otlp_endpoint, alone.trace_share, "tailrace-standby")
     writer = AbsentText() if alone.text_path else text_writer(alone, None)
     plane = build_plane(alone, DrilledStore(features, drills), AbsentLlm(), writer, part="standby")
@@ -204,13 +204,16 @@ def build_from_environment(_args: dict[str, str]) -> "Application":
     return build_app(load_settings())
 
 
-def open_access(settings: Settings) -> Access:
-    """Read the API keys, and make the counter of their calls; without a keys file everybody is admitted. Raises ConfigError."""
+def open_access(settings: Settings, *, is_peer: bool = True) -> Access:
+    """Read the API keys, and make the counter of their calls; without a keys file everybody is admitted. Raises ConfigError.
+
+    `is_peer`: whether this process is one of the gateways that share each key's limits while Redis is away.
+    """
     if settings.api_keys_file is None:
         return open_to_all(settings.max_k, settings.own_names)
     metrics, num_processes = AccessMetrics(REGISTRY), settings.gateway_replicas
     keys = KeyRing(settings.api_keys_file, settings.max_k, on_state=metrics.keys_state.set)
-    counts = RedisRateCounts(settings.redis_address, num_processes)
+    counts = RedisRateCounts(settings.redis_address, is_peer=is_peer)
     return KeyedAccess(keys, SharedRates(counts, num_processes, on_away=metrics.rate_counts_away.set))
 
 

@@ -1,15 +1,19 @@
 """Tokens and calls of the day by key in Redis, counted by one script: one exchange, one clock (Redis' own), no race.
 
 A hash for each key: the tokens in its bucket and the time of that, the day and its calls. It expires when it says no more than a new
-one would. Constructed and used on one event loop; a connection is made at the first use, and all exchanges share it.
+one would. Beside them a sorted set of the processes that count: each by the time of its last report. Constructed and used on one event loop; a connection is made at the first use, and all exchanges share it.
 """
 
+import uuid
+from contextlib import suppress
 from typing import Any
 
 from services.contracts.access import QUOTA, RATE, Allowance, Ask, Grant
+from services.errors import DependencyAway
 from services.features.redis_calls import redis_as_dependency, within
 from services.settings.addresses import RedisAddress
 
+_LEAVE_TIMEOUT_S = 0.5
 _PREFIX = "tailrace:rate:"
 _COUNT = """
 local rate, burst, quota = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -38,7 +42,8 @@ else
   local spare = math.huge
   if rate > 0 then spare = tokens - cost end
   if quota >= 0 then spare = math.min(spare, quota - today - cost) end
-  granted = cost + math.min(batch, math.floor(spare / tonumber(ARGV[9])))
+  local processes = math.max(1, redis.call('ZCARD', KEYS[2]))
+  granted = cost + math.min(batch, math.floor(spare / processes))
   if rate > 0 then tokens = tokens - granted end
   today = today + granted
 end
@@ -50,28 +55,45 @@ if quota >= 0 then keep_s = math.max(keep_s, (day + 1) * 86400 - now_s) end
 redis.call('EXPIRE', KEYS[1], math.ceil(keep_s) + 60)
 return {granted, why, number(wait_s), number(tokens), today, day}
 """
+_PROCESSES = "tailrace:rate-processes"
+_PRESENT_S = 10
+_REPORT = f"""
+local time = redis.call('TIME')
+local now_s = time[1] + time[2] / 1e6
+redis.call('ZADD', KEYS[1], now_s, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_s - {_PRESENT_S})
+redis.call('EXPIRE', KEYS[1], {_PRESENT_S})
+return redis.call('ZCARD', KEYS[1])
+"""
 
 
 class RedisRateCounts:
     """The counts that all processes share."""
 
-    def __init__(self, address: RedisAddress, num_processes: int) -> None:
-        """Make the client; a process is granted ahead at most its share of what is left. Raises ConfigError for a bad password file."""
+    def __init__(self, address: RedisAddress, *, is_peer: bool = True) -> None:
+        """Make the client. Raises ConfigError for a bad password file.
+
+        Args:
+            address: Of Redis.
+            is_peer: Whether this process is one of those that are counted, and share what is granted ahead. The standby is none: it
+                answers in their place.
+        """
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        self._num_processes = num_processes
+        self._name = uuid.uuid4().hex if is_peer else None
         self._client = Redis(**address.client_options(), single_connection_client=True, retry=Retry(NoBackoff(), 0))
         self._script = self._client.register_script(_COUNT)
+        self._report = self._client.register_script(_REPORT)
 
     async def ask(self, key_id: str, allowance: Allowance, ask: Ask, timeout_s: float) -> Grant:
         """Count, in one exchange. Raises DependencyAway; then it may have been counted."""
         rate, quota = allowance.rate_per_s or 0, -1 if allowance.daily_quota is None else allowance.daily_quota
         limits = (rate, allowance.burst, quota)
-        arguments = (ask.cost, ask.batch, ask.spent, ask.unspent, ask.taken_on, self._num_processes)
+        arguments = (ask.cost, ask.batch, ask.spent, ask.unspent, ask.taken_on)
         with redis_as_dependency():
-            call = self._script(keys=[_PREFIX + key_id], args=[*limits, *arguments])
+            call = self._script(keys=[_PREFIX + key_id, _PROCESSES], args=[*limits, *arguments])
             granted, why, wait_s, tokens, today, day = await within(timeout_s, call)
         return Grant(
             num_calls=granted,
@@ -82,16 +104,21 @@ class RedisRateCounts:
             day=day,
         )
 
-    async def check(self, timeout_s: float) -> None:
-        """Connect if need be, prepare the first exchange, and wait for an answer. Raises DependencyAway."""
+    async def check(self, timeout_s: float) -> int:
+        """Connect if need be, prepare the first exchange, and report this process; return how many there are. Raises DependencyAway."""
         with redis_as_dependency():
-            await within(timeout_s, self._load())
+            return await within(timeout_s, self._join())
 
-    async def _load(self) -> None:
+    async def _join(self) -> int:
         """Load the script ahead: a Redis that was started anew has none, and loading it in a call takes two more exchanges."""
         loading: Any = self._client.script_load(_COUNT)
         await loading
+        return 1 if self._name is None else int(await self._report(keys=[_PROCESSES], args=[self._name]))
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Leave the processes that are counted, if Redis answers, and close the connection."""
+        if self._name is not None:
+            with suppress(DependencyAway), redis_as_dependency():
+                leaving: Any = self._client.zrem(_PROCESSES, self._name)
+                await within(_LEAVE_TIMEOUT_S, leaving)
         await self._client.aclose()

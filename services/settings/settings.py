@@ -112,6 +112,7 @@ class Settings(BaseSettings):
 
     # serving
     gateway_replicas: int = Field(2, ge=1)
+    """Gateway processes; where Ray scales them (Kubernetes), the most: `max_replicas` in serve.yaml."""
     llm_replicas: int = Field(1, ge=1)
     keep_bundles: int = Field(10, ge=2)
     """Number of published bundles kept; the live one and the one before it are always kept."""

@@ -1,9 +1,10 @@
 """One process's counts of calls by key: all of them, and those granted ahead by the counts that all processes share.
 
     Rates   a token bucket for a key's rate, a count for its day (UTC): decides while the shared counts are unavailable
+    Peers   how many processes share a key's limits: divides them meanwhile
     Lease   calls that the shared counts granted this process for the next tenth of a second
 
-Pure: the time is an argument. A refused call uses nothing. `shared_rates` decides which of the two applies.
+Pure: the time is an argument. A refused call uses nothing. `shared_rates` decides which applies.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ LEASE_S = 0.1
 """How long a lease lasts, and for how long a caller's calls are granted ahead."""
 MIN_HOLD_S, MAX_HOLD_S = 0.02, 1.0
 """How long no exchange is made after a refusal: long enough for several calls to become due, short enough to notice what other processes return."""
+
+
+PEERS_KEPT_S = 10.0
+"""For how long a larger number of peers is kept when fewer are reported: processes that start, or a store that was emptied, are counted one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,19 @@ class Rates:
         used.tokens = allowance.burst if allowance.rate_per_s is None else min(allowance.burst, used.tokens + gained)
         used.at_s = now_s
         return used
+
+
+@dataclass(slots=True)
+class Peers:
+    """How many processes share a key's limits, this one included; to begin with the most that there may be."""
+
+    num: int
+    at_s: float
+
+    def reported(self, num: int, now_s: float) -> None:
+        """Take a report: more at once, fewer after PEERS_KEPT_S."""
+        if num >= self.num or now_s - self.at_s >= PEERS_KEPT_S:
+            self.num, self.at_s = num, now_s
 
 
 @dataclass(frozen=True, slots=True)

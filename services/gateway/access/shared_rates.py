@@ -6,12 +6,15 @@
          ─▶ shared counts, one exchange of a few ms ───▶ admitted, with the next lease | refused
          └─▶ shared counts are away ─▶ own counts, this process's share ─▶ admitted | refused; reported to the shared counts later
 
-Owned by one event loop. Does not know how the shared counts are kept.
+A process's share is that of one of all that asked lately; of the most that there may be, where it never learned how many that are. Together
+they admit the limits then, each rounded up to a call. Processes that start meanwhile add their small shares, so that all admit less than twice
+the limits. Owned by one event loop. Does not know how the shared counts are kept.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Protocol
@@ -20,7 +23,7 @@ import structlog
 
 from services.contracts.access import DAY_S, Allowance, Ask, Grant
 from services.errors import DependencyAway, QuotaExceeded
-from services.gateway.access.rates import Lease, Rates, Remaining
+from services.gateway.access.rates import Lease, Peers, Rates, Remaining
 from services.gateway.periodic_task import PeriodicTask
 from services.router.breaker import Breaker, BreakerState
 
@@ -41,12 +44,12 @@ class SharedCounts(Protocol):
         """Count. Raises DependencyAway; then it may have been counted."""
         ...
 
-    async def check(self, timeout_s: float) -> None:
-        """Wait for an answer. Raises DependencyAway."""
+    async def check(self, timeout_s: float) -> int:
+        """Report that this process counts, and return how many do. Raises DependencyAway."""
         ...
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Report that this process counts no longer, and close the connection."""
         ...
 
 
@@ -102,14 +105,15 @@ class SharedRates:
 
         Args:
             counts: The shared counts; closed by `stop`.
-            num_processes: Divides the limits while the shared counts are away.
+            num_processes: How many processes there may be at most: divides the limits while the shared counts are away, unless these
+                reported how many there are for some seconds.
             clock: Monotonic.
             wall_clock: Unix time.
             on_away: Called with whether the shared counts are away, at each change.
             timeout_s: How long a call waits for the shared counts.
         """
         self._counts = counts
-        self._num_processes = num_processes
+        self._peers = Peers(num_processes, clock())
         self._clock = clock
         self._wall_clock = wall_clock
         self._on_away = on_away
@@ -172,10 +176,16 @@ class SharedRates:
         return Standing(share, self._own.left(key_id, share, now_unix_s, self._clock()), now_unix_s, is_shared=False)
 
     async def settle(self) -> None:
-        """Report calls that no exchange will report soon, and read the counts of each key; while the store is away, try to connect."""
+        """Report calls that no exchange will report soon, and read the counts of each key and of processes.
+
+        While the store is away, try to connect.
+        """
         if self._counts is None:
             return
-        if self._breaker.state(self._clock()) is not BreakerState.CLOSED:
+        if self._breaker.state(self._clock()) is BreakerState.CLOSED:
+            with suppress(DependencyAway):  # the calls notice
+                await self._count_peers(self._counts)
+        else:
             await self._try_to_reach(self._counts)
             if self._breaker.state(self._clock()) is not BreakerState.CLOSED:
                 return
@@ -229,7 +239,7 @@ class SharedRates:
     async def _try_to_reach(self, counts: SharedCounts) -> None:
         """Connect outside of any call, which takes longer than a call may wait."""
         try:
-            await counts.check(_CHECK_TIMEOUT_S)
+            await self._count_peers(counts)
         except DependencyAway as error:
             for _ in range(_MAX_FAILURES):
                 self._breaker.failed(self._clock())
@@ -240,6 +250,10 @@ class SharedRates:
             self._breaker.succeeded()
             self._is_away = False
             self._on_away(False)
+
+    async def _count_peers(self, counts: SharedCounts) -> None:
+        """Report that this process counts, and take note of how many do. Raises DependencyAway."""
+        self._peers.reported(await counts.check(_CHECK_TIMEOUT_S), self._clock())
 
     def _tell_if_away(self, why: str) -> None:
         if not self._is_away and self._breaker.state(self._clock()) is not BreakerState.CLOSED:
@@ -256,16 +270,16 @@ class SharedRates:
 
     def _share_of(self, key_id: str, lease: Lease) -> Allowance:
         """Return this process's share of the rate, and of what was left of the day's quota when it was last known."""
-        share, quota = lease.allowance.shared_by(self._num_processes), lease.allowance.daily_quota
+        share, quota = lease.allowance.shared_by(self._peers.num), lease.allowance.daily_quota
         if quota is None or lease.grant is None or lease.grant.day != self._wall_clock() // DAY_S:
             return share
-        left = -(-max(0, quota - lease.grant.today) // self._num_processes)
+        left = -(-max(0, quota - lease.grant.today) // self._peers.num)
         return replace(share, daily_quota=self._own_at_grant.get(key_id, 0) + left)
 
     def _granted(self, key_id: str, lease: Lease, cost: int) -> Standing:
         now_unix_s, grant = self._wall_clock(), lease.grant
         assert grant is not None, "a lease has calls only from a grant"
-        self._own.note(key_id, lease.allowance.shared_by(self._num_processes), now_unix_s, self._clock(), cost)
+        self._own.note(key_id, lease.allowance.shared_by(self._peers.num), now_unix_s, self._clock(), cost)
         left = Remaining(grant.tokens + lease.num_calls, grant.today - lease.num_calls)
         return Standing(lease.allowance, left, now_unix_s, is_shared=True)
 

@@ -32,7 +32,7 @@ def num_exchanges(valkey: Server) -> int:
 async def gateways(valkey: Server, count: int = 2) -> AsyncIterator[list[SharedRates]]:
     """So many counters on one Valkey."""
     address = RedisAddress(host=HOST, port=valkey.port)
-    made = [SharedRates(RedisRateCounts(address, count), count, timeout_s=PATIENT_S) for _ in range(count)]
+    made = [SharedRates(RedisRateCounts(address), count, timeout_s=PATIENT_S) for _ in range(count)]
     for rates in made:
         await rates.start()
     yield made
@@ -100,6 +100,20 @@ async def test_limits_hold_while_redis_is_away(valkey: Server, fault: str) -> No
     assert [len(standings) for standings in (*before, *away)] == [150, 150, 100, 100]
     assert away[0][-1].headers()["ratelimit-policy"] == "250;w=86400;counted=replica"
     assert back.headers()["ratelimit-policy"] == "500;w=86400"
+
+
+async def test_the_processes_that_count_are_counted(valkey: Server) -> None:
+    """Each is counted from its first report until it ends; the standby, which answers in their place, is not, and keeps the whole limit."""
+    address = RedisAddress(host=HOST, port=valkey.port)
+    first, second, third = (RedisRateCounts(address) for _ in range(3))
+    standby = RedisRateCounts(address, is_peer=False)
+    come = [await one.check(PATIENT_S) for one in (first, second, third, first, standby)]
+    await third.close()
+    gone = [await one.check(PATIENT_S) for one in (first, second)]
+    for one in (first, second, standby):
+        await one.close()
+
+    assert (come, gone) == ([1, 2, 3, 3, 1], [2, 2])
 
 
 def today(valkey: Server) -> int:

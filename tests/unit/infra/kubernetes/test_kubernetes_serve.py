@@ -48,6 +48,20 @@ def test_replicas_fit_into_the_pods(overlay: str) -> None:
     assert config.proxy_location == "EveryNode"
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_each_gateway_knows_how_many_there_may_be(overlay: str) -> None:
+    """The setting by which gateways divide the keys' limits while Redis is away is the autoscaler's maximum."""
+    things = render(overlay)
+    (scaling,) = [
+        one["autoscaling_config"]
+        for one in serve_config(things)["applications"][0]["deployments"]
+        if one["name"] == "Gateway"
+    ]
+    worker = pod_of(things, "tailrace-gateways").container("ray-worker")
+
+    assert settings_of(things, worker).gateway_replicas == scaling["max_replicas"]
+
+
 @pytest.mark.parametrize(("overlay", "component"), [("dev", "text"), ("prod", "text"), ("gpu", "text-gpu")])
 def test_text_has_its_resources_and_its_checkpoint(overlay: str, component: str, tmp_path: Path) -> None:
     """One more deployment, last, with CPUs for its threads, which keeps it off the head, and a GPU where its device is one.

@@ -1,0 +1,102 @@
+"""What all gateways together admit while the store of the shared counts is away, on clocks that the tests set."""
+
+import pytest
+
+from services.contracts.access import Allowance, Ask, Grant
+from services.errors import DependencyAway, QuotaExceeded
+from services.gateway.access.rates import PEERS_KEPT_S, Peers
+from services.gateway.access.shared_rates import SharedRates
+from tests.support.clock import Clock
+
+MOST = 16
+RATE, BURST, QUOTA, AWAY_S = 32.0, 64.0, 1_000, 20
+
+
+class Counts:
+    """The shared counts of a store that can be away: it knows who counts, and grants nothing."""
+
+    def __init__(self) -> None:
+        self.processes: set[str] = set()
+        self.is_away = False
+
+
+class Connection:
+    """One process's connection to the store."""
+
+    def __init__(self, store: Counts, name: str) -> None:
+        self.store, self.name = store, name
+
+    async def ask(self, key_id: str, allowance: Allowance, ask: Ask, timeout_s: float) -> Grant:
+        """Refuse the call: these tests are about calls while the store is away."""
+        if self.store.is_away:
+            raise DependencyAway("features", 1.0)
+        return Grant(num_calls=0, refused_by="rate", wait_s=0.0, tokens=0.0, today=0, day=0)
+
+    async def check(self, timeout_s: float) -> int:
+        """Count the process."""
+        if self.store.is_away:
+            raise DependencyAway("features", 1.0)
+        self.store.processes.add(self.name)
+        return len(self.store.processes)
+
+    async def close(self) -> None:
+        """Count the process no longer."""
+        self.store.processes.discard(self.name)
+
+
+async def admitted(gateways: list[SharedRates], clock: Clock, allowance: Allowance) -> int:
+    """Return how many calls all gateways together admit in a time in which each is called at twice the whole limit."""
+    num_admitted = 0
+    for _ in range(AWAY_S):
+        clock.now_s += 1.0
+        for gateway in gateways:
+            for _ in range(int(2 * RATE)):
+                try:
+                    await gateway.spend("key", allowance)
+                except QuotaExceeded:
+                    break
+                num_admitted += 1
+    return num_admitted
+
+
+@pytest.mark.parametrize(
+    ("num_known", "num_cold", "times"),
+    [(2, 0, 1.0), (MOST, 0, 1.0), (2 * MOST, 0, 1.0), (0, MOST, 1.0), (2, MOST - 2, 1 + (MOST - 2) / MOST)],
+    ids=["few", "the most", "two clusters", "all start meanwhile", "most start meanwhile"],
+)
+@pytest.mark.parametrize("limit", ["rate", "quota"])
+async def test_all_gateways_admit_the_limit_while_the_store_is_away(
+    clock: Clock, limit: str, num_known: int, num_cold: int, times: float
+) -> None:
+    """However many of up to 16 run: those that were counted divide by their number, those that start meanwhile by 16.
+
+    Each rounds up to a call.
+    """
+    allowance = Allowance(rate_per_s=RATE, burst=BURST) if limit == "rate" else Allowance(daily_quota=QUOTA)
+    whole = BURST + RATE * AWAY_S if limit == "rate" else QUOTA
+    counts, gateways = Counts(), []
+    for num_more, is_away in ((num_known, False), (num_cold, True)):
+        counts.is_away = is_away
+        for _ in range(num_more):
+            connection = Connection(counts, f"gateway {len(gateways)}")
+            gateways.append(SharedRates(connection, MOST, clock=clock, wall_clock=lambda: 0.0))
+        for gateway in gateways:
+            await gateway.settle()
+        clock.now_s += PEERS_KEPT_S
+        for gateway in gateways:
+            await gateway.settle()
+
+    num_admitted = await admitted(gateways, clock, allowance)
+
+    assert whole * times * 0.95 <= num_admitted <= whole * times + len(gateways)
+
+
+def test_fewer_processes_are_believed_after_a_while() -> None:
+    """Processes that start together, and an emptied store, are counted from one; more are believed at once."""
+    peers = Peers(MOST, 0.0)
+    seen = []
+    for num, seconds in ((1, 0.1), (3, 0.9), (3, 1.0), (5, 1.1), (1, 1.9), (2, 2.2)):
+        peers.reported(num, seconds * PEERS_KEPT_S)
+        seen.append(peers.num)
+
+    assert seen == [MOST, MOST, 3, 5, 5, 2]
