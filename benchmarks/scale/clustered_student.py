@@ -2,7 +2,7 @@
 
 Items come in groups of about fifty, and groups in topics, as embeddings that were trained do; rows of independent random numbers have no
 cells at all, and are the worst case of any search. How far items stray from their group is set so that 11,479 of them need the same share of rows for 97 %
-of the exact top ten as the student trained on Amazon Beauty, which has as many (docs/lab-notes/quality.md). The state is the newest item and
+of the exact top ten as the student trained on Amazon Beauty, which has as many (docs/lab-notes/serving.md). The state is the newest item and
 the mean of what the history attends to. FOLDER gets `student.onnx`, for a large catalogue `student_table/`, and `requests.npz`: histories of
 users with three groups of interest, and the exact top ten of each.
 """

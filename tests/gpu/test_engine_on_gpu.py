@@ -11,7 +11,7 @@ numpy, safetensors, tokenizers, pytest and hypothesis; Triton's compiler takes m
 If the first one fails, the second names the kernel. If that passes, `-k "ahead and False"` runs the engine without captured steps and
 `-k "ahead and True"` with them. `CUDA_LAUNCH_BLOCKING=1` names the launch that fails without captured steps, `compute-sanitizer` the
 access. After one failure on the device every later test of the process fails: run one at a time. If `tests.support.engine.attention_shapes`
-is not found, an installed package is named `tests` too. docs/lab-notes/kernels-gpu.md has the tolerances and the expected step times.
+is not found, an installed package is named `tests` too. docs/lab-notes/engine.md#gpu-kernels has the tolerances and the expected step times.
 """
 
 from concurrent.futures import ThreadPoolExecutor
