@@ -73,7 +73,9 @@ def parse_body(kind: type[B], body: bytes) -> B:
     try:
         sent = pydantic_core.from_json(body)
     except ValueError as error:
-        raise InvalidRequest("body", "not JSON", "send one JSON object") from error
+        is_deep = "recursion limit" in str(error)
+        problem = "nested more than 200 levels deep" if is_deep else "not JSON"
+        raise InvalidRequest("body", problem, "send one JSON object" + " of fewer levels" * is_deep) from error
     if not isinstance(sent, dict):
         raise InvalidRequest("body", "not a JSON object", "send one JSON object")
     try:
@@ -127,6 +129,9 @@ def _invalid(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(field, "unknown", "leave it out")
     if fault["type"] == "missing":
         return InvalidRequest(field, "missing", f"send {field}")
+    problem, has_fix, fix = message.partition("; ")  # as schema.py writes its own
+    if has_fix:
+        return InvalidRequest(field, problem, fix)
     return InvalidRequest(field, "wrong type or value", message.replace("Input should", "it should"))
 
 

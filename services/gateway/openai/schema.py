@@ -6,8 +6,12 @@ long list would take seconds.
 """
 
 import json
+import math
+from collections.abc import Iterator
+from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar
 
+import pydantic_core
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
@@ -17,6 +21,11 @@ MAX_PROMPTS = 64
 MAX_MESSAGES = 2_048
 MAX_BIASED = 1_024
 MAX_VARIABLES_CHARS = 8_192
+MAX_SCHEMA_BYTES = 65_536
+MAX_SCHEMA_KEYS = 2_000
+MAX_SCHEMA_DEPTH = 64
+MAX_MULTIPLE = 10_000
+"""Of all `multipleOf` in a schema, decimal points left out: an automaton of as many states is built in memory."""
 MAX_TEXT_DEADLINE_MS = 600_000
 _MAX_TOP_K = 2**31 - 1
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -47,6 +56,47 @@ def _small_variables(variables: dict[str, Any]) -> dict[str, Any]:
     if num_chars > MAX_VARIABLES_CHARS:
         raise PydanticCustomError("too_long", f"{num_chars} characters of JSON; send at most {MAX_VARIABLES_CHARS}")
     return variables
+
+
+def _small_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a schema that would take long to compile."""
+    num_bytes = len(pydantic_core.to_json(schema))
+    if num_bytes > MAX_SCHEMA_BYTES:
+        raise _too_large(f"{num_bytes} bytes of JSON", f"send at most {MAX_SCHEMA_BYTES}")
+    levels = list(_levels(schema))
+    objects = [value for level in levels for value in level if isinstance(value, dict)]
+    num_keys = sum(map(len, objects))
+    if num_keys > MAX_SCHEMA_KEYS:
+        raise _too_large(f"{num_keys} keys in all its objects", f"send at most {MAX_SCHEMA_KEYS}")
+    if len(levels) > MAX_SCHEMA_DEPTH:
+        raise _too_large(f"{len(levels)} levels deep", f"nest at most {MAX_SCHEMA_DEPTH}")
+    multiple = 1
+    for number in (_without_point(one["multipleOf"]) for one in objects if "multipleOf" in one):
+        multiple = math.lcm(multiple, number)
+        if multiple > MAX_MULTIPLE:
+            fix = f"send numbers whose least common multiple, decimal points left out, is at most {MAX_MULTIPLE}"
+            raise _too_large("multipleOf is out of range", fix)
+    return schema
+
+
+def _levels(schema: dict[str, Any]) -> Iterator[list[Any]]:
+    """Yield the objects and lists of each level."""
+    level: list[Any] = [schema]
+    while level:
+        yield level
+        children = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [child for values in children for child in values if isinstance(child, dict | list)]
+
+
+def _without_point(number: object) -> int:
+    """Return a number without its decimal point: 25 for 0.25. Returns 1 for what is no number above 0: llguidance refuses it."""
+    if isinstance(number, float) and 0 < number < math.inf:
+        return int(f"{Decimal(repr(number)).normalize():f}".replace(".", ""))
+    return number if isinstance(number, int) and number > 0 else 1
+
+
+def _too_large(problem: str, fix: str) -> PydanticCustomError:
+    return PydanticCustomError("too_long", f"{problem}; {fix}")
 
 
 def _describe_prompt(schema: dict[str, Any]) -> None:
@@ -83,7 +133,11 @@ class JsonSchemaBody(BaseModel):
 
     name: str = ""
     description: str = ""
-    schema_: dict[str, Any] = Field({}, alias="schema", description="A JSON schema")
+    schema_: Annotated[dict[str, Any], AfterValidator(_small_schema)] = Field(
+        {},
+        alias="schema",
+        description=f"A JSON schema of at most {MAX_SCHEMA_BYTES} bytes, {MAX_SCHEMA_KEYS} keys and {MAX_SCHEMA_DEPTH} levels",
+    )
     strict: bool | None = Field(None, description="Sent on to another server; here schemas are always enforced")
 
 

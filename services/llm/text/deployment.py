@@ -90,7 +90,7 @@ class TextDeployment:
                 self._num_open -= 1
 
     async def _write(self, request: TextRequest, until_s: float) -> AsyncGenerator[Events, None]:
-        plan = await asyncio.to_thread(self._text.plan, request, until_s)
+        plan = await self._text.plan(request, until_s)
         next_s = 0.0
         async with aclosing(generate(plan, self._thread, in_pieces=request.in_pieces)) as batches:
             async for events in batches:

@@ -5,10 +5,11 @@ because a small model may otherwise generate white space without end.
 """
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
 from services.errors import InvalidRequest
@@ -16,6 +17,10 @@ from services.llm.text.tokenizer import TextTokenizer
 
 _FIELD = "response_format"
 _LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LIMITS = LLParserLimits(
+    max_grammar_size=10_000, initial_lexer_fuel=200_000, max_lexer_states=20_000, verbose_errors=False
+)
+"""Lower than llguidance's defaults, under which the mask of one step took more than a second and held up every text of the engine."""
 _WORD_BITS = 32
 _MAX_PROBLEM_LEN = 300
 
@@ -29,22 +34,32 @@ class JsonGuide:
             tokenizer.as_json, n_vocab=vocab_size, eos_token=sorted(eos_ids), slices=LLTokenizer.json_slices()
         )
 
-    def masks(self, schema: str, count: int) -> list["JsonMask"]:
-        """Return a mask for each of `count` choices. Raises InvalidRequest with the problem of the schema."""
-        matcher = self._matcher(schema)
-        return [JsonMask(matcher.deep_copy(), self._vocab_size) for _ in range(count)]
-
-    def _matcher(self, schema: str) -> LLMatcher:
+    def compile(self, schema: str) -> "JsonGrammar":
+        """Compile a schema with its first mask, which may take seconds of one core. Raises InvalidRequest with the problem of the schema."""
         try:
             if not isinstance(json.loads(schema), dict):
                 raise _bad_schema("a JSON schema is an object")
             grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_LAYOUT)
         except ValueError as error:
             raise _bad_schema(str(error)) from error
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            fill_next_token_bitmask(matcher, _blank_bits(self._vocab_size))
         if matcher.is_error():
             raise _bad_schema(matcher.get_error())
-        return matcher
+        return JsonGrammar(matcher, self._vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonGrammar:
+    """A compiled schema."""
+
+    matcher: LLMatcher
+    vocab_size: int
+
+    def masks(self, count: int) -> list["JsonMask"]:
+        """Return a mask for each of `count` choices."""
+        return [JsonMask(self.matcher.deep_copy(), self.vocab_size) for _ in range(count)]
 
 
 class JsonMask:
@@ -52,7 +67,7 @@ class JsonMask:
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
-        self._bits = np.zeros((1, -(-vocab_size // _WORD_BITS)), dtype=np.int32)
+        self._bits = _blank_bits(vocab_size)
         self.failure: str | None = None
 
     def allowed(self) -> np.ndarray:
@@ -76,6 +91,11 @@ class JsonMask:
             self.failure = self._matcher.get_error()
 
 
+def _blank_bits(vocab_size: int) -> np.ndarray:
+    return np.zeros((1, -(-vocab_size // _WORD_BITS)), dtype=np.int32)
+
+
 def _bad_schema(problem: str) -> InvalidRequest:
-    message = " ".join(problem.split())[:_MAX_PROBLEM_LEN] or "not a schema"
-    return InvalidRequest(_FIELD, message, "send a JSON schema")
+    """Return the error for a problem of llguidance's."""
+    message = " ".join(problem.partition("<backtrace>")[0].split())[:_MAX_PROBLEM_LEN] or "not a schema"
+    return InvalidRequest(_FIELD, message, "send a JSON schema, or a simpler one")

@@ -4,6 +4,7 @@ It converts between text (outside) and tokens, seeds and masks (inside), and war
 where checkpoints come from.
 """
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from services.llm.text.chat_template import (
 )
 from services.llm.text.generate import TextChoice, TextPlan
 from services.llm.text.guided_decoding import JsonGuide, JsonMask
+from services.llm.text.schema_compiler import SchemaCompiler
 from services.llm.text.tokenizer import TextTokenizer, load_tokenizer
 
 _MAX_SEED = 2**64 - 1
@@ -50,18 +52,21 @@ class LoadedText:
     engine: Engine
     tokenizer: TextTokenizer
     template: ChatTemplate | None
-    guide: JsonGuide
+    schemas: SchemaCompiler
     eos_ids: frozenset[int]
     limits: RequestLimits
 
-    def plan(self, request: TextRequest, deadline_s: float | None) -> TextPlan:
-        """Return the plan of a request; `deadline_s` is on the engine's clock. Raises NotFound or InvalidRequest naming the field."""
+    async def plan(self, request: TextRequest, deadline_s: float | None) -> TextPlan:
+        """Return the plan of a request; `deadline_s` is on the engine's clock.
+
+        Raises NotFound, InvalidRequest naming the field, or DeadlineExceeded where its schema takes longer.
+        """
         self._check(request)
-        prompt = self.prompt_of(request)
+        prompt = await asyncio.to_thread(self.prompt_of, request)
         max_tokens = self._max_tokens(request, len(prompt))
         masks: Sequence[JsonMask] = ()
         if request.json_schema is not None:
-            masks = self.guide.masks(request.json_schema, request.n)
+            masks = (await self.schemas.compiled(request.json_schema, deadline_s)).masks(request.n)
         ends_by_eos = bool(masks) or not request.ignore_eos
         stop_ids = frozenset(request.stop_token_ids) | (self.eos_ids if ends_by_eos else frozenset())
         sampling = [_sampling_of(request.sampling, seed) for seed in _seeds(request.sampling.seed, request.n)]
@@ -158,7 +163,7 @@ def load_text(
         engine=engine,
         tokenizer=tokenizer,
         template=template,
-        guide=guide,
+        schemas=SchemaCompiler(guide.compile),
         eos_ids=eos_ids,
         limits=limits,
     )

@@ -169,6 +169,43 @@ def test_a_refusal_names_the_field_and_the_fix(route: str, fields: dict[str, Any
     assert refusal.value.fix
 
 
+def nested(num_levels: int) -> dict[str, Any]:
+    """Return a schema of so many levels."""
+    schema: dict[str, Any] = {}
+    for _ in range(num_levels - 1):
+        schema = {"not": schema}
+    return schema
+
+
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the body's field for this schema."""
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond", "problem", "bound"),
+    [
+        ({"enum": ["é" * 32_761]}, {"enum": ["é" * 32_762]}, "bytes", "65536"),
+        ({"enum": [{str(key): 1 for key in range(1_999)}]}, {"enum": [{str(key): 1 for key in range(2_000)}]}, "keys", "2000"),
+        (nested(64), nested(65), "levels", "64"),
+        ({"multipleOf": 0.25, "minimum": 0.1}, {"multipleOf": 10_001}, "multipleOf", "10000"),
+        ({"anyOf": [{"multipleOf": 600}, {"multipleOf": 0.5}]}, {"allOf": [{"multipleOf": 9.97}, {"multipleOf": 991}]}, "multipleOf", "10000"),
+    ],
+)  # fmt: skip
+def test_a_schema_beyond_a_bound_is_refused_with_the_bound(
+    within: dict[str, Any], beyond: dict[str, Any], problem: str, bound: str
+) -> None:
+    """Bytes, keys of all objects, levels, and what a number would unfold to: compilation takes longer than linear time."""
+    (request,) = parsed(CHAT, **schema_format(within)).requests
+    with pytest.raises(InvalidRequest) as refusal:
+        parsed(CHAT, **schema_format(beyond))
+
+    assert json.loads(request.json_schema or "") == within
+    assert refusal.value.field == "response_format.json_schema.schema"
+    assert problem in refusal.value.problem
+    assert bound in refusal.value.fix
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"\xff", b'{"model": "\\ud800"}', b"[" * 9_000, b'{"model": NaN}']
 )
@@ -178,15 +215,20 @@ def test_a_body_must_be_a_json_object(content: bytes) -> None:
         parse(CHAT, content)
 
 
+def test_a_body_that_is_nested_too_deep_to_be_read_says_so() -> None:
+    """It is JSON, but no field of it is known: 200 levels are read."""
+    with pytest.raises(InvalidRequest) as refusal:
+        parsed(CHAT, **schema_format(nested(300)))
+
+    assert (refusal.value.field, refusal.value.problem) == ("body", "nested more than 200 levels deep")
+
+
 @pytest.mark.parametrize("number", [b"1e999", b"NaN"])
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
         ({"chat_template_kwargs": {"a": 77}}, "chat_template_kwargs"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"const": 77}}}},
-            "response_format.json_schema.schema",
-        ),
+        (schema_format({"const": 77}), "response_format.json_schema.schema"),
     ],
 )
 def test_numbers_that_json_cannot_hold_are_refused(number: bytes, fields: dict[str, Any], field: str) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,10 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.outcome import Status
 from services.llm.serving.engine_thread import EngineThread, Stepped
 from services.llm.text.generate import generate
+from services.llm.text.guided_decoding import JsonGuide
 from services.llm.text.model import LoadedText, RequestLimits, load_text
-from tests.support.engine.checkpoints import EOS_ID, write_checkpoint
+from services.llm.text.schema_compiler import SchemaCompiler
+from tests.support.engine.checkpoints import EOS_ID, build_tokenizer, write_checkpoint
 from tests.support.wait import until
 
 GREEDY = SamplingOptions(temperature=0)
@@ -36,6 +39,7 @@ TURN = ChatMessage(role="user", content="where to?")
 PROMPT = "the tail gets out and the river runs on to the sea"
 LONG_PROMPT = tuple([5] * 300)
 X = {"prompt": "x"}
+VOCAB_SIZE = build_tokenizer().get_vocab_size()
 CONTEXT = "this model's maximum context length is 256 tokens, so send at most"
 
 
@@ -59,6 +63,7 @@ class Watched:
     def __init__(self, loaded: LoadedText) -> None:
         self.loaded = loaded
         self.steps: list[Stepped] = []
+        self.num_planned = 0
         self.may_step = threading.Event()
         self.may_step.set()
         self._loop = asyncio.get_running_loop()
@@ -78,7 +83,8 @@ class Watched:
         """Yield each event of a request."""
         deadline_s = fields.pop("deadline_s", None)
         request = TextRequest(**{"request_id": "r", "model": "tiny", "sampling": GREEDY, "max_tokens": 20, **fields})
-        plan = self.loaded.plan(request, deadline_s)
+        plan = await self.loaded.plan(request, deadline_s)
+        self.num_planned += 1
         async with aclosing(generate(plan, self.thread, in_pieces=request.in_pieces)) as batches:
             async for batch in batches:
                 for event in batch:
@@ -226,11 +232,37 @@ async def test_a_schema_holds_at_any_temperature(engine) -> None:
     assert reasons_of(anything)[0] is FinishReason.LENGTH or json.loads(text_of(anything)) is not None
 
 
+def slow_part(repeats: int, last: int) -> dict[str, str]:
+    """Return a schema whose conjunction with others is slow to compute."""
+    return {"type": "string", "pattern": f"^x{{{repeats}}}{last}.*"}
+
+
+async def test_schemas_that_take_long_stop_no_other_text(engine) -> None:
+    """Six callers get the deadline's answer, whatever their schemas still do; a text without a schema is written meanwhile."""
+    slow = [
+        {"allOf": [{"anyOf": [slow_part(part + number, one) for one in range(2)]} for part in range(12)]}
+        for number in range(6)
+    ]
+    loaded = engine.loaded
+    guide = JsonGuide(loaded.tokenizer, VOCAB_SIZE, loaded.eos_ids)
+    engine.loaded = replace(loaded, schemas=SchemaCompiler(guide.compile))
+    guided = [
+        engine.all_events(prompt="x", json_schema=json.dumps(schema), deadline_s=time.monotonic() + 0.2)
+        for schema in slow
+    ]
+    plain = engine.all_events(prompt="x", max_tokens=1, deadline_s=time.monotonic() + 5)
+
+    *refused, written = await asyncio.gather(*guided, plain, return_exceptions=True)
+
+    assert [type(end) for end in refused] == [DeadlineExceeded] * 6
+    assert reasons_of(written) == {0: FinishReason.LENGTH}
+
+
 async def test_too_many_choices_for_the_queue_are_refused_as_one(engine) -> None:
     """Either all choices of a request are admitted or none: those before the refused one are cancelled."""
     engine.may_step.clear()
     tasks = [asyncio.create_task(engine.all_events(prompt=PROMPT, n=8, max_tokens=30)) for _ in range(9)]
-    await asyncio.sleep(0)
+    await until(lambda: engine.num_planned == 9)
     engine.may_step.set()
 
     ends = await asyncio.gather(*tasks, return_exceptions=True)

@@ -25,6 +25,12 @@ PERSON = {
 }
 
 
+def alternatives(num_parts: int, num_each: int) -> dict[str, object]:
+    """Return a schema of parts that must all hold, each with alternatives: they unfold into their product."""
+    parts = [[{"properties": {f"p{part}_{one}": {}}} for one in range(num_each)] for part in range(num_parts)]
+    return {"allOf": [{"anyOf": [{"type": "object", **each} for each in part]} for part in parts]}
+
+
 @pytest.fixture(scope="module")
 def guide() -> JsonGuide:
     """A guide for a model with more tokens than its tokenizer."""
@@ -34,7 +40,7 @@ def guide() -> JsonGuide:
 def draw(guide: JsonGuide, schema: str, seed: int) -> str:
     """Draw uniformly from the allowed tokens until the end token."""
     rng = np.random.default_rng(seed)
-    mask, written = guide.masks(schema, 1)[0], b""
+    mask, written = guide.compile(schema).masks(1)[0], b""
     while True:
         bits = np.unpackbits(mask.allowed().view(np.uint8), bitorder="little")
         token_id = int(rng.choice(np.flatnonzero(bits[:VOCAB_SIZE])))
@@ -59,7 +65,7 @@ def test_every_draw_satisfies_the_schema(guide) -> None:
 
 def test_choices_do_not_share_their_place(guide) -> None:
     """Each choice has a mask of its own."""
-    first, second = guide.masks('{"type": "boolean"}', 2)
+    first, second = guide.compile('{"type": "boolean"}').masks(2)
     begin = second.allowed().copy()
 
     first.take(TOKENIZER.encode("t", with_special_tokens=False)[0])
@@ -77,19 +83,20 @@ def test_choices_do_not_share_their_place(guide) -> None:
         ('{"type": "nothing"}', "."),
         ('{"$ref": "#/absent"}', "."),
         ('{"type": "string", "pattern": "("}', "unclosed group"),
+        (json.dumps(alternatives(6, 4)), "grammar size .*10000"),
     ],
 )
 def test_a_bad_schema_names_the_field(guide, schema: str, reason: str) -> None:
-    """What is not a schema is refused by the request's field, a bad pattern with the reason."""
+    """What is not a schema is refused by the request's field, a bad pattern with the reason, one that unfolds into too many rules with the limit."""
     with pytest.raises(InvalidRequest, match=reason) as refusal:
-        guide.masks(schema, 1)
+        guide.compile(schema)
 
     assert refusal.value.field == "response_format"
 
 
 def test_a_token_that_the_mask_forbids_is_a_failure(guide) -> None:
     """A mask that was violated allows every token from then on, and records the failure."""
-    mask = guide.masks('{"type": "boolean"}', 1)[0]
+    mask = guide.compile('{"type": "boolean"}').masks(1)[0]
 
     mask.take(TOKENIZER.encode("x", with_special_tokens=False)[0])
 

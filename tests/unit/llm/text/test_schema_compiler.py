@@ -1,0 +1,118 @@
+"""Schemas are compiled once, few at a time, and nobody waits for them beyond the deadline."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from services.errors import DeadlineExceeded, InvalidRequest
+from services.llm.text.guided_decoding import JsonGrammar
+from services.llm.text.schema_compiler import SchemaCompiler
+from tests.support.wait import until
+
+
+class SlowGuide:
+    """Compiles a schema when it is let; its grammar is the schema. A schema `bad` has a problem."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.begun: list[str] = []
+
+    def compile(self, schema: str) -> JsonGrammar:
+        """Wait until let."""
+        self.begun.append(schema)
+        self.may_end.wait(10)
+        if schema == "bad":
+            raise InvalidRequest("response_format", "a problem", "a fix")
+        return schema  # type: ignore[return-value] - the compiler does not look into it
+
+
+@pytest.fixture
+def guide() -> Iterator[SlowGuide]:
+    """A guide that lets go in the end."""
+    slow = SlowGuide()
+    yield slow
+    slow.may_end.set()
+
+
+def soon() -> float:
+    """Return a deadline that passes during the test."""
+    return time.monotonic() + 0.05
+
+
+async def test_a_schema_is_compiled_once(guide: SlowGuide) -> None:
+    """Two callers at once share a compilation, and later ones its result."""
+    compiler = SchemaCompiler(guide.compile)
+    callers = [asyncio.create_task(compiler.compiled("a", None)) for _ in range(3)]
+    await until(lambda: guide.begun == ["a"])
+    guide.may_end.set()
+
+    found = [*await asyncio.gather(*callers), await compiler.compiled("a", None)]
+
+    assert found == ["a"] * 4
+    assert guide.begun == ["a"]
+
+
+async def test_a_compilation_keeps_its_slot_until_it_ends(guide: SlowGuide) -> None:
+    """Callers are answered at their deadline, further schemas are not begun; then what was compiled is there at once."""
+    compiler = SchemaCompiler(guide.compile, num_slots=2)
+
+    ends = await asyncio.gather(*(compiler.compiled(each, soon()) for each in "abcd"), return_exceptions=True)
+    begun = set(guide.begun)
+    guide.may_end.set()
+    later = await asyncio.gather(*(compiler.compiled(each, None) for each in "abcd"))
+
+    assert [type(end) for end in ends] == [DeadlineExceeded] * 4
+    assert begun == {"a", "b"}
+    assert later == list("abcd")
+    assert sorted(guide.begun) == list("abcd")
+
+
+async def test_a_caller_that_leaves_while_it_waits_takes_no_slot(guide: SlowGuide) -> None:
+    """Whoever waits behind it is served, also where both wait for one schema."""
+    compiler = SchemaCompiler(guide.compile, num_slots=1)
+    first, leaving, staying = (asyncio.create_task(compiler.compiled(each, None)) for each in "abb")
+    await until(lambda: guide.begun == ["a"])
+    leaving.cancel()
+    guide.may_end.set()
+
+    assert await asyncio.gather(first, staying) == ["a", "b"]
+    assert guide.begun == ["a", "b"]
+
+
+async def test_a_problem_is_kept_too(guide: SlowGuide) -> None:
+    """A schema that takes long to be refused is refused at once the next time."""
+    compiler = SchemaCompiler(guide.compile)
+    guide.may_end.set()
+
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="a problem"):
+            await compiler.compiled("bad", None)
+
+    assert guide.begun == ["bad"]
+
+
+async def test_the_least_recently_used_grammar_is_dropped(guide: SlowGuide) -> None:
+    """The number of kept grammars is bounded."""
+    compiler = SchemaCompiler(guide.compile, num_kept=2)
+    guide.may_end.set()
+
+    for schema in "abacab":
+        await compiler.compiled(schema, None)
+
+    assert guide.begun == ["a", "b", "c", "b"]
+
+
+async def test_a_fault_of_the_compiler_is_no_result(guide: SlowGuide) -> None:
+    """It is raised, frees the slot, and the schema is tried again."""
+
+    def fail(_: str) -> JsonGrammar:
+        raise RuntimeError("no schema's fault")
+
+    compiler = SchemaCompiler(fail, num_slots=1)
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            await compiler.compiled("a", None)
