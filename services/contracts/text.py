@@ -4,6 +4,8 @@ One request gives a stream: a `TextBegan`, any number of `TextPiece`s (choices i
 meanings of the settings are OpenAI's, and vLLM's where OpenAI has none.
 """
 
+import hashlib
+import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -56,11 +58,13 @@ class TextRequest:
     it. `json_schema` is the text of a JSON schema that every choice must satisfy; the empty object `{}` means any JSON. Our own
     writer always keeps to it; others may need `is_schema_strict` to. With `in_pieces` False each choice comes as one piece when it is done, which costs less. Lower `priority` goes first.
     `deadline_unix_s` is absolute wall time of the gateway's host; what goes to another host is the time that is left. `settings_sent` names what the caller said, be it a default: another server may have
-    other defaults. `trace` is the W3C trace context as header pairs.
+    other defaults. `trace` is the W3C trace context as header pairs. `key_id` is the id of the caller's API key, empty for a text of our own.
     """
 
     request_id: str
     model: str
+    key_id: str = ""
+    cache_salt: str = ""
     prompt: str | tuple[int, ...] | None = None
     messages: tuple[ChatMessage, ...] = ()
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +81,11 @@ class TextRequest:
     deadline_unix_s: float | None = None
     settings_sent: frozenset[str] = frozenset()
     trace: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def cache_scope(self) -> bytes:
+        """Identify the texts that may share cached prefixes: those of one key with one salt."""
+        return hashlib.blake2b(json.dumps([self.key_id, self.cache_salt]).encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

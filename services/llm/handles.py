@@ -150,12 +150,12 @@ async def _events(response: Any, until_s: float) -> AsyncGenerator[TextEvent, No
 
 
 def session_of(request: TextRequest) -> str:
-    """Return the session id of a request: equal for requests that should meet in one replica, because it has their beginning cached.
+    """Return the session id of a request: equal for requests that should meet in one replica, because they share its cached beginning.
 
     A conversation is identified by everything up to its first user message, which all its later requests repeat; a prompt by its
     first characters or tokens. So a conversation stays together, and conversations that share only a system message may part.
     """
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(request.cache_scope, digest_size=16)
     for part in _beginning(request):
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()

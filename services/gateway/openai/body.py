@@ -20,7 +20,7 @@ B = TypeVar("B", bound=BaseModel)
 WITHOUT_EFFECT = frozenset(
     {
         *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls", "request_id", "cache_salt"),
+        *("prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls", "request_id"),
         "spaces_between_special_tokens",
     }
 )

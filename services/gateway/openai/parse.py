@@ -117,6 +117,8 @@ def _text_request(
     return TextRequest(
         request_id=f"{context.request_id}.{uuid.uuid4().hex}",
         model=body.model,
+        key_id=context.caller.key_id,
+        cache_salt=body.cache_salt,
         prompt=prompt,
         messages=messages,
         chat_template_kwargs=variables or {},

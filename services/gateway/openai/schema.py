@@ -21,6 +21,7 @@ MAX_PROMPTS = 64
 MAX_MESSAGES = 2_048
 MAX_BIASED = 1_024
 MAX_VARIABLES_CHARS = 8_192
+MAX_SALT_CHARS = 256
 MAX_SCHEMA_BYTES = 65_536
 MAX_SCHEMA_KEYS = 2_000
 MAX_SCHEMA_DEPTH = 64
@@ -171,6 +172,9 @@ class _GenerationBody(_Body):
     stream: bool = False
     stream_options: StreamOptionsBody = StreamOptionsBody()
     response_format: ResponseFormatBody = ResponseFormatBody()
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] = Field(
+        "", description="vLLM's: only texts of the same key and salt share cached prefixes"
+    )
 
 
 class CompletionBody(_GenerationBody):
@@ -253,7 +257,7 @@ class OpenAiErrorBody(BaseModel):
 class PromptDetailsBody(BaseModel):
     """Details of the prompt's tokens."""
 
-    cached_tokens: int = Field(description="Tokens found in the prefix cache")
+    cached_tokens: int = Field(description="Tokens that earlier prompts of this key left in the prefix cache")
 
 
 class UsageBody(BaseModel):

@@ -187,6 +187,7 @@ class Engine:
         stop_token_ids: Iterable[int] = (),
         mask: TokenMask | None = None,
         after: str | None = None,
+        cache_scope: bytes = b"",
         priority: int = 0,
         now_s: float = 0.0,
         deadline_s: float | None = None,
@@ -202,6 +203,7 @@ class Engine:
             mask: A grammar that the text must follow; None for none.
             after: The id of a request in flight with the same prompt: this one waits until that prompt is computed and takes
                 it from the prefix cache.
+            cache_scope: Prefixes are shared only with texts of an equal scope.
             priority: Lower goes first.
             now_s: The caller's clock.
             deadline_s: On the same clock; None for none.
@@ -212,6 +214,7 @@ class Engine:
         """
         request = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
         sequence = self._builder.text(request, max_new_tokens, sampling, stop_token_ids, mask)
+        sequence.cache_scope = cache_scope
         sequence.leader = self._scheduler.find(after) if after is not None else None
         self._scheduler.add(sequence)
 

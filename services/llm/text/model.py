@@ -81,6 +81,7 @@ class LoadedText:
                     stop_token_ids=stop_ids,
                     mask=masks[index] if masks else None,
                     after=request_ids[0] if index else None,
+                    cache_scope=request.cache_scope,
                     priority=request.priority,
                     now_s=now_s,
                     deadline_s=deadline_s,

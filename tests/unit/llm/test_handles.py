@@ -89,9 +89,9 @@ def chat(*turns: tuple[str, str], **fields) -> TextRequest:
     return TextRequest(request_id="r", model="m", messages=messages, **fields)
 
 
-def prompt(value: str | tuple[int, ...]) -> TextRequest:
+def prompt(value: str | tuple[int, ...], **fields) -> TextRequest:
     """A request with this prompt."""
-    return TextRequest(request_id="r", model="m", prompt=value)
+    return TextRequest(request_id="r", model="m", prompt=value, **fields)
 
 
 def test_a_conversation_keeps_its_session() -> None:
@@ -103,7 +103,7 @@ def test_a_conversation_keeps_its_session() -> None:
 
 
 def test_conversations_that_begin_differently_have_different_sessions() -> None:
-    """Content, role and the border between turns count."""
+    """Content, role and the border between turns count, and the key and salt, which share no cached beginning with another."""
     requests = [
         chat(("system", "be brief"), ("user", "hello")),
         chat(("system", "be brief"), ("user", "hello!")),
@@ -112,6 +112,8 @@ def test_conversations_that_begin_differently_have_different_sessions() -> None:
         chat(("system", "be briefhello"), ("user", "")),
         chat(("system", "be brief")),
         prompt("be brief"),
+        prompt("be brief", key_id="shop"),
+        prompt("be brief", key_id="shop", cache_salt="s"),
         prompt(()),
     ]
 

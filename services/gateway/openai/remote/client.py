@@ -147,7 +147,8 @@ def body_of(request: TextRequest) -> Json:
     """Return the body for the other server.
 
     A setting at its default is left out unless the caller sent it: not every server knows all settings, and a value that the
-    caller sent must not become the server's default, which in vLLM is the checkpoint's.
+    caller sent must not become the server's default, which in vLLM is the checkpoint's. A salt is sent as the caller's own: another key's
+    equal one is another salt.
     """
     body: Json = {"model": request.model, "stream": True, "stream_options": {"include_usage": True}}
     sampling = request.sampling
@@ -160,6 +161,7 @@ def body_of(request: TextRequest) -> Json:
         "ignore_eos": request.ignore_eos,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()},
         "response_format": _response_format(request),
+        "cache_salt": request.cache_salt and request.cache_scope.hex(),
     }
     return body | {name: value for name, value in optional.items() if value} | _route_fields(request)
 

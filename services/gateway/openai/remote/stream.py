@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pydantic_core
 
+from services.contracts.access import ANYONE
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TokenLogprob
 from services.gateway.openai.chunks import DEADLINE
 from services.gateway.openai.remote.errors import error_of_event, unavailable
@@ -62,6 +63,7 @@ class ChunkReader:
 
     def __init__(self, request: TextRequest) -> None:
         self._is_chat = bool(request.messages)
+        self._has_keys = request.key_id != ANYONE.key_id
         self._choices = range(request.n)
         self._open = set(self._choices)
         self._has_begun = False
@@ -81,7 +83,7 @@ class ChunkReader:
             self._has_begun = True
             yield TextBegan(num_prompt_tokens=0)
         if usage := chunk.get("usage"):
-            self._usage = _usage(usage)
+            self._usage = _usage(usage, self._has_keys)
         for choice in chunk["choices"]:
             piece = self._piece(choice)
             if piece.text or piece.num_tokens or piece.finish_reason is not None:
@@ -110,8 +112,9 @@ class ChunkReader:
         )
 
 
-def _usage(usage: Mapping[str, Any]) -> TextDone:
-    details = usage.get("prompt_tokens_details") or {}
+def _usage(usage: Mapping[str, Any], has_keys: bool) -> TextDone:
+    """Return the tokens used. Cached ones count where all callers are one: the server knows no keys of ours, and might mean another's."""
+    details = {} if has_keys else usage.get("prompt_tokens_details") or {}
     return TextDone(
         num_prompt_tokens=usage.get("prompt_tokens") or 0,
         num_cached_tokens=details.get("cached_tokens") or 0,

@@ -75,7 +75,7 @@ class BlockTables:
 
     def hash_blocks(self, sequence: Sequence) -> None:
         """Compute the hashes of the blocks that the sequence's tokens fill, for the prefix cache."""
-        self._hasher.extend(sequence.block_hashes, sequence.tokens)
+        self._hasher.extend(sequence.block_hashes, sequence.tokens, sequence.cache_scope)
 
     def has_room_for(self, sequence: Sequence, num_reserved: int) -> bool:
         """Whether there are enough blocks for `place`, with `num_reserved` of them left."""
@@ -143,22 +143,26 @@ class BlockTables:
 
 
 class PrefixHasher:
-    """Block hashes of the prefix cache, for one version of the weights: a hash chain over the version and all tokens up to a block's end.
+    """Block hashes of the prefix cache, for one version of the weights: a hash chain over the version, a scope, and all tokens up to a block's end.
 
-    Equal hashes mean equal tokens at equal positions under equal weights, so blocks are shared by hash alone. The hash is
+    Equal hashes mean equal tokens at equal positions under equal weights in one scope, so blocks are shared by hash alone. The hash is
     cryptographic: a collision would serve one user's context to another.
     """
 
     def __init__(self, bundle_version: str, block_tokens: int) -> None:
-        self._root = hashlib.blake2b(bundle_version.encode(), digest_size=16).digest()
+        self._version = hashlib.blake2b(bundle_version.encode(), digest_size=16).digest()
         self._block_tokens = block_tokens
 
-    def extend(self, hashes: list[bytes], tokens: Tokens[int]) -> None:
+    def extend(self, hashes: list[bytes], tokens: Tokens[int], scope: bytes = b"") -> None:
         """Append to `hashes` those of further blocks that `tokens` fill."""
         size = self._block_tokens
         first = len(hashes) * size
         flat = np.asarray(tokens[first : len(tokens) // size * size], dtype=np.int32).tobytes()
-        parent = hashes[-1] if hashes else self._root
+        parent = hashes[-1] if hashes else self._root_of(scope)
         for start in range(0, len(flat), 4 * size):
             parent = hashlib.blake2b(parent + flat[start : start + 4 * size], digest_size=16).digest()
             hashes.append(parent)
+
+    def _root_of(self, scope: bytes) -> bytes:
+        """Return the parent of a scope's first blocks. No block has this hash, whatever the scope: blocks are hashed without `person`."""
+        return hashlib.blake2b(self._version + scope, digest_size=16, person=b"scope").digest()

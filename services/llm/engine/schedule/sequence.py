@@ -30,6 +30,8 @@ class Sequence:
     levels_at_once: int = 1
     """How many levels one beam step selects: all that are left, or one."""
     max_new_tokens: int = 0
+    cache_scope: bytes = b""
+    """Only sequences of an equal scope share cached blocks."""
     leader: "Sequence | None" = None
     """Another request with the same prompt, whose cached blocks this one waits for."""
     work: object = None

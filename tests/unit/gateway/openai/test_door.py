@@ -96,11 +96,11 @@ async def test_scopes(
     assert answer.json().get("error", {}).get("type") == kind
 
 
-async def test_the_priority_of_the_key_reaches_the_writer(keyed: httpx.AsyncClient, parrot: Parrot) -> None:
-    """The engine schedules by it."""
+async def test_priority_and_id_of_the_key_reach_the_writer(keyed: httpx.AsyncClient, parrot: Parrot) -> None:
+    """The engine schedules by the one, and shares cached prefixes by the other."""
     await keyed.post(COMPLETIONS, json=TEXT, headers=bearer("writer"))
 
-    assert [request.priority for request in parrot.requests] == [Priority.LOW]
+    assert [(request.priority, request.key_id) for request in parrot.requests] == [(Priority.LOW, "writer")]
 
 
 async def test_a_used_up_quota_is_a_429_with_the_time(keyed: httpx.AsyncClient) -> None:

@@ -51,13 +51,14 @@ def test_every_setting_reaches_the_request() -> None:
     fields = {"n": 2, "max_tokens": 3, "stop": "x", "stop_token_ids": [9], "ignore_eos": True, "logprobs": True}
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True}}
 
-    (request,) = parsed(CHAT, **settings, **fields, top_logprobs=4, response_format=schema).requests
+    (request,) = parsed(CHAT, **settings, **fields, top_logprobs=4, response_format=schema, cache_salt="s").requests
 
     assert request.sampling == SamplingOptions(**{**settings, "logit_bias": {7: -100.0}, "num_logprobs": 4})
     assert (request.n, request.max_tokens, request.stop, request.stop_token_ids) == (2, 3, ("x",), (9,))
     assert request.ignore_eos
     assert json.loads(request.json_schema or "") == {"type": "object"}
     assert (request.priority, request.deadline_unix_s) == (Priority.NORMAL, 5.0)
+    assert (request.key_id, request.cache_salt) == (ANYONE.key_id, "s")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "messages[0].content[1]",
     ),
     (CHAT, {"top_logprobs": 3}, "top_logprobs"),
+    (CHAT, {"cache_salt": ""}, "cache_salt"),
+    (CHAT, {"cache_salt": "s" * 257}, "cache_salt"),
+    (COMPLETIONS, {"cache_salt": 1}, "cache_salt"),
     (CHAT, {"max_completion_tokens": 33}, "max_completion_tokens"),
     (CHAT, {"model": "tailrace-recommender"}, "model"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),

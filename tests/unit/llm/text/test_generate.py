@@ -169,6 +169,20 @@ async def test_choices_share_the_prompt_and_differ_by_seed(engine) -> None:
     assert together[-1].num_completion_tokens == sum(len(outcome.tokens) for outcome in outcomes)
 
 
+async def test_a_cached_prefix_is_found_by_the_same_key_and_salt_alone(engine) -> None:
+    """How many tokens were cached tells a caller of its own earlier prompts only; choices of one request share theirs always."""
+    callers = [("a", ""), ("b", ""), ("a", "s"), ("as", ""), ("", "as"), ("a", "t")]
+    prompt = "naïve café, 日本語: 1 2 3 4 5 6 7 8 9 0"
+
+    counts = [
+        (await engine.all_events(prompt=prompt, key_id=key_id, cache_salt=salt, n=2))[0].num_cached_tokens
+        for key_id, salt in callers * 2
+    ]
+
+    assert counts[: len(callers)] == [0] * len(callers)
+    assert all(counts[len(callers) :])
+
+
 async def test_a_stop_string_ends_a_choice_at_once(engine) -> None:
     """The text is cut before it, and the engine ends the request as done."""
     whole = text_of(await engine.all_events(prompt=PROMPT, max_tokens=60, ignore_eos=True))

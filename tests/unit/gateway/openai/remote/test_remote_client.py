@@ -40,7 +40,7 @@ from tests.unit.gateway.world import World
 
 def request(**fields: object) -> TextRequest:
     """Build a request for three words."""
-    given = {"request_id": "r", "model": MODEL, "prompt": "a b c", "max_tokens": 3, **fields}
+    given = {"request_id": "r", "model": MODEL, "prompt": "a b c", "max_tokens": 3, "key_id": ANYONE.key_id, **fields}
     return TextRequest(**given)  # type: ignore[arg-type]
 
 
@@ -97,6 +97,18 @@ def test_a_default_that_the_caller_sent_is_sent_on() -> None:
 
     assert body_of(parsed).items() >= {"temperature": 1.0, "repetition_penalty": 1.0}.items()
     assert "top_p" not in body_of(parsed)
+
+
+def test_a_salt_is_sent_as_the_keys_own() -> None:
+    """The server knows no keys of ours: equal salts of two keys are two salts there, and neither is the caller's."""
+    salts = {
+        body_of(request(key_id=key_id, cache_salt=salt))["cache_salt"]
+        for key_id in ("a", "b")
+        for salt in ("s", "s", "t")
+    }
+
+    assert len(salts) == 4
+    assert not salts & {"s", "t"}
 
 
 SCHEMA = {"name": "answer", "schema": {}}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
+from services.contracts.access import ANYONE
 from services.contracts.text import TextDone, TextEvent, TextPiece, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError
 from services.gateway.openai.remote.client import RemoteWriter
@@ -32,7 +34,7 @@ def event(data: object) -> bytes:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
-async def events_of(*parts: bytes) -> list[TextEvent]:
+async def events_of(*parts: bytes, request: TextRequest = REQUEST) -> list[TextEvent]:
     """Read a stream that arrives in these parts."""
 
     async def body() -> AsyncIterator[bytes]:
@@ -40,7 +42,7 @@ async def events_of(*parts: bytes) -> list[TextEvent]:
         for part in parts:
             yield part
 
-    reader = ChunkReader(REQUEST)
+    reader = ChunkReader(request)
     events = [event async for data in data_of(body()) for event in reader.events_of(data)]
     return [*events, reader.done()]
 
@@ -90,6 +92,17 @@ async def test_usage_without_numbers_counts_zero() -> None:
     events = await events_of(chunk("a", "stop", usage={"prompt_tokens": None, "completion_tokens": 1}), END)
 
     assert events[-1] == TextDone(num_prompt_tokens=0, num_cached_tokens=0, num_completion_tokens=1)
+
+
+@pytest.mark.parametrize(("key_id", "num_cached"), [(ANYONE.key_id, 5), ("shop", 0)])
+async def test_cached_tokens_are_passed_on_where_all_callers_are_one(key_id: str, num_cached: int) -> None:
+    """To a key they would tell what other keys have sent: the server's cache knows no keys of ours."""
+    details = {"prompt_tokens_details": {"cached_tokens": 5}}
+    usage = {"prompt_tokens": 7, "completion_tokens": 1, **details}
+
+    events = await events_of(chunk("a", "stop", usage=usage), END, request=replace(REQUEST, key_id=key_id))
+
+    assert events[-1] == TextDone(num_prompt_tokens=7, num_cached_tokens=num_cached, num_completion_tokens=1)
 
 
 class PreparedServer:

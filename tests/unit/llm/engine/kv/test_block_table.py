@@ -1,5 +1,6 @@
 """Block tables: the blocks that a sequence needs at once, against a check of each position, and the hashes of the prefix cache."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,14 +69,14 @@ def test_without_a_window_every_block_is_needed(chunk: int, num_computed: int, m
     assert need.longest(num_computed + more) == min(num_computed + more, 40)
 
 
-def hashes_of(tokens: list[int], version: str = "v1") -> list[bytes]:
+def hashes_of(tokens: list[int], version: str = "v1", scope: bytes = b"") -> list[bytes]:
     """Return the hashes of the full blocks of 4 tokens."""
     hashes: list[bytes] = []
-    PrefixHasher(version, BLOCK).extend(hashes, tokens)
+    PrefixHasher(version, BLOCK).extend(hashes, tokens, scope)
     return hashes
 
 
-def test_a_hash_covers_the_version_the_position_and_all_tokens_before() -> None:
+def test_a_hash_covers_the_version_the_scope_the_position_and_all_tokens_before() -> None:
     """A change of a token changes its block's hash and all later ones; equal blocks at two positions differ."""
     tokens = [1, 2, 3, 4, 1, 2, 3, 4]
     base = hashes_of(tokens)
@@ -83,6 +84,8 @@ def test_a_hash_covers_the_version_the_position_and_all_tokens_before() -> None:
     assert base[0] != base[1]
     assert not set(base) & set(hashes_of([9, *tokens[1:]]))
     assert not set(base) & set(hashes_of(tokens, "v2"))
+    assert not set(base) & set(hashes_of(tokens, scope=b"s"))
+    assert not set(hashes_of(tokens[4:])) & set(hashes_of(tokens, scope=np.array(tokens[:4], np.int32).tobytes()))
     changed = hashes_of([*tokens[:7], 9])
     assert changed[0] == base[0]
     assert changed[1] != base[1]
