@@ -6,7 +6,7 @@ few files however slowly its events come.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,19 +68,25 @@ def current_files(paths: Iterable[Path]) -> list[Path]:
     return [path for path in files if (span := span_of(path)) is None or span in kept[path.parent]]
 
 
-def choose_merge(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Return the oldest neighbours that are worth merging, smallest tier first; empty when none are. `spans` are in order."""
+def choose_merge(spans: Sequence[Span], unreadable: Collection[Span] = ()) -> tuple[Span, ...]:
+    """Return the oldest neighbours that are worth merging, smallest tier first; empty when none are. `spans` are in order.
+
+    No merge reaches over an unreadable file, which would then be within it: to readers as good as merged, though its events are not.
+    """
     for tier in range(TIERS):
-        for run in _runs_below(spans, 4 ** (tier + 1)):
+        for run in _runs_below(spans, 4 ** (tier + 1), unreadable):
             if merged := _worth(_head(run), 4 ** (tier + 1)):
                 return merged
     return ()
 
 
-def _runs_below(spans: Sequence[Span], size: int) -> Iterator[list[Span]]:
-    """Cut the spans into runs of neighbours that are all smaller than `size`."""
+def _runs_below(spans: Sequence[Span], size: int, unreadable: Collection[Span]) -> Iterator[list[Span]]:
+    """Cut the spans into runs of neighbours that are all smaller than `size`, with no unreadable file between."""
     run: list[Span] = []
     for span in spans:
+        if run and any(run[-1].last < gap.first and gap.last < span.first for gap in unreadable):
+            yield run
+            run = []
         if span.size < size:
             run.append(span)
         elif run:

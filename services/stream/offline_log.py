@@ -12,19 +12,24 @@ appended file of a given range always has the same bytes. Compaction merges neig
 way. Its parts stay for an hour, for readers that have listed them; from the rename on, readers skip them, as they do any file
 that is within another. A crash at any point leaves one of these states. Readers also drop repeated positions, in case two
 writers ever ran at once.
+
+A file whose bytes are no events (a bad block, a copy cut short) is left out by reads and merges until it is replaced, and stays where it is.
 """
 
+import errno
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import structlog
 
-from models.files import rename_durably
+from models.files import Stamp, rename_durably, stamp_of
 from services.contracts.events import Interaction
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedInteraction
@@ -36,6 +41,9 @@ _OPEN_DAYS = 2
 _DAY_S = 86_400.0
 MAX_REMOVED = 256
 """Files that one call of `compact` removes at most."""
+_OF_ONE_FILE = {errno.EIO, errno.EISDIR}
+_Loaded = TypeVar("_Loaded")
+_log = structlog.get_logger()
 
 SCHEMA = pa.schema(
     [
@@ -61,6 +69,15 @@ class OfflineLog:
         self._wall_clock = wall_clock
         self._last: dict[tuple[str, int], int | None] = {}
         self._earlier_s: dict[Path, float] = {}
+        self._bad: dict[Path, Stamp] = {}
+
+    @property
+    def unreadable(self) -> list[Path]:
+        """The files that were found unreadable and have not changed since. Any thread may ask."""
+        return [path for path in list(self._bad) if self._is_bad(path)]
+
+    def _is_bad(self, path: Path) -> bool:
+        return path in self._bad and self._bad[path] == stamp_of(path)
 
     def last_offset(self, topic_id: str, partition: int) -> int | None:
         """Return the offset of the last event that is on disk; None when there is none."""
@@ -102,11 +119,12 @@ class OfflineLog:
         for topic in self._folders(partition):
             for folder in _days(topic)[-_OPEN_DAYS:]:
                 spans = _spans(folder)
-                kept = current(spans)
-                _remove_parts(folder, set(spans) - set(kept), kept, now_s)
-                if parts := choose_merge(kept):
-                    _merge(folder, parts)
-                    return len(parts)
+                unreadable = {span for span in spans if self._is_bad(folder / span.name)}
+                readable = set(spans) - unreadable
+                kept = current(readable)
+                _remove_parts(folder, readable - set(kept), kept, now_s)
+                if parts := choose_merge(kept, unreadable):
+                    return self._merge(folder, parts)
         return 0
 
     def remove_days(self, partition: int, keep_days: int, now_s: float) -> list[Path]:
@@ -130,15 +148,58 @@ class OfflineLog:
             folders = folders[earlier[0] if earlier else 0 :]
         for folder in folders:
             last = after.offset if after is not None and folder.name == after.topic_id else -1
-            paths = _paths(folder)
-            for span in current(paths):
-                path = paths[span]
-                if span.last <= last or path.stat().st_mtime * 1_000 < not_before_ms:
-                    continue
-                for event in _events(path):
-                    if event.position.offset > last:
-                        last = event.position.offset
-                        yield event
+            yield from self._of_topic(_paths(folder), last, not_before_ms)
+
+    def _of_topic(self, paths: dict[Span, Path], last: int, not_before_ms: int) -> Iterator[LoggedInteraction]:
+        """Yield the events of a topic's files that come after the offset `last`."""
+        left = current(paths)
+        while left:
+            span = left.pop(0)
+            stamp = stamp_of(paths[span]) if span.last > last else None
+            if stamp is None or stamp[1] < not_before_ms * 1_000_000:
+                continue
+            events = self._load(paths[span], _events)
+            if events is None:
+                del paths[span]
+                left = current(paths)  # the files that it was merged from may be there still
+            for event in events or ():
+                if event.position.offset > last:
+                    last = event.position.offset
+                    yield event
+
+    def _load(self, path: Path, parse: Callable[[pa.Table], _Loaded]) -> _Loaded | None:
+        """Return what is in a file; None if that cannot be read, which is logged once. Raises OSError where the disk as a whole does not answer."""
+        stamp = stamp_of(path)
+        if stamp is None or self._is_bad(path):
+            return None
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:  # removed meanwhile
+            return None
+        except OSError as error:
+            if error.errno not in _OF_ONE_FILE:
+                raise
+            self._leave_out(path, stamp, error)
+            return None
+        try:
+            return parse(pq.ParquetFile(pa.BufferReader(data)).read())
+        except Exception as error:  # noqa: BLE001 - whatever a reader raises at such bytes
+            self._leave_out(path, stamp, error)
+            return None
+
+    def _leave_out(self, path: Path, stamp: Stamp, error: Exception) -> None:
+        self._bad[path] = stamp
+        _log.error("stream.file_unreadable", path=str(path), error=repr(error))
+
+    def _merge(self, folder: Path, parts: Sequence[Span]) -> int:
+        """Write neighbours as one file that is as old as the newest of them; the parts stay. Return their number, 0 if one is unreadable."""
+        paths = [folder / part.name for part in parts]
+        tables = [table for path in paths if (table := self._load(path, lambda table: table)) is not None]
+        if len(tables) < len(paths):
+            return 0
+        merged = folder / Span(parts[0].first, parts[-1].last).name
+        _write_atomically(merged, pa.concat_tables(tables), written_s=max(path.stat().st_mtime for path in paths))
+        return len(parts)
 
     def _newest_of_others(self, topic: Path) -> float:
         """Return when the partition's other topics were last written (Unix s): those before this one, as one is written at a time."""
@@ -195,14 +256,6 @@ def _created(topic: Path) -> tuple[float, str]:
     return 0.0, topic.name
 
 
-def _merge(folder: Path, parts: Sequence[Span]) -> None:
-    """Write neighbours as one file that is as old as the newest of them; the parts stay."""
-    paths = [folder / part.name for part in parts]
-    merged = folder / Span(parts[0].first, parts[-1].last).name
-    table = pa.concat_tables([pq.ParquetFile(path).read() for path in paths])
-    _write_atomically(merged, table, written_s=max(path.stat().st_mtime for path in paths))
-
-
 def _remove_parts(folder: Path, parts: set[Span], kept: Sequence[Span], now_s: float) -> None:
     """Remove files that lie within another one which has been there for an hour, and scratch files of a crash."""
     settled = [span for span in kept if (folder / span.name).stat().st_ctime < now_s - KEEP_PARTS_S] if parts else []
@@ -237,10 +290,12 @@ def _table(events: Sequence[LoggedInteraction]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def _events(path: Path) -> Iterator[LoggedInteraction]:
-    for row in pq.ParquetFile(path).read().to_pylist():
+def _events(table: pa.Table) -> list[LoggedInteraction]:
+    events = []
+    for row in table.to_pylist():
         position = LogPosition(row.pop("topic_id"), row.pop("partition"), row.pop("offset"))
-        yield LoggedInteraction(Interaction(**row), position)
+        events.append(LoggedInteraction(Interaction(**row), position))
+    return events
 
 
 def _write_atomically(path: Path, table: pa.Table, written_s: float | None = None) -> None:

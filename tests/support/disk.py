@@ -1,8 +1,11 @@
-"""Records fsyncs and renames in order, for tests of what a loss of power would leave."""
+"""Disks for tests: one that records fsyncs and renames in order, for what a loss of power would leave, and one that is full."""
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 
@@ -22,3 +25,21 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(Path, "replace", name)
     return calls
+
+
+class FullDisk:
+    """A disk without room for the rest of a Parquet file, until `has_room`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_room = False
+        self.num_refused = 0
+        self._write = pq.write_table
+        monkeypatch.setattr(pq, "write_table", self._write_or_refuse)
+
+    def _write_or_refuse(self, table: Any, where: Path, **options: Any) -> None:
+        if self.has_room:
+            self._write(table, where, **options)
+            return
+        self.num_refused += 1
+        where.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")

@@ -7,11 +7,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from structlog.testing import capture_logs
 
 from pipelines.data.ingest import Source, key, live_log_files
 from services.contracts.events import Interaction
@@ -19,6 +21,7 @@ from services.features.schema import LogPosition
 from services.stream.decode import LoggedInteraction
 from services.stream.log_files import MIN_FILES, Span, current, span_of
 from services.stream.offline_log import KEEP_PARTS_S, OfflineLog
+from tests.support.disk import FullDisk
 
 
 def events(first: int, last: int, topic: str = "t", partition: int = 0) -> list[LoggedInteraction]:
@@ -109,18 +112,95 @@ def test_readers_drop_positions_that_overlapping_files_repeat(tmp_path: Path) ->
 
 
 def test_a_full_disk_leaves_no_scratch_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be written whole is removed: a worker that starts again and again must not fill the disk further."""
-
-    def full(_table: object, where: Path, **_: object) -> None:
-        where.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(pq, "write_table", full)
+    """What could not be written whole is removed: a worker that tries again and again must not fill the disk further."""
+    FullDisk(monkeypatch)
 
     with pytest.raises(OSError, match="No space"):
         OfflineLog(tmp_path).append(events(0, 1))
 
     assert names(tmp_path) == []
+
+
+def spoiled(path: Path, how: str) -> None:
+    """Make a file of the log unreadable."""
+    content = {"garbage": b"PAR1 no table PAR1", "empty": b"", "cut short": path.read_bytes()[:-30]}
+    if how in content:
+        path.write_bytes(content[how])
+    elif how == "a damaged page":
+        whole = path.read_bytes()
+        path.write_bytes(whole[:40] + bytes(120) + whole[160:])
+    else:
+        pq.write_table(pa.table({"another": ["schema"]}), path)
+
+
+@pytest.mark.parametrize("how", ["garbage", "empty", "cut short", "a damaged page", "another schema"])
+def test_an_unreadable_file_is_named_and_left_out(tmp_path: Path, how: str) -> None:
+    """The events of all others are read, it is logged once and stays where it is, and once it is put right it is read again."""
+    log = OfflineLog(tmp_path)
+    for first in (0, 5, 10):
+        log.append(events(first, first + 4))
+    bad = sorted(tmp_path.rglob("*.parquet"))[1]
+    right = bad.read_bytes()
+    spoiled(bad, how)
+
+    with capture_logs() as lines:
+        found = [list(log.read(0)) for _ in range(3)]
+
+    assert found == [events(0, 4) + events(10, 14)] * 3
+    assert [(line["event"], line["path"]) for line in lines] == [("stream.file_unreadable", str(bad))]
+    assert log.unreadable == [bad]
+    assert bad.exists()
+    bad.write_bytes(right)
+    assert list(log.read(0)) == events(0, 14)
+    assert log.unreadable == []
+
+
+def test_a_disk_that_does_not_answer_is_not_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that is gone for a while fails the whole read: a rebuild that left its files out would lose their events."""
+    log = OfflineLog(tmp_path)
+    log.append(events(0, 4))
+
+    def gone(_: Path) -> bytes:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", gone)
+        with pytest.raises(OSError, match="not connected"):
+            list(log.read(0))
+
+    assert list(log.read(0)) == events(0, 4)
+
+
+def test_merges_leave_an_unreadable_file_out(tmp_path: Path) -> None:
+    """Files before and behind it are merged, none over it: put right, its events are there again."""
+    log = OfflineLog(tmp_path)
+    for offset in range(2 * MIN_FILES + 1):
+        log.append(events(offset, offset))
+    bad = sorted(tmp_path.rglob("*.parquet"))[MIN_FILES]
+    right = bad.read_bytes()
+    spoiled(bad, "garbage")
+
+    num_merged = [log.compact(0, time.time()) for _ in range(4)]
+    bad.write_bytes(right)
+
+    assert num_merged == [0, MIN_FILES, MIN_FILES, 0]
+    assert list(log.read(0)) == events(0, 2 * MIN_FILES)
+
+
+def test_an_unreadable_merge_gives_way_to_its_parts(tmp_path: Path) -> None:
+    """While the files that it was made of are there they are read, are not removed, and are merged again."""
+    log = OfflineLog(tmp_path)
+    for offset in range(MIN_FILES):
+        log.append(events(offset, offset))
+    log.compact(0, time.time())
+    (whole,) = [path for path in tmp_path.rglob("*.parquet") if span_of(path) == Span(0, MIN_FILES - 1)]
+    spoiled(whole, "cut short")
+
+    read = list(log.read(0))
+    log.compact(0, time.time() + LATER_S)
+
+    assert read == events(0, MIN_FILES - 1)
+    assert list(OfflineLog(tmp_path).read(0)) == read
 
 
 LATER_S = 2 * KEEP_PARTS_S
