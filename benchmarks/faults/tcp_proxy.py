@@ -5,6 +5,7 @@
     HANG    accept and hold connections without forwarding; what was sent is forwarded afterwards
     SLOW    delay every piece, in both directions
     RESET   accept connections and reset them at once
+    CORRUPT forward, with the server's bytes changed
 
 One listener on loopback, inside the caller's event loop, which also controls it.
 """
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -30,6 +32,7 @@ class Wire(StrEnum):
     HANG = "hang"
     SLOW = "slow"
     RESET = "reset"
+    CORRUPT = "corrupt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,28 @@ class Slowness:
     bytes_per_s: float = 1e9
 
 
-class TcpProxy:
-    """One port in front of one server, both on `host`."""
+def flip_middle(piece: bytes) -> bytes:
+    """Return the piece with one bit changed, in its middle."""
+    middle = len(piece) // 2
+    return piece[:middle] + bytes([piece[middle] ^ 1]) + piece[middle + 1 :]
 
-    def __init__(self, host: str, port: int, server_port: int, slowness: Slowness = Slowness()) -> None:
+
+class TcpProxy:
+    """One port in front of one server, both on `host`. `corrupt` changes a piece that the server sent, without its length."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        server_port: int,
+        slowness: Slowness = Slowness(),
+        corrupt: Callable[[bytes], bytes] = flip_middle,
+    ) -> None:
         self._host = host
         self.port = port
         self._server_port = server_port
         self._slowness = slowness
+        self._corrupt = corrupt
         self._wire = Wire.PASS
         self._moves = asyncio.Event()
         self._moves.set()
@@ -105,7 +122,7 @@ class TcpProxy:
         server_reader, server_writer = await asyncio.open_connection(self._host, self._server_port)
         writers.append(server_writer)
         there = asyncio.create_task(self._pump(reader, server_writer))
-        back = asyncio.create_task(self._pump(server_reader, writer))
+        back = asyncio.create_task(self._pump(server_reader, writer, is_back=True))
         try:
             await asyncio.wait({there, back}, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -113,13 +130,13 @@ class TcpProxy:
                 pump.cancel()
             await asyncio.gather(there, back, return_exceptions=True)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_back: bool = False) -> None:
         """Move bytes one way until that end closes, then close the other's half."""
         while piece := await reader.read(_PIECE_BYTES):
             if self._wire is Wire.SLOW:
                 await asyncio.sleep(self._slowness.delay_s + len(piece) / self._slowness.bytes_per_s)
             await self._moves.wait()
-            writer.write(piece)
+            writer.write(self._corrupt(piece) if is_back and self._wire is Wire.CORRUPT else piece)
             await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()

@@ -62,11 +62,25 @@ ALERTS = (
         summary="{{ $value | humanize }} events wait to be applied",
     ),
     Alert(
+        name="TailraceStreamStalled",
+        expr="time() - max by (partition) (tailrace_stream_progress_time_seconds) > 120",
+        lasts="1m",
+        severity="ticket",
+        summary="For {{ $value | humanizeDuration }} partition {{ $labels.partition }} has not gone on, nor was it seen empty",
+    ),
+    Alert(
         name="TailraceDeadLetters",
         expr="sum(increase(tailrace_stream_dead_lettered_total[15m])) > 0",
         lasts="0s",
         severity="ticket",
-        summary="Records that cannot be parsed are being produced",
+        summary="Records that cannot be read or parsed are in the topic",
+    ),
+    Alert(
+        name="TailraceOfflineLog",
+        expr="sum(increase(tailrace_stream_log_failures_total[15m])) > 0 or max(tailrace_stream_log_unreadable_files) > 0",
+        lasts="0s",
+        severity="ticket",
+        summary="A worker cannot use the offline log, or leaves files of it out",
     ),
     Alert(
         name="TailraceBreakerOpen",

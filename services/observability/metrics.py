@@ -186,8 +186,30 @@ class StreamMetrics(_Metrics):
     )
     applied = _counter("tailrace_stream_applied_total", "Events applied to features")
     skipped = _counter("tailrace_stream_skipped_total", "Events skipped, by reason", "reason")
-    dead_lettered = _counter("tailrace_stream_dead_lettered_total", "Records moved to the dead-letter topic")
+    progress_time = _gauge(
+        "tailrace_stream_progress_time_seconds",
+        "When a partition last went on, or was seen with nothing left to apply (Unix time)",
+        "partition",
+        of_node="mostrecent",
+    )
+    dead_lettered = _counter(
+        "tailrace_stream_dead_lettered_total",
+        "Records moved to the dead-letter topic; a batch that cannot be decoded is one",
+    )
+    undecodable = _counter(
+        "tailrace_stream_undecodable_batches_total",
+        "Batches of records that cannot be decoded, by cause: checksum, codec, format, headers",
+        "cause",
+    )
     rerouted = _counter("tailrace_stream_rerouted_total", "Records sent on from a wrong partition to their user's")
+    log_failures = _counter(
+        "tailrace_stream_log_failures_total",
+        "Times that the offline log could not be used, by step: open, append, count (popularity), upkeep",
+        "step",
+    )
+    unreadable_files = _gauge(
+        "tailrace_stream_log_unreadable_files", "Files of the offline log that are left out because they cannot be read"
+    )
     visible_seconds = _histogram(
         "tailrace_event_to_visible_seconds",
         "Time from an event's acceptance until its features are readable",

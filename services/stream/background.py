@@ -20,6 +20,8 @@ from services.stream.popularity import ListedItems, PopularityCounter
 
 _COUNTING_ROUNDS = 3
 """A round counts what was logged during the one before: what is left after the last is little."""
+_RETRY_EVERY_S = 30.0
+"""How often a log that could not be read is counted again."""
 _CLOCK_STEP_MS = 60_000
 """Less than a bucket of the shortest window: a clock that goes back further was set."""
 
@@ -30,6 +32,8 @@ class Pace:
 
     checkpoint_every_s: float = 1.0
     checkpoint_every_events: int = 10_000
+    max_pending_events: int = 50_000
+    """Applied events that wait for the offline log at most: then polling pauses until it can be written. About 1 KB each."""
     popularity_every_s: float = 1.0
     popularity_at_least_every_s: float = 10.0
     """Unchanged windows are written again this often, for a store that lost them."""
@@ -42,9 +46,9 @@ class Pace:
     retry_after_s: float = 0.5
 
     @property
-    def timers_s(self) -> tuple[float, float, float, float]:
-        """The periods of checkpoint, popularity, lag and compaction."""
-        return self.checkpoint_every_s, self.popularity_every_s, self.lag_every_s, self.compact_every_s
+    def timers_s(self) -> tuple[float, float, float]:
+        """The periods of checkpoint, popularity and compaction."""
+        return self.checkpoint_every_s, self.popularity_every_s, self.compact_every_s
 
 
 DEFAULT_PACE = Pace()
@@ -78,6 +82,8 @@ class PopularCounts:
         self._thread = thread
         self._counts: dict[int, PopularityCounter] = {}
         self._counting: dict[int, Future[PopularityCounter]] = {}
+        self._failed: set[int] = set()
+        self._retry = Timer(_RETRY_EVERY_S)
         self._given_up = threading.Event()
         self._asked_ms = 0
 
@@ -93,6 +99,7 @@ class PopularCounts:
         self._given_up.set()
         self._given_up = threading.Event()
         self._counting.clear()
+        self._failed.clear()
         self._counts.clear()
 
     def add(self, events: Iterable[LoggedInteraction]) -> None:
@@ -101,13 +108,25 @@ class PopularCounts:
             if event.position.partition in self._counts:
                 self._counts[event.position.partition].add(event.event)
 
-    def adopt(self, unlogged: Mapping[int, Sequence[LoggedInteraction]]) -> None:
-        """Take over the counts that are finished, with what they lack: the newest of the log, and what is not logged yet."""
+    def adopt(self, unlogged: Mapping[int, Sequence[LoggedInteraction]]) -> list[Exception]:
+        """Take over the counts that are finished, with what they lack: the newest of the log, and what is not logged yet.
+
+        Return why partitions could not be counted; their log is counted again after a while.
+        """
+        failures: list[Exception] = []
         for partition in [number for number, counting in self._counting.items() if counting.done()]:
-            counts = self._counting.pop(partition).result()
-            for event in chain(self._logged_since(partition, counts), unlogged.get(partition, ())):
-                counts.add(event.event)
-            self._counts[partition] = counts
+            try:
+                counts = self._counting.pop(partition).result()
+                for event in chain(self._logged_since(partition, counts), unlogged.get(partition, ())):
+                    counts.add(event.event)
+            except Exception as error:  # noqa: BLE001 - whatever ails the log, events are applied
+                failures.append(error)
+                self._failed.add(partition)
+            else:
+                self._counts[partition] = counts
+        if self._retry.due() and self._failed:
+            self._count({*self._counting, *self._failed})
+        return failures
 
     def rows(self, now_ms: int, num_items: int) -> list[PopularRow]:
         """Return the windows of the partitions that are counted. Windows slide forward only: once the clock was set back, all are counted anew."""
@@ -127,6 +146,7 @@ class PopularCounts:
             number: self._counting.get(number) or self._thread.submit(self._count_week, number, self._given_up)
             for number in sorted(partitions)
         }
+        self._failed.clear()
 
     def _count_week(self, partition: int, given_up: threading.Event) -> PopularityCounter:
         """Count the offline log's last week, then what was logged meanwhile. Runs in the background thread."""
@@ -153,13 +173,13 @@ class LogUpkeep:
         self._keep_days = keep_days
         self._last: Future[None] | None = None
 
-    def begin_step(self, partition: int) -> None:
-        """Begin a step for this partition, unless the last one still runs. Raises what that one raised."""
-        if self._last is not None:
-            if not self._last.done():
-                return
-            self._last.result()
+    def begin_step(self, partition: int) -> BaseException | None:
+        """Begin a step for this partition, unless the last one still runs. Return why that one failed, if it did: it is done again in its turn."""
+        if self._last is not None and not self._last.done():
+            return None
+        failure = self._last.exception() if self._last is not None else None
         self._last = self._thread.submit(self._step, partition)
+        return failure
 
     def _step(self, partition: int) -> None:
         now_s = time.time()

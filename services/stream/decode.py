@@ -1,12 +1,13 @@
 """Splits records into interactions, misplaced ones, and dead letters with a reason. Pure.
 
-A record that can never be applied must not stop the log: unreadable bytes, unknown fields, a key that is not the user id, and times
-that no row could carry. A record on a partition that is not its user's is misplaced: another process owns that user's row. Producers
+A record that can never be applied must not stop the log: batches that cannot be decoded, unreadable bytes, unknown fields, a key that is not the
+user id, and times that no row could carry. A record on a partition that is not its user's is misplaced: another process owns that user's row. Producers
 on librdkafka do that unless they are told to partition as Kafka's own client does (`partitioner=murmur2_random`).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from services.contracts.events import MAX_EVENT_LEAD_MS, Interaction, decode_interaction
 from services.errors import InvalidRequest
@@ -17,6 +18,41 @@ from services.stream.aggregate import LoggedEvent
 
 MAX_CLOCK_LEAD_MS = 3_600_000
 """How far a producer's clock may be ahead of the worker's: more than clocks drift apart, less than a wrong time zone."""
+MAX_VALUE_BYTES = 65_536
+"""Four times an event whose ids are of the greatest length and in JSON's longest form."""
+MAX_HEADERS_BYTES = 65_536
+"""Names and values of a record's headers together."""
+
+
+class Cause(StrEnum):
+    """What about a batch of records cannot be decoded."""
+
+    CHECKSUM = "checksum"
+    CODEC = "codec"
+    FORMAT = "format"
+    HEADERS = "headers"
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """Why a batch of records cannot be decoded, in the client's words too, and its last offset."""
+
+    cause: Cause
+    problem: str
+    last_offset: int
+
+    def reason(self, position: LogPosition) -> str:
+        """Describe it as the reason of a dead letter; `position` is the first of the batch that is left out."""
+        what = _CAUSES[self.cause] + (f" ({self.problem})" if self.problem else "")
+        return f"{self.cause}: {what}; offsets {position.offset} to {self.last_offset} of partition {position.partition} are left out"
+
+
+_CAUSES = {
+    Cause.CHECKSUM: "the batch is not what its producer sent, as its checksum shows at every fetch",
+    Cause.CODEC: "the batch cannot be decompressed",
+    Cause.FORMAT: "the batch is in no known format",
+    Cause.HEADERS: "a header's name is not UTF-8",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +69,14 @@ class Record:
     trace: TraceHeaders = ()
     is_rerouted: bool = False
     """Whether a worker has sent it to this partition, because it had been on a wrong one."""
-    is_readable: bool = True
-    """Whether the client could read it, and those before it in its batch; else key and value are None."""
+    headers_bytes: int = 0
+    undecodable: Undecodable | None = None
+    """Set where it stands for a batch of records, or the rest of one, that cannot be decoded: `value` is the whole batch's bytes."""
+
+    @property
+    def last_position(self) -> LogPosition:
+        """The position behind which the log goes on."""
+        return replace(self.position, offset=self.undecodable.last_offset) if self.undecodable else self.position
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +109,13 @@ class Misplaced:
     record: Record
     partition: int
 
+    @property
+    def too_large(self) -> DeadLetter:
+        """What becomes of it where its user's partition takes no record of this size."""
+        return DeadLetter(
+            self.record, f"value: too large to be sent on to partition {self.partition}, which is the user's"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
@@ -81,6 +130,9 @@ def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decod
     """Split the records of a topic with this many partitions; `now_ms` is the worker's Unix ms. Misplaced twice is a dead letter."""
     decoded = Decoded([], [], [])
     for record in records:
+        if record.undecodable is not None:
+            decoded.dead.append(DeadLetter(record, record.undecodable.reason(record.position)))
+            continue
         try:
             interaction = _interaction(record, now_ms)
             partition = _partition(record, interaction, num_partitions)
@@ -104,8 +156,8 @@ def _partition(record: Record, interaction: Interaction, num_partitions: int) ->
 
 
 def _interaction(record: Record, now_ms: int) -> Interaction:
-    if not record.is_readable:
-        raise InvalidRequest("headers", "a name is not UTF-8, here or earlier in the batch", "send names as UTF-8")
+    _check_size("value", len(record.value or b""), MAX_VALUE_BYTES)
+    _check_size("headers", record.headers_bytes, MAX_HEADERS_BYTES)
     interaction = decode_interaction(record.value)
     if record.key != interaction.key:
         raise InvalidRequest("key", "not the user id", "produce with the user id as the record's key")
@@ -116,3 +168,8 @@ def _interaction(record: Record, now_ms: int) -> Interaction:
             "event_time_ms", "more than an hour ahead of the worker's clock", "set the producer's clock"
         )
     return interaction
+
+
+def _check_size(field: str, num_bytes: int, limit: int) -> None:
+    if num_bytes > limit:
+        raise InvalidRequest(field, f"{num_bytes} bytes", f"send at most {limit}")

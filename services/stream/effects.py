@@ -48,6 +48,8 @@ class Pending:
         self.by_partition: dict[int, list[LoggedInteraction]] = defaultdict(list)
         self.positions: dict[int, LogPosition] = {}
         """The last record of each partition."""
+        self.is_refused = False
+        """Whether the offline log could not be written at the last checkpoint."""
 
     @property
     def num_events(self) -> int:
@@ -56,7 +58,7 @@ class Pending:
 
     def add(self, records: Sequence[Record], events: Sequence[LoggedInteraction]) -> None:
         """Add an applied batch: all its records count for the offsets, its readable events for the log."""
-        self.positions |= last_positions(record.position for record in records)
+        self.positions |= last_positions(record.last_position for record in records)
         for event in events:
             self.by_partition[event.position.partition].append(event)
 
@@ -64,6 +66,7 @@ class Pending:
         """Empty it after everything was logged and committed."""
         self.by_partition.clear()
         self.positions.clear()
+        self.is_refused = False
 
 
 class HistoryEffects:

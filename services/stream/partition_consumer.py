@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import (
-    CorruptRecordError,
     KafkaError,
     MessageSizeTooLargeError,
     RecordListTooLargeError,
@@ -28,6 +27,7 @@ from services.observability.tracing import TraceHeaders
 from services.settings.addresses import KafkaAddress
 from services.settings.kafka_clients import close_producer, open_client
 from services.stream.decode import DeadLetter, Misplaced, Record
+from services.stream.record_batches import UndecodableBatch, step_over_undecodable
 
 _RETRY_AFTER_S = 1.0
 _CONNECT_MS = 2_000
@@ -38,6 +38,7 @@ _FETCH_WAIT_MS = 30
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 _REROUTED = "rerouted_from"
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+_Sent = TypeVar("_Sent", DeadLetter, Misplaced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,29 +99,14 @@ class PartitionConsumer:
     def poll(self, wait_ms: int) -> list[Record]:
         """Return the next records, each partition's in order; empty when none came in `wait_ms`. Raises DependencyAway.
 
-        One that the client cannot read, because a header's name is not UTF-8, comes alone and without its content, and so do those behind it
-        in its batch, which are of the same producer: the client reads a batch from its beginning.
+        A batch that cannot be decoded is one record.
         """
-        fetched: Mapping[TopicPartition, Sequence[Any]] = {}
-        unreadable: list[Record] = []
         with _broker_as_dependency():
-            try:
-                fetched = self._consumer.poll(wait_ms)
-            except CorruptRecordError as error:
-                if not isinstance(error.__context__, UnicodeDecodeError):
-                    raise
-                unreadable = [self._skip_unreadable()]
-            if fetched or unreadable:
+            fetched: Mapping[TopicPartition, Sequence[Any]] = self._consumer.poll(wait_ms)
+            if fetched:
                 self.check_topic()
-        return unreadable + [
-            Record(
-                LogPosition(self.topic_id, place.partition, raw.offset),
-                raw.key,
-                raw.value,
-                raw.timestamp,
-                _trace(raw.headers),
-                is_rerouted=any(name == _REROUTED for name, _ in raw.headers),
-            )
+        return [
+            _record(LogPosition(self.topic_id, place.partition, raw.offset), raw)
             for place, batch in fetched.items()
             for raw in batch
         ]
@@ -154,18 +140,15 @@ class PartitionConsumer:
         Of a record that is too large for that topic only the headers are kept: it must not stop those behind it.
         """
         with _broker_as_dependency():
-            sent = [(letter, self._send(letter)) for letter in letters]
-            for letter, receipt in sent:
-                try:
-                    receipt.get(timeout=_REQUEST_MS / 1_000)
-                except _TOO_LARGE:
-                    self._send_headers(letter).get(timeout=_REQUEST_MS / 1_000)
+            self._deliver(self._deliver(letters, self._send), self._send_headers)
 
-    def reroute(self, misplaced: Sequence[Misplaced]) -> None:
-        """Copy records to their users' partitions, with a header that names where they were. Raises DependencyAway."""
+    def reroute(self, misplaced: Sequence[Misplaced]) -> list[Misplaced]:
+        """Copy records to their users' partitions, with a header that names where they were. Raises DependencyAway.
+
+        Return those that are too large for the topic: one that was compressed may be.
+        """
         with _broker_as_dependency():
-            for receipt in [self._send_on(one) for one in misplaced]:
-                receipt.get(timeout=_REQUEST_MS / 1_000)
+            return self._deliver(misplaced, self._send_on)
 
     def close(self) -> None:
         """Close the connections; their errors are ignored."""
@@ -194,6 +177,7 @@ class PartitionConsumer:
             max_poll_records=self._address.max_poll_records,
             allow_auto_create_topics=False,
         )
+        step_over_undecodable(self._consumer)
         self._closers.append(partial(self._consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
         self._producer = opened(KafkaProducer, max_block_ms=1_000, enable_idempotence=False, acks="all")
         self._closers.append(partial(close_producer, self._producer, _CLOSE_MS / 1_000))
@@ -202,13 +186,6 @@ class PartitionConsumer:
         """Return the number of records before the end. The embedded broker reports its last batch's first record as the end; fetches do not."""
         last = max(end, self._consumer.highwater(place) or 0)
         return max(0, last - int(self._consumer.position(place)))
-
-    def _skip_unreadable(self) -> Record:
-        """Go on behind the record at which kafka-python 3.0.12 failed; polled again without that, it would not return."""
-        place = self._consumer._fetcher._next_partition_records.topic_partition
-        offset = int(self._consumer.position(place))
-        self._consumer.seek(place, offset + 1)
-        return Record(LogPosition(self.topic_id, place.partition, offset), None, None, 0, is_readable=False)
 
     def _committed(self, place: TopicPartition) -> int:
         """Return the offset committed for this topic id (a broker may not keep the id: then 0, and rows skip what they have)."""
@@ -225,6 +202,22 @@ class PartitionConsumer:
         if found["error_code"]:
             raise DependencyAway("broker", _RETRY_AFTER_S)
         return str(found["topic_id"]), len(found["partitions"])
+
+    def _deliver(self, each: Sequence[_Sent], send: Callable[[_Sent], Any]) -> list[_Sent]:
+        """Send each and wait until the broker has them; return those that are too large for the client or for the topic."""
+        too_large: list[_Sent] = []
+        receipts: list[tuple[_Sent, Any]] = []
+        for one in each:
+            try:
+                receipts.append((one, send(one)))
+            except _TOO_LARGE:
+                too_large.append(one)
+        for one, receipt in receipts:
+            try:
+                receipt.get(timeout=_REQUEST_MS / 1_000)
+            except _TOO_LARGE:
+                too_large.append(one)
+        return too_large
 
     def _send_on(self, misplaced: Misplaced) -> Any:
         record = misplaced.record
@@ -243,12 +236,7 @@ class PartitionConsumer:
         """Pass a record to the producer. One with neither key nor value gets an empty value, since one is required."""
         key, value = letter.record.key, letter.record.value
         value = b"" if key is None and value is None else value
-        try:
-            return self._producer.send(
-                self._address.dead_letter_topic, key=key, value=value, headers=self._headers(letter)
-            )
-        except _TOO_LARGE:
-            return self._send_headers(letter)
+        return self._producer.send(self._address.dead_letter_topic, key=key, value=value, headers=self._headers(letter))
 
     def _send_headers(self, letter: DeadLetter) -> Any:
         num_bytes = len(letter.record.key or b"") + len(letter.record.value or b"")
@@ -259,6 +247,8 @@ class PartitionConsumer:
         place = letter.record.position
         headers = {"reason": letter.reason, "topic": self._address.topic, "topic_id": place.topic_id}
         headers |= {"partition": str(place.partition), "offset": str(place.offset)}
+        if letter.record.undecodable:
+            headers["last_offset"] = str(letter.record.undecodable.last_offset)
         return [(name, text.encode(errors="replace")) for name, text in headers.items()]
 
     @contextmanager
@@ -268,6 +258,14 @@ class PartitionConsumer:
         except BaseException:
             self.close()
             raise
+
+
+def _record(position: LogPosition, raw: Any) -> Record:
+    if isinstance(raw, UndecodableBatch):
+        return Record(position, None, raw.data, 0, undecodable=raw.why)
+    is_rerouted = any(name == _REROUTED for name, _ in raw.headers)
+    headers_bytes = max(0, raw.serialized_header_size)  # -1 without any
+    return Record(position, raw.key, raw.value, raw.timestamp, _trace(raw.headers), is_rerouted, headers_bytes)
 
 
 def _trace(headers: Sequence[tuple[str, bytes]]) -> TraceHeaders:

@@ -2,8 +2,9 @@
 
 At-least-once delivery, effect exactly once: rows are written before offsets are committed, and a row holds the last applied offset, so what
 is delivered again is skipped. The raw events wait in memory for the offline log, and offsets are committed only after they are on disk; a
-crash in between costs a replay of seconds. While Redis is unavailable the current batch is retried; when the broker is unavailable the
-consumer is opened anew, and what was not committed comes again.
+crash in between costs a replay of seconds. While Redis is unavailable the current batch is retried; while the log cannot be written, applied
+events wait, up to a bound at which polling pauses; when the broker is unavailable the consumer is opened anew, and what was not committed
+comes again.
 
 A write that the store refuses ends the work too, because another process owns the partition or the store has lost writes: partitions are
 claimed anew, what the store lacks is replayed, and what was not logged yet is read from the broker again.
@@ -11,8 +12,7 @@ claimed anew, what the store lacks is replayed, and what was not logged yet is r
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
@@ -29,14 +29,15 @@ from services.features.schema import LogPosition, PopularRow
 from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.observability.tracing import Attributes, Tracing, span
-from services.stream.aggregate import AppliedEvents, HistoryLimits
+from services.stream.aggregate import HistoryLimits
 from services.stream.background import DEFAULT_PACE, LogUpkeep, Pace, PopularCounts, Timer
-from services.stream.decode import DeadLetter, LoggedInteraction, Record, decode
+from services.stream.decode import DeadLetter, LoggedInteraction, Misplaced, Record, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending, do_nothing
 from services.stream.offline_log import OfflineLog
 from services.stream.partition_consumer import PartitionConsumer
 from services.stream.popularity import ListedItems
 from services.stream.rebuild import Rebuild
+from services.stream.report import LogStep, Report
 
 _POLL_MS = 100
 _log = structlog.get_logger()
@@ -69,7 +70,7 @@ class StreamWorker:
         self._open_consumer = open_consumer
         self._writer = writer
         self._log = log
-        self._metrics = metrics
+        self._report = Report(metrics)
         self._pace = pace
         self._at = interruptions
         self._beat = beat
@@ -77,6 +78,7 @@ class StreamWorker:
         self._effects = HistoryEffects(writer, limits, roles, interruptions)
         self._rebuild = Rebuild(base_table, log, writer, self._effects, self._stay_alive)
         self._renewal = Timer(pace.renew_every_s)
+        self._lag = Timer(pace.lag_every_s)
         self._missing: tuple[int, ...] = ()
         self._background = ThreadPoolExecutor(1, "background")
         self._popularity = PopularCounts(log, items, roles, self._background)
@@ -93,6 +95,10 @@ class StreamWorker:
                 _log.warning("stream.consumer_lost", error=str(error))
                 self._beat()
                 stop.wait(self._pace.retry_after_s)
+            except OSError as error:  # the folder of the offline log
+                self._report.log_failed(LogStep.OPEN, error)
+                self._beat()
+                stop.wait(self._pace.retry_after_s)
             except (OwnershipLost, RowChanged) as error:
                 _log.warning("stream.write_refused", error=str(error))
                 self._popularity.forget()
@@ -103,6 +109,7 @@ class StreamWorker:
 
     def _work(self, consumer: PartitionConsumer, stop: threading.Event) -> None:
         claims = self._claim(consumer, stop)
+        self._report.watch(claims)
         self._log.forget()
         self._rebuild.make_whole(claims, consumer.num_partitions, stop)
         self._popularity.own(claims)
@@ -111,23 +118,24 @@ class StreamWorker:
         _log.info("stream.consumer_opened", topic_id=consumer.topic_id, partitions=consumer.partitions)
         pending = Pending()
         owned = cycle(consumer.partitions)
-        checkpoint, publish, lag, compact = (Timer(every_s) for every_s in self._pace.timers_s)
+        checkpoint, publish, compact = (Timer(every_s) for every_s in self._pace.timers_s)
         try:
             while not stop.is_set() and not self._stay_alive():
-                records = consumer.poll(_POLL_MS)
+                if self._lag.due():
+                    consumer.check_topic()
+                    self._report_lag(consumer)
+                records = self._poll(consumer, pending, stop)
                 with self._batch_span(records):
                     if not self._take(consumer, records, pending, stop):
                         break
-                self._popularity.adopt(pending.by_partition)
-                if checkpoint.due() or pending.num_events >= self._pace.checkpoint_every_events:
+                for failure in self._popularity.adopt(pending.by_partition):
+                    self._report.log_failed(LogStep.COUNT, failure)
+                if checkpoint.due() or self._is_much(pending):
                     self._checkpoint(consumer, pending)
                 if publish.due():
                     self._publish()
-                if lag.due():
-                    consumer.check_topic()
-                    self._report_lag(consumer, unapplied=())
-                if compact.due() and (next_partition := next(owned, None)) is not None:
-                    self._log_upkeep.begin_step(next_partition)
+                if compact.due():
+                    self._keep_log(owned)
         except DependencyAway:
             self._save(pending)  # what was applied is logged even when the consumer fails
             raise
@@ -174,6 +182,13 @@ class StreamWorker:
         applied = after(self._writer.partitions.position(partition))
         return max(0 if logged is None else logged + 1, min(saved, applied))
 
+    def _poll(self, consumer: PartitionConsumer, pending: Pending, stop: threading.Event) -> Sequence[Record]:
+        """Return the next records; none while too many applied ones wait for the offline log."""
+        if pending.num_events < self._pace.max_pending_events:
+            return consumer.poll(_POLL_MS)
+        stop.wait(_POLL_MS / 1_000)
+        return ()
+
     def _take(
         self, consumer: PartitionConsumer, records: Sequence[Record], pending: Pending, stop: threading.Event
     ) -> bool:
@@ -181,12 +196,13 @@ class StreamWorker:
         with span("decode"):
             decoded = decode(records, consumer.num_partitions, _now_ms())
         self._dead_letter(consumer, decoded.dead)
-        consumer.reroute(decoded.misplaced)
-        self._metrics.rerouted.inc(len(decoded.misplaced))
+        if decoded.misplaced:
+            self._reroute(consumer, decoded.misplaced)
         if not self._apply_with_retries(consumer, decoded.events, stop):
             return False
         pending.add(records, decoded.events)
         self._popularity.add(decoded.events)
+        self._report.went_on({record.position.partition for record in records})
         return True
 
     def _batch_span(self, records: Sequence[Record]) -> AbstractContextManager[Span]:
@@ -203,9 +219,12 @@ class StreamWorker:
 
     def _dead_letter(self, consumer: PartitionConsumer, dead: Sequence[DeadLetter]) -> None:
         consumer.dead_letter(dead)
-        self._metrics.dead_lettered.inc(len(dead))
-        for letter in dead:
-            _log.warning("stream.dead_letter", reason=letter.reason, position=str(letter.record.position))
+        self._report.dead_lettered(dead)
+
+    def _reroute(self, consumer: PartitionConsumer, misplaced: Sequence[Misplaced]) -> None:
+        too_large = consumer.reroute(misplaced)
+        self._dead_letter(consumer, [one.too_large for one in too_large])
+        self._report.rerouted(len(misplaced) - len(too_large))
 
     def _apply_with_retries(
         self, consumer: PartitionConsumer, events: Sequence[LoggedInteraction], stop: threading.Event
@@ -214,18 +233,28 @@ class StreamWorker:
         while events:
             try:
                 for outcome, own in self._effects.apply(events):
-                    self._report(outcome, own)
+                    self._report.applied(outcome, own)
                 break
             except DependencyAway as error:
                 _log.warning("stream.features_unavailable", error=str(error), num_events=len(events))
                 self._beat()
-                self._report_lag(consumer, unapplied=events)
+                self._report_lag(consumer, events)
                 if stop.wait(self._pace.retry_after_s):
                     return False
         return True
 
+    def _is_much(self, pending: Pending) -> bool:
+        """Whether so much is applied that it does not wait for its time. What the disk has refused does."""
+        return pending.num_events >= self._pace.checkpoint_every_events and not pending.is_refused
+
     def _checkpoint(self, consumer: PartitionConsumer, pending: Pending) -> None:
-        self._save(pending)
+        """Write what was applied to the log, then commit it; what the disk refuses waits for the next checkpoint, uncommitted."""
+        try:
+            self._save(pending)
+        except OSError as error:
+            pending.is_refused = True
+            self._report.log_failed(LogStep.APPEND, error, num_events=pending.num_events)
+            return
         self._at.before_commit()
         try:
             self._writer.partitions.write_all(
@@ -240,12 +269,19 @@ class StreamWorker:
         pending.clear()
 
     def _save(self, pending: Pending) -> None:
-        """Write what was applied to the log, unless another process owns a partition by now. Raises OwnershipLost."""
+        """Write what was applied to the log, unless another process owns a partition by now. Raises OwnershipLost or OSError."""
         if pending.by_partition:
             with suppress(DependencyAway):
                 self._renew()
         for events in pending.by_partition.values():
             self._log.append(events)
+
+    def _keep_log(self, owned: Iterator[int]) -> None:
+        """Begin a step of the log's upkeep for the next of the owned partitions, of which there may be none."""
+        partition = next(owned, None)
+        failure = self._log_upkeep.begin_step(partition) if partition is not None else None
+        if failure is not None:
+            self._report.log_failed(LogStep.UPKEEP, failure)
 
     def _publish(self) -> None:
         rows = self._popularity.rows(_now_ms(), self._pace.popularity_num_items)
@@ -264,22 +300,9 @@ class StreamWorker:
             return True
         return abs(row.as_of_ms - before.as_of_ms) >= 1_000 * self._pace.popularity_at_least_every_s
 
-    def _report(self, outcome: AppliedEvents, events: Sequence[LoggedInteraction]) -> None:
-        self._metrics.applied.inc(outcome.num_applied)
-        for reason in outcome.skipped:
-            self._metrics.skipped.labels(reason).inc()
-        if not outcome.skipped:
-            now_ms = _now_ms()
-            for event in events:
-                if event.interaction.accepted_time_ms is not None:
-                    waited_ms = max(0, now_ms - event.interaction.accepted_time_ms)  # the gateway's clock may be ahead
-                    self._metrics.visible_seconds.observe(waited_ms / 1_000)
-
-    def _report_lag(self, consumer: PartitionConsumer, unapplied: Sequence[LoggedInteraction]) -> None:
-        """Set the lag: the events that were not polled yet, and those that wait for the store."""
-        waiting = Counter(event.position.partition for event in unapplied)
-        for partition, num_events in consumer.lag().items():
-            self._metrics.lag.labels(str(partition)).set(num_events + waiting[partition])
+    def _report_lag(self, consumer: PartitionConsumer, unapplied: Sequence[LoggedInteraction] = ()) -> None:
+        self._report.lag(consumer.lag(), unapplied)
+        self._report.unreadable(len(self._log.unreadable))
 
 
 def _now_ms() -> int:

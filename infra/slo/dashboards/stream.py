@@ -17,6 +17,18 @@ BOARD = Board(
                     queries=(Query("max by (partition) (tailrace_stream_lag_events)", "partition {{partition}}"),),
                     bad_from=1_000,
                 ),
+                Panel(
+                    title="Standing still, by partition",
+                    queries=(
+                        Query(
+                            "time() - max by (partition) (tailrace_stream_progress_time_seconds)",
+                            "partition {{partition}}",
+                        ),
+                    ),
+                    unit="s",
+                    bad_from=120,
+                    help="Since the partition last went on, or was seen with nothing left.",
+                ),
             ),
         ),
         Row(
@@ -38,6 +50,15 @@ BOARD = Board(
                     title="Dead letters",
                     queries=(Query("sum(increase(tailrace_stream_dead_lettered_total[15m]))", "in 15 minutes"),),
                     bad_from=1,
+                ),
+                Panel(
+                    title="Offline log",
+                    queries=(
+                        Query("sum by (step) (increase(tailrace_stream_log_failures_total[15m]))", "{{step}} failed"),
+                        Query("max(tailrace_stream_log_unreadable_files)", "unreadable files"),
+                    ),
+                    bad_from=1,
+                    help="Failures in 15 minutes, by step, and files that are left out.",
                 ),
             ),
         ),

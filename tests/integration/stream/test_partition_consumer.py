@@ -10,11 +10,12 @@ from typing import Any
 import psutil
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import MessageSizeTooLargeError
 
 from services.errors import ConfigError, DependencyAway
 from services.features.schema import LogPosition
 from services.settings.addresses import KafkaAddress
-from services.stream.decode import DeadLetter, Record, decode
+from services.stream.decode import DeadLetter, Misplaced, Record, decode
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.servers import Server
 from tests.support.wait import wait_for
@@ -101,6 +102,38 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(
     assert found[0][2]["reason"] == b"because"
 
 
+def test_a_misplaced_record_too_large_to_be_sent_on_is_returned(
+    consumer: PartitionConsumer, broker: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the client refuses it at once or the broker in its receipt; the others are sent on."""
+    large, small = (
+        Misplaced(Record(LogPosition("t", 0, offset), b"u", b"x" * size, 0), 0)
+        for offset, size in ((0, 2_000_000), (1, 5))
+    )
+
+    refused = consumer.reroute([large, small])
+    found: list[Record] = []
+    wait_for(lambda: found_with(found, consumer), 10.0, "the small one")
+    monkeypatch.setattr(consumer, "_producer", RefusingProducer())
+    refused_later = consumer.reroute([large, small])
+
+    assert refused == [large]
+    assert [one.value for one in found] == [b"xxxxx"]
+    assert refused_later == [large, small]
+
+
+class RefusingProducer:
+    """A producer at a broker that takes records and refuses their batch for its size."""
+
+    def send(self, *_: Any, **__: Any) -> Any:
+        """Return a receipt that fails."""
+        return self
+
+    def get(self, **_: Any) -> None:
+        """Fail."""
+        raise MessageSizeTooLargeError
+
+
 def test_every_codec_of_kafka_is_read(consumer: PartitionConsumer, broker: Server) -> None:
     """A producer that compresses, as a broker with `compression.type` makes of any, is an ordinary producer."""
     codecs = (None, "gzip", "snappy", "lz4", "zstd")
@@ -125,7 +158,7 @@ class LatinName(str):
 
 
 def test_a_header_that_is_not_utf8_stops_nothing(address: LogAddress, broker: Server) -> None:
-    """It and the rest of its batch, which is of the same producer, come without content, as dead letters; all others are read."""
+    """It and the rest of its batch, which is of the same producer, come as one dead letter with its offsets; all others are read."""
     address = replace(address, num_partitions=2)
     consumer = PartitionConsumer(address)
     consumer.assign(consumer.wanted, lambda _partition, committed: committed)
@@ -137,12 +170,12 @@ def test_a_header_that_is_not_utf8_stops_nothing(address: LogAddress, broker: Se
         producer.flush(5)
     producer.close()
     found: list[Record] = []
-    wait_for(lambda: len(found_with(found, consumer)) >= 12, 20.0, "all records")
+    wait_for(lambda: len(found_with(found, consumer)) >= 11, 20.0, "all records")
     consumer.close()
 
-    read = {number: [one.is_readable for one in found if one.position.partition == number] for number in (0, 1)}
-    assert read == {0: [True] * 6, 1: [True, True, False, False, True, True]}
-    assert [one.reason[:7] for one in decode(found, 2, 0).dead if not one.record.is_readable] == ["headers"] * 2
+    places = [(one.position.partition, one.position.offset, one.last_position.offset) for one in found]
+    assert sorted(places) == [(0, n, n) for n in range(6)] + [(1, 0, 0), (1, 1, 1), (1, 2, 3), (1, 4, 4), (1, 5, 5)]
+    assert [one.reason[:7] for one in decode(found, 2, 0).dead if one.record.undecodable] == ["headers"]
 
 
 def found_with(found: list[Record], consumer: PartitionConsumer) -> list[Record]:

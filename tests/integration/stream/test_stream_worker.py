@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from services.features.reader import FeatureReader
+from tests.support.disk import FullDisk
 from tests.support.servers import Server
-from tests.support.stream.stream_rig import TOPIC, Rig, clean_replay, click, in_topic, many_clicks
+from tests.support.stream.stream_rig import QUICK, TOPIC, Rig, clean_replay, click, in_topic, many_clicks
 from tests.support.stream.topics import read_topic
 from tests.support.training.bundles import publish_bundle
 from tests.support.wait import wait_for
@@ -98,6 +100,57 @@ def test_events_wait_while_the_store_is_away(rig: Rig, valkey: Server) -> None:
 
     assert logged_meanwhile <= 1
     assert rig.rows("u") == clean_replay(rig.broker)
+
+
+def test_a_misplaced_record_of_any_size_stops_nothing(rig: Rig) -> None:
+    """Values and headers over a megabyte, on a partition that is not their user's, are dead letters; the event behind them is sent on and applied."""
+    rig.start_worker()
+    rig.send_to(0, click(1, "u"), padding=b" " * 1_100_000)
+    rig.send_to(0, click(2, "u"), headers=[("tracestate", b"x" * 1_100_000)])
+
+    rig.send_to(0, click(3, "u"))
+
+    wait_for(lambda: rig.rows("u") and rig.rows("u")["u"].item_ids == ("i3",), what="the event behind them")
+    wait_for(lambda: rig.metric("tailrace_stream_dead_lettered_total") == 2, what="dead letters")
+    wait_for(lambda: _lags(rig) == [0.0] * 4, what="lag")
+    letters = [dict(record.headers) for _, record in read_topic(rig.broker, DEAD_TOPIC)]
+    assert sorted((letter["offset"], letter["reason"].split(b":")[0]) for letter in letters) == [
+        (b"0", b"value"),
+        (b"1", b"headers"),
+    ]
+
+
+def test_events_wait_while_the_disk_is_full(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events are applied until as many wait for the log as may; then polling pauses, with heartbeats and leases kept and nothing committed.
+
+    Once the disk has room again all are logged and applied, each once, and so are those whose worker ended meanwhile.
+    """
+    disk = FullDisk(monkeypatch)
+    rig.start_worker(replace(QUICK, max_pending_events=50))
+    events = many_clicks(150, num_users=1)
+    rig.send(*events)
+    wait_for(lambda: rig.metric("tailrace_stream_log_failures_total", step="append") > 2, what="refusals")
+    wait_for(lambda: 50 <= applied(rig) < len(events) and disk.num_refused > 5, what="a pause")
+    at_rest, beat_s = applied(rig), rig.settings.worker_heartbeat.stat().st_mtime
+    wait_for(lambda: rig.settings.worker_heartbeat.stat().st_mtime > beat_s, what="a heartbeat")
+    wait_for(lambda: sum(lag or 0 for lag in _lags(rig)) > 0, what="lag")
+
+    assert rig.logged() == []
+    assert applied(rig) == at_rest
+    rig.stop_worker()
+    rig.start_worker(replace(QUICK, max_pending_events=50))
+    disk.has_room = True
+    expected = clean_replay(rig.broker)
+    wait_for(lambda: rig.rows(*expected) == expected, what="all applied")
+    rig.stop_worker()
+    assert sorted(rig.logged()) == in_topic(rig.broker)
+
+
+def applied(rig: Rig) -> float:
+    """Return how many events the worker has taken, applied or not."""
+    return rig.metric("tailrace_stream_applied_total") + rig.metric(
+        "tailrace_stream_skipped_total", reason="duplicate_event"
+    )
 
 
 def test_a_recreated_topic_is_read_from_its_start(rig: Rig) -> None:

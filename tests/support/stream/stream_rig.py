@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +48,10 @@ class Rig:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start_worker(self) -> None:
+    def start_worker(self, pace: Pace = QUICK) -> None:
         """Start the worker."""
         self._stop.clear()
-        self._thread = threading.Thread(target=run_worker, args=(self.settings, self._stop, self._metrics, QUICK))
+        self._thread = threading.Thread(target=run_worker, args=(self.settings, self._stop, self._metrics, pace))
         self._thread.start()
 
     def stop_worker(self) -> None:
@@ -60,11 +61,16 @@ class Rig:
             self._thread.join(60)
             assert not self._thread.is_alive()
 
-    def send_to(self, partition: int, *events: Interaction) -> None:
-        """Produce interactions to this partition, whoever their users are."""
-        producer = KafkaProducer(bootstrap_servers=self.broker.address, max_block_ms=10_000)
+    def send_to(
+        self, partition: int, *events: Interaction, padding: bytes = b"", headers: Sequence[tuple[str, bytes]] = ()
+    ) -> None:
+        """Produce interactions to this partition, whoever their users are, and however large padding and headers make them."""
+        producer = KafkaProducer(
+            bootstrap_servers=self.broker.address, max_block_ms=10_000, max_request_size=10_000_000
+        )
         for event in events:
-            producer.send(TOPIC, key=event.key, value=event.encode(), partition=partition).get(10)
+            value = event.encode() + padding
+            producer.send(TOPIC, key=event.key, value=value, headers=list(headers), partition=partition).get(10)
         producer.close()
 
     def send(self, *values: Interaction | tuple[bytes | None, bytes]) -> None:

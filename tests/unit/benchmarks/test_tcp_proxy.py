@@ -95,3 +95,14 @@ async def test_hang_keeps_sent_bytes(proxy: TcpProxy, connect: Connect) -> None:
 
     assert not done
     assert await asyncio.gather(*waiting) == [b"during"] * 2
+
+
+async def test_corrupt_changes_what_the_server_sends(proxy: TcpProxy, connect: Connect) -> None:
+    """One bit of each piece, on its way back alone; afterwards all passes unchanged."""
+    connection = await connect()
+    await proxy.become(Wire.CORRUPT)
+    changed = await echoed(connection, b"abcde")
+    await proxy.become(Wire.PASS)
+
+    assert changed == b"abbde"
+    assert await echoed(connection, b"abcde") == b"abcde"

@@ -1,14 +1,23 @@
 """Which records can be applied."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from services.contracts.events import Interaction
+from services.contracts.recommend import MAX_ID_CHARS
 from services.features.ownership import partition_of
 from services.features.schema import LogPosition
-from services.stream.decode import Misplaced, Record, decode
+from services.stream.decode import (
+    MAX_HEADERS_BYTES,
+    MAX_VALUE_BYTES,
+    Cause,
+    Misplaced,
+    Record,
+    Undecodable,
+    decode,
+)
 
 NOW_MS = 1_795_262_400_000
 YEAR_2099_MS = 4_070_908_800_000
@@ -49,6 +58,8 @@ def test_a_readable_record_becomes_an_event() -> None:
         (replace(record(value(event_time_ms=YEAR_2099_MS)), timestamp_ms=YEAR_2099_MS), "the worker's clock"),
         (record(value(accepted_time_ms=10**30)), "accepted_time_ms"),
         (record(value(accepted_time_ms=-1)), "accepted_time_ms"),
+        (record(value() + b" " * MAX_VALUE_BYTES), "value"),
+        (replace(record(value()), headers_bytes=MAX_HEADERS_BYTES + 1), "headers"),
     ],
 )
 def test_what_cannot_be_applied_is_a_dead_letter_with_a_reason(bad: Record, words: str) -> None:
@@ -70,3 +81,27 @@ def test_a_record_on_another_users_partition_is_sent_on_once() -> None:
     assert decoded.events == []
     assert decoded.misplaced == [Misplaced(foreign, partition_of("u", 4))]
     assert [letter.reason.split(":")[0] for letter in decoded.dead] == ["partition"]
+
+
+def test_a_batch_that_cannot_be_decoded_is_one_dead_letter_that_names_it() -> None:
+    """The reason has cause, partition and both offsets; the log goes on behind the last."""
+    batch = replace(record(b"\x00"), undecodable=Undecodable(Cause.CODEC, "unknown codec 7", 9))
+
+    (letter,) = decode([batch], 4, NOW_MS).dead
+
+    assert letter.reason.startswith("codec: ")
+    assert "unknown codec 7" in letter.reason
+    assert "offsets 0 to 9 of partition 0" in letter.reason
+    assert batch.last_position == LogPosition("t", 0, 9)
+
+
+def test_the_largest_event_is_within_the_bound() -> None:
+    """With ids of the greatest length, written in JSON's longest form."""
+    name = "\U0001f600" * MAX_ID_CHARS
+    event = Interaction(
+        event_id=name, user_id=name, item_id=name, event_type=name, request_id=name, event_time_ms=NOW_MS
+    )
+    longest = json.dumps({field: given for field, given in asdict(event).items() if given is not None}, indent=8)
+
+    assert decode([replace(record(longest.encode()), key=event.key)], 1, NOW_MS).dead == []
+    assert len(longest) > MAX_VALUE_BYTES / 5

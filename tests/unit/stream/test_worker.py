@@ -1,5 +1,6 @@
 """The worker's loop over a log that fails, without a broker or a store."""
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from services.contracts.event_roles import DEFAULT_ROLES
 from services.contracts.events import Interaction
@@ -31,7 +33,7 @@ NUM_POLLS = 50
 
 
 class FakeConsumer:
-    """A topic of one partition without records; its broker fails at the second poll, or stays and the worker is stopped in the end."""
+    """A topic of one partition whose five records never come; its broker fails at the second poll, or stays and the worker is stopped in the end."""
 
     topic_id = "t"
     partitions = wanted = (0,)
@@ -58,6 +60,10 @@ class FakeConsumer:
         """Do nothing."""
 
     dead_letter = reroute = commit
+
+    def lag(self) -> dict[int, int]:
+        """Return that five records are left."""
+        return {0: 5}
 
     def assign(self, _partitions: Any, _start: Any) -> None:
         """Do nothing: there are no records."""
@@ -128,21 +134,101 @@ class CountedLog(OfflineLog):
 def logged_click(root: Path) -> CountedLog:
     """Return a log that holds a click of now."""
     log = CountedLog(root)
-    event = Interaction(event_id="e", user_id="u", item_id="i", event_time_ms=1)
-    log.append([LoggedInteraction(event, LogPosition("t", 0, 0))])
+    log.append([LoggedInteraction(click_of("u"), LogPosition("t", 0, 0))])
     return log
 
 
+def click_of(user_id: str) -> Interaction:
+    """Build a user's click of now."""
+    return Interaction(event_id=user_id, user_id=user_id, item_id="i", event_time_ms=time.time_ns() // 1_000_000)
+
+
 def run_over(
-    log: OfflineLog, writer: FakeWriter, pace: Pace = PACE, quiet_after: Callable[[], bool] | None = None
+    log: OfflineLog,
+    writer: FakeWriter,
+    pace: Pace = PACE,
+    quiet_after: Callable[[], bool] | None = None,
+    registry: CollectorRegistry | None = None,
+    kind: type[FakeConsumer] = FakeConsumer,
 ) -> int:
     """Run a worker until its writer or its quiet consumer stops it; return the number of heartbeats."""
     beats: list[int] = []
-    connect = partial(FakeConsumer, writer.stop, quiet_after)
-    registry = StreamMetrics(CollectorRegistry())
-    parts: Any = connect, writer, log, ListedItems(("i",)), Path("none"), history_limits(10), registry, pace
+    connect = partial(kind, writer.stop, quiet_after)
+    metrics = StreamMetrics(registry or CollectorRegistry())
+    parts: Any = connect, writer, log, ListedItems(("i",)), Path("none"), history_limits(10), metrics, pace
     StreamWorker(*parts, beat=lambda: beats.append(1)).run(writer.stop)
     return len(beats)
+
+
+class UnreadConsumer(FakeConsumer):
+    """A topic that can be asked how long it is, but never read."""
+
+    def poll(self, _wait_ms: int) -> list[Any]:
+        """Fail, and stop the worker."""
+        self._stop.set()
+        raise DependencyAway("broker", 0.0)
+
+
+def test_lag_is_reported_where_polls_fail(tmp_path: Path) -> None:
+    """A worker whose every poll fails reports what waits."""
+    registry, writer, pace = CollectorRegistry(), FakeWriter(num_writes=3), replace(PACE, lag_every_s=0.0)
+
+    run_over(logged_click(tmp_path), writer, pace, registry=registry, kind=UnreadConsumer)
+
+    assert registry.get_sample_value("tailrace_stream_lag_events", {"partition": "0"}) == 5
+
+
+class SpoiledLog(CountedLog):
+    """An offline log in which something is wrong that no file explains."""
+
+    def __init__(self, root: Path, which: str) -> None:
+        super().__init__(root)
+        self._which = which
+
+    def compact(self, partition: int, now_s: float) -> int:
+        """Fail, or do nothing."""
+        if self._which == "upkeep":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return 0
+
+    def read(
+        self, partition: int, not_before_ms: int = 0, after: LogPosition | None = None
+    ) -> Iterator[LoggedInteraction]:
+        """Fail, or read."""
+        if self._which == "count":
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+        return super().read(partition, not_before_ms, after)
+
+
+@pytest.mark.parametrize("step", ["upkeep", "count"])
+def test_what_fails_in_the_background_ends_nothing(tmp_path: Path, step: str) -> None:
+    """A merge or a count that fails becomes a metric and a line; records are polled on."""
+    logged_click(tmp_path)
+    registry, writer = CollectorRegistry(), FakeWriter(num_writes=10 * NUM_POLLS)
+    log = SpoiledLog(tmp_path, step)
+
+    def failed() -> bool:
+        return bool(registry.get_sample_value("tailrace_stream_log_failures_total", {"step": step}))
+
+    with capture_logs() as lines:
+        run_over(log, writer, replace(PACE, compact_every_s=0.0), quiet_after=failed, registry=registry)
+
+    assert failed()
+    assert step in {line.get("step") for line in lines if line["event"] == "stream.log_failed"}
+    assert bool(writer.written) is (step == "upkeep")
+
+
+def test_popularity_is_counted_without_an_unreadable_file(tmp_path: Path) -> None:
+    """One of the last week's files holds garbage: the others are counted, and the gauge names how many are left out."""
+    log = logged_click(tmp_path)
+    log.append([LoggedInteraction(click_of("v"), LogPosition("t", 0, 1))])
+    sorted(tmp_path.rglob("*.parquet"))[1].write_bytes(b"garbage")
+    registry, writer = CollectorRegistry(), FakeWriter(num_writes=10 * NUM_POLLS)
+
+    run_over(log, writer, replace(PACE, lag_every_s=0.0), quiet_after=lambda: bool(writer.written), registry=registry)
+
+    assert writer.written[-1].windows["7d"].counts == (1,)
+    assert registry.get_sample_value("tailrace_stream_log_unreadable_files") == 1
 
 
 @pytest.mark.parametrize("is_continued", [True, False])

@@ -1,0 +1,84 @@
+"""What a stream worker reports of its work: metrics, and the log lines of what went wrong."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+
+import structlog
+
+from services.observability.metrics import StreamMetrics
+from services.stream.aggregate import AppliedEvents
+from services.stream.decode import DeadLetter, LoggedInteraction
+
+_log = structlog.get_logger()
+
+
+class LogStep(StrEnum):
+    """What is done with the offline log, and may fail without an end of the worker's other work."""
+
+    OPEN = "open"
+    APPEND = "append"
+    COUNT = "count"
+    UPKEEP = "upkeep"
+
+
+class Report:
+    """The worker's view of its metrics."""
+
+    def __init__(self, metrics: StreamMetrics, clock: Callable[[], float] = time.time) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._watched: set[int] = set()
+        for step in LogStep:
+            metrics.log_failures.labels(step)  # a rate needs the zero before the first failure
+
+    def watch(self, partitions: Iterable[int]) -> None:
+        """Begin to report the progress of these partitions: one that never makes any counts from here."""
+        new = set(partitions) - self._watched
+        self._watched |= new
+        self.went_on(new)
+
+    def went_on(self, partitions: Iterable[int]) -> None:
+        """Report that records of these partitions were taken, or that nothing of them is left."""
+        for partition in partitions:
+            self._metrics.progress_time.labels(str(partition)).set(self._clock())
+
+    def lag(self, behind: Mapping[int, int], unapplied: Sequence[LoggedInteraction]) -> None:
+        """Report by partition the events that were not polled yet, and those that wait for the store."""
+        waiting = Counter(event.position.partition for event in unapplied)
+        for partition, num_events in behind.items():
+            self._metrics.lag.labels(str(partition)).set(num_events + waiting[partition])
+        self.went_on(partition for partition, num_events in behind.items() if not num_events + waiting[partition])
+
+    def applied(self, outcome: AppliedEvents, events: Sequence[LoggedInteraction]) -> None:
+        """Report one user's events of a batch, and how long they took if all were new."""
+        self._metrics.applied.inc(outcome.num_applied)
+        for reason in outcome.skipped:
+            self._metrics.skipped.labels(reason).inc()
+        if not outcome.skipped:
+            for event in events:
+                if event.interaction.accepted_time_ms is not None:
+                    waited_s = self._clock() - event.interaction.accepted_time_ms / 1_000
+                    self._metrics.visible_seconds.observe(max(0.0, waited_s))  # the gateway's clock may be ahead
+
+    def dead_lettered(self, dead: Sequence[DeadLetter]) -> None:
+        """Report what was moved to the dead-letter topic."""
+        self._metrics.dead_lettered.inc(len(dead))
+        for letter in dead:
+            if letter.record.undecodable is not None:
+                self._metrics.undecodable.labels(letter.record.undecodable.cause).inc()
+            _log.warning("stream.dead_letter", reason=letter.reason, position=str(letter.record.position))
+
+    def rerouted(self, num_records: int) -> None:
+        """Report records that were sent on to their users' partitions."""
+        self._metrics.rerouted.inc(num_records)
+
+    def log_failed(self, step: LogStep, error: BaseException, **facts: object) -> None:
+        """Report that the offline log could not be written, read or kept in order; it is tried again."""
+        self._metrics.log_failures.labels(step).inc()
+        _log.error("stream.log_failed", step=step, error=repr(error), **facts)
+
+    def unreadable(self, num_files: int) -> None:
+        """Report how many files of the offline log are left out because they cannot be read."""
+        self._metrics.unreadable_files.set(num_files)

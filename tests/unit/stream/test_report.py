@@ -1,0 +1,31 @@
+"""What the worker's metrics say of its progress."""
+
+from prometheus_client import CollectorRegistry
+
+from services.observability.metrics import StreamMetrics
+from services.stream.report import LogStep, Report
+
+
+def test_progress_is_records_taken_or_nothing_left() -> None:
+    """A partition with events left that takes none stands still, also when its consumer is opened again; one that is empty does not."""
+    registry, now_s = CollectorRegistry(), [100.0]
+    report = Report(StreamMetrics(registry), clock=lambda: now_s[0])
+
+    def times() -> list[float | None]:
+        return [registry.get_sample_value("tailrace_stream_progress_time_seconds", {"partition": p}) for p in "012"]
+
+    report.watch((0, 1, 2))
+    now_s[0] = 200.0
+    report.watch((0, 1, 2))
+    report.lag({0: 5, 1: 5, 2: 0}, ())
+    report.went_on({1})
+
+    assert times() == [100.0, 200.0, 200.0]
+
+
+def test_failures_are_counted_from_zero() -> None:
+    """Each step's counter exists before its first failure: an increase from nothing is none."""
+    registry = CollectorRegistry()
+    Report(StreamMetrics(registry))
+
+    assert {registry.get_sample_value("tailrace_stream_log_failures_total", {"step": step}) for step in LogStep} == {0}
