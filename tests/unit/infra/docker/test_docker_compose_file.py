@@ -51,7 +51,8 @@ def test_every_service_is_confined_and_bounded(name: str) -> None:
     """A pinned image, a fixed user without root or privileges, a read-only root, bounds that both Compose versions obey, and health checks of servers."""
     service = SERVICES[name]
 
-    assert re.match(r"v?\d+\.\d+\.\d+", service["image"].partition(":")[2])
+    assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+(-\w+)?", default_of(service["image"]))
+    assert re.fullmatch(r"\$\{[A-Z]+_IMAGE:-[^}]+\}", service["image"]), "it can be given by digest"
     assert re.fullmatch(r"[1-9]\d*:\d+", service["user"])
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from tests.support.manifests import (
     ROOT,
     Pod,
     environment,
+    parse,
     pod_of,
     pods,
     render,
+    rendered_text,
     serve_config,
     settings_of,
     the,
@@ -30,6 +33,18 @@ PREFIX = "TAILRACE_"
 RAYS = {"tailrace-head", "tailrace-gateways", "tailrace-llm"}
 OURS = RAYS | {"tailrace-edge", "tailrace-standby", "tailrace-stream", "tailrace-train", "tailrace-precompute"}
 SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|RAY_ENABLE|RAY_INGRESS|_LOC$|_PATH$|_SERVER_STATE_|_PORT$")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_images_can_be_given_by_digest(overlay: str, tmp_path: Path) -> None:
+    """With `digest` in the place of `newTag`, every container of ours has its image by digest, and none by tag."""
+    shutil.copytree(ROOT / "infra", tmp_path / "infra", ignore=shutil.ignore_patterns("*.py"))
+    for file in (tmp_path / "infra/kubernetes").rglob("kustomization.yaml"):
+        file.write_text(re.sub(r"newTag: [\w.-]+", f"digest: sha256:{'0' * 64}", file.read_text()))
+    things = parse(rendered_text(tmp_path / "infra/kubernetes/overlays" / overlay))
+    images = {one["image"] for pod in pods(things) if pod.name in OURS for one in pod.containers()}
+
+    assert images == {f"tailrace@sha256:{'0' * 64}"}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
