@@ -50,8 +50,8 @@ _METHODS: dict[str, tuple[Any, Any]] = {
     "Recommend": (_message("tailrace.v1.RecommendRequest"), _message("tailrace.v1.RecommendResponse")),
     "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
 }
-_Status, _BadRequest, _RetryInfo, _ErrorInfo = map(
-    _message, ("google.rpc.Status", "google.rpc.BadRequest", "google.rpc.RetryInfo", "google.rpc.ErrorInfo")
+_Status, _BadRequest, _RequestInfo, _RetryInfo, _ErrorInfo = (
+    _message(f"google.rpc.{name}") for name in ("Status", "BadRequest", "RequestInfo", "RetryInfo", "ErrorInfo")
 )
 
 
@@ -138,13 +138,13 @@ def _refusal(error: Any, request_id: str | None) -> TailraceError:
     return TailraceError(
         found.pop("code", _CODES.get(status, "internal")),
         found.pop("message", error.details() or status),
-        request_id=trailers.get("x-request-id") or request_id,
+        request_id=found.pop("request_id", None) or trailers.get("x-request-id") or request_id,
         **found,
     )
 
 
 def _details(details: Sequence[Any]) -> dict[str, Any]:
-    """Read the details of an error: its code and fix, the field, and when to retry."""
+    """Read the details of an error: its code and fix, the request's id, the field, and when to retry."""
     found: dict[str, Any] = {}
     for detail in details:
         match detail.type_url.rpartition("/")[2]:
@@ -152,6 +152,8 @@ def _details(details: Sequence[Any]) -> dict[str, Any]:
                 info = _ErrorInfo.FromString(detail.value)
                 known = {name: info.metadata[name] for name in ("message", "fix") if name in info.metadata}
                 found |= {"code": info.reason.lower(), **known}
+            case "google.rpc.RequestInfo":
+                found["request_id"] = _RequestInfo.FromString(detail.value).request_id
             case "google.rpc.BadRequest":
                 found["field"] = _BadRequest.FromString(detail.value).field_violations[0].field
             case "google.rpc.RetryInfo":

@@ -4,6 +4,7 @@ Starlette without FastAPI: its reading of dependencies costs as much as an answe
 """
 
 import contextlib
+import difflib
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as Connection
 
@@ -39,7 +40,8 @@ log = structlog.get_logger()
 DOOR = "rest"
 _CLIENT_GONE = 499
 _NOBODY = "unauthenticated"
-_NO_ROUTE_CODES = {404: "not_found", 405: "method_not_allowed"}
+_NO_PATH, _WRONG_METHOD = 404, 405
+_MAX_PATH_CHARS = 120
 
 Handler = Callable[[Request, Call], Awaitable[Response]]
 """Answers one admitted call; may raise any error."""
@@ -57,7 +59,7 @@ class HttpApp(Starlette):
 
         Args:
             title: The OpenAPI document's.
-            errors: The format for unknown paths, unless `set_errors_below` says otherwise.
+            errors: The format for unknown paths.
             access: Decides who is admitted.
             tracing: Where spans go.
             echoes_request_id: Whether answers carry X-Request-Id; not under Ray Serve, whose proxy sends it already.
@@ -68,7 +70,6 @@ class HttpApp(Starlette):
         self.echoes_request_id = echoes_request_id
         self._title = title
         self._errors = errors
-        self._errors_below: dict[str, ErrorFormat] = {}
         self._operations: list[Operation] = []
         self._document: dict[str, Any] | None = None
         self.add_route("/openapi.json", self._answer_openapi)
@@ -81,10 +82,6 @@ class HttpApp(Starlette):
         self._operations.append(operation)
         self.router.routes.append(route)
 
-    def set_errors_below(self, prefix: str, errors: ErrorFormat) -> None:
-        """Use this format for unknown paths below the prefix."""
-        self._errors_below[prefix] = errors
-
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document of all operations."""
         if self._document is None:
@@ -95,22 +92,36 @@ class HttpApp(Starlette):
         return json_response(self.openapi())
 
     async def _answer_no_route(self, http: Request, error: Exception) -> Response:
-        """Answer for unknown paths and methods. A 405 names the methods that exist."""
-        status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
-        code = _NO_ROUTE_CODES.get(status, "invalid_request")
-        call = Call(_request_id_or_new(http))
-        body = self._errors_at(http).no_route(code, f"{http.method} {http.url.path} is not here", call.request_id)
+        """Answer for unknown paths, naming the nearest one, and for unknown methods, naming those that exist."""
+        call, path = Call(_request_id_or_new(http)), http.url.path
+        if isinstance(error, HTTPException) and error.status_code == _WRONG_METHOD:
+            allow = ", ".join(self._methods_at(http.scope))
+            status, code, headers = _WRONG_METHOD, "method_not_allowed", {"allow": allow}
+            problem, fix = f"{http.method} is not possible at {path:.{_MAX_PATH_CHARS}}", f"use {allow}; see /docs"
+        else:
+            status, code, headers = _NO_PATH, ErrorKind.NOT_FOUND.value, {}
+            problem = f"there is no path {path:.{_MAX_PATH_CHARS}}"
+            fix = f"the nearest is {self._nearest(path[:_MAX_PATH_CHARS])}; see /docs for all"
+        body = self._errors_at(http).no_route(code, problem, fix, call.request_id)
         response = json_response(body, status, headers)
         self.echo(call, response)
         return response
 
+    def _methods_at(self, connection: Connection) -> list[str]:
+        """Return the methods of all operations at this path."""
+        routes = [route for route in self.router.routes if isinstance(route, Route)]
+        at_path = [route for route in routes if route.matches(connection)[0] is not Match.NONE]
+        return sorted({method for route in at_path for method in route.methods or ()})
+
+    def _nearest(self, path: str) -> str:
+        """Return the path of the public API that is most like this one."""
+        public = {operation.public_path: None for operation in self._operations if operation.is_described}
+        return difflib.get_close_matches(path, public, n=1, cutoff=0.0)[0]
+
     def _errors_at(self, http: Request) -> ErrorFormat:
         """Return the format of the door to which the path belongs."""
         route = http.scope.get("route")
-        if route is None:
-            path = http.url.path
-            return next((one for prefix, one in self._errors_below.items() if path.startswith(prefix)), self._errors)
-        return route.endpoint.operation.errors if isinstance(route.endpoint, _Endpoint) else self._errors
+        return route.endpoint.operation.errors if route and isinstance(route.endpoint, _Endpoint) else self._errors
 
     def echo(self, call: Call, response: Response) -> None:
         """Return the request's id in a header, where that is this app's task."""

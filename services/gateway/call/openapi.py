@@ -61,7 +61,7 @@ def openapi_document(title: str, version: str, operations: Iterable[Operation]) 
     schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REF)[1].get("$defs", {})
     paths: dict[str, dict[str, Any]] = {}
     for operation in described:
-        paths.setdefault(_path(operation), {})[operation.method.lower()] = _describe(operation)
+        paths.setdefault(operation.public_path, {})[operation.method.lower()] = _describe(operation)
     components = {"schemas": schemas, "headers": _RATE_HEADERS, "securitySchemes": _KEY_SCHEMES}
     return {"openapi": "3.1.0", "info": {"title": title, "version": version}, "paths": paths, "components": components}
 
@@ -72,11 +72,6 @@ def _models_of(operation: Operation) -> Iterable[type[BaseModel]]:
         yield from (model for model in answer.content.values() if model is not None)
     if operation.all_kinds:
         yield operation.errors.model
-
-
-def _path(operation: Operation) -> str:
-    """Return the path without the names of Starlette's converters."""
-    return operation.path.replace(":path}", "}")
 
 
 def _describe(operation: Operation) -> dict[str, Any]:

@@ -18,14 +18,14 @@ PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
 class ErrorFormat:
     """How one door writes errors: a status by kind, and a body.
 
-    `body` takes an error and the request's id; `no_route` takes a code, a message and the request's id, for paths and methods
-    that do not exist. `model` describes both bodies.
+    `body` takes an error and the request's id; `no_route` takes a code, the problem, the fix and the request's id, for paths and
+    methods that do not exist. `model` describes both bodies.
     """
 
     model: type[BaseModel]
     status: Mapping[ErrorKind, int]
     body: Callable[[TailraceError, str], Mapping[str, Any]]
-    no_route: Callable[[str, str, str], Mapping[str, Any]]
+    no_route: Callable[[str, str, str, str], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,11 @@ class Operation:
     is_traced: bool = False
     is_audited: bool = False
     is_described: bool = True
+
+    @property
+    def public_path(self) -> str:
+        """The path without the names of Starlette's converters, as callers read it."""
+        return self.path.replace(":path}", "}")
 
     @property
     def all_kinds(self) -> frozenset[ErrorKind]:

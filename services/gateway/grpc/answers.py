@@ -97,7 +97,7 @@ async def guarded(
         on_error(DOOR, failure.kind.value, failure.summary, call.request_id)
         context.set_code(STATUS[failure.kind])
         context.set_details(failure.summary)
-        trailers = _trailers(failure)
+        trailers = _trailers(failure, call.request_id)
         response = empty
     context.set_trailing_metadata([*trailers, *call.limits.items(), *call.echo.items()])
     return response
@@ -113,12 +113,13 @@ async def traced(tracing: Tracing, context: GrpcContext, method: str, answering:
         return await answering
 
 
-def _trailers(failure: TailraceError) -> list[tuple[str, str | bytes]]:
-    """Return the error's details for programs: its code and fix, the field, and when to retry."""
+def _trailers(failure: TailraceError, request_id: str) -> list[tuple[str, str | bytes]]:
+    """Return the error's details for programs: its code and fix, the request's id, the field, and when to retry."""
     status = status_pb2.Status(code=STATUS[failure.kind].value[0], message=failure.summary)
     metadata = {"message": failure.problem} | ({"fix": failure.fix} if failure.fix else {})
     info = error_details_pb2.ErrorInfo(reason=failure.kind.value.upper(), domain=DOMAIN, metadata=metadata)
     status.details.add().Pack(info)
+    status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
     if failure.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=failure.field, description=f"{failure.problem}; {failure.fix}", reason=failure.kind.value.upper()

@@ -13,11 +13,12 @@ from grpc_health.v1 import health_pb2
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import Scope
 from services.contracts.recommend import MAX_DEADLINE_MS
+from services.errors import InvalidRequest
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import Call, deadline_ms_from, edge_mark_from
 from services.gateway.data_plane import DataPlane
 from services.gateway.grpc.answers import DOOR, GrpcContext, guarded, traced
-from services.gateway.grpc.schema import format_recommendation, parse_events, parse_recommend
+from services.gateway.grpc.schema import format_recommendation, parse_events, parse_recommend, request_id_of
 from services.observability.tracing import Tracing
 
 SERVICE = "tailrace.v1.Recommender"
@@ -45,9 +46,12 @@ class RpcDoor:
 
         async def handle(call: Call, headers: dict[str, str]) -> pb.RecommendResponse:
             arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
-            message = parse_recommend(
-                request, self._max_body_bytes, call.request_id, deadline_ms_from(headers, MAX_DEADLINE_MS)
-            )
+            try:
+                deadline_ms = deadline_ms_from(headers, MAX_DEADLINE_MS)
+                message = parse_recommend(request, self._max_body_bytes, call.request_id, deadline_ms)
+            except InvalidRequest:
+                call.request_id = request_id_of(request) or call.request_id
+                raise
             call.request_id = message.request_id
             return format_recommendation(await plane.recommend(message, arrival, DOOR, call.admitted))
 

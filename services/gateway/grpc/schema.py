@@ -4,13 +4,14 @@ Parses bytes, so that malformed messages are refused with a field and a fix. Kno
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.contracts import recommend_pb2 as pb
-from services.contracts.recommend import Filters, Recommendation, RecommendRequest
+from services.contracts.recommend import Filters, Recommendation, RecommendRequest, check_id
 from services.errors import InvalidRequest, RequestTooLarge
 from services.gateway.events.record import Draft, check_num_events
 
@@ -39,6 +40,16 @@ def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: i
         deadline_ms=message.deadline_ms if message.HasField("deadline_ms") else deadline_ms,
         rationale=message.rationale,
     )
+
+
+def request_id_of(body: bytes) -> str | None:
+    """Return the request id of a message that is refused, if it can be read and the id is a valid one."""
+    message = pb.RecommendRequest()
+    with suppress(DecodeError, InvalidRequest):
+        message.ParseFromString(body)
+        check_id("request_id", message.request_id)
+        return message.request_id
+    return None
 
 
 def parse_events(body: bytes, max_bytes: int, max_events: int) -> list[Draft]:

@@ -18,7 +18,7 @@ from services.gateway.call.headers import Call, deadline_ms_from
 from services.gateway.call.http import HttpApp, OnError, json_response, read_body
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.chunks import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, Json
-from services.gateway.openai.operations import CHAT_COMPLETE, COMPLETE, HEALTH, MODEL, MODELS, OPENAI_ERRORS
+from services.gateway.openai.operations import CHAT_COMPLETE, COMPLETE, HEALTH, MODEL, MODELS
 from services.gateway.openai.parse import RECOMMENDER, CallContext, CompletionCall, parse_chat, parse_completion
 from services.gateway.openai.ranked import RankedChoices
 from services.gateway.openai.responder import CompletionResponder, Generate
@@ -28,14 +28,13 @@ from services.gateway.text.tier import TextLimits
 
 
 def add_openai(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int) -> None:
-    """Add the operations to the app; unknown paths below /v1/ are answered in OpenAI's envelope."""
+    """Add the operations to the app."""
     door = _OpenAiDoor(plane, max_body_bytes)
     app.serve(HEALTH, door.health)
     app.serve(MODELS, door.models)
     app.serve(MODEL, door.model)
     app.serve(COMPLETE, door.completions, door.count_error(COMPLETIONS))
     app.serve(CHAT_COMPLETE, door.chat, door.count_error(CHAT))
-    app.set_errors_below("/v1/", OPENAI_ERRORS)
 
 
 @dataclass(frozen=True, slots=True)

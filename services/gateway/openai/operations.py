@@ -20,8 +20,6 @@ from services.gateway.openai.schema import (
     OpenAiErrorBody,
 )
 
-PATHS = ("/health", "/v1/models", "/v1/models/{model_id:path}", "/v1/completions", "/v1/chat/completions")
-
 
 @dataclass(frozen=True, slots=True)
 class OpenAiError:
@@ -60,16 +58,11 @@ def _envelope(message: str, kind: str, code: str, field: str | None = None) -> J
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}
 
 
-def _no_route(code: str, message: str, _request_id: str) -> Json:
-    text = f"{message}; of OpenAI's paths these are: {', '.join(PATHS)}; see /docs for all"
-    return _envelope(text, "invalid_request_error", code)
-
-
 OPENAI_ERRORS = ErrorFormat(
     model=OpenAiErrorBody,
     status={kind: error.status for kind, error in ERRORS.items()},
     body=lambda error, _: error_json(error),
-    no_route=_no_route,
+    no_route=lambda code, problem, fix, _: _envelope(f"{problem}; {fix}", "invalid_request_error", code),
 )
 
 _GENERATION_KINDS = frozenset({ErrorKind.NOT_FOUND, ErrorKind.OVERLOADED, ErrorKind.AWAY, ErrorKind.LATE})

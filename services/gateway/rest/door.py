@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from services.contracts.recommend import MAX_DEADLINE_MS
+from services.errors import InvalidRequest
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import EDGE_LIMIT, Call, deadline_ms_from, edge_mark_from
 from services.gateway.call.http import DOOR, HttpApp, json_response, read_body
@@ -29,7 +30,7 @@ from services.gateway.rest.operations import (
     RECORD_EVENTS,
     REST_ERRORS,
 )
-from services.gateway.rest.schema import format_recommendation, parse_events, parse_recommend
+from services.gateway.rest.schema import format_recommendation, parse_events, parse_recommend, request_id_of
 from services.observability.tracing import Tracing
 
 DOCS_PAGE = Path(__file__).with_name("docs.html")
@@ -91,7 +92,11 @@ class _RestDoor:
         arrival = plane.edge.arrival(edge_mark_from(http.headers), DOOR)
         try:
             body = await read_body(http, self._max_body_bytes)
-            request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers, MAX_DEADLINE_MS))
+            try:
+                request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers, MAX_DEADLINE_MS))
+            except InvalidRequest:
+                call.request_id = request_id_of(body) or call.request_id
+                raise
             call.request_id = request.request_id
             return json_response(format_recommendation(await plane.recommend(request, arrival, DOOR, call.admitted)))
         finally:  # a slow answer carries the limit of its end, not of its beginning

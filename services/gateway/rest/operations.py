@@ -39,11 +39,12 @@ def _body(error: TailraceError, request_id: str) -> dict[str, object]:
     return _error(error.kind.value, error.problem, error.field, error.fix, request_id)
 
 
-def _no_route(code: str, message: str, request_id: str) -> dict[str, object]:
-    return _error(code, message, None, "see /docs", request_id)
-
-
-REST_ERRORS = ErrorFormat(model=ErrorBody, status=STATUS, body=_body, no_route=_no_route)
+REST_ERRORS = ErrorFormat(
+    model=ErrorBody,
+    status=STATUS,
+    body=_body,
+    no_route=lambda code, problem, fix, request_id: _error(code, problem, None, fix, request_id),
+)
 
 _EVENT = {"user_id": "196", "item_id": "242", "event_type": "click"}
 

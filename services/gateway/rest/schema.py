@@ -4,6 +4,7 @@ Strict: unknown fields and wrong types are refused by name, and nothing is conve
 the values.
 """
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 import pydantic_core
@@ -19,6 +20,7 @@ from services.contracts.recommend import (
     Filters,
     Recommendation,
     RecommendRequest,
+    check_id,
 )
 from services.errors import InvalidRequest
 from services.gateway.call.http import field_path
@@ -255,6 +257,17 @@ def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> Re
         deadline_ms=deadline_ms if sent.deadline_ms is None else sent.deadline_ms,
         rationale=sent.rationale,
     )
+
+
+def request_id_of(body: bytes) -> str | None:
+    """Return the request id of a body that is refused, if it can be read so far and the id is a valid one."""
+    with suppress(ValueError, InvalidRequest):
+        sent = pydantic_core.from_json(body, allow_partial=True)
+        request_id = sent.get("request_id") if isinstance(sent, dict) else None
+        if isinstance(request_id, str):
+            check_id("request_id", request_id)
+            return request_id
+    return None
 
 
 def parse_events(body: bytes) -> list[Draft]:

@@ -33,7 +33,10 @@ WIRE = {
 
 @dataclass
 class Reply:
-    """A door's reply; `code` is "ok" or the error's kind. `sent` is all that came with an error, `limits` a key's by short name."""
+    """A door's reply; `code` is "ok" or the error's kind. `sent` is all that came with an error, `limits` a key's by short name.
+
+    `request_id` is that of the header or trailer, `refused_id` that of the error itself.
+    """
 
     code: str
     body: dict[str, Any] = field(default_factory=dict)
@@ -42,6 +45,7 @@ class Reply:
     message: str = ""
     retry_after: str | None = None
     request_id: str | None = None
+    refused_id: str | None = None
     sent: str = ""
 
 
@@ -78,6 +82,7 @@ class RestClient:
         if answer.status_code != 200:
             error = reply.body.pop("error")
             reply.code, reply.field, reply.message = error["code"], error["field"], error["message"]
+            reply.refused_id = error["request_id"]
             reply.retry_after = answer.headers.get("retry-after")
             reply.sent = f"{sorted(answer.headers.items())} {answer.text}"
         assert answer.status_code == WIRE[reply.code][0]
@@ -134,8 +139,10 @@ def _refused(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
     """Return a status and its details as a reply."""
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
     info, violated, place = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), None
+    request = error_details_pb2.RequestInfo()
     for detail in status.details:
         detail.Unpack(info)
+        detail.Unpack(request)
         if detail.Unpack(violated):
             place = violated.field_violations[0].field
     code = info.reason.lower()
@@ -146,6 +153,7 @@ def _refused(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
         message=error.details() or "",
         retry_after=trailers.get("retry-after"),
         request_id=trailers.get("x-request-id"),
+        refused_id=request.request_id,
         sent=f"{error.details()} {sorted(trailers.items())} {status}",
         limits=_limits(trailers),
     )

@@ -122,6 +122,25 @@ async def test_the_request_id_is_echoed(door: Door) -> None:
     assert (too_long.code, too_long.field) == ("invalid_request", "x-request-id")
 
 
+@pytest.mark.parametrize("request_id", ["mine", "日本"])
+@pytest.mark.parametrize(
+    "wrong", [{"k": 0}, {"deadline_ms": 0}, {"exclude_item_ids": [""]}, {"filters": {"categories": ["zz"]}}]
+)
+async def test_a_refused_request_keeps_the_id_of_its_body(door: Door, request_id: str, wrong: dict[str, Any]) -> None:
+    """The error names it, though another came in a header; it is in the header or trailer of the refusal too, where it fits."""
+    reply = await door.recommend({"user_id": "u", "request_id": request_id, **wrong}, {"x-request-id": "other"})
+
+    assert (reply.code, reply.refused_id) == ("invalid_request", request_id)
+    assert reply.request_id == (request_id if request_id.isascii() else None)
+
+
+async def test_an_invalid_id_of_a_body_is_not_kept(door: Door) -> None:
+    """The header's is."""
+    reply = await door.recommend({"user_id": "u", "request_id": "r" * 300}, {"x-request-id": "other"})
+
+    assert (reply.field, reply.refused_id) == ("request_id", "other")
+
+
 EVENT = {"event_id": "e1", "user_id": "u", "item_id": "i01"}
 
 

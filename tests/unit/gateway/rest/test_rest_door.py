@@ -46,6 +46,17 @@ async def test_a_bad_body_is_a_422_that_names_the_field(rest: RestClient, path: 
     assert "Traceback" not in answer.text
 
 
+@pytest.mark.parametrize(
+    "rest_of_body",
+    [b'"k": "ten"}', b'"colour": 1}', b'"user_id": 7}', b'"user_id": "u", "k": 3, "filters": {"categories": ["Com'],
+)
+async def test_a_body_that_is_refused_keeps_its_request_id(rest: RestClient, rest_of_body: bytes) -> None:
+    """Wrong types, unknown fields, and a body that was cut off: the id is read where the body can be read so far."""
+    answer = await rest.http.post(RECOMMEND, content=b'{"request_id": "mine", ' + rest_of_body)
+
+    assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"] == "mine"
+
+
 @pytest.mark.parametrize("path", [RECOMMEND, EVENTS])
 async def test_the_name_of_an_unknown_field_is_cut(rest: RestClient, world: World, path: str) -> None:
     """The name of an unknown field is cut in the answer, and so in the log and in the explanations' store."""
@@ -102,22 +113,41 @@ async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClie
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "code", "allowed"),
+    ("path", "nearest"),
     [
-        ("GET", "/nowhere", 404, "not_found", None),
-        ("GET", RECOMMEND, 405, "method_not_allowed", "POST"),
-        ("POST", "/docs", 405, "method_not_allowed", "GET"),
+        ("/v1/recommendation", RECOMMEND),
+        ("/v1/recommend", RECOMMEND),
+        ("/recommendations", RECOMMEND),
+        ("/v1/event", EVENTS),
+        ("/v1/Events", EVENTS),
+        ("/v1/bundles", "/v1/bundle"),
+        ("/v1/explanation/r1", "/v1/explanations/{request_id}"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/" + "x" * 5_000, ""),
     ],
 )
-async def test_absent_routes_answer_in_the_envelope(
-    rest: RestClient, method: str, path: str, status: int, code: str, allowed: str | None
+async def test_an_unknown_path_is_answered_with_the_nearest(rest: RestClient, path: str, nearest: str) -> None:
+    """In the one envelope, below /v1/ too, whichever door the nearest is of."""
+    answer = await rest.http.post(path, headers={"x-request-id": "mine"})
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["field"]) == (404, "not_found", None)
+    assert error["request_id"] == answer.headers["x-request-id"] == "mine"
+    assert f"the nearest is {nearest}" in error["fix"]
+    assert len(answer.content) < 400
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), [("GET", RECOMMEND, "POST"), ("POST", "/docs", "GET")])
+async def test_an_unknown_method_is_answered_with_those_that_exist(
+    rest: RestClient, method: str, path: str, allowed: str
 ) -> None:
-    """404 and 405 look like every other error; a 405 names the allowed methods, as HTTP requires."""
+    """In the one envelope, and in a header, as HTTP requires."""
     answer = await rest.http.request(method, path, headers={"x-request-id": "mine"})
 
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"] == "mine"
-    assert answer.headers.get("allow") == allowed
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], answer.headers["allow"]) == (405, "method_not_allowed", allowed)
+    assert error["request_id"] == answer.headers["x-request-id"] == "mine"
+    assert f"use {allowed}" in error["fix"]
 
 
 async def test_behind_an_ingress_that_echoes_the_request_id_the_door_does_not(world: World) -> None:
