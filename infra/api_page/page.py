@@ -69,8 +69,8 @@ That includes the rationale: it is written last ([Text](text.md#a-rationale-with
 
 ## Errors
 
-Over REST every error is one envelope, but for the routes of the OpenAI API (`/v1/models`, `/v1/completions`, `/v1/chat/completions`), which answer in OpenAI's, with 400 for a wrong request
-([Text](text.md#limits)), and for paths below `/v1/` that do not exist, which answer so too:
+Over REST every error is one envelope with these five fields, but for the routes of the OpenAI API (`/v1/models`, `/v1/completions`, `/v1/chat/completions`), which answer in OpenAI's, with 400 for a
+wrong request ([Text](text.md#limits)). An unknown path is 404 with the nearest one as the fix, an unknown method 405 (`method_not_allowed`) with those that exist. `request_id` is the body's, the header's, or a new one:
 
 ```sh
 curl -s localhost:8000/v1/recommendations -H 'content-type: application/json' -d '{{"user_id": "196", "k": 0}}'
@@ -80,7 +80,7 @@ curl -s localhost:8000/v1/recommendations -H 'content-type: application/json' -d
 {{"error":{{"code":"invalid_request","message":"0 is out of range","field":"k","fix":"send 1 to {max_k}","request_id":"..."}}}}
 ```
 
-Over gRPC it is a status with the same sentence; `grpc-status-details-bin` holds a `google.rpc.ErrorInfo` with the code in capitals and the fix, a `google.rpc.BadRequest` with the field and a `google.rpc.RetryInfo` where waiting helps.
+Over gRPC it is a status with the same sentence; `grpc-status-details-bin` holds a `google.rpc.ErrorInfo` with the code in capitals and the fix, a `google.rpc.RequestInfo` with the request's id, a `google.rpc.BadRequest` with the field and a `google.rpc.RetryInfo` where waiting helps.
 
 {errors}
 
