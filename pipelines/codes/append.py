@@ -6,6 +6,7 @@ is one token, the decoder gets a row for each from its text, and the student's c
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from models.student import StudentModel, read_student, save_student
 from pipelines.codes.embedding import texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
 from pipelines.data import schema
+from pipelines.data.normalize import Raw, normalize
 from pipelines.publication.bundle import publish, version_of
 from pipelines.publication.model_card import CARD
 from pipelines.publication.student_table import export_with_items_added
@@ -31,22 +33,30 @@ from pipelines.training.item_text import load_item_text
 from pipelines.training.warm_start import rows_before, tokens_before
 from services.errors import ConfigError
 
+_NUM_NAMED = 5
 _NO_LIFT = "has no effect where codes are deeper than 1: a new item shares its tokens with others; leave it out"
 
 
 def append_items(
-    store: BundleStore, raw_items: pl.DataFrame, table: str, now: datetime, lift: float = 1.0
+    store: BundleStore,
+    raw_items: pl.DataFrame,
+    table: str,
+    now: datetime,
+    lift: float = 1.0,
+    report: Callable[[str], object] = lambda _sentence: None,
 ) -> tuple[Bundle, int]:
     """Publish the live bundle with the items that it lacks, and return it with their number; without new ones it stays as it is.
 
-    `lift` multiplies the rows of new items where an item is one token: above 1 they are shown more often among all others.
+    `lift` multiplies the rows of new items where an item is one token: above 1 they are shown more often among all others. `report` is called with a
+    sentence for each kind of row that is left out or changed.
 
     Raises ConfigError for codes of depth 1 without text, which a training alone extends, and for a lift that cannot be; DataError naming `table`; BundleNotFound,
     BundleCorrupt; BundleMoved if another bundle went live meanwhile, which has not these items.
     """
     live = store.live()
     live.verify()
-    items = schema.check_items(raw_items, table).good
+    (rows,), notes = normalize(Raw("items", table, raw_items))
+    checked = schema.check_items(rows, table)
     kept, text, before = kept_codes(live.path), load_item_text(live.path), live.catalogue()
     if kept is None and text is None:
         raise ConfigError(
@@ -55,7 +65,10 @@ def append_items(
         )
     if not 0 < lift < float("inf") or (kept is not None and lift != 1):
         raise ConfigError(f"--lift: {lift:g} {_NO_LIFT if kept is not None else 'is no factor; give a number above 0'}")
-    new = items.filter(~pl.col("item_id").is_in(list(before.item_ids))).sort("item_id")
+    is_known = pl.col("item_id").is_in(list(before.item_ids))
+    new = checked.good.filter(~is_known).sort("item_id")
+    for sentence in (*notes, *checked.notes, *_left_out(checked, checked.good.filter(is_known))):
+        report(str(sentence))
     if not len(new):
         return live, 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -79,6 +92,17 @@ def append_items(
             note = f"This bundle is {live.version} with {len(new)} items more, without training; what follows is on that one.\n\n"
             card.write_text(note + card.read_text())
         return publish(store, folder, version_of(folder, now), about, seen=live.version), len(new)
+
+
+def _left_out(checked: schema.Checked, known: pl.DataFrame) -> list[str]:
+    """Return a sentence for each reason why rows are left out: how many, why, and the first ids."""
+    rejected = checked.rejected.with_columns(pl.col("reason").replace("item_id", "item_id cannot be used"))
+    groups = {str(reason): rows for (reason,), rows in rejected.group_by("reason", maintain_order=True)}
+    return [
+        f"items: {rows.height} left out ({reason}), such as item_id={', '.join(map(str, rows['item_id'].head(_NUM_NAMED)))}"
+        for reason, rows in (groups | {"in the bundle already": known}).items()
+        if rows.height
+    ]
 
 
 def with_items(old: Catalogue, new: pl.DataFrame, kept: KeptCodes | None) -> Catalogue:

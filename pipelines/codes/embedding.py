@@ -64,9 +64,12 @@ class ItemEncoder:
 
 
 def texts_of(items: pl.DataFrame) -> list[str]:
-    """Return each item's title, categories and text as one text, in the order of the rows."""
-    rows = items.select("title", "categories", "text").iter_rows()
-    return [" ".join((title, *categories, text if text and text != title else "")) for title, categories, text in rows]
+    """Return each item's title, categories and text as one text, in the order of the rows. A title that is the id describes nothing and is left out."""
+    rows = items.select("item_id", "title", "categories", "text").iter_rows()
+    return [
+        " ".join(("" if title == item_id else title, *categories, text if text and text != title else ""))
+        for item_id, title, categories, text in rows
+    ]
 
 
 def save_texts(texts: Sequence[str], tokenized: Path) -> None:

@@ -38,6 +38,18 @@ def arrange(recorded: pl.DataFrame, logged: pl.DataFrame, roles: EventRoles = DE
     return pl.concat([numbered, kept.select(numbered.columns)])
 
 
+def not_logged(recorded: pl.DataFrame, logged: pl.DataFrame) -> pl.DataFrame:
+    """Return the recorded events that the live log does not hold too: those count where they arrived, as they did online.
+
+    The same event has the same user, item, type and time in milliseconds, or the same user, item and `event_id`, where `recorded` has one.
+    """
+    same = [pl.col("user_id"), pl.col("item_id"), pl.col("event_type"), pl.col("event_time").dt.epoch("ms")]
+    others = recorded.join(logged, on=same, how="anti", maintain_order="left")
+    if "event_id" in recorded.columns:
+        others = others.join(logged, on=["user_id", "item_id", "event_id"], how="anti", maintain_order="left")
+    return others
+
+
 def logged_events(arrivals: pl.DataFrame) -> Iterator[LoggedEvent]:
     """Yield the rows as the aggregate takes them."""
     columns = [arrivals[name] for name in ("user_id", "item_id", "event_id")]

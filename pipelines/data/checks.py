@@ -66,6 +66,7 @@ def describe(ingested: Path, before: Mapping[str, Any] | None, now_us: int) -> d
         "num_users": summary["num_users"],
         "num_items": summary["num_items"],
         "newest_event_us": times_us.filter(times_us <= now_us).max(),
+        "notes": [f"{note['kind']}: {note['what']}" for note in summary.get("notes", ())],
         "unusable_shares": _unusable_shares(summary),
         **_drift_since(events, since_us),
     }
@@ -103,11 +104,14 @@ def psi(new: np.ndarray, old: np.ndarray) -> float:
 def _unusable_shares(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the share of the rows read, by table of events and reason; of tables that are large enough."""
     num_rows = {"events": summary["num_recorded_rows"], "live": summary["num_live_rows"]}
-    return {
+    shares = {
         name: {reason: found["num_rows"] / num_rows[table] for reason, found in summary["rejected"][table].items()}
         for table, name in (("events", "recorded events"), ("live", "live events"))
         if num_rows[table] >= _MIN_ROWS
     }
+    if num_rows["events"] >= _MIN_ROWS and (num_unread := summary.get("num_unread_values", 0)):
+        shares["recorded values"] = {"no number": num_unread / num_rows["events"]}
+    return shares
 
 
 def _drift_since(events: pl.DataFrame, since_us: int | None) -> dict[str, Any]:

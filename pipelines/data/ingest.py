@@ -1,4 +1,4 @@
-"""Stage 1: any source of events becomes two clean tables; unusable rows are set aside and counted.
+"""Stage 1: any source of events becomes two clean tables; unusable rows are set aside, exact duplicates dropped, and both counted.
 
     arrivals.parquet    all events in order of arrival, as histories hold them (pipelines.data.arrivals)
     events.parquet      those of known items that histories hold: user_id, item_id, event_time, event_type, value, role, is_label; by time.
@@ -6,9 +6,10 @@
                         events came late
     items.parquet       item_id, title, categories (list of text), text
     rejected_*.parquet  the rows that were set aside, as text, with the reason
-    ingest.json         counts, and a few samples of each reason
+    ingest.json         counts, a few samples of each reason, and notes on what was changed or is odd
 
-The live log that the stream worker writes follows the recorded events: a user's ratings of last year and clicks of today are one history.
+The live log that the stream worker writes follows the recorded events: a user's ratings of last year and clicks of today are one history. An event
+that both hold counts once, as the log's.
 What events mean is decided by their roles (services.contracts.event_roles). This file does not know how they are split.
 """
 
@@ -25,6 +26,8 @@ import polars as pl
 from models.files import file_sha256
 from pipelines.data import arrivals, roles, schema, sources
 from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE
+from pipelines.data.normalize import Raw, normalize
+from pipelines.data.schema import Note
 from pipelines.runner.stage import content_key
 from services.contracts import event_roles
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, Role
@@ -85,23 +88,32 @@ def key(source: Source) -> str:
 
 def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     """Read, check, merge and order the source into `out`. Raises DataError or EnvironmentFault."""
-    raw_events, raw_items = _read(source, cache_dir)
+    (raw_events, raw_items), notes = normalize(*_read(source, cache_dir))
     items = schema.check_items(raw_items, source.items.name if source.items else "items")
-    recorded = schema.check_events(raw_events, items.good["item_id"], source.events.name if source.events else "events")
+    table, kept = source.events.name if source.events else "events", {"event_id"} & set(raw_events.columns)
+    recorded = schema.check_events(raw_events, items.good["item_id"], table, [*kept])
     live = _live_events(source.live_log)
     logged, unusable = _check_live(live, items.good["item_id"])
-    past = recorded.good.filter(roles.role_of(source.roles) != Role.IGNORED)
+    own = arrivals.not_logged(recorded.good, logged)
+    past = own.filter(roles.role_of(source.roles) != Role.IGNORED)
     arrived = arrivals.arrange(schema.order_events(past), logged, source.roles)
     events = _of_known_items(arrived, items.good["item_id"], source.roles)
     rejected = {"events": recorded.rejected, "items": items.rejected, "live": unusable}
     is_live = (pl.col("topic_id") != BASE_TOPIC) & pl.col("item_id").is_in(items.good["item_id"].implode())
-    num_live = arrived.filter(is_live).height
-    found = pl.concat([recorded.good.select("event_type", "value"), logged.select("event_type", "value")])
-    num_rows = {"num_recorded_rows": raw_events.height, "num_live_rows": live.height}
-    summary = (
-        _summary(events, items.good, num_live, rejected) | num_rows | {"roles": roles.describe(found, source.roles)}
-    )
-    _require_enough(events, items.good, [*summary["roles"], *_rejections(summary["rejected"])])
+    found = pl.concat([own.select("event_type", "value"), logged.select("event_type", "value")])
+    notes += [*recorded.notes, *items.notes]
+    if num_logged := recorded.good.height - own.height:
+        notes.append(Note("events", f"{num_logged} are in the live log too and count once, where they arrived"))
+    notes += [Note("events", sentence) for sentence in roles.describe_alike(found, source.roles)]
+    summary = _summary(events, items.good, arrived.filter(is_live).height, rejected) | {
+        "num_recorded_rows": raw_events.height - recorded.num_duplicates,
+        "num_live_rows": live.height,
+        "num_duplicates": recorded.num_duplicates,
+        "num_unread_values": recorded.num_unread_values,
+        "roles": roles.describe(found, source.roles),
+        "notes": [asdict(note) for note in notes],
+    }
+    _require_enough(events, items.good, [*summary["roles"], *map(str, notes), *_rejections(summary["rejected"])])
     arrived.write_parquet(out / "arrivals.parquet")
     events.write_parquet(out / "events.parquet")
     items.good.write_parquet(out / "items.parquet")
@@ -111,11 +123,11 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
 
 
 def describe_found(ingested: Path) -> list[str]:
-    """Return a sentence for each event type: how many events it has in which roles; and one on repeats."""
+    """Return a sentence for each event type: how many events it has in which roles; one for each note on the tables; and one on repeats."""
     summary = _read_summary(ingested)
     seen = "are learned and may be shown again" if roles.has_repeats(summary["repeat_share"]) else "are left out"
     repeats = f"{summary['repeat_share']:.1%} of labels repeat an item of the user's history: seen items {seen}"
-    return [*summary["roles"], repeats]
+    return [*summary["roles"], *(str(Note(**note)) for note in summary["notes"]), repeats]
 
 
 def set_aside(ingested: Path) -> list[str]:
@@ -165,11 +177,15 @@ def _require_enough(events: pl.DataFrame, items: pl.DataFrame, found_out: list[s
         raise StageFailed("ingest", "; ".join((found, *found_out)))
 
 
-def _read(source: Source, cache_dir: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _read(source: Source, cache_dir: Path) -> tuple[Raw, Raw]:
     if source.events is not None and source.items is not None:
-        return sources.read_table(source.events), sources.read_table(source.items)
+        given = (("events", source.events), ("items", source.items))
+        events, items = (Raw(kind, path.name, sources.read_table(path)) for kind, path in given)
+        return events, items
     wheel = sources.fetch_wheel(cache_dir)
-    return sources.movielens_events(wheel), sources.movielens_items(wheel)
+    return Raw("events", "events", sources.movielens_events(wheel)), Raw(
+        "items", "items", sources.movielens_items(wheel)
+    )
 
 
 def _check_live(live: pl.DataFrame, known_items: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -181,8 +197,9 @@ def _check_live(live: pl.DataFrame, known_items: pl.Series) -> tuple[pl.DataFram
         event_time=pl.from_epoch("event_time_ms", "ms").dt.replace_time_zone("UTC").cast(schema.UTC_US)
     )
     raw = raw.drop("event_time_ms")
-    logged = schema.check_events(raw, raw["item_id"], kept=["event_id", *_PLACE])
-    return logged.good, schema.check_events(raw.drop("event_id", *_PLACE), known_items).rejected
+    kept = ["event_id", *_PLACE]
+    logged = schema.check_events(raw, raw["item_id"], kept=kept)
+    return logged.good, schema.check_events(raw, known_items, kept=kept).rejected.drop(kept)
 
 
 def _live_events(files: tuple[Path, ...]) -> pl.DataFrame:

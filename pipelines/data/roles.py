@@ -3,6 +3,7 @@
 The rules are those of services.contracts.event_roles.
 """
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -51,6 +52,20 @@ def describe(events: pl.DataFrame, roles: EventRoles) -> list[str]:
     for event_type, role, count in counted.iter_rows():
         found.setdefault(event_type, []).append(f"{count} {role}")
     return [f"events of type {name}: {', '.join(parts)}{_rule(roles.rule(name))}" for name, parts in found.items()]
+
+
+def describe_alike(events: pl.DataFrame, roles: EventRoles) -> list[str]:
+    """Return a sentence for each group of types, among these events' and the rules', whose names differ in case or punctuation alone."""
+    counts = dict(events["event_type"].value_counts().iter_rows())
+    groups: dict[str, list[str]] = {}
+    for name in sorted({*counts, *roles.rules}):
+        groups.setdefault(re.sub(r"[\W_]", "", name.casefold()) or name, []).append(name)
+    alike = [names for names in groups.values() if len(names) > 1 and counts.keys() & set(names)]
+    return [
+        f"types {' and '.join(f'{name!r} ({counts.get(name, 0)} {roles.rule(name).role})' for name in names)} differ in case or punctuation alone "
+        "and count as different ones; write one of them in the table, or give each a rule in the events file"
+        for names in alike
+    ]
 
 
 def _rule(rule: TypeRule) -> str:

@@ -1,13 +1,14 @@
 """What a raw table must be: which columns, and which rows cannot be used and why. Pure; polars frames in and out.
 
-A missing column, or one in which not one row can be read, is a mistake of the table and stops the pipeline. Single bad
-rows are set aside with a reason instead.
+A missing column, or one in which not one row can be read, is a mistake of the table and stops the pipeline. Single bad rows are set aside with a
+reason instead. Exact duplicates are dropped before anything is counted; a value that is no number costs the value, and a missing title the title.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import numpy as np
 import polars as pl
 
 from services.contracts.recommend import MAX_ID_CHARS
@@ -25,51 +26,81 @@ _EVENT_EXAMPLES = {
     "event_time": "'2026-11-21T12:00:00Z' or 1795262400 (Unix seconds) or 1795262400000 (Unix milliseconds)",
 }
 _ITEM_EXAMPLES = {"item_id": "'i42'", "title": "'Toy Story (1995)'"}
-_OPTIONAL_EXAMPLES = {"event_type": "'click'", "value": "1.0", "categories": "'Drama|War'", "text": "'A toy cowboy.'"}
+_OPTIONAL_EXAMPLES = {
+    "event_type": "'click'",
+    "value": "1.0",
+    "event_id": "'e7'",
+    "categories": "'Drama|War'",
+    "text": "'A toy cowboy.'",
+}
+EVENT_COLUMNS = (*_EVENT_EXAMPLES, "event_type", "value", "event_id")
+ITEM_COLUMNS = (*_ITEM_EXAMPLES, "categories", "text")
+_UNREAD = "unread_value"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What was changed or is odd in a table (`kind` is events or items), and an example from it, which may name a user."""
+
+    kind: str
+    what: str
+    example: str = ""
+
+    def __str__(self) -> str:
+        """Return a sentence."""
+        return f"{self.kind}: {self.what}" + (f", such as {self.example}" if self.example else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The rows that can be used, in their order, and those set aside as text columns with a `reason`."""
+    """The rows that can be used, in their order, and those set aside as text columns with a `reason`; both without exact duplicates."""
 
     good: pl.DataFrame
     rejected: pl.DataFrame
+    num_duplicates: int = 0
+    num_unread_values: int = 0
+    notes: tuple[Note, ...] = ()
 
 
 def check_items(raw: pl.DataFrame, table: str = "items") -> Checked:
-    """Return items as (item_id, title, categories list, text); a repeated item keeps its first good row.
+    """Return items as (item_id, title, categories list, text). Of an item's rows the first with a title stays; without one the title is the id.
 
     Raises DataError, which names `table`.
     """
     _require(raw, _ITEM_EXAMPLES, table)
     title = _text(raw, "title")
-    typed = raw.select(
-        item_id=_text(raw, "item_id"), title=title, categories=_categories(raw), text=_text(raw, "text", default=title)
+    title = pl.when(title.str.strip_chars() != "").then(title)
+    text = _text(raw, "text", default=title)
+    typed = raw.select(item_id=_text(raw, "item_id"), title=title, categories=_categories(raw), text=text)
+    bad = pl.when(_bad_id("item_id")).then(pl.lit("item_id"))
+    raw, typed, equal = _distinct(raw, typed, bad.is_null())
+    by_title = typed.with_row_index("row").sort(pl.col("title").is_null(), maintain_order=True)
+    stays = by_title.unique("item_id", keep="first", maintain_order=True)["row"]
+    reason = bad.when(~pl.int_range(pl.len()).is_in(stays.implode())).then(pl.lit("item_id repeated"))
+    good, rejected = _split(raw, typed, reason, _ITEM_EXAMPLES, table)
+    untitled = good.filter(pl.col("title").is_null())
+    notes = (
+        *_note("items", equal, "exact duplicates are dropped", ("item_id",)),
+        *_note("items", untitled, "without a title are kept under their id", ("item_id",)),
     )
-    reason = (
-        pl.when(_bad_id("item_id"))
-        .then(pl.lit("item_id"))
-        .when(pl.col("title").is_null())
-        .then(pl.lit("title"))
-        .when(~pl.struct("item_id", pl.col("title").is_null()).is_first_distinct())
-        .then(pl.lit("item_id repeated"))
-    )
-    return _split(raw, typed, reason, _ITEM_EXAMPLES, table)
+    return Checked(good.with_columns(pl.col("title").fill_null(pl.col("item_id"))), rejected, equal.height, 0, notes)
 
 
 def check_events(raw: pl.DataFrame, known_items: pl.Series, table: str = "events", kept: Sequence[str] = ()) -> Checked:
     """Return events as (user_id, item_id, event_time, event_type, value) in file order, and with them the columns `kept`.
 
-    Raises DataError, which names `table`.
+    Rows that are equal in all of these are one event. Raises DataError, which names `table`.
     """
     _require(raw, _EVENT_EXAMPLES, table)
+    number = _number(raw, "value")
     typed = raw.select(
         user_id=_text(raw, "user_id"),
         item_id=_text(raw, "item_id"),
         event_time=_time(raw),
         event_type=_text(raw, "event_type", default=pl.lit("interaction")).fill_null("interaction"),
-        value=_value(raw),
-        **{name: pl.col(name) for name in kept},
+        value=pl.when(number.is_finite()).then(number).otherwise(1.0),
+        **{name: _text(raw, name) if name == "event_id" else pl.col(name) for name in kept},
+        **{_UNREAD: pl.when(number.is_infinite() | number.is_null()).then(_text(raw, "value"))},
     )
     reason = (
         pl.when(_bad_id("user_id"))
@@ -78,12 +109,26 @@ def check_events(raw: pl.DataFrame, known_items: pl.Series, table: str = "events
         .then(pl.lit("item_id"))
         .when(pl.col("event_time").is_null())
         .then(pl.lit("event_time"))
-        .when(pl.col("value").is_null() | ~pl.col("value").is_finite())
-        .then(pl.lit("value"))
         .when(~pl.col("item_id").is_in(known_items.implode()))
         .then(pl.lit("item_id not in items"))
     )
-    return _split(raw, typed, reason, _EVENT_EXAMPLES, table)
+    raw, typed, equal = _distinct(raw, typed, reason.is_null())
+    good, rejected = _split(raw, typed, reason, _EVENT_EXAMPLES, table)
+    unread = good.filter(pl.col(_UNREAD).str.strip_chars() != "").with_columns(value=_UNREAD)
+    return Checked(good.drop(_UNREAD), rejected, equal.height, unread.height, _event_notes(good, equal, unread))
+
+
+def _event_notes(good: pl.DataFrame, equal: pl.DataFrame, unread: pl.DataFrame) -> tuple[Note, ...]:
+    """Return what is said of the rows that were dropped as `equal`, differ in the value alone, or have an `unread` value."""
+    place = ("user_id", "item_id", "event_time")
+    dropped = "exact duplicates (same user, item, time, type and value) are dropped"
+    advice = "a finer event_time or an event_id would tell real repeats apart"
+    by_value = good.filter(~pl.struct(pl.exclude("value", _UNREAD)).is_first_distinct())
+    return (
+        *_note("events", equal, f"{dropped}; {advice}", place),
+        *_note("events", by_value, "that differ from another row in the value alone are kept", place),
+        *_note("events", unread, "with a value that is no number count with the value 1", (*place, "value")),
+    )
 
 
 def order_events(events: pl.DataFrame) -> pl.DataFrame:
@@ -118,14 +163,39 @@ def _is_plain(column: pl.Series, *, may_be_list: bool) -> bool:
         return False
 
 
-def _split(raw: pl.DataFrame, typed: pl.DataFrame, reason: pl.Expr, examples: dict[str, str], table: str) -> Checked:
+def _distinct(
+    raw: pl.DataFrame, typed: pl.DataFrame, is_usable: pl.Expr
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Return both without exact duplicates, and the rows of `typed` that were dropped.
+
+    Usable rows are compared by what is read of them, and the others, which have no identity, by all that is written.
+    """
+    usable = typed.select(is_usable).to_series()
+    as_written = raw.filter(~usable).select(pl.all().map_batches(_shown, return_dtype=pl.String))
+    is_first = np.empty(raw.height, dtype=bool)
+    is_first[usable] = typed.filter(usable).select(pl.struct(pl.exclude(_UNREAD)).is_first_distinct()).to_series()
+    is_first[~usable] = as_written.select(pl.struct(pl.all()).is_first_distinct()).to_series()
+    stays = pl.Series(is_first)
+    return raw.filter(stays), typed.filter(stays), typed.filter(~stays)
+
+
+def _note(kind: str, rows: pl.DataFrame, what: str, named: Sequence[str]) -> list[Note]:
+    """Return a note on these rows with the first as an example; none without rows."""
+    example = ", ".join(f"{name}={rows[name][0]}" for name in named) if len(rows) else ""
+    return [Note(kind, f"{rows.height} {what}", example)] if len(rows) else []
+
+
+def _split(
+    raw: pl.DataFrame, typed: pl.DataFrame, reason: pl.Expr, examples: dict[str, str], table: str
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the rows without a reason as they are typed, and the others as text, with theirs."""
     reasons = typed.select(reason=reason)["reason"]
     counts = reasons.drop_nulls().value_counts()
     for column, count in counts.iter_rows():
         if count == raw.height and column in examples:
             raise DataError(column, f"not one row can be used, such as {raw[column][0]!r} in {table}", examples[column])
     as_text = raw.filter(reasons.is_not_null()).select(pl.all().map_batches(_shown, return_dtype=pl.String))
-    return Checked(typed.filter(reasons.is_null()), as_text.with_columns(reason=reasons.drop_nulls()))
+    return typed.filter(reasons.is_null()), as_text.with_columns(reason=reasons.drop_nulls())
 
 
 def _shown(column: pl.Series) -> pl.Series:
@@ -157,11 +227,12 @@ def _categories(raw: pl.DataFrame) -> pl.Expr:
     return names.list.filter(pl.element().is_not_null() & (pl.element() != "")).fill_null([])
 
 
-def _value(raw: pl.DataFrame) -> pl.Expr:
-    if "value" not in raw.columns:
-        return pl.lit(1.0)
-    missing = pl.col("value").is_null()
-    return pl.when(missing).then(1.0).otherwise(pl.col("value").cast(pl.Float64, strict=False))
+def _number(raw: pl.DataFrame, name: str) -> pl.Expr:
+    """The column as numbers; null where it holds none or is missing."""
+    if name not in raw.columns:
+        return pl.lit(None, pl.Float64)
+    column = pl.col(name)
+    return (column.str.strip_chars() if raw[name].dtype == pl.String else column).cast(pl.Float64, strict=False)
 
 
 def _time(raw: pl.DataFrame) -> pl.Expr:

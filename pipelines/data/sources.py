@@ -70,7 +70,7 @@ def read_table(path: Path) -> pl.DataFrame:
             case ".csv":
                 return pl.read_csv(path, infer_schema=False)
             case ".jsonl" | ".ndjson":
-                return pl.read_ndjson(path, infer_schema_length=None)
+                return pl.read_ndjson(_without_mark(path), infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
         why = str(error).partition("\n")[0]  # what follows is advice to who calls polars
         raise DataError("(all)", f"{path} cannot be read ({why})", _EXAMPLE) from error
@@ -81,3 +81,9 @@ def _refuse_utf_16(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(2) in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:
             raise DataError("(all)", f"{path} is UTF-16 text; save it as UTF-8", _EXAMPLE)
+
+
+def _without_mark(path: Path) -> Path | bytes:
+    """Return the file, or what it holds after a byte order mark, which polars reads over in CSV alone."""
+    with path.open("rb") as file:
+        return file.read() if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else path

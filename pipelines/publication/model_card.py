@@ -178,7 +178,10 @@ def _data(data: Mapping[str, Any], forced: Sequence[str]) -> str:
     drift = [(f"drift of {what} (PSI)", f"{value:.3f}") for what, value in data["drift"].items()]
     rows = [("events since the live bundle's", data["num_new_events"]), *unusable, *drift]
     outcome = "beyond their bounds: " + "; ".join(forced) if forced else "all within their bounds"
-    return "\n\n".join(["## Checks of the data", table(("", ""), rows), f"Gate and checks: {outcome}."])
+    parts = ["## Checks of the data", table(("", ""), rows), f"Gate and checks: {outcome}."]
+    if notes := data.get("notes"):
+        parts.append("\n".join(f"- {note}." for note in notes))
+    return "\n\n".join(parts)
 
 
 def _test_set(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:

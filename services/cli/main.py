@@ -273,7 +273,7 @@ def add_items(
     settings = _settings()
     with audited(settings.state_dir, "add-items"):
         store = BundleStore(settings.bundle_root)
-        bundle, num_new = append_items(store, read_table(items), items.name, datetime.now(UTC), lift)
+        bundle, num_new = append_items(store, read_table(items), items.name, datetime.now(UTC), lift, _print_line)
     _print_line(f"{num_new} new items; {bundle.version} is live")
 
 

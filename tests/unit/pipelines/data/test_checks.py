@@ -14,7 +14,9 @@ DAY_US = 86_400_000_000
 NOW_US = 10 * DAY_US
 
 
-def write_tables(folder: Path, new_items: np.ndarray, new_values: np.ndarray, num_unknown: int = 0) -> Path:
+def write_tables(
+    folder: Path, new_items: np.ndarray, new_values: np.ndarray, num_unknown: int = 0, **more: object
+) -> Path:
     """4,000 old events of 40 items, used alike, with values 1 to 5; and these new ones, a day later."""
     old_items, old_values = np.arange(4_000) % 40, np.arange(4_000) % 5 + 1
     items, values = np.concatenate([old_items, new_items]), np.concatenate([old_values, new_values])
@@ -37,7 +39,7 @@ def write_tables(folder: Path, new_items: np.ndarray, new_values: np.ndarray, nu
         "num_live_rows": 0,
         "rejected": {"events": rejected, "live": {}},
     }
-    (folder / "ingest.json").write_text(json.dumps(summary))
+    (folder / "ingest.json").write_text(json.dumps(summary | more))
     return folder
 
 
@@ -90,12 +92,13 @@ def test_new_items_are_no_drift(tmp_path: Path, before: dict[str, Any]) -> None:
 def test_a_half_loaded_table_and_unknown_items_are_stopped(tmp_path: Path, before: dict[str, Any]) -> None:
     """Fewer events than 80 % of the live bundle's, and more than 20 % of rows with an item that the catalogue lacks."""
     nothing = np.empty(0, dtype=np.int64)
-    now = write_tables(tmp_path / "now", nothing, nothing, num_unknown=1_500)
+    now = write_tables(tmp_path / "now", nothing, nothing, num_unknown=1_500, num_unread_values=2_200)
 
     found = found_in(now, before | {"num_events": 10_000, "num_users": 101})
 
     assert found == [
         "27.3% of the recorded events cannot be used (item_id not in items), over 20% (--max-unusable-share)",
+        "40.0% of the recorded values cannot be used (no number), over 20% (--max-unusable-share)",
         "4000 events are 40% of the live bundle's 10000, under 80% (--min-volume-share)",
     ]
 

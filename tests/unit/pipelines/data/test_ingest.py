@@ -65,6 +65,15 @@ def test_unreadable_table_is_a_data_error(tmp_path: Path, name: str) -> None:
         read_table(tmp_path / name)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path: Path) -> None:
+    """As spreadsheets write it before UTF-8, in CSV and JSON Lines."""
+    (tmp_path / "events.csv").write_text("user_id,item_id\nu,a\n", "utf-8-sig")
+    (tmp_path / "events.jsonl").write_text('{"user_id": "u", "item_id": "a"}\n', "utf-8-sig")
+
+    assert read_table(tmp_path / "events.csv").rows() == read_table(tmp_path / "events.jsonl").rows() == [("u", "a")]
+    assert read_table(tmp_path / "events.csv").columns == ["user_id", "item_id"]
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_a_table_in_utf_16_is_told_to_be_saved_as_utf_8(tmp_path: Path, encoding: str) -> None:
     """As spreadsheets export "Unicode text": the error names the encoding, not a garbled column."""
@@ -110,6 +119,86 @@ def test_live_log_joins_the_history_and_repeated_events_count_once(tmp_path: Pat
     assert events.tail(2)["user_id"].to_list() == ["u000", "new"]
     assert summary["num_live_events"] == 2
     assert summary["num_events"] == 14
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_doubled_export_is_the_single_one(tmp_path: Path, suffix: str) -> None:
+    """Whether behind each other or row by row: the same tables, shares and roles, so the same split, recipe and metrics; the run says how many rows were dropped."""
+    bad = {"user_id": ["u000", "u001"], "item_id": ["gone", "i01"], "event_time": [1_700_000_000, -1]}
+    single = pl.concat([raw_events(6, 5, 5), pl.DataFrame(bad)])
+    tables = {"single": single, "behind": pl.concat([single, single]), "by-row": single[sorted([*range(32)] * 2)]}
+    found = {}
+    for name, table in tables.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (table.write_csv if suffix == "csv" else table.write_parquet)(folder / f"events.{suffix}")
+        items = raw_items(5) if name == "single" else pl.concat([raw_items(5), raw_items(5)])
+        items.write_ndjson(folder / "items.jsonl")
+        _, summary = run(Source(folder / f"events.{suffix}", folder / "items.jsonl", ()), folder)
+        notes, num_dropped = summary.pop("notes"), summary.pop("num_duplicates")
+        outputs = sorted((folder / "out").glob("*.parquet"))
+        found[name] = summary, {path.name: pl.read_parquet(path).rows() for path in outputs}
+        assert num_dropped == (0 if name == "single" else 32)
+        assert [note["what"].partition(" (")[0] for note in notes] == (  # type: ignore[attr-defined]
+            [] if name == "single" else ["32 exact duplicates", "5 exact duplicates are dropped"]
+        )
+
+    assert found["single"] == found["behind"] == found["by-row"]
+    assert found["single"][0]["num_recorded_rows"] == 32
+    assert "events: 32 exact duplicates (same user, item, time," in describe_found(tmp_path / "behind" / "out")[1]
+
+
+@pytest.mark.parametrize("event_ids", [False, True])
+def test_an_event_of_the_table_and_the_live_log_counts_once(tmp_path: Path, event_ids: bool) -> None:
+    """As the log's, where histories hold it online: by user, item, type and millisecond, or by its id where the export has coarser times."""
+    clicks = [("e1", "u000", "i01", 1_800_000_000_123), ("e2", "u000", "i02", 1_800_000_000_456)]
+    live_file(tmp_path / "log", "p0/1.parquet", clicks)
+    events, items = own_tables(tmp_path)
+    recorded = pl.read_csv(events, infer_schema=False).with_columns(event_type=pl.lit("view"), event_id=pl.lit(""))
+    export = [(user, item, f"{ms // 1_000 if event_ids else ms}", "click", name) for name, user, item, ms in clicks]
+    table = pl.concat([recorded, pl.DataFrame(export, recorded.columns, orient="row")])
+    (table if event_ids else table.drop("event_id")).write_csv(events)
+
+    found, summary = run(Source(events, items, live_log_files(tmp_path / "log")), tmp_path)
+
+    assert (summary["num_events"], summary["num_live_events"]) == (14, 2)
+    assert found.tail(2)["item_id"].to_list() == ["i01", "i02"]
+    assert "events: 2 are in the live log too and count once, where they arrived" in describe_found(tmp_path / "out")
+
+
+def test_types_that_differ_in_case_alone_are_pointed_out(tmp_path: Path) -> None:
+    """Two types of the table, or one of it and one that has a rule: each with its number and role, and what to do."""
+    kinds = ["Buy"] + ["buy"] * 10 + ["Dislike"]
+    raw_events(3, 5, 4).with_columns(event_type=pl.Series(kinds)).write_csv(tmp_path / "events.csv")
+    raw_items(5).write_ndjson(tmp_path / "items.jsonl")
+    run(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path)
+
+    alike = [sentence for sentence in describe_found(tmp_path / "out") if "differ in case" in sentence]
+
+    assert [sentence.partition(" differ")[0] for sentence in alike] == [
+        "events: types 'Buy' (1 positive) and 'buy' (10 positive)",
+        "events: types 'Dislike' (1 positive) and 'dislike' (0 negative)",
+    ]
+    assert alike[0].endswith("write one of them in the table, or give each a rule in the events file")
+
+
+def test_floating_point_ids_join_the_other_tables_integers(tmp_path: Path) -> None:
+    """As pandas writes a column with a missing value: the events keep their items and users, and the run says so."""
+    numbers = pl.col("user_id", "item_id").str.slice(1).cast(pl.Int64)
+    events = raw_events(3, 5, 4).with_columns(numbers)
+    written = events.with_columns(pl.col("user_id", "item_id").cast(pl.Float64))
+    pl.concat(
+        [written, pl.DataFrame({"user_id": [None], "item_id": [1.0], "event_time": [9]}, written.schema)]
+    ).write_csv(tmp_path / "events.csv")
+    raw_items(5).with_columns(item_id=pl.int_range(5)).drop("categories").write_csv(tmp_path / "items.csv")
+
+    found, summary = run(Source(tmp_path / "events.csv", tmp_path / "items.csv", ()), tmp_path)
+
+    assert sorted(found.select("user_id", "item_id").rows()) == sorted(
+        (str(user), str(item)) for user, item in events.select("user_id", "item_id").rows()
+    )
+    assert [*summary["rejected"]["events"]] == ["user_id"]  # type: ignore[index]
+    assert any("of column item_id are written as floating-point" in line for line in describe_found(tmp_path / "out"))
 
 
 def test_events_in_the_future_are_named_with_the_latest(tmp_path: Path) -> None:

@@ -61,8 +61,6 @@ def test_times_are_read_in_every_documented_form(written: list[object], expected
         ({"event_time": ["9000000000", "2026-01-01"]}, "event_time"),
         ({"event_time": [datetime(2100, 1, 1), datetime(2026, 1, 1)]}, "event_time"),
         ({"event_time": [datetime(1900, 1, 1), datetime(2026, 1, 1)]}, "event_time"),
-        ({"value": ["much", "2"]}, "value"),
-        ({"value": [float("nan"), 2.0]}, "value"),
     ],
 )
 def test_bad_row_is_set_aside_with_its_reason(columns: dict[str, list[object]], reason: str) -> None:
@@ -99,12 +97,69 @@ def test_floating_point_ids_are_refused(column: str) -> None:
         check_events(events(**{column: [17.0, None]}), ITEMS)
 
 
-def test_nan_is_no_title() -> None:
-    """A NaN in a column of numbers is a missing value and not the text 'NaN'."""
-    checked = check_items(pl.DataFrame({"item_id": ["a", "b"], "title": [float("nan"), 300.5]}))
+@pytest.mark.parametrize(
+    ("written", "value", "num_unread"),
+    [("abc", 1.0, 1), ("1e999", 1.0, 1), ("NaN", 1.0, 0), ("", 1.0, 0), (None, 1.0, 0), (" 2.5 ", 2.5, 0)],
+)
+def test_a_value_that_is_no_number_costs_the_value_and_not_the_event(
+    written: str | None, value: float, num_unread: int
+) -> None:
+    """It counts as one that is missing, and is counted and named."""
+    checked = check_events(events(value=[written, "2"]), ITEMS)
 
-    assert checked.good["item_id"].to_list() == ["b"]
-    assert checked.rejected["reason"].to_list() == ["title"]
+    assert checked.good["value"].to_list() == [value, 2.0]
+    assert checked.num_unread_values == num_unread == len(checked.notes)
+    assert all(str(note).endswith(f", value={written}") for note in checked.notes)
+
+
+@pytest.mark.parametrize("titles", [[None, "Rake"], ["", "Rake"], [" ", "Rake"], [float("nan"), 300.5]])
+def test_an_item_without_a_title_is_kept_under_its_id(titles: list[object]) -> None:
+    """It is counted and named."""
+    checked = check_items(pl.DataFrame({"item_id": ["a", "b"], "title": titles}))
+
+    assert checked.good["title"].to_list() == ["a", str(titles[1])]
+    assert [str(note) for note in checked.notes] == [
+        "items: 1 without a title are kept under their id, such as item_id=a"
+    ]
+
+
+def test_equal_events_are_one_however_they_are_written() -> None:
+    """Same user, item, time, type and value; the first stays, and the others are counted and named. Rows that cannot be used have to be equal in all."""
+    rows = [
+        ("u", "a", "10", None, "click", "s1"),
+        ("u", "a", "1970-01-01T00:00:10Z", "1.0", "click", "s2"),
+        ("u", "a", "10", "1", "buy", "s1"),
+        ("u", "a", "10", "2", "click", "s1"),
+        ("v", "a", "10", "1", "click", "s1"),
+        ("v", "a", "10.0", "1", "click", "s1"),
+        ("", "a", "10", "1", "click", "s1"),
+        ("", "a", "10", "1", "click", "s2"),
+        ("", "a", "10", "1", "click", "s2"),
+    ]
+    columns = ["user_id", "item_id", "event_time", "value", "event_type", "session"]
+
+    checked = check_events(pl.DataFrame(rows, columns, orient="row"), ITEMS)
+
+    assert checked.good.select("user_id", "event_type", "value").rows() == [
+        ("u", "click", 1.0), ("u", "buy", 1.0), ("u", "click", 2.0), ("v", "click", 1.0)
+    ]  # fmt: skip
+    assert checked.rejected["session"].to_list() == ["s1", "s2"]
+    assert checked.num_duplicates == 3
+    duplicates, values = map(str, checked.notes)
+    assert duplicates.startswith(
+        "events: 3 exact duplicates (same user, item, time, type and value) are dropped; a finer"
+    )
+    assert duplicates.endswith("such as user_id=u, item_id=a, event_time=1970-01-01 00:00:10+00:00")
+    assert values.startswith("events: 1 that differ from another row in the value alone are kept, such as user_id=u")
+
+
+def test_an_event_id_tells_equal_events_apart() -> None:
+    """With it a day may be the finest time. It never makes one event of rows that differ."""
+    frame = events(user_id=["u", "u", "u", "u"], item_id=["a", "a", "a", "b"], event_time=["2026-01-01"] * 4)
+
+    checked = check_events(frame.with_columns(event_id=pl.Series([1, 2, 2, 2])), ITEMS, kept=["event_id"])
+
+    assert checked.good.select("item_id", "event_id").rows() == [("a", "1"), ("a", "2"), ("b", "2")]
 
 
 def test_column_without_one_readable_row_stops() -> None:
@@ -133,15 +188,20 @@ def test_categories_are_lists_or_text_with_bars(categories: list[object], expect
 
 
 @pytest.mark.parametrize(
-    ("titles", "kept", "reason"),
-    [(["first", "second"], "first", "item_id repeated"), ([None, "second"], "second", "title")],
+    ("titles", "kept", "num_set_aside"),
+    [(["first", "second"], "first", 1), ([None, "second", None], "second", 1), (["first", "first"], "first", 0)],
 )
-def test_repeated_item_keeps_its_first_usable_row(titles: list[str | None], kept: str, reason: str) -> None:
-    """A repeated item id is one item; a row that is rejected for itself does not reject the others."""
-    checked = check_items(pl.DataFrame({"item_id": ["a", "a"], "title": titles}))
+def test_repeated_item_keeps_its_first_row_with_a_title(
+    titles: list[str | None], kept: str, num_set_aside: int
+) -> None:
+    """The others are set aside, unless they are equal to it or to each other: an exact duplicate is dropped and counted."""
+    frame = pl.DataFrame({"item_id": ["a"] * len(titles), "title": titles, "categories": [["x", "y"]] * len(titles)})
+
+    checked = check_items(frame)
 
     assert checked.good["title"].to_list() == [kept]
-    assert checked.rejected["reason"].to_list() == [reason]
+    assert checked.rejected["reason"].to_list() == ["item_id repeated"] * num_set_aside
+    assert checked.num_duplicates == len(titles) - 1 - num_set_aside
 
 
 @pytest.mark.parametrize(

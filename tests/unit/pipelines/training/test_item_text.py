@@ -14,7 +14,7 @@ from models.decoder.weights import load_decoder
 from models.registry import BundleStore
 from models.student import read_student
 from pipelines.codes.append import append_items
-from pipelines.codes.embedding import fit_text, read_texts, save_texts, share_told_apart
+from pipelines.codes.embedding import fit_text, read_texts, save_texts, share_told_apart, texts_of
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
 from pipelines.data.tokenize import tokenize
@@ -238,6 +238,40 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
     tokens = now.tokens(now.indices(["a-new", "z-new"]))
     torch.testing.assert_close(decoder.head_weight_VD[tokens].detach(), text.rows(["Item i03", "Item z"]))
     assert append_items(store, raw, "items", MADE_AT) == (live, 0)
+
+
+def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, tmp_path: Path) -> None:
+    """By reason, with their number and the first ids; an item without a title joins under its id, one whose id became a floating-point number under its integer."""
+    store = BundleStore(tmp_path)
+    store.publish(learned.optimized / "bundle", "first", {"num_items": 30})
+    store.promote("first")
+    known = [f"i{number:02d}" for number in range(6)]
+    rows = [*((name, "Again") for name in known), ("7.0", ""), ("", "No id"), ("z", "Z"), ("z", "Other"), ("z", "Z")]
+    said: list[str] = []
+
+    live, num_new = append_items(
+        store, pl.DataFrame(rows, ["item_id", "title"], orient="row"), "new.csv", MADE_AT, report=said.append
+    )
+
+    assert num_new == 2
+    assert {"7": "7", "z": "Z"}.items() <= dict(
+        zip(live.catalogue().item_ids, live.catalogue().titles, strict=True)
+    ).items()
+    assert said == [
+        "items: 1 ids of column item_id are written as floating-point numbers and read as integers, such as 7.0 as 7",
+        "items: 1 exact duplicates are dropped, such as item_id=z",
+        "items: 1 without a title are kept under their id, such as item_id=7",
+        "items: 1 left out (item_id cannot be used), such as item_id=None",
+        "items: 1 left out (item_id repeated), such as item_id=z",
+        "items: 6 left out (in the bundle already), such as item_id=i00, i01, i02, i03, i04",
+    ]
+
+
+def test_a_title_that_is_the_id_is_no_text() -> None:
+    """Or an item's row would be learned from its id: as for an item without a title."""
+    items = {"item_id": ["a", "b"], "title": ["a", "Rake"], "categories": [["x"], []], "text": ["a", "b"]}
+
+    assert [text.split() for text in texts_of(pl.DataFrame(items))] == [["x"], ["Rake", "b"]]
 
 
 def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> None:
