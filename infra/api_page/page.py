@@ -70,7 +70,7 @@ That includes the rationale: it is written last ([Text](text.md#a-rationale-with
 ## Errors
 
 Over REST every error is one envelope with these five fields, but for the routes of the OpenAI API (`/v1/models`, `/v1/completions`, `/v1/chat/completions`), which answer in OpenAI's, with 400 for a
-wrong request ([Text](text.md#limits)). An unknown path is 404 with the nearest one as the fix, an unknown method 405 (`method_not_allowed`) with those that exist. `request_id` is the body's, the header's, or a new one:
+wrong request ([Text](text.md#limits)). An unknown path is 404 with the nearest one as the fix, an unknown method 405 (`method_not_allowed`) with those that exist, a path that [can be read in two ways](access.md) 400. `request_id` is the body's, the header's, or a new one:
 
 ```sh
 curl -s localhost:8000/v1/recommendations -H 'content-type: application/json' -d '{{"user_id": "196", "k": 0}}'

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from services.contracts.access import Priority, places_for
 from services.errors import ConfigError
+from services.gateway.call.path import AMBIGUOUS, PATH_FIX, PATH_PROBLEM
 
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 ADMIN_SOCKET = "admin.sock"
@@ -57,18 +58,29 @@ def error_body(code: str, message: str, field: str | None = None, fix: str | Non
     return json.dumps({"error": error}, separators=(",", ":"))
 
 
+def _refusal(body: str, condition: str) -> str:
+    """Return the rule that answers 400 with this body."""
+    return f"    http-request return status 400 content-type application/json string '{body}' if {condition}\n"
+
+
 UNAVAILABLE = error_body("dependency_away", "the gateway is away")
 _NOT_UTF8 = (  # each kind of mistake by itself, with nothing repeated: the pattern costs no stack, however long the text
     r"[\xc0\xc1\xf5-\xff]|[\xc2-\xdf](?![\x80-\xbf])|[\xe0-\xef](?![\x80-\xbf]{2})|[\xf0-\xf4](?![\x80-\xbf]{3})"
     r"|\xe0(?![\xa0-\xbf])|\xed(?![\x80-\x9f])|\xf0(?![\x90-\xbf])|\xf4(?![\x80-\x8f])|(?<![\x80-\xbf\xc2-\xf4])[\x80-\xbf]"
     r"|[\xc2-\xdf][\x80-\xbf]{2}|[\xe0-\xef][\x80-\xbf]{3}|[\xf0-\xf4][\x80-\xbf]{4}"
 )
-_READABLE_ID = (
-    "    http-request return status 400 content-type application/json string "
-    f"'{error_body('invalid_request', 'x-request-id: not UTF-8', 'x-request-id', 'send UTF-8')}'"
-    f" if {{ req.fhdr(x-request-id) -m reg '{_NOT_UTF8}' }}\n"
+_READABLE_ID = _refusal(
+    error_body("invalid_request", "x-request-id: not UTF-8", "x-request-id", "send UTF-8"),
+    f"{{ req.fhdr(x-request-id) -m reg '{_NOT_UTF8}' }}",
 )
 """Ray Serve would answer a request id that is not UTF-8 with a bare 500."""
+_OPENAI_PATH_ERROR = {"message": f"path: {PATH_PROBLEM}; {PATH_FIX}", "type": "invalid_request_error", "param": "path"}
+_OPENAI_PATH = "{ path,url_dec -m reg '/(models|completions|chat)(?![^/])' }"
+_IS_AMBIGUOUS = f"{{ path -m reg '{AMBIGUOUS}' }}"
+_ONE_READING = _refusal(
+    json.dumps({"error": {**_OPENAI_PATH_ERROR, "code": "invalid_value"}}), f"{_IS_AMBIGUOUS} {_OPENAI_PATH}"
+) + _refusal(error_body("invalid_request", PATH_PROBLEM, "path", PATH_FIX), _IS_AMBIGUOUS)
+"""The rules after it go by the path as it was sent, the doors by the decoded one. What looks like a path of OpenAI's gets the envelope of that door."""
 
 
 _OVERLOADED = error_body("overloaded", "the edge is overloaded")
@@ -171,6 +183,7 @@ class EdgePlan:
             patience_grpc=self._patience("grpc"),
             not_twice=NOT_TWICE,
             readable_id=_READABLE_ID,
+            one_reading=_ONE_READING,
             unavailable=UNAVAILABLE,
             in_flight=IN_FLIGHT_TABLE,
             over_limit_rest=_OVER_LIMIT.format(door="rest"),
@@ -316,7 +329,7 @@ backend {in_flight}
 
 frontend rest
     bind {bind_http}
-    {count_rest}
+{one_reading}    {count_rest}
     http-request sc-inc-gpc0(0) if {over_limit_rest}
     http-request return status 429 content-type application/json hdr retry-after 1 string '{overloaded}' if {over_limit_rest}
     {mark}

@@ -6,6 +6,7 @@ Starlette without FastAPI: its reading of dependencies costs as much as an answe
 import contextlib
 import difflib
 import json
+import posixpath
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
@@ -33,6 +34,7 @@ from services.gateway.access.authorize import Access
 from services.gateway.call.headers import REQUEST_ID, Call, new_request_id, request_id_from, retry_after
 from services.gateway.call.openapi import openapi_document
 from services.gateway.call.operation import JSON, ErrorFormat, Operation
+from services.gateway.call.path import check_path
 from services.observability.tracing import Tracing, note_failure
 
 log = structlog.get_logger()
@@ -40,7 +42,7 @@ log = structlog.get_logger()
 DOOR = "rest"
 _CLIENT_GONE = 499
 _NOBODY = "unauthenticated"
-_NO_PATH, _WRONG_METHOD = 404, 405
+_AMBIGUOUS_PATH, _NO_PATH, _WRONG_METHOD = 400, 404, 405
 _MAX_PATH_CHARS = 120
 
 Handler = Callable[[Request, Call], Awaitable[Response]]
@@ -65,6 +67,7 @@ class HttpApp(Starlette):
             echoes_request_id: Whether answers carry X-Request-Id; not under Ray Serve, whose proxy sends it already.
         """
         super().__init__(exception_handlers={HTTPException: self._answer_no_route})
+        self.router.redirect_slashes = False  # a redirect would lead behind the edge, without its TLS
         self.access = access
         self.tracing = tracing
         self.echoes_request_id = echoes_request_id
@@ -73,6 +76,16 @@ class HttpApp(Starlette):
         self._operations: list[Operation] = []
         self._document: dict[str, Any] | None = None
         self.add_route("/openapi.json", self._answer_openapi)
+
+    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
+        """Answer one request. Paths that can be read in more than one way are refused before anything else."""
+        if scope["type"] == "http":
+            try:
+                check_path(scope.get("raw_path") or scope["path"].encode())
+            except InvalidRequest as error:
+                await self._answer_ambiguous(Request(scope), error)(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
 
     def serve(self, operation: Operation, handler: Handler, on_error: OnError | None = None) -> None:
         """Add an operation; `on_error` is called for each of its errors."""
@@ -95,32 +108,40 @@ class HttpApp(Starlette):
         """Answer for unknown paths, naming the nearest one, and for unknown methods, naming those that exist."""
         call, path = Call(_request_id_or_new(http)), http.url.path
         if isinstance(error, HTTPException) and error.status_code == _WRONG_METHOD:
-            allow = ", ".join(self._methods_at(http.scope))
+            allow = ", ".join(
+                sorted({method for route in self._routes_at(http.scope) for method in route.methods or ()})
+            )
             status, code, headers = _WRONG_METHOD, "method_not_allowed", {"allow": allow}
             problem, fix = f"{http.method} is not possible at {path:.{_MAX_PATH_CHARS}}", f"use {allow}; see /docs"
         else:
             status, code, headers = _NO_PATH, ErrorKind.NOT_FOUND.value, {}
             problem = f"there is no path {path:.{_MAX_PATH_CHARS}}"
             fix = f"the nearest is {self._nearest(path[:_MAX_PATH_CHARS])}; see /docs for all"
-        body = self._errors_at(http).no_route(code, problem, fix, call.request_id)
+        body = self._errors_of(http.scope.get("route")).no_route(code, problem, fix, call.request_id)
         response = json_response(body, status, headers)
         self.echo(call, response)
         return response
 
-    def _methods_at(self, connection: Connection) -> list[str]:
-        """Return the methods of all operations at this path."""
-        routes = [route for route in self.router.routes if isinstance(route, Route)]
-        at_path = [route for route in routes if route.matches(connection)[0] is not Match.NONE]
-        return sorted({method for route in at_path for method in route.methods or ()})
+    def _answer_ambiguous(self, http: Request, error: InvalidRequest) -> Response:
+        """Answer for an ambiguous path, in the format of the operation that it would lead to."""
+        call, plain = Call(_request_id_or_new(http)), posixpath.normpath(f"/{http.scope['path'].lstrip('/')}")
+        route = next(iter(self._routes_at({**http.scope, "path": plain})), None)
+        response = json_response(self._errors_of(route).body(error, call.request_id), _AMBIGUOUS_PATH)
+        self.echo(call, response)
+        return response
+
+    def _routes_at(self, connection: Connection) -> list[Route]:
+        """Return the routes of all methods at this path."""
+        routes = (route for route in self.router.routes if isinstance(route, Route))
+        return [route for route in routes if route.matches(connection)[0] is not Match.NONE]
 
     def _nearest(self, path: str) -> str:
         """Return the path of the public API that is most like this one."""
         public = {operation.public_path: None for operation in self._operations if operation.is_described}
         return difflib.get_close_matches(path, public, n=1, cutoff=0.0)[0]
 
-    def _errors_at(self, http: Request) -> ErrorFormat:
-        """Return the format of the door to which the path belongs."""
-        route = http.scope.get("route")
+    def _errors_of(self, route: Route | None) -> ErrorFormat:
+        """Return the format of the door to which the route belongs; for none, that of unknown paths."""
         return route.endpoint.operation.errors if route and isinstance(route.endpoint, _Endpoint) else self._errors
 
     def echo(self, call: Call, response: Response) -> None:

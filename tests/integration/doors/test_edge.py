@@ -1,5 +1,7 @@
 """TLS at the edge: the real edge process and certificates, and the real doors on fakes behind it."""
 
+import http.client
+import json
 import re
 import shutil
 import signal
@@ -10,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from tests.support.gateway.plain_doors import running_plain_doors
 from tests.support.gateway.tls_proxy import issue
 from tests.support.servers import HOST, free_port
 from tests.support.wait import wait_for
+from tests.unit.gateway.call.test_path import NOT_UTF8, OPENAI, TAILRACE
 
 REQUEST = {"user_id": "nobody", "k": 2}
 LONG = {"user_id": "long", "k": 2, "deadline_ms": 5_000}
@@ -68,6 +71,18 @@ class Edge:
         """Make one call over a new connection."""
         with httpx.Client(verify=context, timeout=10) as http:
             return http.get(self.rest + path)
+
+    def post(self, target: str, plain_port: int | None = None) -> tuple[int, dict[str, Any]]:
+        """Post to a target as it is, which other clients would normalise, or at a port behind the edge; return status and error."""
+        line = (
+            http.client.HTTPSConnection("localhost", self.settings.http_port, context=self.context())
+            if plain_port is None
+            else http.client.HTTPConnection(HOST, plain_port)
+        )
+        with closing(line):
+            line.request("POST", target)
+            answer = line.getresponse()
+            return answer.status, json.loads(answer.read())["error"]
 
     def announced(self) -> str | None:
         """Return the limit that HAProxy holds for each door, if it is the same."""
@@ -227,6 +242,36 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
     assert [answer.result().status_code for answer in admitted] == [200, 200]
     assert [call.result().bundle_version for call in calls] == ["v1", "v1"]
     assert [answer.status_code for answer in unlimited] == [200] * 6
+
+
+@pytest.mark.parametrize("paths", [TAILRACE, OPENAI, ["http://localhost/v1/%65vents", "http://localhost//v1/events"]])
+def test_an_ambiguous_path_is_refused_by_the_edge_and_the_door_alike(edge: Edge, paths: list[str]) -> None:
+    """In one envelope; the edge sends none on but those whose parameter is no UTF-8, on which it has no rule."""
+    for path in paths:
+        refused, refused_behind = edge.post(path), edge.post(path, edge.settings.inner_http_port)
+
+        ids = [error.pop("request_id", "") for _, error in (refused, refused_behind)]
+        assert refused == refused_behind, path
+        assert refused[0] == 400
+        assert not ids[0] or path in NOT_UTF8
+
+
+def test_other_paths_reach_the_door_as_they_are(edge: Edge) -> None:
+    """A parameter may be encoded, and a target absolute; a path like ours is not ours, over gRPC an encoded one either."""
+    passed = [edge.post(path) for path in ("/v1/events", f"{edge.rest}/v1/events?a=%2F..//")]
+    unknown = [edge.post(path)[0] for path in ("/v1/events/", "/v1/events;a=1", "/V1/events", "/v1\\events")]
+    encoded = edge.call_rest(edge.context(), "/v1/explanations/a%2Fb%252F")
+    credentials = grpc.ssl_channel_credentials(edge.ca.cert_pem.bytes())
+    with (
+        grpc.secure_channel(f"localhost:{edge.settings.grpc_port}", credentials) as channel,
+        pytest.raises(grpc.RpcError) as rpc,
+    ):
+        channel.unary_unary("/tailrace.v1.Recommender/R%65commend")(b"", timeout=5)
+
+    assert [(status, error["field"]) for status, error in passed] == [(422, "body")] * 2
+    assert unknown == [404] * 4
+    assert (encoded.status_code, encoded.json()["error"]["code"]) == (404, "not_found")
+    assert rpc.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_key_of_another_priority_counts_at_once(edge: Edge) -> None:

@@ -167,7 +167,10 @@ class Closing:
 
 
 async def test_an_event_reaches_a_gateway_once(scene: Scene) -> None:
-    """A gateway that reads the event and dies may have recorded it: neither edge nor ingress sends it again, and a ranking is."""
+    """A gateway that reads the event and dies may have recorded it: neither edge nor ingress sends it again, and a ranking is.
+
+    A path that only the gateway would read as that of events is sent to none.
+    """
     replica = Closing(scene.replica[0])
     try:
         scene.start_around()
@@ -175,11 +178,13 @@ async def test_an_event_reaches_a_gateway_once(scene: Scene) -> None:
             with suppress(httpx.HTTPError):
                 assert (await http.post("/v1/events", json={"user_id": "u"})).status_code == 502
             events = replica.paths.count("/v1/events")
+            assert (await http.post("/v1/%65vents", json={"user_id": "u"})).status_code == 400
             await http.post("/v1/recommendations", json={"user_id": "u"})
     finally:
         replica.close()
 
     assert events == 1
+    assert not [path for path in replica.paths if "%" in path]
     assert replica.paths.count("/v1/recommendations") > 1
 
 

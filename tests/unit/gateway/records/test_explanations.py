@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -132,10 +133,10 @@ async def test_a_refused_request_has_an_explanation(world: World, door: Door, re
     assert "k: 0 is out of range" in found["sentences"][0]
 
 
-@pytest.mark.parametrize("request_id", ["slash/and%2Fslash", "Grüße", "a b"])
+@pytest.mark.parametrize("request_id", ["slash/and%2Fslash", "Grüße", "a b", "100%2525", "a%2F%2F..%2Fb"])
 async def test_any_request_id_can_be_looked_up(world: World, rest: RestClient, request_id: str) -> None:
-    """An id may hold any printable character."""
-    decoded = request_id.replace("%2F", "/")
+    """An id may hold any printable character; in the path it is decoded once."""
+    decoded = unquote(request_id)
     await rest.recommend({"user_id": "short", "request_id": decoded})
 
     assert (await explained(world, rest, request_id))["request_id"] == decoded

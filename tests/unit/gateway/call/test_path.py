@@ -1,0 +1,136 @@
+"""Ambiguous paths: refused at the door, before keys, in the envelope of the operation that they would lead to."""
+
+import json
+import posixpath
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.routing import Route
+from starlette.types import Message
+
+from services.errors import InvalidRequest
+from services.gateway.call.http import HttpApp
+from services.gateway.call.path import WITH_PARAMETER, check_path
+from services.gateway.console.door import add_console
+from services.gateway.rest.door import create_rest_app
+from tests.unit.gateway.world import MAX_BODY_BYTES, World, keyed_access
+
+TAILRACE = [
+    "/v1/r%65commendations",
+    "/v1/%65vents",
+    "/v1//events",
+    "//v1/events",
+    "/v1/./events",
+    "/v1/%2e/events",
+    "/v1/x/../events",
+    "/v1/x/.%2E/events",
+    "/v1/events/.",
+    "/v1/events/..",
+    "/v1/events%",
+    "/v1/events%2",
+    "/v1%2Fevents",
+    "/v1/events%00",
+    "/%2e%2e/v1/events",
+    "/v1/%65xplanations/x",
+    "/v1/explanations/x%zz",
+    "/v1/explanations/x/../y",
+    "/v1/explanations/%2e%2e/events",
+    "/v1/explanations/%C0%AF",
+    "/%68ealthz",
+]
+OPENAI = ["/v1/%63ompletions", "/v1//chat/completions", "/v1/chat%2fcompletions", "/v1/models/%FF", "/v1/./models"]
+NOT_UTF8 = ("/v1/explanations/%C0%AF", "/v1/models/%FF")
+
+
+@pytest.fixture
+def app(world: World, tmp_path: Path) -> HttpApp:
+    """The HTTP doors, where nobody has a key."""
+    access = keyed_access(tmp_path)
+    return create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES, access=access, echoes_request_id=True)
+
+
+async def post(app: HttpApp, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
+    """Post to a path as it is, which clients of HTTP would normalise; return status, error and headers."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        """Return an empty body."""
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        """Keep what is sent."""
+        sent.append(message)
+
+    await app(
+        {
+            "type": "http",
+            "method": "POST",
+            "scheme": "http",
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "query_string": b"a=%2F..//",
+            "headers": [(b"host", b"door"), (b"x-request-id", b"mine")],
+        },
+        receive,
+        send,
+    )
+    return sent[0]["status"], json.loads(sent[1]["body"])["error"], dict(sent[0]["headers"])
+
+
+@pytest.mark.parametrize("path", TAILRACE)
+async def test_an_ambiguous_path_is_a_400_at_the_door(app: HttpApp, path: str) -> None:
+    """The edge may not stand in front of it."""
+    status, error, headers = await post(app, path)
+
+    assert (status, headers[b"x-request-id"]) == (400, b"mine")
+    assert (error["code"], error["field"], error["request_id"]) == ("invalid_request", "path", "mine")
+    assert "parameter" in error["fix"]
+
+
+@pytest.mark.parametrize("path", OPENAI)
+async def test_an_ambiguous_path_of_openais_has_their_envelope(app: HttpApp, path: str) -> None:
+    """The client of OpenAI reads it."""
+    status, error, _ = await post(app, path)
+
+    assert (status, error["code"], error["param"]) == (400, "invalid_value", "path")
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/events/", "/V1/events", "/v1/events;a=1", "/v1/...", "/v1\\events", "/v1/.x"])
+async def test_another_path_is_a_404_and_no_redirect(app: HttpApp, path: str) -> None:
+    """No server on the way reads it as one of ours; a redirect would lead behind the edge's TLS."""
+    status, error, _ = await post(app, path)
+
+    assert status == 404
+    assert error["code"] == "not_found"
+
+
+segments = st.sampled_from(["", ".", "..", "%2e", "a", "%61", "%2F", "%25", "v1", "events", ".a", "%", "é"])
+
+
+@given(st.lists(segments, max_size=5).map(lambda parts: f"/{'/'.join(parts)}"), st.sampled_from(["", *WITH_PARAMETER]))
+def test_whoever_reads_a_path_that_passes_reads_the_same(path: str, prefix: str) -> None:
+    """Decoding and normalising change nothing before a parameter, and normalising nothing in it."""
+    whole = prefix + path.removeprefix("/") if prefix else path
+    try:
+        check_path(quote(whole, safe="/%").encode())
+    except InvalidRequest:
+        return
+
+    has_parameter = any(whole.startswith(one) for one in WITH_PARAMETER)
+    assert unquote(whole) == whole or has_parameter
+    assert posixpath.normpath(whole.replace("%2e", ".")).rstrip("/") == whole.rstrip("/")
+
+
+async def test_what_stands_before_a_parameter_is_known(app: HttpApp) -> None:
+    """A path of an operation has a parameter at its end or none, and the edge knows each beginning."""
+    add_console(app, service=None)  # type: ignore[arg-type] - routes alone
+
+    paths = [route.path for route in app.router.routes if isinstance(route, Route)]
+
+    assert {path.partition("{")[0] for path in paths if "{" in path} == set(WITH_PARAMETER)
+    assert all(path.endswith("}") and path.count("{") == 1 for path in paths if "{" in path)
