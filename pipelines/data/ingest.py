@@ -81,7 +81,7 @@ def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
 def key(source: Source) -> str:
     """Return the content key of this source: the files' hashes, and the live events however they are cut into files."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
-    live = hashlib.sha256(_live_events(source.live_log).write_csv().encode()).hexdigest() if source.live_log else ""
+    live = hashlib.sha256(_live_events(source.live_log)[0].write_csv().encode()).hexdigest() if source.live_log else ""
     parameters = {"own": own, "live": live, "roles": asdict(source.roles)}
     return content_key(parameters, [sources.WHEEL_SHA256], [sys.modules[__name__], arrivals, aggregate, event_roles])
 
@@ -92,7 +92,10 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     items = schema.check_items(raw_items, source.items.name if source.items else "items")
     table, kept = source.events.name if source.events else "events", {"event_id"} & set(raw_events.columns)
     recorded = schema.check_events(raw_events, items.good["item_id"], table, [*kept])
-    live = _live_events(source.live_log)
+    live, unreadable = _live_events(source.live_log)
+    if unreadable:
+        left_out = f"{len(unreadable)} files cannot be read and are left out"
+        notes.append(Note("live log", left_out, ", ".join(map(str, unreadable[:_SAMPLES_PER_REASON]))))
     logged, unusable = _check_live(live, items.good["item_id"])
     own = arrivals.not_logged(recorded.good, logged)
     past = own.filter(roles.role_of(source.roles) != Role.IGNORED)
@@ -202,11 +205,15 @@ def _check_live(live: pl.DataFrame, known_items: pl.Series) -> tuple[pl.DataFram
     return logged.good, schema.check_events(raw, known_items, kept=kept).rejected.drop(kept)
 
 
-def _live_events(files: tuple[Path, ...]) -> pl.DataFrame:
-    if not files:
-        return pl.DataFrame(schema=_LIVE_TYPES)
-    raw = pl.concat([pl.read_parquet(path, columns=list(_LIVE_TYPES)) for path in files])
-    return raw.unique(_PLACE, keep="first", maintain_order=True)
+def _live_events(files: tuple[Path, ...]) -> tuple[pl.DataFrame, list[Path]]:
+    """Return the events of the log's files, and the files that hold none that can be read."""
+    raw, unreadable = [pl.DataFrame(schema=_LIVE_TYPES)], []
+    for path in files:
+        try:
+            raw.append(pl.read_parquet(path, columns=list(_LIVE_TYPES)))
+        except pl.exceptions.PolarsError:
+            unreadable.append(path)
+    return pl.concat(raw).unique(_PLACE, keep="first", maintain_order=True), unreadable
 
 
 def _of_known_items(arrived: pl.DataFrame, known_items: pl.Series, given: EventRoles) -> pl.DataFrame:

@@ -40,7 +40,7 @@ _UNREAD = "unread_value"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What was changed or is odd in a table (`kind` is events or items), and an example from it, which may name a user."""
+    """What was changed or is odd in a table (`kind` is events, items or live log), and an example from it, which may name a user."""
 
     kind: str
     what: str

@@ -148,6 +148,24 @@ def test_a_doubled_export_is_the_single_one(tmp_path: Path, suffix: str) -> None
     assert "events: 32 exact duplicates (same user, item, time," in describe_found(tmp_path / "behind" / "out")[1]
 
 
+def test_an_unreadable_file_of_the_live_log_is_named_and_left_out(tmp_path: Path) -> None:
+    """A nightly run learns from all others, and from its next run on from that one too once it was put right."""
+    for number, name in enumerate(("p0/1.parquet", "p0/2.parquet")):
+        live_file(tmp_path / "log", name, [(f"e{number}", "u000", f"i0{number}", 1_800_000_000_000)])
+    bad = tmp_path / "log/interactions/p0/1.parquet"
+    right, whole = bad.read_bytes(), Source(*own_tables(tmp_path), live_log_files(tmp_path / "log"))
+    key_before = key(whole)
+    bad.write_bytes(right[:-30])
+
+    _, summary = run(whole, tmp_path)
+
+    assert summary["num_live_events"] == 1
+    assert f"live log: 1 files cannot be read and are left out, such as {bad}" in describe_found(tmp_path / "out")
+    assert key(whole) != key_before
+    bad.write_bytes(right)
+    assert key(whole) == key_before
+
+
 @pytest.mark.parametrize("event_ids", [False, True])
 def test_an_event_of_the_table_and_the_live_log_counts_once(tmp_path: Path, event_ids: bool) -> None:
     """As the log's, where histories hold it online: by user, item, type and millisecond, or by its id where the export has coarser times."""
