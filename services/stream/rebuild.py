@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
@@ -58,7 +59,7 @@ class Rebuild:
     def make_whole(self, claims: Mapping[int, Claim], num_partitions: int, stop: threading.Event) -> None:
         """Write what these owned partitions lack, then declare them whole, unless stopped before.
 
-        Raises OwnershipLost, RowChanged or DependencyAway.
+        Raises OwnershipLost, RowChanged or DependencyAway; OSError where base tables or log cannot be read.
         """
         base = base_id(self._table)
         baseless = {number for number, claim in claims.items() if base and base not in claim.base_ids}
@@ -108,6 +109,10 @@ class Rebuild:
 
 
 def _base_rows(table: Path) -> Iterator[UserHistory]:
-    with pq.ParquetFile(table) as file:
-        for batch in file.iter_batches(_BATCH_ROWS):
-            yield from USER_HISTORY.from_columns(batch.to_pydict())
+    """Yield the rows. Raises OSError, also where the file holds none: rows without their past would never get it back."""
+    try:
+        with pq.ParquetFile(table) as file:
+            for batch in file.iter_batches(_BATCH_ROWS):
+                yield from USER_HISTORY.from_columns(batch.to_pydict())
+    except pa.ArrowException as error:
+        raise OSError(f"{table} cannot be read: {error}") from error

@@ -201,6 +201,27 @@ async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path:
     assert rig.rows("u") == clean_replay(rig.broker, base=(base,))
 
 
+def test_unreadable_base_tables_are_waited_for(rig: Rig, tmp_path: Path) -> None:
+    """Rows would never get their past back: the worker says so, and goes on once the tables were written again."""
+    write_arrivals(ratings(("u", "old")), tmp_path)
+    build_tables(tmp_path, 30, tmp_path, silent)
+    serve(tmp_path, rig.features, rig.settings.offline_log_dir, silent)
+    table = base_table(rig.settings.offline_log_dir)
+    right = table.read_bytes()
+    table.write_bytes(b"garbage")
+    with Redis(host=HOST, port=rig.features.redis.port) as client:
+        client.flushall()
+    rig.start_worker()
+
+    wait_for(lambda: rig.metric("tailrace_stream_log_failures_total", step="open") > 1, what="a second try")
+    before = rig.rows("u")
+    table.write_bytes(right)
+    rig.send(click(1))
+
+    wait_for(lambda: "u" in rig.rows("u") and rig.rows("u")["u"].item_ids == ("old", "i1"), what="base and click")
+    assert before == {}
+
+
 def test_a_rebuild_that_is_stopped_goes_on_where_it_was(features: RepoAddress, tmp_path: Path) -> None:
     """SIGTERM during a long rebuild: it ends with its batch, requests still see no part of the history, and the next process adds the rest."""
     log, writer, stop = OfflineLog(tmp_path), FeatureWriter(features), threading.Event()
