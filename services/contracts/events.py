@@ -73,6 +73,17 @@ class Interaction:
         return self.user_id.encode()
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Events that the broker has: their ids in the order sent, and the items of theirs that the live catalogue lacks, each once.
+
+    No item is called unknown while no bundle is loaded.
+    """
+
+    event_ids: tuple[str, ...]
+    unknown_items: tuple[str, ...]
+
+
 def decode_interaction(value: bytes | None) -> Interaction:
     """Read a record's value. Raises InvalidRequest with the field that is wrong."""
     try:

@@ -106,9 +106,11 @@ class RecordEventsRequest(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[Interaction, _Mapping]]] = ...) -> None: ...
 
 class RecordEventsResponse(_message.Message):
-    __slots__ = ("accepted", "event_ids")
+    __slots__ = ("accepted", "event_ids", "unknown_items")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     EVENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_ITEMS_FIELD_NUMBER: _ClassVar[int]
     accepted: int
     event_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, accepted: _Optional[int] = ..., event_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    unknown_items: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, accepted: _Optional[int] = ..., event_ids: _Optional[_Iterable[str]] = ..., unknown_items: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore
+from services.contracts.events import Recorded
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
@@ -132,12 +133,14 @@ class DataPlane:
         for sink in self._refusal_sinks:
             sink(record)
 
-    async def record(self, drafts: Sequence[Draft], door: str, request_id: str) -> tuple[str, ...]:
-        """Record events, and return their ids; see RecordEvents."""
+    async def record(self, drafts: Sequence[Draft], door: str, request_id: str) -> Recorded:
+        """Record events; see RecordEvents."""
         event_ids = await self._record(drafts)
-        self._metrics.recorded(door, [draft.get("request_id") for draft in drafts])
-        log.info("recorded", request_id=request_id, door=door, num_events=len(event_ids))
-        return event_ids
+        known = self.live.current().catalogue.index_of if self.live.is_loaded else None
+        unknown = [] if known is None else [item for draft in drafts if (item := draft["item_id"]) not in known]
+        self._metrics.recorded(door, [draft.get("request_id") for draft in drafts], len(unknown))
+        log.info("recorded", request_id=request_id, door=door, num_events=len(event_ids), num_unknown=len(unknown))
+        return Recorded(event_ids, tuple(dict.fromkeys(unknown)))
 
     @property
     def max_events_per_request(self) -> int:

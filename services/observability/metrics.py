@@ -112,6 +112,9 @@ class GatewayMetrics(_Metrics):
         "tailrace_feature_age_seconds", "Age of the newest event included in an answer", AGE_BUCKETS_S
     )
     events = _counter("tailrace_events_total", "Events by door and outcome", "door code")
+    unknown_item_events = _counter(
+        "tailrace_unknown_item_events_total", "Accepted events of items that the live catalogue lacks", "door"
+    )
     answers = _counter("tailrace_answers_total", "Answers by tier and bundle", "tier bundle_version")
     attributed_events = _counter(
         "tailrace_attributed_events_total",

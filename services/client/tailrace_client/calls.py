@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar
 from urllib.parse import quote
 
-from tailrace_client.retry import TailraceError
+from tailrace_client.values import FLAG, INT_32, INT_64, NUMBER, TEXT, checked, checked_texts, refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The ids of the recorded events, in the order sent: the broker has every one of them."""
+    """The ids of the recorded events, in the order sent: the broker has every one of them.
+
+    `unknown_items` are those of their items that the server's live catalogue lacks, each once.
+    """
 
     event_ids: tuple[str, ...]
     num_attempts: int = 1
+    unknown_items: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,17 @@ class Explanation:
 
 
 _EMPTY = "empty, so nothing could be shown"
+_SEND_EVENTS = "send an Event, or a list of them"
+_MUST_BE_THERE = frozenset({"user_id", "item_id", "event_id"})
+_PLACES = {"categories": "filters.categories", "allowed_item_ids": "filters.allowed_item_ids"}
+_KINDS = {
+    **dict.fromkeys(("user_id", "item_id", "event_type", "event_id", "request_id"), TEXT),
+    **dict.fromkeys(("exclude_seen", "rationale"), FLAG),
+    "k": INT_32,
+    "event_time_ms": INT_64,
+    "value": NUMBER,
+}
+"""What the fields hold; the others are lists of texts."""
 _READ = frozenset(Recommendation.__slots__) - {"items", "num_attempts"}
 
 
@@ -134,36 +149,45 @@ class Call(Generic[A]):
 
 
 def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recommendation]:
-    """Build the call. Raises TypeError for an option that does not exist, TailraceError for an empty filter.
+    """Build the call. Raises TypeError for an option that does not exist, TailraceError for a wrong value and an empty filter.
 
     A message over gRPC cannot tell an empty filter from none, and the server would show everything.
     """
     if unknown := options.keys() - RecommendOptions.__annotations__.keys():
         raise TypeError(f"recommend has no option {', '.join(sorted(unknown))}")
-    request_id = options.get("request_id") or uuid.uuid4().hex
-    fields = {name: list(value) if isinstance(value, (tuple, set)) else value for name, value in options.items()}
-    filters = {name: fields.pop(name) for name in ("categories", "allowed_item_ids") if name in fields}
+    given = {name: value for name, value in options.items() if value is not None}
+    fields = {name: _checked(_PLACES.get(name, name), value, name) for name, value in given.items()}
+    request_id = fields["request_id"] = fields.get("request_id") or uuid.uuid4().hex
+    filters = {name: fields.pop(name) for name in _PLACES if name in fields}
     if empty := next((name for name, values in filters.items() if not values), None):
-        fix = "leave it out, or name at least one"
-        field = f"filters.{empty}"
-        raise TailraceError("invalid_request", _EMPTY, field=field, fix=fix, request_id=request_id, num_attempts=0)
-    fields |= {"request_id": request_id}
+        raise refusal(_PLACES[empty], _EMPTY, "leave it out, or name at least one", request_id)
     fields |= {"filters": filters} if filters else {}
-    fields |= {} if user_id is None else {"user_id": user_id}
+    fields |= {} if user_id is None else {"user_id": checked("user_id", user_id, TEXT)}
     return Call(Recommendation, "POST", "/v1/recommendations", "Recommend", fields, request_id)
 
 
 def record_call(events: Event | Iterable[Event]) -> Call[Recorded]:
-    """Build the call."""
+    """Build the call. Raises TailraceError for a wrong value."""
+    if not isinstance(events, Iterable | Event) or isinstance(events, Mapping):
+        raise refusal("events", f"wrong type: {type(events).__name__}", _SEND_EVENTS)
     listed = [events] if isinstance(events, Event) else list(events)
-    return Call(Recorded, "POST", "/v1/events", "RecordEvents", {"events": [_event_fields(one) for one in listed]})
+    fields = {"events": [_event_fields(f"events[{place}]", one) for place, one in enumerate(listed)]}
+    return Call(Recorded, "POST", "/v1/events", "RecordEvents", fields)
 
 
 def explain_call(request_id: str) -> Call[Explanation]:
-    """Build the call; the gRPC door has none."""
-    return Call(Explanation, "GET", f"/v1/explanations/{quote(request_id, safe='')}", None, {})
+    """Build the call; the gRPC door has none. Raises TailraceError for a wrong value."""
+    path = f"/v1/explanations/{quote(checked('request_id', request_id, TEXT), safe='')}"
+    return Call(Explanation, "GET", path, None, {})
 
 
-def _event_fields(event: Event) -> dict[str, Any]:
+def _checked(place: str, value: Any, name: str) -> Any:
+    return checked(place, value, _KINDS[name]) if name in _KINDS else checked_texts(place, value)
+
+
+def _event_fields(place: str, event: Event) -> dict[str, Any]:
+    if not isinstance(event, Event):
+        raise refusal(place, f"wrong type: {type(event).__name__}", _SEND_EVENTS)
     fields = {name: getattr(event, name) for name in Event.__slots__}
-    return {name: value for name, value in fields.items() if value is not None}
+    sent = {name: value for name, value in fields.items() if value is not None or name in _MUST_BE_THERE}
+    return {name: _checked(f"{place}.{name}", value, name) for name, value in sent.items()}

@@ -23,6 +23,7 @@ from tailrace_client.calls import (
 from tailrace_client.rest import AsyncRestDoor, RestDoor
 from tailrace_client.retry import DEFAULTS, Attempts, CallOptions, RetryBudget, TailraceError
 from tailrace_client.rpc import AsyncRpcDoor, RpcDoor
+from tailrace_client.values import MILLISECONDS, checked
 
 _RECOMMEND_MS = 200.0
 _LONG_MS = 5_000.0
@@ -73,7 +74,8 @@ class Client:
         self.close()
 
     def _answer(self, call: Call[A], deadline_ms: float) -> A:
-        attempts = Attempts(self._options, self._budget, deadline_ms, time.monotonic())
+        within_ms = checked("deadline_ms", deadline_ms, MILLISECONDS)
+        attempts = Attempts(self._options, self._budget, within_ms, time.monotonic())
         while True:
             try:
                 answer: A = self._door.send(call, attempts)
@@ -119,7 +121,8 @@ class AsyncClient:
         await self.close()
 
     async def _answer(self, call: Call[A], deadline_ms: float) -> A:
-        attempts = Attempts(self._options, self._budget, deadline_ms, time.monotonic())
+        within_ms = checked("deadline_ms", deadline_ms, MILLISECONDS)
+        attempts = Attempts(self._options, self._budget, within_ms, time.monotonic())
         while True:
             try:
                 answer: A = await self._door.send(call, attempts)

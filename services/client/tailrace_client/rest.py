@@ -149,7 +149,7 @@ def _recommendation(body: dict[str, Any], num_attempts: int) -> Recommendation:
 
 
 def _recorded(body: dict[str, Any], num_attempts: int) -> Recorded:
-    return Recorded(tuple(body["event_ids"]), num_attempts)
+    return Recorded(tuple(body["event_ids"]), num_attempts, tuple(body.get("unknown_items", ())))
 
 
 def _explanation(body: dict[str, Any], num_attempts: int) -> Explanation:

@@ -122,11 +122,7 @@ def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tu
     now_s = time.monotonic()
     timeout_s = attempts.left_s(now_s)
     fields = call.with_deadline(attempts.server_deadline_ms(now_s))
-    try:
-        message = _METHODS[call.method][0](**fields)
-    except (TypeError, ValueError) as error:  # a value that no message holds, such as a number beyond 32 bits
-        raise TailraceError("invalid_request", str(error), request_id=call.request_id) from error
-    return methods[call.method], message, timeout_s
+    return methods[call.method], _METHODS[call.method][0](**fields), timeout_s
 
 
 def _refusal(error: Any, request_id: str | None) -> TailraceError:
@@ -168,7 +164,7 @@ def _read(call: Call[A], answer: Any, num_attempts: int) -> A:
 
 
 def _recorded(answer: Any, num_attempts: int) -> Recorded:
-    return Recorded(tuple(answer.event_ids), num_attempts)
+    return Recorded(tuple(answer.event_ids), num_attempts, tuple(answer.unknown_items))
 
 
 def _recommendation(answer: Any, num_attempts: int) -> Recommendation:

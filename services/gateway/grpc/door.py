@@ -67,8 +67,12 @@ class RpcDoor:
 
         async def handle(call: Call, _: dict[str, str]) -> pb.RecordEventsResponse:
             drafts = parse_events(request, self._max_body_bytes, plane.max_events_per_request)
-            event_ids = await plane.record(drafts, DOOR, call.request_id)
-            return pb.RecordEventsResponse(accepted=len(event_ids), event_ids=event_ids)
+            recorded = await plane.record(drafts, DOOR, call.request_id)
+            return pb.RecordEventsResponse(
+                accepted=len(recorded.event_ids),
+                event_ids=recorded.event_ids,
+                unknown_items=recorded.unknown_items,
+            )
 
         refused = plane.events_refused
         answering = guarded(

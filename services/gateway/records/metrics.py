@@ -103,9 +103,10 @@ class AnswerMetrics:
         """Count a refused request for a recommendation."""
         self._metrics.requests.labels(record.door, _NONE, _NONE, record.code).inc()
 
-    def recorded(self, door: str, request_ids: Sequence[str | None]) -> None:
-        """Count events that the broker acknowledged; each may name the request that led to it."""
+    def recorded(self, door: str, request_ids: Sequence[str | None], num_unknown: int) -> None:
+        """Count events that the broker acknowledged; each may name the request that led to it. `num_unknown` are of unknown items."""
         self._metrics.events.labels(door, "ok").inc(len(request_ids))
+        self._metrics.unknown_item_events.labels(door).inc(num_unknown)
         for request_id in request_ids:
             if request_id and (source := self._attribution.source_of(request_id)):
                 self._metrics.attributed_events.labels(*source).inc()

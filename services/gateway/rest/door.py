@@ -107,8 +107,9 @@ class _RestDoor:
 
     async def record(self, http: Request, call: Call) -> Response:
         drafts = parse_events(await read_body(http, self._max_body_bytes))
-        event_ids = await self._plane().record(drafts, DOOR, call.request_id)
-        return json_response({"accepted": len(event_ids), "event_ids": event_ids})
+        recorded = await self._plane().record(drafts, DOOR, call.request_id)
+        accepted = {"accepted": len(recorded.event_ids), "event_ids": recorded.event_ids}
+        return json_response({**accepted, "unknown_items": recorded.unknown_items})
 
     def events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
         self._plane().events_refused(door, code, message, request_id)

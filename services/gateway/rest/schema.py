@@ -218,6 +218,9 @@ class RecordedBody(_Body):
 
     accepted: int
     event_ids: list[str]
+    unknown_items: list[str] = Field(
+        description="Items of these events that the live catalogue lacks, each once; their events are recorded all the same"
+    )
 
 
 class ErrorDetail(_Body):

@@ -162,6 +162,19 @@ async def test_acknowledged_events_are_in_the_log(door: Door, world: World) -> N
     assert json.loads(second)["event_id"] == reply.body["event_ids"][1]
 
 
+async def test_events_of_unknown_items_are_accepted_and_named(door: Door, world: World) -> None:
+    """Each item that the live catalogue lacks is named once, in the order sent, and its events are counted; they are recorded all the same."""
+    items = ("new1", "i01", "new2", "new1")
+
+    reply = await door.record([{"user_id": "u", "item_id": item} for item in items])
+    known = await door.record([EVENT])
+
+    assert (reply.body["accepted"], reply.body["unknown_items"]) == (4, ["new1", "new2"])
+    assert known.body["unknown_items"] == []
+    assert [json.loads(value)["item_id"] for _, value in world.events.records] == [*items, "i01"]
+    assert world.metric("tailrace_unknown_item_events_total", door=door.name) == 3
+
+
 BAD_EVENTS: list[tuple[str, list[dict[str, Any]], str]] = [
     ("none", [], "events"),
     ("too many", [EVENT] * 51, "events"),

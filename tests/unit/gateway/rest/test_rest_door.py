@@ -77,7 +77,7 @@ async def test_events_come_as_an_object_a_list_or_one(rest: RestClient, world: W
 
     answer = await rest.http.post(EVENTS, json=body)
 
-    assert answer.json() == {"accepted": 1, "event_ids": ["e"]}
+    assert answer.json() == {"accepted": 1, "event_ids": ["e"], "unknown_items": ["i"]}
     assert len(world.events.records) == 1
 
 
@@ -168,16 +168,18 @@ async def test_the_bundle_is_described(rest: RestClient) -> None:
 
 
 async def test_before_the_first_bundle_nothing_is_ready_and_nothing_breaks(tmp_path: Path) -> None:
-    """No bundle yet: alive, not ready, and a 503 that names what is missing."""
+    """No bundle yet: alive, not ready, and a 503 that names what is missing. Events are accepted, and no item is called unknown."""
     bare = make_world(tmp_path / "bundles")
     app = create_rest_app(lambda: bare.plane, lambda: b"", MAX_BODY_BYTES)
     async with in_process(app) as http:
         asked = await http.post(RECOMMEND, json={"user_id": "u"})
+        recorded = await http.post(EVENTS, json={"user_id": "u", "item_id": "i"})
         ready = await http.get("/readyz")
         alive = await http.get("/healthz")
 
     assert (asked.status_code, asked.json()["error"]["message"]) == (503, "bundle is away")
     assert "retry-after" in asked.headers
+    assert recorded.json()["unknown_items"] == []
     assert (ready.status_code, alive.status_code) == (503, 200)
 
 
