@@ -5,9 +5,11 @@ of depth L is L integers; those of level l are in [0, level_sizes[l]). The decod
 `token_offset[l] + c`; token 0 is the beginning of a history.
 """
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import nlargest
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from services.errors import BundleCorrupt, InvalidRequest
 
 BOS_TOKEN = 0
 NUM_SPECIAL_TOKENS = 1
+_NUM_OFFERED, _NUM_LIKELY, _MAX_COMPARED = 3, 16, 1_000
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Catalogue:
         for position, name in enumerate(filters.categories or ()):
             if name not in self._items_by_category:
                 raise InvalidRequest(
-                    f"filters.categories[{position}]", f"unknown category {name!r}", "name one that items have"
+                    f"filters.categories[{position}]", f"unknown category {name!r}", self._fix_of_category(name)
                 )
         for position, item_id in enumerate(filters.allowed_item_ids or ()):
             if item_id not in self.index_of:
@@ -98,6 +101,23 @@ class Catalogue:
                     f"unknown item {item_id!r}",
                     "name an item of the catalogue",
                 )
+
+    @cached_property
+    def _category_pairs(self) -> dict[str, frozenset[str]]:
+        """The categories that an unknown name is compared with, those of most items first, and their pairs of characters without case."""
+        by_size = sorted(self._items_by_category, key=lambda name: -len(self._items_by_category[name]))
+        return {name: _pairs(name) for name in by_size[:_MAX_COMPARED]}
+
+    def _fix_of_category(self, name: str) -> str:
+        """Offer the categories nearest to a name, or else the largest. Those that share the most pairs are compared as a whole."""
+        pairs, wanted = self._category_pairs, _pairs(name)
+        if not pairs:
+            return "leave it out, no item of this catalogue has a category"
+        likely = nlargest(_NUM_LIKELY, pairs, key=lambda one: len(wanted & pairs[one]) / (1 + len(pairs[one])))
+        folded = {one.casefold(): one for one in likely}
+        near = difflib.get_close_matches(name.casefold(), folded, n=_NUM_OFFERED)
+        names = ", ".join(f"{one!r:.60}" for one in [folded[one] for one in near] or list(pairs)[:_NUM_OFFERED])
+        return f"the nearest: {names}" if near else f"name one that items have, for example {names}"
 
     def save(self, path: Path) -> None:
         """Write one Parquet file, with the level sizes in its metadata."""
@@ -112,6 +132,11 @@ class Catalogue:
         )
         sizes = ",".join(str(size) for size in self.level_sizes)
         pq.write_table(table.replace_schema_metadata({"level_sizes": sizes}), path)
+
+
+def _pairs(name: str) -> frozenset[str]:
+    folded = name.casefold()
+    return frozenset(folded[place : place + 2] for place in range(max(1, len(folded) - 1)))
 
 
 def load_catalogue(path: Path) -> Catalogue:

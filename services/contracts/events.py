@@ -17,6 +17,8 @@ from services.errors import InvalidRequest
 MAX_EVENT_AGE_MS = 30 * 24 * 3_600_000
 MAX_EVENT_LEAD_MS = 60_000
 _LAST_TIME_MS = 253_402_300_799_999
+_SECONDS = range(10**9, 10**10)
+"""Unix seconds from 2001 to 2286, which as milliseconds would all be of early 1970."""
 _FIELDS = {"event_id", "user_id", "item_id", "event_type", "event_time_ms", "value", "request_id", "accepted_time_ms"}
 
 
@@ -49,8 +51,14 @@ class Interaction:
         if not _is_finite(self.value):
             raise InvalidRequest("value", "not a finite number", "send a finite number")
 
+    def check_unit(self) -> None:
+        """Refuse a time that was written in seconds. Raises InvalidRequest."""
+        if self.event_time_ms in _SECONDS:
+            raise _in_seconds("event_time_ms", self.event_time_ms)
+
     def check_time(self, now_ms: int) -> None:
         """Refuse an event from the future or from too long ago. Raises InvalidRequest."""
+        self.check_unit()
         if self.event_time_ms > now_ms + MAX_EVENT_LEAD_MS:
             raise InvalidRequest(
                 "event_time_ms", "in the future", f"send Unix milliseconds, at most {MAX_EVENT_LEAD_MS // 1000} s ahead"
@@ -106,11 +114,19 @@ def interaction_from(fields: Mapping[str, Any]) -> Interaction:
         if not isinstance(fields[name], str):
             raise InvalidRequest(name, "not a string", "send a string")
     for name in fields.keys() & {"event_time_ms", "accepted_time_ms"}:
+        if isinstance(fields[name], float) and _SECONDS.start <= fields[name] < _SECONDS.stop:
+            raise _in_seconds(name, fields[name])
         if not isinstance(fields[name], int) or isinstance(fields[name], bool):
             raise InvalidRequest(name, "not an integer", "send Unix time in milliseconds")
     if not isinstance(fields.get("value", 1.0), int | float) or isinstance(fields.get("value"), bool):
         raise InvalidRequest("value", "not a number", "send a number")
     return Interaction(**fields)
+
+
+def _in_seconds(name: str, time: float) -> InvalidRequest:
+    return InvalidRequest(
+        name, f"{time} looks like seconds", "send Unix milliseconds: the seconds times 1,000, as an integer"
+    )
 
 
 def _is_finite(value: float) -> bool:

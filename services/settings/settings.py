@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K
 from services.errors import ConfigError
 from services.settings.addresses import KafkaAddress, RedisAddress
 
@@ -57,7 +58,7 @@ class Settings(BaseSettings):
     """Folder with tls.crt and tls.key, as in a Kubernetes TLS secret: the edge then accepts TLS only."""
     tls_client_ca_file: Path | None = None
     """Certificate authority of callers: each must present a certificate of it (mutual TLS)."""
-    max_k: int = Field(2_000, ge=1)
+    max_k: int = Field(MAX_K, ge=1, le=MAX_K)
     """Maximal number of items per request."""
 
     # internal ports, behind the edge
@@ -95,7 +96,7 @@ class Settings(BaseSettings):
     # deadlines
     default_deadline_ms: int = Field(200, ge=1)
     min_deadline_ms: int = Field(5, ge=1)
-    max_deadline_ms: int = Field(5_000, ge=1)
+    max_deadline_ms: int = Field(5_000, ge=1, le=MAX_DEADLINE_MS)
     deadline_reserve_ms: float = Field(8.0, ge=0)
     """Subtracted from every deadline for formatting and sending the answer."""
     node_patience_percent: int = Field(50, ge=0, le=100)

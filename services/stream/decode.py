@@ -161,6 +161,7 @@ def _interaction(record: Record, now_ms: int) -> Interaction:
     interaction = decode_interaction(record.value)
     if record.key != interaction.key:
         raise InvalidRequest("key", "not the user id", "produce with the user id as the record's key")
+    interaction.check_unit()
     if interaction.event_time_ms > record.timestamp_ms + MAX_EVENT_LEAD_MS:
         raise InvalidRequest("event_time_ms", "later than the record itself", "send Unix time in milliseconds")
     if interaction.event_time_ms > now_ms + MAX_CLOCK_LEAD_MS:

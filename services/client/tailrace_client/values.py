@@ -56,7 +56,7 @@ def _flag(value: Any) -> bool:
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError
     return float(value)
 

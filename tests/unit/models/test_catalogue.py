@@ -1,5 +1,6 @@
 """The catalogue: tokens, masks, and its file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,36 @@ def test_filters_must_name_what_exists(filters: Filters, field: str) -> None:
     """An unknown category or item in a filter is refused by position."""
     with pytest.raises(InvalidRequest, match=field):
         deep_catalogue().check_filters(filters)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("comdy", "the nearest: 'Comedy'"),
+        ("COMEDY", "the nearest: 'Comedy'"),
+        ("sci fi", "the nearest: 'Sci-Fi'"),
+        ("Darma", "the nearest: 'Drama'"),
+        ("?" * 256, "name one that items have, for example 'Drama', 'Comedy', 'Sci-Fi'"),
+    ],
+)
+def test_an_unknown_category_is_answered_with_the_nearest(name: str, fix: str) -> None:
+    """Without regard to case; with the largest where none is near."""
+    catalogue = replace(
+        deep_catalogue(), categories=(("Drama", "Comedy"), ("Drama", "Comedy", "Sci-Fi"), ("Drama",), ())
+    )
+
+    with pytest.raises(InvalidRequest) as refused:
+        catalogue.check_filters(Filters(categories=(name,)))
+
+    assert refused.value.fix == fix
+
+
+def test_without_categories_the_error_says_so() -> None:
+    """There is none to offer."""
+    catalogue = replace(deep_catalogue(), categories=((),) * 4)
+
+    with pytest.raises(InvalidRequest, match="no item of this catalogue has a category"):
+        catalogue.check_filters(Filters(categories=("Comedy",)))
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:

@@ -197,6 +197,14 @@ async def test_bad_events_are_refused_whole(door: Door, world: World, events: li
     assert world.events.records == []
 
 
+async def test_seconds_in_the_place_of_milliseconds_are_recognised(door: Door) -> None:
+    """The error says so, and what to send."""
+    reply = await door.record([{**EVENT, "event_time_ms": NOW_MS // 1_000}])
+
+    assert reply.field == "events[0].event_time_ms"
+    assert "looks like seconds" in reply.message
+
+
 @pytest.mark.parametrize(
     ("error", "code", "retry_after"),
     [(DependencyAway("events", 0.2), "dependency_away", "1"), (Overloaded("events", 1.5), "overloaded", "2")],

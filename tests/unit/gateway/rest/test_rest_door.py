@@ -31,6 +31,7 @@ BAD_BODIES = [
     (EVENTS, b'[{"user_id": "u", "item_id": "i", "colour": 1}]', "events[0].colour"),
     (EVENTS, b'[{"user_id": "u", "item_id": "i", "accepted_time_ms": 1}]', "events[0].accepted_time_ms"),
     (EVENTS, b'{"user_id": "u", "item_id": "i", "value": ' + b"9" * 400 + b"}", "events[0].value"),
+    (EVENTS, b'{"user_id": "u", "item_id": "i", "event_time_ms": 1795542826.5}', "events[0].event_time_ms"),
 ]
 
 
