@@ -80,7 +80,7 @@ curl -s localhost:8000/v1/recommendations -H 'content-type: application/json' -d
 {{"error":{{"code":"invalid_request","message":"0 is out of range","field":"k","fix":"send 1 to {max_k}","request_id":"..."}}}}
 ```
 
-Over gRPC it is a status with the same sentence; `grpc-status-details-bin` holds a `google.rpc.ErrorInfo` with the code in capitals and the fix, a `google.rpc.RequestInfo` with the request's id, a `google.rpc.BadRequest` with the field and a `google.rpc.RetryInfo` where waiting helps.
+Over gRPC it is a status with the same sentence; `grpc-status-details-bin` holds a `google.rpc.ErrorInfo` with the code in capitals as its reason and, in its metadata, `message` and `fix`, a `google.rpc.RequestInfo` with the request's id, a `google.rpc.BadRequest` with the field and a `google.rpc.RetryInfo` where waiting helps.
 
 {errors}
 

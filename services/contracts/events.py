@@ -7,7 +7,7 @@ are too old or in the future is an argument.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ MAX_EVENT_LEAD_MS = 60_000
 _LAST_TIME_MS = 253_402_300_799_999
 _SECONDS = range(10**9, 10**10)
 """Unix seconds from 2001 to 2286, which as milliseconds would all be of early 1970."""
-_FIELDS = {"event_id", "user_id", "item_id", "event_type", "event_time_ms", "value", "request_id", "accepted_time_ms"}
+SENT_FIELDS = frozenset({"event_id", "user_id", "item_id", "event_type", "event_time_ms", "value", "request_id"})
+"""What a caller may send of an event; a record has `accepted_time_ms` too."""
+_FIELDS = SENT_FIELDS | {"accepted_time_ms"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +107,7 @@ def decode_interaction(value: bytes | None) -> Interaction:
 
 def interaction_from(fields: Mapping[str, Any]) -> Interaction:
     """Build an interaction from parsed JSON. Raises InvalidRequest with the field that is missing, unknown or mistyped."""
-    for name in fields.keys() - _FIELDS:
-        raise InvalidRequest(name, "unknown", f"the fields are {', '.join(sorted(_FIELDS))}")
+    refuse_unknown(fields, _FIELDS)
     for name in ("event_id", "user_id", "item_id", "event_time_ms"):
         if fields.get(name) is None:
             raise InvalidRequest(name, "missing", "it is required")
@@ -121,6 +122,13 @@ def interaction_from(fields: Mapping[str, Any]) -> Interaction:
     if not isinstance(fields.get("value", 1.0), int | float) or isinstance(fields.get("value"), bool):
         raise InvalidRequest("value", "not a number", "send a number")
     return Interaction(**fields)
+
+
+def refuse_unknown(fields: Iterable[str], known: frozenset[str]) -> None:
+    """Refuse a field that is not known. Raises InvalidRequest naming it."""
+    for name in fields:
+        if name not in known:
+            raise InvalidRequest(name, "unknown", f"the fields are {', '.join(sorted(known))}")
 
 
 def _in_seconds(name: str, time: float) -> InvalidRequest:

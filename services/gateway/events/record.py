@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from services.contracts.events import Interaction, interaction_from
+from services.contracts.events import SENT_FIELDS, Interaction, interaction_from, refuse_unknown
 from services.errors import InvalidRequest
 
 Draft = Mapping[str, Any]
@@ -63,9 +63,8 @@ def check_num_events(num_events: int, max_events: int) -> None:
 
 
 def _checked(place: int, draft: Draft, now_ms: int) -> Interaction:
-    if "accepted_time_ms" in draft:
-        raise InvalidRequest(f"events[{place}].accepted_time_ms", "unknown", "leave it out; the door sets it")
     try:
+        refuse_unknown(draft, SENT_FIELDS)
         made = {"event_id": uuid.uuid4().hex, "event_time_ms": now_ms}
         sent = {name: value for name, value in draft.items() if value is not None or name not in _MAY_BE_NULL}
         event = interaction_from({**made, **sent, "accepted_time_ms": now_ms})

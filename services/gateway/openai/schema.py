@@ -242,6 +242,8 @@ class ModelsBody(BaseModel):
 class OpenAiErrorDetail(BaseModel):
     """The error with its fix, type, field and code."""
 
+    model_config = ConfigDict(extra="forbid")
+
     message: str
     type: str = Field(examples=["invalid_request_error"])
     param: str | None = Field(description="The field")
@@ -250,6 +252,8 @@ class OpenAiErrorDetail(BaseModel):
 
 class OpenAiErrorBody(BaseModel):
     """OpenAI's envelope; a stream that fails sends it as its last event."""
+
+    model_config = ConfigDict(extra="forbid")
 
     error: OpenAiErrorDetail
 

@@ -25,7 +25,9 @@ WIRE = {
     "not_allowed": (403, "PERMISSION_DENIED"),
     "quota_exceeded": (429, "RESOURCE_EXHAUSTED"),
     "overloaded": (429, "RESOURCE_EXHAUSTED"),
+    "not_found": (404, "NOT_FOUND"),
     "dependency_away": (503, "UNAVAILABLE"),
+    "deadline_exceeded": (504, "DEADLINE_EXCEEDED"),
     "internal": (500, "INTERNAL"),
 }
 """The status of each code at the REST and at the gRPC door; each reply is held to it."""
@@ -35,7 +37,8 @@ WIRE = {
 class Reply:
     """A door's reply; `code` is "ok" or the error's kind. `sent` is all that came with an error, `limits` a key's by short name.
 
-    `request_id` is that of the header or trailer, `refused_id` that of the error itself.
+    `request_id` is that of the header or trailer, `refused_id` that of the error itself. `parts` are the error's fields, over gRPC
+    the types of its details and the keys of their metadata.
     """
 
     code: str
@@ -46,6 +49,7 @@ class Reply:
     retry_after: str | None = None
     request_id: str | None = None
     refused_id: str | None = None
+    parts: frozenset[str] = frozenset()
     sent: str = ""
 
 
@@ -82,7 +86,7 @@ class RestClient:
         if answer.status_code != 200:
             error = reply.body.pop("error")
             reply.code, reply.field, reply.message = error["code"], error["field"], error["message"]
-            reply.refused_id = error["request_id"]
+            reply.refused_id, reply.parts = error["request_id"], frozenset(error)
             reply.retry_after = answer.headers.get("retry-after")
             reply.sent = f"{sorted(answer.headers.items())} {answer.text}"
         assert answer.status_code == WIRE[reply.code][0]
@@ -154,6 +158,7 @@ def _refused(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
         retry_after=trailers.get("retry-after"),
         request_id=trailers.get("x-request-id"),
         refused_id=request.request_id,
+        parts=frozenset(detail.type_url.rpartition("/")[2] for detail in status.details) | frozenset(info.metadata),
         sent=f"{error.details()} {sorted(trailers.items())} {status}",
         limits=_limits(trailers),
     )

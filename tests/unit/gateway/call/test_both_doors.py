@@ -3,11 +3,28 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from pydantic import BaseModel
 
-from services.errors import DependencyAway, Overloaded
+from services.errors import (
+    BundleNotFound,
+    ContextTooLong,
+    DeadlineExceeded,
+    DependencyAway,
+    InvalidRequest,
+    NotAllowed,
+    NotFound,
+    Overloaded,
+    QuotaExceeded,
+    RequestTooLarge,
+    TailraceError,
+    Unauthenticated,
+)
+from services.gateway.openai.schema import OpenAiErrorBody, OpenAiErrorDetail
+from services.gateway.rest.schema import ErrorBody, ErrorDetail
+from tests.support.manifests import ROOT
 from tests.unit.gateway.clients import Door, Reply, RestClient, RpcClient
 from tests.unit.gateway.world import NOW_S, World
 
@@ -229,6 +246,50 @@ async def test_what_breaks_inside_leaves_no_trace(door: Door, world: World) -> N
 
     assert reply.code == "internal"
     assert "secret" not in reply.message
+
+
+ERRORS = [
+    InvalidRequest("k", "wrong", "send another"),
+    ContextTooLong("prompt", "too long", "send less"),
+    RequestTooLarge(1),
+    Unauthenticated(),
+    NotAllowed("recommend", "shop"),
+    NotFound("no such name", "look"),
+    QuotaExceeded("rate", 1.0),
+    Overloaded("llm", 1.0),
+    DependencyAway("features", 1.0),
+    DeadlineExceeded("llm"),
+    BundleNotFound("none"),
+    TailraceError(),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_an_error_has_the_documented_fields_and_no_other(
+    rest: RestClient, rpc: RpcClient, world: World, error: TailraceError
+) -> None:
+    """Through all three doors: the fields of the bodies' schemas, and over gRPC what the API page names."""
+
+    async def fail(*_: object) -> NoReturn:
+        """Fail as some part may."""
+        raise error
+
+    world.plane.recommend = fail  # type: ignore[assignment]
+    replies = [await door.recommend({"user_id": "u"}) for door in (rest, rpc)]
+    ranked = await rest.http.post("/v1/completions", json={"model": "tailrace-recommender", "prompt": "i00"})
+    page = (ROOT / "docs/api.md").read_text()
+
+    assert replies[0].parts == set(ErrorDetail.model_fields)
+    assert {"google.rpc.ErrorInfo", "google.rpc.RequestInfo"} <= replies[1].parts
+    assert [part for part in replies[1].parts if f"`{part}`" not in page] == []
+    assert set(ranked.json()["error"]) == set(OpenAiErrorDetail.model_fields)
+
+
+@pytest.mark.parametrize("model", [ErrorBody, ErrorDetail, OpenAiErrorBody, OpenAiErrorDetail])
+def test_the_schema_of_an_error_allows_no_other_field(model: type[BaseModel]) -> None:
+    """So the calls by the document (test_openapi.py) would find one, in every error that they meet."""
+    assert model.model_json_schema()["additionalProperties"] is False
+    assert set(model.model_json_schema()["required"]) == set(model.model_fields)
 
 
 async def test_an_oversized_body_is_refused(door: Door) -> None:

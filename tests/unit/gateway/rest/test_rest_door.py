@@ -58,6 +58,15 @@ async def test_a_body_that_is_refused_keeps_its_request_id(rest: RestClient, res
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"] == "mine"
 
 
+async def test_an_unknown_field_is_answered_with_those_that_are_documented(rest: RestClient) -> None:
+    """Of an event too, whose record in the log has one more, which the door sets."""
+    schemas = (await rest.http.get("/openapi.json")).json()["components"]["schemas"]
+    for path, name in ((RECOMMEND, "RecommendBody"), (EVENTS, "EventBody")):
+        error = (await rest.http.post(path, json={"user_id": "u", "item_id": "i", "colour": 1})).json()["error"]
+
+        assert error["fix"] == f"the fields are {', '.join(sorted(schemas[name]['properties']))}"
+
+
 @pytest.mark.parametrize("path", [RECOMMEND, EVENTS])
 async def test_the_name_of_an_unknown_field_is_cut(rest: RestClient, world: World, path: str) -> None:
     """The name of an unknown field is cut in the answer, and so in the log and in the explanations' store."""
