@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from feast import Entity, FeatureService, FeatureView, Field, FileSource, ValueType
-from feast.types import Array, Float64, Int64, String
+from feast.types import Array, Bytes, Float64, Int64, String
 
 _DATA = Path(__file__).resolve().parent / "data"
 _FOR_EVER = timedelta(0)
@@ -34,11 +34,14 @@ user_history = FeatureView(
         Field(name="newest_event_time_ms", dtype=Int64),
         Field(name="num_events", dtype=Int64, description="events of the history, over the user's whole life"),
         Field(name="row_time_us", dtype=Int64, description="equals event_timestamp; rises with each change of the row"),
-        Field(name="recent_event_ids", dtype=Array(String), description="to recognise a client's retry"),
+        Field(name="recent_event_ids", dtype=Array(String), description="of rows that were written before the digests"),
         Field(name="topic_id", dtype=String, description="with partition and offset: the last event applied"),
         Field(name="partition", dtype=Int64),
         Field(name="offset", dtype=Int64),
         Field(name="disliked_item_ids", dtype=Array(String), description="kept out of answers; no part of the history"),
+        Field(
+            name="recent_event_digests", dtype=Bytes, description="8 bytes per event id, to recognise a client's retry"
+        ),
     ],
 )
 

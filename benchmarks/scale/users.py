@@ -22,7 +22,7 @@ from services.features.layout import RowLayout
 from services.features.ownership import KEY
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, ensure_applied, open_store
-from services.features.schema import USER_HISTORY, LogPosition, UserHistory
+from services.features.schema import USER_HISTORY, LogPosition, UserHistory, event_digest
 from services.settings.settings import Settings
 
 _NUM_READS, _NUM_WARM, _PER_EXCHANGE = 2_000, 100, 500
@@ -53,7 +53,7 @@ def _fill(settings: Settings, layout: RowLayout[UserHistory], num_users: int) ->
         newest_event_time_ms=1_700_000_000_000,
         num_events=len(_HISTORY),
         row_time_us=1_700_000_000_000_000,
-        recent_event_ids=tuple(f"event-{number:07d}" for number in range(20)),
+        recent_event_digests=b"".join(event_digest(f"event-{number:07d}") for number in range(20)),
         position=LogPosition("topic", 0, 1),
     )
     cells = layout.cells(row, row.row_time_us)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from infra.api_page import rest, rpc
 from infra.api_page.tables import table
-from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS
+from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS, MAX_EVENTS_PER_REQUEST, REMEMBERED_EVENTS
 from services.contracts.recommend import MAX_DEADLINE_MS, MAX_ID_CHARS, MAX_IDS_PER_FIELD, MAX_K
 from services.gateway.call.openapi import ERROR_MEANINGS
 from services.gateway.data_plane import DataPlane
@@ -124,7 +124,11 @@ def _limits(usual: Settings) -> list[tuple[str, str]]:
         ("a list of ids", f"{MAX_IDS_PER_FIELD} entries"),
         ("`deadline_ms`", f"1 to {MAX_DEADLINE_MS}"),
         ("a body or message", f"{usual.max_body_bytes} bytes (`TAILRACE_MAX_BODY_BYTES`)"),
-        ("events in a request", f"{usual.max_events_per_request} (`TAILRACE_MAX_EVENTS_PER_REQUEST`)"),
+        (
+            "events in a request",
+            f"{usual.max_events_per_request} (`TAILRACE_MAX_EVENTS_PER_REQUEST`, at most {MAX_EVENTS_PER_REQUEST})",
+        ),
+        ("a repeat's `event_id`", f"recognised among the {REMEMBERED_EVENTS} of its user that were seen last"),
         (
             "`event_time_ms`",
             f"at most {MAX_EVENT_AGE_MS // 86_400_000} days old, at most {MAX_EVENT_LEAD_MS // 1_000} s ahead; older events come by [the pipeline](bring-your-own-data.md)",

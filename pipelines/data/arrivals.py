@@ -82,6 +82,5 @@ def _recorded_row(user_id: str, time_us: int | None) -> UserHistory | None:
         newest_event_time_ms=time_us // 1_000,
         num_events=0,
         row_time_us=time_us,
-        recent_event_ids=(),
         position=LogPosition(BASE_TOPIC, 0, 0),
     )

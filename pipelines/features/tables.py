@@ -4,7 +4,8 @@
     latest_history.parquet the newest row of each user
     base_history.parquet   each user's row after the recorded events, without the live log
 
-Events are replayed through the stream worker's own aggregate, so offline features cannot differ from online ones. Histories grow by one
+Events are replayed through the stream worker's own aggregate, so offline features cannot differ from online ones; only the ids of events, by which
+it recognises repetitions, are left out, since there are none among the arrivals. Histories grow by one
 item a row, so the table is written in chunks and compresses to a small part of its size. `serve` copies the table into the feature
 repository, applies that, fills the online store with the base rows, and leaves these beside the live log: the stream worker adds the log,
 also after a loss of the store.
@@ -16,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -41,6 +43,7 @@ _ARROW_TYPES = {
     ColumnType.STRING: pa.string(),
     ColumnType.INT64: pa.int64(),
     ColumnType.STRINGS: pa.list_(pa.string()),
+    ColumnType.BYTES: pa.binary(),
 }
 HISTORY_SCHEMA = pa.schema(
     [*((column.name, _ARROW_TYPES[column.type]) for column in USER_HISTORY.columns), ("event_timestamp", _UTC_US)]
@@ -57,7 +60,7 @@ def build_tables(
 ) -> None:
     """Write every row of every user, and the newest ones, into `out`, holding one chunk in memory."""
     events = pl.read_parquet(ingested / "arrivals.parquet")
-    rows = replay(logged_events(events), history_limits(max_items), roles)
+    rows = replay(logged_events(events), replace(history_limits(max_items), max_event_ids=0), roles)
     latest: dict[str, UserHistory] = {}
     base: dict[str, UserHistory] = {}
     with (

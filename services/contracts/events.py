@@ -16,6 +16,10 @@ from services.errors import InvalidRequest
 
 MAX_EVENT_AGE_MS = 30 * 24 * 3_600_000
 MAX_EVENT_LEAD_MS = 60_000
+REMEMBERED_EVENTS = 1_024
+"""The newest events of a user by whose ids a repeated delivery is recognised."""
+MAX_EVENTS_PER_REQUEST = REMEMBERED_EVENTS // 2
+"""So a repeated request is recognised whatever one other request has brought in between."""
 _LAST_TIME_MS = 253_402_300_799_999
 _SECONDS = range(10**9, 10**10)
 """Unix seconds from 2001 to 2286, which as milliseconds would all be of early 1970."""

@@ -17,6 +17,7 @@ _FIELDS = {
     ColumnType.STRINGS: "string_list_val",
     ColumnType.INT64S: "int64_list_val",
     ColumnType.FLOAT64S: "double_list_val",
+    ColumnType.BYTES: "bytes_val",
 }
 
 

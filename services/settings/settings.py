@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.contracts.events import MAX_EVENTS_PER_REQUEST, REMEMBERED_EVENTS
 from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K
 from services.errors import ConfigError
 from services.settings.addresses import KafkaAddress, RedisAddress
@@ -46,6 +48,7 @@ class Settings(BaseSettings):
     metrics_port: int = Field(9100, ge=1, le=65_535)
     max_body_bytes: int = Field(1_048_576, ge=1_024)
     max_events_per_request: int = Field(500, ge=1)
+    """At most half of the event ids that a user's row remembers."""
 
     # access
     api_keys_file: Path | None = None
@@ -199,6 +202,17 @@ class Settings(BaseSettings):
     """Serve the console at /."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("max_events_per_request")
+    @classmethod
+    def _is_remembered(cls, number: int) -> int:
+        """Refuse requests that could count twice when they are sent again."""
+        if number > MAX_EVENTS_PER_REQUEST:
+            problem = "a row remembers {remembered} event ids, so a larger request sent again could count twice; set it to {most} or less"
+            raise PydanticCustomError(
+                "not_remembered", problem, {"remembered": REMEMBERED_EVENTS, "most": MAX_EVENTS_PER_REQUEST}
+            )
+        return number
 
     @property
     def bundle_root(self) -> Path:

@@ -11,7 +11,8 @@ from enum import StrEnum
 
 from models.prompt import STRIDE_ITEMS, window_start
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, Role
-from services.features.schema import LogPosition, UserHistory
+from services.contracts.events import REMEMBERED_EVENTS
+from services.features.schema import DIGEST_BYTES, LogPosition, UserHistory, event_digest
 
 
 class SkipReason(StrEnum):
@@ -36,7 +37,7 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class HistoryLimits:
-    """How much a row keeps: the newest items, as many disliked ones, and the newest event ids, by which a client's retry is recognised.
+    """How much a row keeps: the newest items, as many disliked ones, and the event ids seen last, by which a client's retry is recognised.
 
     Items are cut by whole strides (1 to `max_items`) as in prompts, so that a full row still grows at its end only and an
     engine's prefix cache stays good.
@@ -44,7 +45,7 @@ class HistoryLimits:
 
     max_items: int
     stride: int = 1
-    max_event_ids: int = 64
+    max_event_ids: int = REMEMBERED_EVENTS
 
 
 def history_limits(max_items: int) -> HistoryLimits:
@@ -54,7 +55,10 @@ def history_limits(max_items: int) -> HistoryLimits:
 
 @dataclass(frozen=True, slots=True)
 class AppliedEvents:
-    """A user's row after some events (None when there was none and nothing was applied), and why events were skipped."""
+    """A user's row after some events (None when there was none and nothing was applied), and why events were skipped.
+
+    It is the very row from before when nothing in it changed.
+    """
 
     row: UserHistory | None
     num_applied: int
@@ -67,41 +71,51 @@ def apply(
     """Apply one user's events in log order, each in its role.
 
     Offsets that the row has seen are skipped, unless they are of another topic id or partition: a topic made anew starts
-    at 0 again. An event id that the row remembers is skipped too.
+    at 0 again. An event id that the row remembers is skipped too, and is then the one seen last: the row forgets the id that
+    was not seen for longest, so an event may be repeated as long as fewer than `max_event_ids` others are sent meanwhile.
     """
     num_applied = 0
     skipped: list[SkipReason] = []
     for event in events:
-        reason = _skip_reason(row, event)
-        if reason is not None:
-            skipped.append(reason)
+        if row is not None and row.position.covers(event.position):
+            skipped.append(SkipReason.OLD_OFFSET)
             continue
-        row = _after(row, event, roles.role(event.event_type, event.value), limits)
-        num_applied += 1
+        before, digest = row or _empty_row(event), event_digest(event.event_id)
+        if (place := _place(before.recent_event_digests, digest)) is None:
+            row = _after(before, event, digest, roles.role(event.event_type, event.value), limits)
+            num_applied += 1
+        else:
+            row = _seen_again(before, place)
+            skipped.append(SkipReason.DUPLICATE_EVENT)
     return AppliedEvents(row, num_applied, tuple(skipped))
 
 
-def _skip_reason(row: UserHistory | None, event: LoggedEvent) -> SkipReason | None:
-    if row is None:
-        return None
-    if row.position.covers(event.position):
-        return SkipReason.OLD_OFFSET
-    if event.event_id in row.recent_event_ids:
-        return SkipReason.DUPLICATE_EVENT
-    return None
+def _place(digests: bytes, digest: bytes) -> int | None:
+    """Return where a digest begins among others; None when it is not among them."""
+    place = digests.find(digest)
+    while place >= 0 and place % DIGEST_BYTES:  # the end of one and the beginning of the next
+        place = digests.find(digest, place + 1)
+    return place if place >= 0 else None
 
 
-def _after(row: UserHistory | None, event: LoggedEvent, role: Role, limits: HistoryLimits) -> UserHistory:
+def _seen_again(row: UserHistory, place: int) -> UserHistory:
+    """Return the row with the digest at this place as the last one."""
+    digests, end = row.recent_event_digests, place + DIGEST_BYTES
+    if end == len(digests):
+        return row
+    return replace(row, recent_event_digests=digests[:place] + digests[end:] + digests[place:end])
+
+
+def _after(before: UserHistory, event: LoggedEvent, digest: bytes, role: Role, limits: HistoryLimits) -> UserHistory:
     """Return the row after an event in this role. An ignored event moves the position alone: the row's time stays."""
-    before = row or _empty_row(event)
     if role is Role.IGNORED:
         return replace(before, position=event.position)
     changed = replace(
         before,
         newest_event_time_ms=max(before.newest_event_time_ms, event.event_time_us // 1_000),
         row_time_us=max(before.row_time_us + 1, event.event_time_us),
-        recent_event_ids=(*before.recent_event_ids, event.event_id)[-limits.max_event_ids :],
         position=event.position,
+        recent_event_digests=_newest(before.recent_event_digests + digest, limits.max_event_ids),
     )
     if role is Role.NEGATIVE:
         others = _without(before.disliked_item_ids, event.item_id)
@@ -124,9 +138,12 @@ def _empty_row(event: LoggedEvent) -> UserHistory:
         newest_event_time_ms=0,
         num_events=0,
         row_time_us=event.event_time_us - 1,
-        recent_event_ids=(),
         position=event.position,
     )
+
+
+def _newest(digests: bytes, num: int) -> bytes:
+    return digests[max(0, len(digests) - num * DIGEST_BYTES) :]
 
 
 def _without(item_ids: tuple[str, ...], item_id: str) -> tuple[str, ...]:

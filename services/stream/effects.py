@@ -104,7 +104,7 @@ class HistoryEffects:
         with span("write"):
             changed: dict[int, list[UserHistory]] = defaultdict(list)
             for outcome, own in outcomes:
-                if outcome.row is not None and outcome.num_applied:
+                if outcome.row is not None and outcome.row is not rows.get(outcome.row.user_id):
                     changed[own[0].position.partition].append(outcome.row)
             positions = last_positions(event.position for event in events)
             self._writer.apply_histories({at: changed[partition] for partition, at in positions.items()}, rows)

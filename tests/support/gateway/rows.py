@@ -3,7 +3,7 @@
 from typing import Any
 
 from services.features.ownership import KEY
-from services.features.schema import LogPosition, UserHistory
+from services.features.schema import LogPosition, UserHistory, event_digest
 
 
 def history_row(
@@ -16,7 +16,7 @@ def history_row(
         newest_event_time_ms=row_time_us // 1_000,
         num_events=len(item_ids),
         row_time_us=row_time_us,
-        recent_event_ids=("e1", "e2"),
+        recent_event_digests=event_digest("e1") + event_digest("e2"),
         position=LogPosition(topic_id, 1, 7),
     )
 

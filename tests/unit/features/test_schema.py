@@ -17,6 +17,7 @@ from services.features.schema import (
     PrecomputedRow,
     UserHistory,
     ViewSchema,
+    event_digest,
 )
 
 
@@ -37,8 +38,8 @@ HISTORY = UserHistory(
     newest_event_time_ms=7,
     num_events=2,
     row_time_us=8,
-    recent_event_ids=(),
     position=LogPosition("t", 1, 5),
+    recent_event_digests=event_digest("e1") + event_digest("e2"),
 )
 LISTED = PrecomputedRow(user_id="u", item_ids=("x",), scores=(0.5,), bundle_version="v", made_from_row_us=7)
 POPULAR = PopularRow(
@@ -66,8 +67,21 @@ def test_a_column_added_later_has_its_default() -> None:
     view = replace(
         USER_HISTORY, features=(*USER_HISTORY.features, Column("channel", STRING, default="web")), build=dict
     )
-    table = {**USER_HISTORY.to_columns([HISTORY]), "channel": [None], "recent_event_ids": [None]}
+    table = {**USER_HISTORY.to_columns([HISTORY]), "channel": [None], "disliked_item_ids": [None]}
 
     (row,) = view.from_columns(table)
 
-    assert (row["channel"], row["recent_event_ids"]) == ("web", ())
+    assert (row["channel"], row["disliked_item_ids"]) == ("web", ())
+
+
+def test_a_row_with_event_ids_is_read_with_their_digests() -> None:
+    """It was written before there were digests, or since then by an earlier version; what is written now holds no ids."""
+    table = USER_HISTORY.to_columns([HISTORY])
+    del table["recent_event_digests"]
+
+    (before,) = USER_HISTORY.from_columns({**table, "recent_event_ids": [["e1", "e2"]]})
+    (between,) = USER_HISTORY.from_columns({**USER_HISTORY.to_columns([HISTORY]), "recent_event_ids": [["e3"]]})
+
+    assert before == HISTORY
+    assert between.recent_event_digests == HISTORY.recent_event_digests + event_digest("e3")
+    assert table["recent_event_ids"] == [[]]

@@ -14,6 +14,10 @@ REFUSED = [
     ({"HTTP_PORT": "0"}, "TAILRACE_HTTP_PORT"),
     ({"HTTP_PORT": "70000"}, "TAILRACE_HTTP_PORT"),
     ({"LLM_DTYPE": "int4"}, "TAILRACE_LLM_DTYPE"),
+    (
+        {"MAX_EVENTS_PER_REQUEST": "513"},
+        "TAILRACE_MAX_EVENTS_PER_REQUEST: a row remembers 1024 event ids, .* set it to 512 or less, got '513'",
+    ),
     ({"DEFAULT_DEADLINE_MS": "6000"}, "TAILRACE_DEFAULT_DEADLINE_MS"),
     ({"MAX_DEADLINE_MS": "60001"}, "TAILRACE_MAX_DEADLINE_MS: .* 60000"),
     ({"MAX_K": "2001"}, "TAILRACE_MAX_K: .* 2000"),

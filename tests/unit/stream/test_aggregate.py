@@ -1,12 +1,18 @@
 """What an event does to a row."""
 
-from hypothesis import given
+import random
+from dataclasses import replace
+from itertools import count
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from models.prompt import window_start
 from services.contracts.event_roles import HISTORY_ROLES, Role, parse_event_roles
-from services.features.schema import LogPosition, UserHistory
-from services.stream.aggregate import HistoryLimits, LoggedEvent, SkipReason, apply
+from services.contracts.events import MAX_EVENTS_PER_REQUEST, REMEMBERED_EVENTS
+from services.features.schema import LogPosition, UserHistory, event_digest
+from services.stream.aggregate import HistoryLimits, LoggedEvent, SkipReason, apply, history_limits
 
 LIMITS = HistoryLimits(max_items=5, max_event_ids=4)
 ROLES = parse_event_roles("[types.view]\nrole = 'weak'\n[types.rating]\nmin_value = 4\nbelow = 'negative'")
@@ -74,13 +80,18 @@ def test_the_row_equals_a_list_of_applied_events(events: list[LoggedEvent], cut:
     """
     applied: list[LoggedEvent] = []
     counted: list[LoggedEvent] = []
+    remembered: list[str] = []
     for one in events:
         seen = applied and applied[-1].position.topic_id == one.position.topic_id
         if seen and one.position.offset <= applied[-1].position.offset:
             continue
-        if one.event_id not in [past.event_id for past in counted[-LIMITS.max_event_ids :]]:
+        is_repeated = one.event_id in remembered
+        if not is_repeated:
             applied.append(one)
             counted += [one] if ROLES.role(one.event_type, one.value) is not Role.IGNORED else []
+        if is_repeated or ROLES.role(one.event_type, one.value) is not Role.IGNORED:
+            others = [past for past in remembered if past != one.event_id]
+            remembered = [*others, one.event_id][-LIMITS.max_event_ids :]
 
     first = apply(None, events[:cut], LIMITS, ROLES)
     second = apply(first.row, events[cut:], LIMITS, ROLES)
@@ -106,10 +117,92 @@ def test_the_row_equals_a_list_of_applied_events(events: list[LoggedEvent], cut:
             newest_event_time_ms=max((past.event_time_us for past in counted), default=0) // 1_000,
             num_events=len(held),
             row_time_us=row_time_us,
-            recent_event_ids=tuple(past.event_id for past in counted[-LIMITS.max_event_ids :]),
             position=applied[-1].position,
             disliked_item_ids=tuple(disliked),
+            recent_event_digests=b"".join(map(event_digest, remembered)),
         )
+
+
+def test_the_largest_request_counts_once() -> None:
+    """Sent in part, whole, shuffled and in part, with another caller's request of that size before each, new or sent again too."""
+    numbers, limits = count(), history_limits(1_000)
+    request = [f"e{number}" for number in range(MAX_EVENTS_PER_REQUEST)]
+    shuffled = random.Random(0).sample(request, len(request))
+    row, num_applied = None, []
+    for place, names in enumerate((request[:200], request, shuffled, request[::3])):
+        others = [f"{place // 2}/{number}" for number in range(MAX_EVENTS_PER_REQUEST)]
+        for sent in (others, names):
+            outcome = apply(row, [event(next(numbers), event_id=name) for name in sent], limits)
+            row = outcome.row
+            num_applied.append(outcome.num_applied)
+
+    assert row is not None
+    assert num_applied == [512, 200, 0, 312, 512, 0, 0, 0]
+    assert row.num_events == sum(num_applied)
+    assert len(row.recent_event_digests) == 8 * REMEMBERED_EVENTS
+
+
+def test_an_id_is_none_that_two_others_make_together() -> None:
+    """The end of one digest and the beginning of the next are no event; the event itself is recognised behind them."""
+    digest = event_digest("new")
+    across = digest[4:] + digest + digest[:4]
+    row = apply(None, [event(1)], LIMITS).row
+    assert row is not None
+
+    met = apply(replace(row, recent_event_digests=across), [event(2, event_id="new")], LIMITS)
+    again = apply(met.row, [event(3, event_id="new")], LIMITS)
+
+    assert (met.num_applied, again.num_applied) == (1, 0)
+
+
+class Repetitions(RuleBasedStateMachine):
+    """Callers send new events and repeat earlier ones. Oracle: the set of the events sent since an event was sent last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row: UserHistory | None = None
+        self.log: list[LoggedEvent] = []
+        self.sent_since: dict[str, set[str]] = {}
+        self.num_effects = 0
+
+    def send(self, names: list[str]) -> None:
+        """Append events to the log and apply them: new ones count, and those within the promise do not."""
+        for name in names:
+            sent = event(len(self.log), event_id=name)
+            outcome = apply(self.row, [sent], LIMITS)
+            is_forgotten = len(self.sent_since.get(name, range(LIMITS.max_event_ids))) >= LIMITS.max_event_ids
+            self.log.append(sent)
+            self.sent_since[name] = set()
+            for other in self.sent_since.keys() - {name}:
+                self.sent_since[other].add(name)
+            self.row = outcome.row
+            self.num_effects += outcome.num_applied
+
+            assert outcome.num_applied == is_forgotten
+
+    @rule(num=st.integers(1, LIMITS.max_event_ids))
+    def send_new(self, num: int) -> None:
+        """Send events that nobody has sent."""
+        self.send([f"e{len(self.log) + number}" for number in range(num)])
+
+    @rule(ages=st.lists(st.integers(0, 3 * LIMITS.max_event_ids), max_size=LIMITS.max_event_ids))
+    def repeat(self, ages: list[int]) -> None:
+        """Repeat some of the events sent last, in any order and some of them twice."""
+        self.send([self.log[-1 - age].event_id for age in ages if age < len(self.log)])
+
+    @rule(num=st.integers(0, 3 * LIMITS.max_event_ids))
+    def deliver_again(self, num: int) -> None:
+        """The end of the log is read once more, as after a crash: nothing changes."""
+        assert apply(self.row, self.log[max(0, len(self.log) - num) :], LIMITS).row == self.row
+
+    def teardown(self) -> None:
+        """The row counts each effect, and is as after one batch."""
+        assert (self.row.num_events if self.row else 0) == self.num_effects
+        assert self.row == apply(None, self.log, LIMITS).row
+
+
+TestRepetitions = Repetitions.TestCase
+TestRepetitions.settings = settings(max_examples=50, stateful_step_count=20)
 
 
 def test_a_full_row_is_cut_where_its_prompt_is_cut() -> None:
