@@ -5,8 +5,8 @@
     python -m benchmarks.faults --compose PROJECT --key-file FILE --rate 20 ...     a compose stack that runs already
 
 Each row: healthy seconds, the fault, then time to recover, with recommendations through both doors at a fixed rate throughout
-(three of four at high priority, one at normal, all with the client that products install, which retries) and an event
-every quarter of a second. The spike row adds twelve times the
+(three of four at high priority, one at normal, all with the client that products install, which retries), an event
+every quarter of a second, and every four seconds two batches of 500 events of one user, which are repeated until acknowledged. The spike row adds twelve times the
 rate at low priority. Latency counts from the intended departure, recovery from the dependency's return or from the kill.
 """
 
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from benchmarks.faults.batch_probe import BatchProbe
 from benchmarks.faults.compose import COMPOSE_FAULTS, compose_scene
 from benchmarks.faults.event_probe import EventProbe
 from benchmarks.faults.kinds import FAULTS, Fault
@@ -49,6 +50,7 @@ async def run_row(
     planned = plan_row(rate_rps, phases, is_spike=fault.is_spike)
     crowd = RequestMix(scene.audience, len(planned))
     probe = EventProbe(scene.events, scene.audience.item_ids[0])
+    batches = BatchProbe(scene.batches, scene.audience.item_ids[0], scene.num_events)
     restarts = scene.processes.num_restarts()
 
     async def send(number: int) -> RequestOutcome:
@@ -71,16 +73,18 @@ async def run_row(
 
     began_s = time.perf_counter()
     probe.start(began_s)
+    batches.start()
     harming = asyncio.create_task(harm())
     load = await run_schedule(send, [one.at_s for one in planned], view.ended)
     back_s = await harming
     await scene.until_healthy()
     await probe.finish()
+    await batches.finish()
     now = scene.processes.num_restarts()
     restarted = {part: now[part] - count for part, count in restarts.items() if now.get(part, 0) > count}
     row = row_of(planned, load, probe, back_s, phases, scene.weights)
     row["events"]["doubled"] = await scene.num_doubled(probe.events)
-    return {"fault": name, **row, "restarts": restarted}
+    return {"fault": name, **row, "batches": batches.result(), "restarts": restarted}
 
 
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -176,8 +180,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['p99_ms']:.1f}",
             f"{row['goodput']:.3f}",
             "-" if row["recovery_s"] is None else f"{row['recovery_s']:.1f}",
-            str(row["events"]["lost"]),
-            str(row["events"]["doubled"]),
+            *(str(row["events"][what] + row["batches"][what]) for what in ("lost", "doubled")),
             tiers,
         )
     return table

@@ -67,8 +67,8 @@ class Scene:
     """A running stack with its proxies ("store" and "broker", or none), callers and processes.
 
     `doors` holds the callers of one priority, one per door: products with their client, and for low priority, whose wave would
-    cost the product's client a whole core, the minimal ones. `operator_key` has every scope. `num_events` returns how many
-    events of a user the store has.
+    cost the product's client a whole core, the minimal ones. `events` sends once, `batches`, one a door, as often as products do.
+    `operator_key` has every scope. `num_events` returns how many events of a user the store has.
     """
 
     settings: Settings
@@ -77,6 +77,7 @@ class Scene:
     doors: dict[Priority, tuple[Caller, ...]]
     operator_key: str
     events: AsyncClient
+    batches: tuple[AsyncClient, ...]
     rest: RestClient
     audience: Audience
     weights: dict[str, float]
@@ -190,12 +191,15 @@ async def called_scene(
     """Return a running stack, at the doors of these settings, with its callers."""
     doors = {priority: await _callers(closing, settings, priority, key) for priority, key in keys.by_priority.items()}
     once = CallOptions(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
-    host, port = settings.http_host, settings.http_port
-    events = AsyncClient(f"http://{host}:{port}", api_key=keys.by_priority[Priority.HIGH], options=once)
-    await closing.enter_async_context(events)
-    probe = await closing.enter_async_context(RestClient(host, port, keys.by_priority[Priority.HIGH]))
+    host, port, key = settings.http_host, settings.http_port, keys.by_priority[Priority.HIGH]
+    over_rest, *_ = addresses = _addresses(settings)
+    events = await closing.enter_async_context(AsyncClient(over_rest, api_key=key, options=once))
+    batches = [await closing.enter_async_context(AsyncClient(address, api_key=key)) for address in addresses]
+    probe = await closing.enter_async_context(RestClient(host, port, key))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
-    return Scene(settings, wires, processes, doors, keys.operator, events, probe, audience, weights, num_events)
+    return Scene(
+        settings, wires, processes, doors, keys.operator, events, tuple(batches), probe, audience, weights, num_events
+    )
 
 
 async def _callers(closing: AsyncExitStack, settings: Settings, priority: Priority, key: str) -> tuple[Caller, ...]:
@@ -205,8 +209,11 @@ async def _callers(closing: AsyncExitStack, settings: Settings, priority: Priori
             await closing.enter_async_context(RestClient(settings.http_host, settings.http_port, key)),
             await closing.enter_async_context(GrpcClient(settings.grpc_address, key)),
         )
-    addresses = (f"http://{settings.http_host}:{settings.http_port}", f"grpc://{settings.grpc_address}")
-    return tuple([await closing.enter_async_context(ProductCaller(address, key)) for address in addresses])
+    return tuple([await closing.enter_async_context(ProductCaller(address, key)) for address in _addresses(settings)])
+
+
+def _addresses(settings: Settings) -> tuple[str, str]:
+    return f"http://{settings.http_host}:{settings.http_port}", f"grpc://{settings.grpc_address}"
 
 
 def _settings(scratch: Path, first: int, given: dict[str, Any]) -> Settings:

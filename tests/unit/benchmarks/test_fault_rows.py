@@ -1,9 +1,16 @@
 """Plan and figures of a row of the fault matrix."""
 
+from typing import Any
+
+import pytest
+
+import tailrace_client
+from benchmarks.faults.batch_probe import Batch, BatchProbe, BatchUser
 from benchmarks.faults.event_probe import Event, EventProbe
 from benchmarks.faults.rows import Phases, Planned, plan_row, row_of
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot
 from services.contracts.access import Priority
+from tailrace_client import Recorded, TailraceError
 
 PHASES = Phases(before_s=2, during_s=3, after_s=5)
 WEIGHTS = {"llm": 1.0, "student": 0.5}
@@ -45,3 +52,36 @@ def test_a_row_of_the_matrix() -> None:
     lost = row_of(planned, Load(healthy, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
     assert lost["events"]["lost"] == 1
     assert (lost["answers_recovered_s"], lost["recovery_s"]) == (0, None)
+
+
+class ForgetfulDoor:
+    """Records events and refuses them all the same, the first time; its store counts ids, or everything that came."""
+
+    def __init__(self) -> None:
+        self.stored: list[str] = []
+
+    async def record(self, events: list[tailrace_client.Event]) -> Recorded:
+        """Store events."""
+        self.stored += [event.event_id for event in events]
+        if len(self.stored) == len(events):
+            raise TailraceError("dependency_away", "late", num_attempts=2)
+        return Recorded(tuple(self.stored))
+
+
+@pytest.mark.parametrize(("count", "lost", "doubled"), [(set, 0, 0), (list, 0, 3), (lambda _: [], 3, 0)])
+async def test_batches_are_sent_until_acknowledged_and_counted(count: Any, lost: int, doubled: int) -> None:
+    """What a refusal has stored is sent again; above the distinct events it is doubled, below them lost."""
+    door: Any = ForgetfulDoor()
+    batch = Batch([tailrace_client.Event("u", "i") for _ in range(3)])
+
+    async def num_events(_user_id: str) -> int:
+        """Count the store's events."""
+        return len(count(door.stored))
+
+    probe = BatchProbe([door], "i", num_events)
+    probe.users.append(BatchUser([batch]))
+    await probe.send(door, batch)
+    await probe.finish(last_chance_s=0.0)
+
+    counted = {"sent": 1, "attempts": 3, "acknowledged": 1, "lost": lost, "doubled": doubled}
+    assert probe.result() == {"events_each": 500, **counted}
