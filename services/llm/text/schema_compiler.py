@@ -21,7 +21,9 @@ from services.llm.text.guided_decoding import JsonGrammar
 NUM_SLOTS = 2
 NUM_KEPT = 128
 
-_Compiled = JsonGrammar | InvalidRequest
+_Problem = tuple[str, str, str]
+"""Field, problem and fix of an InvalidRequest: kept without the error's traceback, which holds what was compiled."""
+_Compiled = JsonGrammar | _Problem
 
 
 class SchemaCompiler:
@@ -55,8 +57,8 @@ class SchemaCompiler:
             raise DeadlineExceeded("text") from error
         self._kept.move_to_end(digest)
         found = self._kept[digest]
-        if isinstance(found, InvalidRequest):
-            raise InvalidRequest(found.field, found.problem, found.fix)
+        if isinstance(found, tuple):
+            raise InvalidRequest(*found)
         return found
 
     async def _step(self, digest: bytes, schema: str) -> None:
@@ -76,7 +78,7 @@ class SchemaCompiler:
         try:
             return self._compile(schema)
         except InvalidRequest as error:
-            return error
+            return error.field, error.problem, error.fix
 
     def _ended(self, digest: bytes, compiled: "asyncio.Future[_Compiled]") -> None:
         del self._running[digest]
