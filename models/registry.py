@@ -13,10 +13,11 @@
                      report.md          the same for readers, with what the bundle was made from
     <root>/LIVE                         the version that serves
     <root>/PREVIOUS                     the version that served before it
+    <root>/WITHDRAWN                    which versions were rolled back: they do not go live again without force (models.withdrawals)
 
 A bundle is written in a scratch folder and renamed into place. The pointer is replaced by a rename, so a reader sees the
 old version or the new one, never a mixture, also after a power loss. It moves only from the version that its mover saw (compare
-and swap, under a lock on the folder). A file is hashed when it is first needed, so a process reads its own files alone;
+and swap, under a lock on the folder, which all three files are written under). A file is hashed when it is first needed, so a process reads its own files alone;
 promotion hashes all.
 """
 
@@ -28,15 +29,25 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from models.catalogue import Catalogue, load_catalogue, load_item_ids
 from models.files import file_sha256, rename_durably
-from services.errors import BundleCorrupt, BundleError, BundleIncomplete, BundleMoved, BundleNotFound
+from models.withdrawals import FILE, Withdrawal, content_of, read_withdrawals, refuse, without, write_withdrawals
+from services.errors import BundleCorrupt, BundleError, BundleIncomplete, BundleMoved, BundleNotFound, BundleWithdrawn
 
 _SCRATCH_KEPT_S = 24 * 3_600
 """A scratch folder that is older belongs to no process that still writes it."""
+
+
+class Seen(Enum):
+    """What a promotion moves the pointer from, where that is no version that its caller saw live."""
+
+    NOW = "whichever version is live now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +154,7 @@ class BundleStore:
         try:
             manifest = json.loads((path / "manifest.json").read_text())
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise BundleNotFound(f"no bundle {version} under {self._root}") from error
+            raise BundleNotFound(f"no bundle {version} under {self._root}{self._nearest(version)}") from error
         except (ValueError, RecursionError) as error:
             raise BundleCorrupt(f"{path}/manifest.json: not JSON") from error
         listed = manifest.get("files") if isinstance(manifest, dict) else None
@@ -169,21 +180,47 @@ class BundleStore:
             raise BundleNotFound(f"nothing published under {self._root}; run `tailrace pipeline`")
         return self.open(version)
 
-    def promote(self, version: str, seen: str | None = None) -> None:
-        """Make this version live by one atomic move, after verifying it. `seen` is the live version that it was made from; None: whichever is live.
+    def previous_version(self) -> str | None:
+        """Return the version that was live before the live one, or None."""
+        return self._read("PREVIOUS")
 
-        Raises BundleMoved if the pointer moved meanwhile, BundleNotFound, BundleCorrupt or BundleIncomplete.
+    def withdrawals(self) -> dict[str, Withdrawal]:
+        """Return the withdrawn versions, oldest record first; their folders may be gone. Raises BundleCorrupt."""
+        return read_withdrawals(self._root)
+
+    def refuse_withdrawn(self, version: str, files: Mapping[str, str]) -> None:
+        """Raise BundleWithdrawn where this version of these files (hashes by name) is not live and may not become so without force."""
+        if (records := self.withdrawals()) and version != self.live_version():
+            refuse(records, version, files)
+
+    def promote(self, version: str, seen: str | Seen | None = Seen.NOW, *, force: bool = False) -> None:
+        """Make this version live by one atomic move, after verifying it. `seen` is what was live when it was made; None: nothing was.
+
+        `force` promotes a withdrawn version too, and removes its record.
+
+        Raises BundleMoved if the pointer moved meanwhile, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
         """
-        self._move(seen or self.live_version(), version)
+        self._move(self.live_version() if isinstance(seen, Seen) else seen, version, force=force)
 
-    def rollback(self) -> str:
-        """Make the previously live version live again and return it. Raises BundleNotFound or BundleMoved."""
+    def rollback(self, to: str | None = None, *, by: str = "unknown", reason: str = "", force: bool = False) -> str:
+        """Make `to`, or else the previously live version, live again and return it; record the one left as withdrawn by this person.
+
+        Raises BundleNotFound, BundleMoved, BundleCorrupt or BundleIncomplete; BundleWithdrawn without `force` if the target was withdrawn itself.
+        """
         with self._locked():  # both pointers of one promotion
-            previous, live = self._read("PREVIOUS"), self.live_version()
-        if previous is None or previous == live:  # equal when a promotion was cut short
+            previous, live = self.previous_version(), self.live_version()
+        target = previous if to is None else to
+        if target is None or live is None or (to is None and previous == live):  # equal when a promotion was cut short
             raise BundleNotFound("no earlier version to go back to")
-        self._move(live, previous)
-        return previous
+        if target == live:
+            raise BundleNotFound(f"{live} is live already; name another version to go back to")
+        at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        left = Withdrawal(version=live, by=by, at=at, reason=reason, content=self._content(live))
+        try:
+            self._move(live, target, force=force, left=left)
+        except BundleWithdrawn as error:
+            raise BundleWithdrawn(f"{error}, and --to VERSION goes back to another one") from error
+        return target
 
     def prune(self, keep: int) -> list[str]:
         """Remove all but the newest `keep` versions, the live one, the one before it and what both started from, and what killed processes left; return the removed versions."""
@@ -199,6 +236,18 @@ class BundleStore:
             shutil.rmtree(folder, ignore_errors=True)  # the next pruning removes what is left
         return removed
 
+    def _content(self, version: str) -> str:
+        """Return what identifies the content of a version; nothing where it cannot be read, which must not hold up its withdrawal."""
+        try:
+            return content_of(self.open(version).manifest["files"])
+        except BundleError:
+            return ""
+
+    def _nearest(self, name: str) -> str:
+        """Return the end of a sentence on the versions whose names are nearest to this one; empty where there are none."""
+        near = get_close_matches(name, self.versions(), cutoff=0.0)
+        return f"; nearest to it are {', '.join(near)}" if near else ""
+
     def _started_from(self, version: str) -> str | None:
         try:
             return self.open(version).started_from
@@ -211,18 +260,25 @@ class BundleStore:
         folders = [path for path in self._root.glob(".*.*") if path.is_dir()]
         return [folder for folder in folders if folder.stat().st_mtime < before_s]
 
-    def _move(self, expected: str | None, version: str) -> None:
-        """Move the pointer from the expected version to this one, after verifying it."""
+    def _move(self, expected: str | None, version: str, *, force: bool, left: Withdrawal | None = None) -> None:
+        """Move the pointer from the expected version to this one, after verifying it; `left` is the record of a version that is withdrawn by that."""
         self.open(version).verify()
         with self._locked():
             if (live := self.live_version()) != expected:
                 raise BundleMoved(expected, live)
-            if live == version:
-                return
-            self.open(version)  # it may have been pruned
-            if live is not None:
-                self._write("PREVIOUS", live)
-            self._write("LIVE", version)
+            files = self.open(version).manifest["files"]  # it may have been pruned
+            if not force:
+                self.refuse_withdrawn(version, files)
+            records = self.withdrawals()
+            kept = without(records, version, files) if force else dict(records)
+            if left is not None:
+                kept[left.version] = left
+            if kept != records:
+                write_withdrawals(self._root, self._scratch(FILE), kept)
+            if live != version:
+                if live is not None:
+                    self._write("PREVIOUS", live)
+                self._write("LIVE", version)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

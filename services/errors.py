@@ -19,6 +19,7 @@
     │   ├── BundleCorrupt     its content is wrong, and stays so: a hash differs from the manifest, or parts do not fit
     │   │   └── BundleIncomplete  a file is missing, and may yet come
     │   ├── BundleMoved       the pointer moved to another version while this one was promoted
+    │   ├── BundleWithdrawn   the version, or an identical one, was withdrawn: it goes live by force alone
     │   └── BundleMismatch    the request was planned for another version than the one loaded
     ├── CheckpointError       weights are missing, superfluous or of the wrong shape
     ├── ConfigError           a setting is unknown or its value is bad: names the key
@@ -224,8 +225,13 @@ class BundleMoved(BundleError):
 
     def __init__(self, expected: str | None, found: str | None) -> None:
         super().__init__(
-            f"the live version is {found} and no longer {expected}: look at it, then run the command again"
+            f"the live version is {found} and no longer {expected}, as when this command began: nothing was made live. "
+            f"Look at {found}, then run the command again; a pipeline goes on from its finished stages"
         )
+
+
+class BundleWithdrawn(BundleError):
+    """Somebody withdrew this version, or one with the same content; the message names who, when and why."""
 
 
 class BundleMismatch(BundleError):

@@ -33,7 +33,7 @@ def write_act(state_dir: Path, act: str, outcome: str, details: dict[str, str]) 
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "event": "audit",
         "act": act,
-        "who": _user(),
+        "who": user_name(),
         "origin": f"{socket.gethostname()} pid {os.getpid()}",
         "outcome": outcome,
         **details,
@@ -46,7 +46,7 @@ def write_act(state_dir: Path, act: str, outcome: str, details: dict[str, str]) 
         os.fsync(out.fileno())
 
 
-def _user() -> str:
+def user_name() -> str:
     """Return the user's name, or its number where the machine has no name for it, as in a container."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name

@@ -7,16 +7,17 @@ import errno
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from services.cli.audit import audited, write_act
+from services.cli.bundles import bundles_app, promote, rollback
 from services.cli.keys import keys_app
 from services.cli.load import bench_app, chaos, plan
-from services.errors import BundleCorrupt, BundleNotFound, TailraceError
+from services.errors import TailraceError
 
 if TYPE_CHECKING:
     from services.settings.settings import Settings
@@ -29,8 +30,11 @@ app = typer.Typer(
 )
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
+app.add_typer(bundles_app, name="bundles")
 app.command()(chaos)
 app.command()(plan)
+app.command()(promote)
+app.command()(rollback)
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -304,57 +308,6 @@ def explain(
         out.print_json(data=explanation)
     else:
         show(explanation, out)
-
-
-@app.command()
-def bundles() -> None:
-    """List published bundles and their metrics."""
-    from rich.table import Table
-
-    from models.registry import BundleStore
-
-    store = BundleStore(_settings().bundle_root)
-    live = store.live_version()
-    table = Table("", "version", "data set", "decoder NDCG@10", "student", "item-kNN", box=None)
-    damaged = []
-    for version in store.versions():
-        try:
-            cells = bundle_row(store.open(version).report())
-        except (BundleCorrupt, BundleNotFound) as error:  # the others are still listed
-            cells = ["damaged", "-", "-", "-"]
-            damaged.append(str(error))
-        table.add_row("live" if version == live else "", version, *cells)
-    out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
-    for message in damaged:
-        out.print(escape(f"note: {message}"))
-
-
-@app.command()
-def promote(version: str) -> None:
-    """Make a published bundle live."""
-    from models.registry import BundleStore
-
-    settings = _settings()
-    with audited(settings.state_dir, "promote", version=version):
-        BundleStore(settings.bundle_root).promote(version)
-    out.print(f"{version} is live")
-
-
-@app.command()
-def rollback() -> None:
-    """Make the previously live bundle live again."""
-    from models.registry import BundleStore
-
-    settings = _settings()
-    with audited(settings.state_dir, "rollback"):
-        version = BundleStore(settings.bundle_root).rollback()
-    out.print(f"{version} is live")
-
-
-def bundle_row(report: dict[str, Any]) -> list[str]:
-    """Return a bundle's table cells from its evaluation report, a dash for what was not measured."""
-    measured = [report.get("metrics", {}).get(model, {}) for model in ("decoder", "student", "item_knn")]
-    return [str(report.get("dataset", "-")), *(f"{one['ndcg@10']:.4f}" if one else "-" for one in measured)]
 
 
 def _print_line(line: str) -> None:

@@ -3,14 +3,16 @@
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from models.registry import BundleStore
+from services.cli.audit import user_name
 from services.cli.main import main
 from tests.support.servers import free_port
+from tests.support.training.bundles import build_catalogue
 
 
 @dataclass
@@ -105,16 +107,95 @@ def test_status_and_down_without_a_stack(tailrace: Run) -> None:
 
 
 def test_bundles_are_listed_promoted_and_rolled_back(tailrace: Run, store: BundleStore) -> None:
-    """The list shows the live version and the metrics; promotion and rollback move the pointer."""
+    """The list shows which versions are live, previous and withdrawn, and the metrics; promotion and rollback move the pointer."""
     listed = tailrace("bundles")
-    back = tailrace("rollback")
+    back = tailrace("rollback", "--reason", "bad lists")
     live_after_rollback = store.live_version()
-    forward = tailrace("promote", "v2")
+    after = tailrace("bundles")
+    refused = tailrace("promote", "v2")
+    forward = tailrace("promote", "v2", "--force")
 
-    assert [line.split()[1] for line in listed.out.splitlines() if line.split()[0] == "live"] == ["v2"]
+    states = [[line.split()[:2] for line in one.out.splitlines()[1:3]] for one in (listed, after)]
+    assert states == [[["previous", "v1"], ["live", "v2"]], [["live", "v1"], ["withdrawn", "v2"]]]
     assert all(number in listed.out for number in ("0.1110", "0.2220", "ml-100k"))
     assert (back.code, live_after_rollback) == (0, "v1")
+    assert f"v2 was withdrawn by {user_name()} at 2" in after.out
+    assert "(bad lists)" in after.out
+    assert refused.code == 1
+    assert f"v2 was withdrawn by {user_name()} at 2" in refused.err
     assert (forward.code, store.live_version()) == (0, "v2")
+    assert "withdrawn" not in tailrace("bundles").out
+
+
+def test_a_rollback_goes_to_a_named_version(tailrace: Run, store: BundleStore, tmp_path: Path) -> None:
+    """`--to` names it, and a withdrawn one needs --force. An unknown one is answered with the nearest names."""
+    store.publish(tmp_path / "source-v1", "v3", {"recipe": "other"})
+    (tmp_path / "source-v1" / "report.json").write_text("{}")
+    store.promote("v3")
+
+    unknown = tailrace("rollback", "--to", "v11")
+    back = tailrace("rollback", "--to", "v1")
+    refused = tailrace("rollback", "--to", "v3")
+    forced = tailrace("rollback", "--to", "v3", "--force")
+
+    assert "no bundle v11" in unknown.err
+    assert "nearest to it are v1, v" in unknown.err
+    assert (back.code, back.out) == (0, "v1 is live; v3 is withdrawn\n")
+    assert (refused.code, forced.code, store.live_version()) == (1, 0, "v3")
+    assert "--to VERSION goes back to another" in refused.err
+
+
+def test_two_bundles_are_compared(tailrace: Run, tmp_path: Path) -> None:
+    """Data, items, quality, options, gate, size and origin side by side, with the difference; an unknown version is answered with the nearest names."""
+    store = BundleStore(tmp_path / "bundles")
+    for version, ndcg, items, hidden in (("v1", 0.111, ("a", "b"), 16), ("v2", 0.222, ("b", "c", "d"), 32)):
+        source = tmp_path / version
+        source.mkdir()
+        replace(build_catalogue(len(items)), item_ids=items).save(source / "catalogue.parquet")
+        metrics = {"decoder": {"ndcg@10": ndcg, "hr@10": 2 * ndcg}}
+        (source / "report.json").write_text(json.dumps({"dataset": "shop", "num_test_users": 40, "metrics": metrics}))
+        data = {"num_events": 1_000 * len(items), "newest_event_us": 1_790_000_000_000_000}
+        options = {"recipe": {"train": {"hidden_size": hidden, "seed": 0}}, "gate": {"baseline": "best"}}
+        lineage = {"options": options, "parents": {"compared_with": "v0"}}
+        about = {"data": data, "forced": ["too few users"] * (version == "v2"), "lineage": lineage}
+        store.publish(source, version, about)
+
+    shown, unknown = tailrace("bundles", "diff", "v1", "v2"), tailrace("bundles", "diff", "v1", "v3")
+    same = tailrace("bundles", "diff", "v1", "v1")
+
+    rows = [" ".join(line.split()) for line in shown.out.splitlines()]
+    assert shown.code == 0
+    for row in (
+        "v1 v2 difference",
+        "files that serve different",
+        "data set shop shop",
+        "events 2,000 3,000 +1,000",
+        "newest event 2026-09-21 14:13 2026-09-21 14:13",
+        "items added 2: c, d",
+        "items removed 1: a",
+        "test users 40 40",
+        "decoder NDCG@10 0.1110 0.2220 +0.1110",
+        "published by force no too few users different",
+        "compared with v0 v0",
+        "option recipe.train.hidden_size 16 32 different",
+    ):
+        assert row in rows
+    assert not any("seed" in row or "baseline" in row for row in rows)
+    assert "files that serve identical" in " ".join(same.out.split())
+    assert (unknown.code, "no bundle v3" in unknown.err, "nearest to it are v" in unknown.err) == (1, True, True)
+
+
+def test_what_cannot_be_read_of_a_bundle_leaves_the_rest_of_a_comparison(
+    tailrace: Run, store: BundleStore, tmp_path: Path
+) -> None:
+    """A damaged report is named beside what the manifests say."""
+    (tmp_path / "bundles" / "v2" / "report.json").write_text("{}")
+
+    shown = tailrace("bundles", "diff", "v1", "v2")
+
+    assert shown.code == 0
+    assert "0.1110" in shown.out
+    assert "v2/report.json: hash differs" in shown.out
 
 
 def test_a_damaged_bundle_does_not_hide_the_others(tailrace: Run, store: BundleStore, tmp_path: Path) -> None:

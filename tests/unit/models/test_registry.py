@@ -1,14 +1,18 @@
-"""The bundle store: immutable versions, promotion, rollback, and damaged bundles."""
+"""The bundle store: immutable versions, promotion, rollback and what it withdraws, and damaged bundles."""
 
+import multiprocessing
 import os
 import shutil
 import threading
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from models.registry import Bundle, BundleStore
-from services.errors import BundleCorrupt, BundleMoved, BundleNotFound
+from services.errors import BundleCorrupt, BundleError, BundleMoved, BundleNotFound, BundleWithdrawn
 
 
 def source_with(folder: Path, text: str) -> Path:
@@ -57,14 +61,87 @@ def test_version_that_exists_is_kept(store: BundleStore, tmp_path: Path) -> None
     assert set(again.manifest["files"]) == {"decoder/config.json", "student.onnx"}
 
 
-def test_rollback_goes_back_and_forth(store: BundleStore) -> None:
-    """Back to the version before, and from there back again."""
+def test_what_was_rolled_back_stays_withdrawn(store: BundleStore, tmp_path: Path) -> None:
+    """Back to the version before; neither promotion nor another rollback brings the one left back, and both name who withdrew it, when and why."""
     store.promote("v1")
     store.promote("v2")
 
+    assert store.rollback(by="ann", reason="bad lists") == "v1"
+    assert (store.live_version(), store.previous_version()) == ("v1", "v2")
+    for act in (store.rollback, lambda: store.promote("v2")):
+        with pytest.raises(BundleWithdrawn, match=r"v2 was withdrawn by ann at 2\d+-.*Z \(bad lists\); --force"):
+            act()
+    assert BundleStore(tmp_path / "bundles").live_version() == "v1"
+
+
+@pytest.mark.parametrize("force", ["promote", "rollback"])
+def test_a_forced_move_to_a_withdrawn_version_removes_its_record(store: BundleStore, force: str) -> None:
+    """It then goes live like any other; a forced rollback withdraws the one that it leaves."""
+    store.promote("v1")
+    store.promote("v2")
+    store.rollback()
+
+    store.promote("v2", force=True) if force == "promote" else store.rollback(force=True)
+
+    assert store.live_version() == "v2"
+    assert list(store.withdrawals()) == ([] if force == "promote" else ["v1"])
+    store.promote("v2")
+
+
+def test_a_withdrawn_versions_twin_is_refused_too(store: BundleStore, tmp_path: Path) -> None:
+    """The same content under another name, with another report, also when the withdrawn version was pruned; other content is not. By force it goes live, and no record is left."""
+    store.promote("v1")
+    store.promote("v2")
+    store.rollback(by="ann")
+    for version, text in (("v3", "v2"), ("v4", "other")):
+        source = source_with(tmp_path / "source", text)
+        (source / "report.md").write_text(f"Bundle {version}")
+        store.publish(source, version, {})
+    os.utime(tmp_path / "bundles" / "v2", (1_000, 1_000))
+    store.promote("v4")
+    store.promote("v1")
+    store.prune(2)
+
+    assert "v2" not in store.versions()
+    with pytest.raises(BundleWithdrawn, match="v3 is identical to v2, which was withdrawn by ann"):
+        store.promote("v3")
+    store.promote("v4")
+    store.promote("v3", force=True)
+    assert store.withdrawals() == {}
+
+
+def test_rollback_goes_to_any_kept_version(store: BundleStore, tmp_path: Path) -> None:
+    """`to` names it. The live one is none, an unknown name is answered with the nearest ones, and what fails withdraws nothing."""
+    store.publish(source_with(tmp_path / "source", "v3"), "v3", {})
+    for version in ("v1", "v2", "v3"):
+        store.promote(version)
+
+    assert store.rollback(to="v1") == "v1"
+    assert list(store.withdrawals()) == ["v3"]
+    with pytest.raises(BundleNotFound, match="v1 is live already"):
+        store.rollback(to="v1")
+    with pytest.raises(BundleNotFound, match=r"no bundle v22 .*; nearest to it are v2, "):
+        store.rollback(to="v22")
+    assert list(store.withdrawals()) == ["v3"]
+
+
+def test_a_damaged_bundle_can_be_withdrawn(store: BundleStore, tmp_path: Path) -> None:
+    """Also when its manifest cannot be read, which is when one rolls back."""
+    store.promote("v1")
+    store.promote("v2")
+    (tmp_path / "bundles" / "v2" / "manifest.json").write_text("{")
+
     assert store.rollback() == "v1"
-    assert store.live().version == "v1"
-    assert store.rollback() == "v2"
+    assert list(store.withdrawals()) == ["v2"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"v2": {}}', '{"v2": 1}'])
+def test_an_unreadable_record_of_withdrawals_is_named(store: BundleStore, tmp_path: Path, content: str) -> None:
+    """What cannot be read forbids a promotion: what it withdrew is not known."""
+    (tmp_path / "bundles" / "WITHDRAWN").write_text(content)
+
+    with pytest.raises(BundleCorrupt, match="WITHDRAWN"):
+        store.promote("v1")
 
 
 def test_rollback_needs_an_earlier_version(store: BundleStore, tmp_path: Path) -> None:
@@ -189,3 +266,64 @@ def test_a_promotion_from_a_version_that_is_no_longer_live_is_refused(store: Bun
     with pytest.raises(BundleMoved, match="the live version is v2 and no longer v1"):
         store.promote("v1")
     assert store.live_version() == "v2"
+
+
+def race(root: Path, moves: Barrier, outcomes: "Queue[tuple[str, str]]", rounds: int, act: str) -> None:
+    """Make a move each round, at the same moment as the other processes, and report how it ended."""
+    store = BundleStore(root)
+    for _ in range(rounds):
+        moves.wait()
+        seen = store.live_version()
+        moves.wait()
+        try:
+            store.rollback(to="v1", by=act) if act == "rollback" else store.promote(act, seen)
+            outcomes.put((act, "moved"))
+        except BundleError as error:
+            outcomes.put((act, type(error).__name__))
+        moves.wait()
+
+
+def test_of_processes_that_roll_back_and_promote_at_once_each_records_what_it_left(
+    store: BundleStore, tmp_path: Path
+) -> None:
+    """Of the promoters, who all saw v2 live, at most one moves the pointer. A rollback withdraws the version that it left, and only that; a loser changes nothing."""
+    store.publish(source_with(tmp_path / "source", "v3"), "v3", {})
+    store.promote("v2")
+    acts, rounds = ("rollback", "v1", "v3"), 8
+    context = multiprocessing.get_context("spawn")
+    moves, outcomes = context.Barrier(len(acts) + 1), context.Queue()
+    racers = [
+        context.Process(target=race, args=(tmp_path / "bundles", moves, outcomes, rounds, act), daemon=True)
+        for act in acts
+    ]
+    for racer in racers:
+        racer.start()
+
+    for _ in range(rounds):
+        for _ in range(3):
+            moves.wait(60)
+        found: dict[str, Any] = dict(outcomes.get(timeout=60) for _ in acts)
+        moved = {act for act, outcome in found.items() if outcome == "moved"}
+        promoted = moved - {"rollback"}
+        left = "".join(promoted) or "v2"
+        assert moved
+        assert len(promoted) <= 1
+        assert set(found.values()) <= {"moved", "BundleMoved", "BundleNotFound"}
+        if "rollback" in moved:
+            assert (store.live_version(), store.previous_version(), list(store.withdrawals())) == ("v1", left, [left])
+        else:
+            assert (store.live_version(), store.previous_version(), list(store.withdrawals())) == (left, "v2", [])
+        store.promote("v3", force=True)  # so that its record is gone
+        store.promote("v2", force=True)
+    for racer in racers:
+        racer.join(60)
+    assert [racer.exitcode for racer in racers] == [0] * len(acts)
+
+
+def test_a_version_published_before_anything_was_live_moves_only_from_nothing(store: BundleStore) -> None:
+    """`seen` None is that nothing was live, not whatever is."""
+    store.promote("v1", None)
+
+    with pytest.raises(BundleMoved, match="the live version is v1 and no longer None"):
+        store.promote("v2", None)
+    store.promote("v2")
