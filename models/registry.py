@@ -188,10 +188,14 @@ class BundleStore:
         """Return the withdrawn versions, oldest record first; their folders may be gone. Raises BundleCorrupt."""
         return read_withdrawals(self._root)
 
-    def refuse_withdrawn(self, version: str, files: Mapping[str, str]) -> None:
-        """Raise BundleWithdrawn where this version of these files (hashes by name) is not live and may not become so without force."""
+    def rolled_back(self) -> Withdrawal | None:
+        """Return the record of the version that was live before the live one, if it was withdrawn. Raises BundleCorrupt."""
+        return self.withdrawals().get(self.previous_version() or "")
+
+    def refuse_withdrawn(self, version: str, folder: Path) -> None:
+        """Raise BundleWithdrawn where this folder, as this version, may not become live without force."""
         if (records := self.withdrawals()) and version != self.live_version():
-            refuse(records, version, files)
+            refuse(records, version, hashes(folder))
 
     def promote(self, version: str, seen: str | Seen | None = Seen.NOW, *, force: bool = False) -> None:
         """Make this version live by one atomic move, after verifying it. `seen` is what was live when it was made; None: nothing was.
@@ -267,9 +271,9 @@ class BundleStore:
             if (live := self.live_version()) != expected:
                 raise BundleMoved(expected, live)
             files = self.open(version).manifest["files"]  # it may have been pruned
-            if not force:
-                self.refuse_withdrawn(version, files)
             records = self.withdrawals()
+            if not force and version != live:
+                refuse(records, version, files)
             kept = without(records, version, files) if force else dict(records)
             if left is not None:
                 kept[left.version] = left

@@ -29,8 +29,8 @@ class Withdrawal:
     content: str
 
     def describe(self) -> str:
-        """Return who withdrew it, when and why, as the end of a sentence on the version."""
-        return f"withdrawn by {self.by} at {self.at} ({self.reason or 'no reason given'})"
+        """Return a sentence on who withdrew it, when and why."""
+        return f"{self.version} was withdrawn by {self.by} at {self.at} ({self.reason or 'no reason given'})"
 
 
 def content_of(files: Mapping[str, str]) -> str:
@@ -63,8 +63,8 @@ def refuse(records: Mapping[str, Withdrawal], version: str, files: Mapping[str, 
     content = content_of(files)
     same = records.get(version) or next((one for one in records.values() if one.content == content), None)
     if same is not None:
-        which = version if same.version == version else f"{version} is identical to {same.version}, which"
-        raise BundleWithdrawn(f"{which} was {same.describe()}; --force makes it live all the same")
+        twin = "" if same.version == version else f"{version} is identical to {same.version}: "
+        raise BundleWithdrawn(f"{twin}{same.describe()}; --force makes it live all the same")
 
 
 def without(records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str]) -> dict[str, Withdrawal]:

@@ -45,7 +45,9 @@ class PipelineOptions:
     checks: CheckOptions = field(default_factory=CheckOptions)
     gate: GateOptions = field(default_factory=GateOptions)
     force: bool = False
-    """Publish what the gate or the checks of the data refuse; the manifest says what that was."""
+    """Publish what the gate or the checks of the data refuse, and what was withdrawn; the manifest says what was refused."""
+    replace_live: bool = False
+    """Publish although the live bundle is of other data, with which nothing can be compared."""
     precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
 
     def __post_init__(self) -> None:

@@ -25,13 +25,15 @@ from rich.console import Console
 
 from models.catalogue import load_catalogue
 from models.files import file_sha256
-from models.registry import Bundle, BundleStore, learned_repeats
+from models.registry import BundleStore, learned_repeats
 from pipelines.codes import reuse
-from pipelines.data import checks, ingest, tokenize
+from pipelines.data import ingest, tokenize
 from pipelines.data.examples import SplitKind
-from pipelines.evaluation import champion, evaluate, gate
+from pipelines.evaluation import evaluate, gate
 from pipelines.evaluation.gain import describe_gain
 from pipelines.evaluation.held_out import HeldOut
+from pipelines.evaluation.judge import Judgement, judge
+from pipelines.evaluation.live import live_of
 from pipelines.features import point_in_time, tables
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication import bundle, model_card, precompute
@@ -42,7 +44,7 @@ from pipelines.training import distill, recipes, text_start, train
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
 from pipelines.training.warm_start import last_whole_training, verified_live
-from services.errors import ConfigError, StageFailed
+from services.errors import BundleWithdrawn, ConfigError, StageFailed
 from services.features.writer import FeatureWriter
 
 log = structlog.get_logger()
@@ -58,19 +60,31 @@ class PipelineReport:
 
 
 def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> PipelineReport:
-    """Run the flow and show it on the console, also what the gate refuses. Raises DataError, StageFailed, EnvironmentFault, DependencyAway."""
+    """Run the flow and show it on the console, also what the gate refuses. What was withdrawn is not published again.
+
+    Raises DataError, StageFailed, BundleMoved where another version went live meanwhile, EnvironmentFault, DependencyAway.
+    """
     done: list[StageOutput] = []
+    store = BundleStore(places.bundle_root)
     try:
         with run_lock(places.stages_dir, console), _threads(options.num_threads), Bars(console) as bars:
+            if left := store.rolled_back():
+                console.print(f"{left.describe()}: {store.live_version()} is live, and is compared with", markup=False)
             for output in flow(options, places, bars):
                 bars.end(output)
                 done.append(output)
                 if output.stage == options.until:
                     break
-    except StageFailed:
+    except StageFailed as error:
         if done:
             _show(done, options, console)
+        for step in error.advice:
+            console.print(step, markup=False)
         raise
+    except BundleWithdrawn as error:
+        found = _show(done, options, console)
+        console.print(f"nothing new to publish, {store.live_version()} stays live: {error}", markup=False)
+        return found
     return _show(done, options, console)
 
 
@@ -100,12 +114,14 @@ def _show(done: list[StageOutput], options: PipelineOptions, console: Console) -
 
 def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[StageOutput]:
     """Run all stages in order; yields after each."""
-    stages = StageCache(places.stages_dir)
+    stages, store = StageCache(places.stages_dir), BundleStore(places.bundle_root)
     max_items = places.history_max_items
+    seen = store.live_version()
 
     bars.begin("ingest")
     ingested = _ingest(stages, options, places)
     yield ingested
+    live = live_of(store, seen, ingested, options, _command())
 
     progress = bars.begin("features")
     key = tables.key(ingested.key, max_items)
@@ -119,8 +135,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     bars.begin("tokenize")
     read_histories = partial(point_in_time.histories_as_of, places.feature_repo)
-    store = BundleStore(places.bundle_root)
-    live_before = verified_live(store) if options.warm_start else None
+    live_before = verified_live(store) if options.warm_start and (live or not seen) else None
     start = last_whole_training(store, live_before, ingested.path / "events.parquet") if live_before else None
     kept = reuse.kept_codes(live_before.path) if live_before else None  # whether or not its weights are
     split = SplitKind(options.split)
@@ -168,18 +183,25 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield evaluated
 
     bars.begin("gate")
-    live = _live_of(store, name) if split == SplitKind.LEAVE_ONE_OUT else None  # it learned from what is after the cut
-    judged = _judge(models, held_out, evaluated, ingested.path, live, options)
+    made_by = [ingested, built, tokenized, trained, distilled, evaluated]
+    compared = live if split == SplitKind.LEAVE_ONE_OUT else None  # it learned from what is after the cut
+    judged = judge(models, held_out, evaluated, ingested.path, store, compared, options)
+    if judged.problems and not options.force:
+        _refuse(stages, _manifest(made_by, judged, held_out, recipe, options), judged, evaluated, options)
+    if judged.forced:
+        log.warning("gate_forced", problems=judged.forced)
     yield StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
     if split == SplitKind.GLOBAL_TIME:
         return
 
     bars.begin("optimize")
-    key = content_key(recipe.prompt, [evaluated.key], [bundle])
+    key = content_key(recipe.prompt | judged.key(), [evaluated.key], [bundle])
     now = datetime.now(UTC)
     optimized = stages.run("optimize", key, lambda out: bundle.optimize(models, evaluated.path, now, out))
     bundle_dir, version = optimized.path / "bundle", (optimized.path / "version.txt").read_text()
     yield optimized
+    if not options.force:
+        store.refuse_withdrawn(version, bundle_dir)
 
     progress = bars.begin("precompute")
     catalogue = load_catalogue(bundle_dir / "catalogue.parquet")
@@ -187,16 +209,12 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield _store_lists(stages, options, places, ingested, ranker, progress)
 
     bars.begin("publish")
-    training = train.read_training(trained.path)
-    report = evaluate.read_report(evaluated.path)
-    made_by = (ingested, built, tokenized, trained, distilled, evaluated, optimized)
-    parents = {"started_from": training["started_from"], "compared_with": live.version if live else None}
-    manifest = bundle.manifest_of(report, training, recipe.prompt, catalogue.depth) | judged
     finished = evaluate.read_report(bundle_dir)
+    manifest = _manifest([*made_by, optimized], judged, held_out, recipe, options)
     manifest |= {"student_serving": finished["student_serving"]}
-    manifest |= {"test_set": held_out.record(), "lineage": _lineage(made_by, options, recipe, parents)}
     card = model_card.render(version, manifest, finished)
-    published = bundle.publish(store, bundle_dir, version, manifest, {model_card.CARD: card})
+    pages = {model_card.CARD: card}
+    published = bundle.publish(store, bundle_dir, version, manifest, pages, seen, force=options.force)
     store.prune(places.keep_bundles)
     FeatureWriter(places.feature_repo).remove_precomputed(store.versions())
     yield StageOutput("publish", version, published.path, skipped=False, seconds=0.0)
@@ -240,40 +258,41 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
     return num_lists
 
 
-def _judge(
-    models: evaluate.Trained,
+def _manifest(
+    made_by: Sequence[StageOutput],
+    judged: Judgement,
     held_out: HeldOut,
-    evaluated: StageOutput,
-    ingested: Path,
-    live: Bundle | None,
+    recipe: recipes.Recipe,
     options: PipelineOptions,
 ) -> dict[str, Any]:
-    """Return what the manifest keeps of the gate: the data's facts, the comparison with the live bundle, and what was forced. Raises StageFailed."""
-    before = live.manifest.get("data") if live else None
-    data = checks.describe(ingested, before, time.time_ns() // 1_000)
-    other = live if live and not _holds(live, evaluated) else None  # an unchanged run is no challenger of itself
-    against_live = champion.compare(models, held_out, evaluated.path, other) if other else []
-    problems = gate.find_problems(evaluate.read_report(evaluated.path)["metrics"], against_live, options.gate)
-    problems += checks.problems(data, before, options.checks)
-    if options.force and problems:
-        log.warning("gate_forced", problems=problems)
-    elif options.split == SplitKind.GLOBAL_TIME:
-        gate.refuse(problems, f"a run with --split {options.split} publishes nothing")
-    else:
-        gate.refuse(problems)
-    return {"data": data, "against_live": against_live, "forced": problems}
+    """Return a bundle's manifest without its version, its hashes and how its student serves. `made_by` are the stages so far."""
+    folders = {output.stage: output.path for output in made_by}
+    report, training = evaluate.read_report(folders["evaluate"]), train.read_training(folders["train"])
+    parents = {"started_from": training["started_from"], "compared_with": judged.compared_with}
+    manifest = bundle.manifest_of(
+        report, training, recipe.prompt, tokenize.read_codes_report(folders["tokenize"])["depth"]
+    )
+    return (
+        manifest
+        | judged.record()
+        | {"test_set": held_out.record(), "lineage": _lineage(made_by, options, recipe, parents)}
+    )
 
 
-def _live_of(store: BundleStore, dataset: str) -> Bundle | None:
-    """Return the live bundle; None before the first one, and where it was made of other data."""
-    live = store.live() if store.live_version() else None
-    return live if live and live.manifest.get("dataset") == dataset else None
-
-
-def _holds(bundle: Bundle, evaluated: StageOutput) -> bool:
-    """Whether the bundle's models are the ones that were evaluated, and no items were added to them."""
-    lineage = bundle.manifest.get("lineage", {})
-    return "items_added_to" not in lineage and lineage.get("stages", {}).get("evaluate") == evaluated.key
+def _refuse(
+    stages: StageCache, manifest: dict[str, Any], judged: Judgement, evaluated: StageOutput, options: PipelineOptions
+) -> None:
+    """Write the report of what is refused, and raise StageFailed with its place and what one can do next."""
+    report = evaluate.read_report(evaluated.path)
+    steps = gate.next_steps(report["metrics"], judged.against_live, judged.data, options.gate)
+    key = content_key(manifest | {"problems": judged.problems}, [evaluated.key], [model_card, gate])
+    refused = stages.run(
+        "gate", key, lambda out: model_card.write_refusal(manifest, report, judged.problems, steps, out)
+    )
+    outcome = gate.NOT_PUBLISHED
+    if options.split == SplitKind.GLOBAL_TIME:
+        outcome = f"a run with --split {options.split} publishes nothing"
+    gate.refuse(judged.problems, f"{outcome}; report: {refused.path / model_card.CARD}", steps)
 
 
 def _ingest(stages: StageCache, options: PipelineOptions, places: Places) -> StageOutput:

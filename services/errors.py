@@ -30,6 +30,7 @@
 Knows no transport: each door has one table from kind to its own status.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import ClassVar
 
@@ -225,8 +226,8 @@ class BundleMoved(BundleError):
 
     def __init__(self, expected: str | None, found: str | None) -> None:
         super().__init__(
-            f"the live version is {found} and no longer {expected}, as when this command began: nothing was made live. "
-            f"Look at {found}, then run the command again; a pipeline goes on from its finished stages"
+            f"the live version is {found} and no longer {expected}, which was live when this command began; nothing was made live. "
+            f"Look at {found}, then run the command again (a pipeline goes on from its finished stages)"
         )
 
 
@@ -260,11 +261,11 @@ class DataError(TailraceError):
 
 
 class StageFailed(TailraceError):
-    """An offline stage cannot continue."""
+    """An offline stage cannot continue. `advice` has a sentence for each thing that one can do next."""
 
-    def __init__(self, stage: str, why: str) -> None:
+    def __init__(self, stage: str, why: str, advice: Sequence[str] = ()) -> None:
         super().__init__(f"stage {stage}: {why}")
-        self.stage = stage
+        self.advice = advice
 
 
 class EnvironmentFault(TailraceError):

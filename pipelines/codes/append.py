@@ -44,6 +44,8 @@ def append_items(
     now: datetime,
     lift: float = 1.0,
     report: Callable[[str], object] = lambda _sentence: None,
+    *,
+    force: bool = False,
 ) -> tuple[Bundle, int]:
     """Publish the live bundle with the items that it lacks, and return it with their number; without new ones it stays as it is.
 
@@ -51,7 +53,7 @@ def append_items(
     sentence for each kind of row that is left out or changed.
 
     Raises ConfigError for codes of depth 1 without text, which a training alone extends, and for a lift that cannot be; DataError naming `table`; BundleNotFound,
-    BundleCorrupt; BundleMoved if another bundle went live meanwhile, which has not these items.
+    BundleCorrupt; BundleMoved if another bundle went live meanwhile, which has not these items; BundleWithdrawn without `force` if this one was withdrawn.
     """
     live = store.live()
     live.verify()
@@ -91,7 +93,7 @@ def append_items(
         if (card := folder / CARD).exists():
             note = f"This bundle is {live.version} with {len(new)} items more, without training; what follows is on that one.\n\n"
             card.write_text(note + card.read_text())
-        return publish(store, folder, version_of(folder, now), about, seen=live.version), len(new)
+        return publish(store, folder, version_of(folder, now), about, seen=live.version, force=force), len(new)
 
 
 def _left_out(checked: schema.Checked, known: pl.DataFrame) -> list[str]:

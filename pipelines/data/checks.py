@@ -65,6 +65,7 @@ def describe(ingested: Path, before: Mapping[str, Any] | None, now_us: int) -> d
         "num_events": summary["num_events"],
         "num_users": summary["num_users"],
         "num_items": summary["num_items"],
+        "oldest_event_us": times_us.min(),
         "newest_event_us": times_us.filter(times_us <= now_us).max(),
         "notes": [f"{note['kind']}: {note['what']}" for note in summary.get("notes", ())],
         "unusable_shares": _unusable_shares(summary),

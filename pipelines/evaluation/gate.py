@@ -11,7 +11,7 @@ METRIC = "ndcg@10"
 BASELINES = ("popularity", "bigram", "item_knn")
 """The baselines, weakest first."""
 BEST = "best"
-_NOT_PUBLISHED = "nothing was published (--force publishes all the same)"
+NOT_PUBLISHED = "nothing was published (--force publishes all the same)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def find_problems(
     metrics: Mapping[str, Mapping[str, Any]], against_live: Sequence[Mapping[str, Any]], options: GateOptions
 ) -> list[str]:
     """Return what is beyond its bound. `against_live` are the rows of `pipelines.evaluation.champion`."""
-    baseline = options.baseline if options.baseline != BEST else max(BASELINES, key=lambda name: metrics[name][METRIC])
+    baseline = _baseline(metrics, options)
     floor = metrics[baseline][METRIC]
     decoder, student = metrics["decoder"][METRIC], metrics["student"][METRIC]
     problems = [
@@ -69,12 +69,57 @@ def find_problems(
         f"the {row['model']}'s {METRIC} of {row['challenger_ndcg']:.4f} is below that of the live bundle {row['champion']}, "
         f"{row['champion_ndcg']:.4f} on the same {row['num_users']} users: 95 % interval of the difference "
         f"{row['low']:+.4f} to {row['high']:+.4f}, beyond -{options.max_loss:.0%} (--max-loss)"
-        for row in against_live
-        if row["high"] < -options.max_loss * row["champion_ndcg"]
+        for row in _lost(against_live, options)
     ]
 
 
-def refuse(problems: Sequence[str], outcome: str = _NOT_PUBLISHED) -> None:
-    """Raise StageFailed if there are any, with the outcome of the run."""
+def next_steps(
+    metrics: Mapping[str, Mapping[str, Any]],
+    against_live: Sequence[Mapping[str, Any]],
+    data: Mapping[str, Any],
+    options: GateOptions,
+) -> list[str]:
+    """Return what one can do about models that are refused, a sentence each. `data` has the facts of `pipelines.data.checks`."""
+    found = {name: metrics[name][METRIC] for name in (*BASELINES, "decoder", "student")}
+    weaker = min(("student", "decoder"), key=lambda name: found[name])
+    floor = _baseline(metrics, options)
+    steps = []
+    if found[weaker] <= found[floor]:
+        steps.append(
+            f"{floor} won: its {METRIC} of {found[floor]:.4f} is {found[floor] - found[weaker]:.4f} above the {weaker}'s {found[weaker]:.4f}; "
+            "for data like this so simple a method may be enough"
+        )
+        steps.append(
+            f"more data: the models learned from {data['num_events']} events of {data['num_users']} users on {data['num_items']} items, and "
+            "more users and longer histories usually help them more than a baseline"
+        )
+        beaten = [name for name in BASELINES if found[name] < found[weaker]]
+        steps.append(
+            f"--baseline {beaten[-1]} asks for less: both models beat {' and '.join(beaten)}"
+            if beaten
+            else "no baseline is beaten by both models, so --baseline is no way on: look at what the run found of events and roles"
+        )
+    if student_share(metrics) < options.min_student_share:
+        steps.append("--student-epochs trains the student longer, --min-student-share asks for less of it")
+    if lost := _lost(against_live, options):
+        steps.append(
+            f"{lost[0]['champion']} stays live, whose models are better: train whole (without --warm-start), "
+            "or accept a larger loss by --max-loss"
+        )
+    return steps
+
+
+def refuse(problems: Sequence[str], outcome: str = NOT_PUBLISHED, advice: Sequence[str] = ()) -> None:
+    """Raise StageFailed if there are any, with the outcome of the run and what one can do."""
     if problems:
-        raise StageFailed("gate", "; ".join((*problems, outcome)))
+        raise StageFailed("gate", "; ".join((*problems, outcome)), advice)
+
+
+def _baseline(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) -> str:
+    """Return the name of the baseline that must be beaten."""
+    return options.baseline if options.baseline != BEST else max(BASELINES, key=lambda name: metrics[name][METRIC])
+
+
+def _lost(against_live: Sequence[Mapping[str, Any]], options: GateOptions) -> list[Mapping[str, Any]]:
+    """Return the rows of the models that are worse than the live bundle's beyond the bound."""
+    return [row for row in against_live if row["high"] < -options.max_loss * row["champion_ndcg"]]

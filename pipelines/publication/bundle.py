@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from models.registry import Bundle, BundleStore, hashes
+from models.registry import Bundle, BundleStore, Seen, hashes
 from models.student import read_student
 from pipelines.codes.code_book import CODE_BOOK
 from pipelines.data.examples import Cases, Split, read_cases
@@ -103,14 +103,19 @@ def publish(
     version: str,
     about: dict[str, Any],
     pages: Mapping[str, str] | None = None,
-    seen: str | None = None,
+    seen: str | Seen | None = Seen.NOW,
+    *,
+    force: bool = False,
 ) -> Bundle:
     """Publish the folder, and these pages by file name, under this version and make it live. A version that exists already is only made live.
 
-    Raises BundleMoved where `seen`, the live version that this one was made from, is no longer live.
+    Raises BundleMoved where `seen`, the live version that this one was made from, is no longer live, and BundleWithdrawn without `force` for
+    what was withdrawn.
     """
+    if not force:
+        store.refuse_withdrawn(version, folder)
     bundle = store.publish(folder, version, about, pages)
-    store.promote(version, seen)
+    store.promote(version, seen, force=force)
     return bundle
 
 

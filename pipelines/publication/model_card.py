@@ -1,4 +1,4 @@
-"""report.md of a bundle: what it is and for whom, how good, where the LLM pays, what the data was, and what it was made from. Pure.
+"""report.md of a bundle, or of models that the gate refused: what they are and for whom, how good, where the LLM pays, what the data was, and what they were made from.
 
 Everything in it is from the manifest and the evaluation report, so that whoever has the bundle can check it. Plots are text: one width fits a terminal,
 a code review and a rendered page.
@@ -7,6 +7,7 @@ a code review and a rendered page.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from pipelines.evaluation.gain import MIN_CASES
@@ -17,13 +18,40 @@ _WIDTH = 40
 
 def render(version: str, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     """Return the page of this bundle. `manifest` is its manifest without version and hashes."""
+    forced = manifest["forced"]
+    limits = [f"- It was published by force although: {'; '.join(forced)}."] if forced else []
+    return _page([_card(f"Bundle {version}", manifest, report, limits)], manifest, report, forced)
+
+
+def write_refusal(
+    manifest: Mapping[str, Any],
+    report: Mapping[str, Any],
+    problems: Sequence[str],
+    next_steps: Sequence[str],
+    out: Path,
+) -> None:
+    """Write report.md on models that the gate refused, with why and what one can do, and report.json with the same under `gate`."""
+    lists = [
+        "\n\n".join([f"## {head}", "\n".join(f"- {sentence}." for sentence in sentences)])
+        for head, sentences in (("Why", problems), ("What one can do", next_steps))
+        if sentences
+    ]
+    refused = "# Not published: the gate refused these models"
+    page = _page([refused, *lists, _card("The models", manifest, report, [], level=2)], manifest, report, problems)
+    (out / CARD).write_text(page)
+    found = {"problems": problems, "next_steps": next_steps, "against_live": manifest["against_live"]}
+    (out / "report.json").write_text(json.dumps({**report, "gate": found}, indent=1))
+
+
+def _page(begin: Sequence[str], manifest: Mapping[str, Any], report: Mapping[str, Any], problems: Sequence[str]) -> str:
+    """Return a page: how it begins, then every section that a bundle and refused models have alike."""
     sections = (
-        _card(version, manifest, report),
+        *begin,
         _quality(report),
         _lists(report["metrics"]),
         _gain(manifest["llm_pays"], report["gain"]),
-        _against_live(manifest["against_live"]),
-        _data(manifest["data"], manifest["forced"]),
+        _against_live(manifest["against_live"], manifest.get("withdrawn")),
+        _data(manifest["data"], problems),
         _test_set(manifest["test_set"], report),
         _lineage(manifest["lineage"]),
     )
@@ -57,7 +85,9 @@ def interval_plot(rows: Sequence[tuple[str, float, float, float]], *, zero: bool
     return "\n".join(["```text", *lines, f"{'':<{indent}}  {first:<{_WIDTH // 2}.4f}{last:>{_WIDTH // 2}.4f}", "```"])
 
 
-def _card(version: str, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+def _card(
+    title: str, manifest: Mapping[str, Any], report: Mapping[str, Any], limits: Sequence[str], level: int = 1
+) -> str:
     data, shown = manifest["data"], manifest["repeats"]
     newest = datetime.fromtimestamp(data["newest_event_us"] / 1e6, UTC)
     facts = (
@@ -71,7 +101,8 @@ def _card(version: str, manifest: Mapping[str, Any], report: Mapping[str, Any]) 
         ("work of one ranking", ", ".join(f"{name} {num:,}" for name, num in manifest["multiply_adds"].items())),
         ("random seed", manifest["lineage"]["seed"]),
     )
-    return "\n".join([f"# Bundle {version}", "", table(("", ""), facts), "", "Limits:", *_limits(manifest, report)])
+    found = [*_limits(manifest, report), *limits]
+    return "\n".join([f"{'#' * level} {title}", "", table(("", ""), facts), "", "Limits:", *found])
 
 
 def _speed(training: Mapping[str, Any]) -> str:
@@ -101,8 +132,6 @@ def _limits(manifest: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]
     small = [row["slice"] for row in report["gain"] if row["num_cases"] < MIN_CASES]
     if small:
         found.append(f"- Slices of fewer than {MIN_CASES} test users show nothing: {', '.join(small)}.")
-    if manifest["forced"]:
-        found.append(f"- It was published by force although: {'; '.join(manifest['forced'])}.")
     return found
 
 
@@ -158,18 +187,22 @@ def _gain(llm_pays: Sequence[Sequence[int | None]], gain: Sequence[Mapping[str, 
     return "\n\n".join(["## Gain of the decoder over its student, NDCG@10", table(heads, rows), plot, words])
 
 
-def _against_live(rows: Sequence[Mapping[str, Any]]) -> str:
+def _against_live(rows: Sequence[Mapping[str, Any]], withdrawn: str | None) -> str:
+    begin = [
+        "## Against the bundle that was live",
+        *([f"{withdrawn}. The one that was live since:"] if withdrawn else []),
+    ]
     if not rows:
-        return "## Against the bundle that was live\n\nNone of this data was live, or it could not be read."
+        return "\n\n".join([*begin, "None of this data was live, or it could not be read."])
     cells = [
         (row["model"], row["champion"], row["num_users"], f"{row['champion_ndcg']:.4f}", f"{row['challenger_ndcg']:.4f}", _interval((row["low"], row["high"])))
         for row in rows
     ]  # fmt: skip
     heads = ("model", "live bundle", "test users", "its NDCG@10", "now", "difference, 95 %")
-    return "\n\n".join(["## Against the bundle that was live", table(heads, cells)])
+    return "\n\n".join([*begin, table(heads, cells)])
 
 
-def _data(data: Mapping[str, Any], forced: Sequence[str]) -> str:
+def _data(data: Mapping[str, Any], problems: Sequence[str]) -> str:
     unusable = [
         (f"{name} not used: {reason}", f"{share:.2%}")
         for name, by_reason in data["unusable_shares"].items()
@@ -177,7 +210,7 @@ def _data(data: Mapping[str, Any], forced: Sequence[str]) -> str:
     ]
     drift = [(f"drift of {what} (PSI)", f"{value:.3f}") for what, value in data["drift"].items()]
     rows = [("events since the live bundle's", data["num_new_events"]), *unusable, *drift]
-    outcome = "beyond their bounds: " + "; ".join(forced) if forced else "all within their bounds"
+    outcome = "beyond their bounds: " + "; ".join(problems) if problems else "all within their bounds"
     parts = ["## Checks of the data", table(("", ""), rows), f"Gate and checks: {outcome}."]
     if notes := data.get("notes"):
         parts.append("\n".join(f"- {note}." for note in notes))

@@ -44,7 +44,7 @@ def _list(store: "BundleStore") -> None:
             damaged.append(str(error))
         table.add_row(states.get(version, ""), version, *cells)
     out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
-    for message in (*damaged, *(f"{one.version} was {one.describe()}" for one in withdrawals.values())):
+    for message in (*damaged, *(one.describe() for one in withdrawals.values())):
         out.print(escape(f"note: {message}"))
 
 

@@ -205,7 +205,12 @@ def pipeline(
     max_drift: Annotated[
         float, typer.Option(help="Maximal drift (PSI) of the events since the live bundle; inf for none.")
     ] = 0.25,
-    force: Annotated[bool, typer.Option(help="Publish although the gate refuses; this is audited.")] = False,
+    force: Annotated[
+        bool, typer.Option(help="Publish although the gate refuses, or the bundle was withdrawn; this is audited.")
+    ] = False,
+    replace_live: Annotated[
+        bool, typer.Option(help="Publish although the live bundle is of other data, without comparison; audited.")
+    ] = False,
 ) -> None:
     """Train, evaluate and publish a bundle. Stages whose inputs have not changed are skipped."""
     from infra.local.servers.store import feature_store
@@ -234,8 +239,10 @@ def pipeline(
         ),
         gate=GateOptions(baseline=baseline, min_student_share=min_student_share, max_loss=max_loss),
         force=force,
+        replace_live=replace_live,
     )
-    audit = audited(settings.state_dir, "pipeline --force") if force else nullcontext()
+    passed_over = [option for option, given in (("--force", force), ("--replace-live", replace_live)) if given]
+    audit = audited(settings.state_dir, " ".join(("pipeline", *passed_over))) if passed_over else nullcontext()
     with audit, feature_store(settings, _print_line):
         run_pipeline(options, Places.from_settings(settings), out)
 
@@ -266,6 +273,7 @@ def add_items(
     lift: Annotated[
         float, typer.Option(help="Factor on the rows of new items; above 1 they are shown more often among all.")
     ] = 1.0,
+    force: Annotated[bool, typer.Option(help="Publish although the same bundle was withdrawn.")] = False,
 ) -> None:
     """Make new items recommendable at once: the live bundle with these items, without training, by their codes or texts."""
     from datetime import UTC, datetime
@@ -277,7 +285,7 @@ def add_items(
     settings = _settings()
     with audited(settings.state_dir, "add-items"):
         store = BundleStore(settings.bundle_root)
-        bundle, num_new = append_items(store, read_table(items), items.name, datetime.now(UTC), lift, _print_line)
+        bundle, num_new = append_items(store, read_table(items), items.name, datetime.now(UTC), lift, _print_line, force=force)
     _print_line(f"{num_new} new items; {bundle.version} is live")
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,18 +24,17 @@ from pipelines.options import PipelineOptions, Places
 from pipelines.publication.precompute import PrecomputeOptions
 from pipelines.run import refresh_lists, run_pipeline
 from pipelines.runner.run_lock import run_lock
-from pipelines.training.recipes import Recipe
 from services.contracts.features import UserFeatures
 from services.errors import ConfigError, StageFailed
 from services.features.reader import FeatureReader
 from services.features.writer import FeatureWriter
 from services.settings.addresses import RedisAddress
-from services.settings.settings import Settings
 from services.student.ranker import load_student
+from tests.integration.pipelines.conftest import places_in, quiet
 from tests.support.gateway.rows import declare_whole
 from tests.support.servers import HOST, Server, valkey_server
 from tests.support.training.synthetic import raw_events, raw_items
-from tests.unit.pipelines.conftest import SMALL_DECODER, SMALL_STUDENT, learn_the_ring
+from tests.unit.pipelines.conftest import SMALL_DECODER, learn_the_ring
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
@@ -44,51 +43,16 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One Valkey for this file."""
-    server = valkey_server(tmp_path_factory.mktemp("valkey"))
-    server.start()
-    with Redis(host=HOST, port=server.port) as client:
-        declare_whole(client)
-    yield server
-    server.kill()
-
-
-@pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> PipelineOptions:
-    """Own tables of a ring of items, small models, and a gate that they pass."""
-    folder = tmp_path_factory.mktemp("own")
-    raw_events(40, 30, 12).write_csv(folder / "events.csv")
-    raw_items(30).write_ndjson(folder / "items.jsonl")
-    return PipelineOptions(
-        events=folder / "events.csv",
-        items=folder / "items.jsonl",
-        recipes=(Recipe(train=SMALL_DECODER, distill=SMALL_STUDENT),),
-        gate=GateOptions(baseline="popularity", min_student_share=0.5),
-        precompute=PrecomputeOptions(num_users=10, list_len=5),
-    )
-
-
-def places_in(folder: Path, store: Server) -> Places:
-    """A state folder of its own."""
-    settings = Settings(state_dir=folder, redis_host=HOST, redis_port=store.port, history_max_items=100, keep_bundles=2)
-    return Places.from_settings(settings)
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory, store: Server, options: PipelineOptions) -> Places:
-    """Where the pipeline has run once."""
-    places = places_in(tmp_path_factory.mktemp("state"), store)
+def places(
+    tmp_path_factory: pytest.TempPathFactory, copied_state: Callable[[Path], Places], options: PipelineOptions
+) -> Places:
+    """Where the pipeline has run twice."""
+    places = copied_state(tmp_path_factory.mktemp("places") / "state")
     console = Console(file=io.StringIO(), width=160)
     run_pipeline(options, places, console)
     assert isinstance(console.file, io.StringIO)
     (places.state_dir / "shown.txt").write_text(console.file.getvalue())
     return places
-
-
-def quiet() -> Console:
-    """A console whose output is not used."""
-    return Console(file=io.StringIO())
 
 
 async def read_lists(places: Places, user_id: str) -> UserFeatures:

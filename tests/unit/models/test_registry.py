@@ -103,7 +103,7 @@ def test_a_withdrawn_versions_twin_is_refused_too(store: BundleStore, tmp_path: 
     store.prune(2)
 
     assert "v2" not in store.versions()
-    with pytest.raises(BundleWithdrawn, match="v3 is identical to v2, which was withdrawn by ann"):
+    with pytest.raises(BundleWithdrawn, match="v3 is identical to v2: v2 was withdrawn by ann"):
         store.promote("v3")
     store.promote("v4")
     store.promote("v3", force=True)

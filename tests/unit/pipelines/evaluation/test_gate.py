@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.evaluation.gate import GateOptions, find_problems, refuse
+from pipelines.evaluation.gate import GateOptions, find_problems, next_steps, refuse
 from services.errors import StageFailed
 
 
@@ -57,3 +57,36 @@ def test_a_model_worse_than_the_live_one_is_named_with_both_figures() -> None:
         "the decoder's ndcg@10 of 0.0885 is below that of the live bundle v1, 0.1000 on the same 500 users: "
         "95 % interval of the difference -0.0200 to -0.0030, beyond -2% (--max-loss)"
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "live", "begins"),
+    [
+        (
+            metrics(0.08, 0.085),
+            [],
+            [
+                "item_knn won: its ndcg@10 of 0.0900 is 0.0100 above the decoder's 0.0800; for data like this so simple",
+                "more data: the models learned from 480 events of 40 users on 30 items",
+                "--baseline bigram asks for less: both models beat popularity and bigram",
+            ],
+        ),
+        (
+            metrics(0.0, 0.0),
+            [],
+            ["item_knn won: ", "more data: ", "no baseline is beaten by both models", "--student-epochs"],
+        ),
+        (metrics(0.12, 0.1), [], ["--student-epochs trains the student longer, --min-student-share"]),
+        (metrics(0.12, 0.12), against_live(-0.001, 0.003), []),
+        (metrics(0.12, 0.12), against_live(-0.02, -0.003), ["v1 stays live, "]),
+    ],
+)
+def test_what_one_can_do_follows_from_what_is_beyond_its_bound(
+    found: dict[str, dict[str, float]], live: list[dict[str, Any]], begins: list[str]
+) -> None:
+    """The baseline that won and by how much, that it may be enough, a baseline that both models beat, more data, and the options."""
+    data = {"num_events": 480, "num_users": 40, "num_items": 30}
+
+    steps = next_steps(found, live, data, GateOptions())
+
+    assert [step.startswith(begin) for step, begin in zip(steps, begins, strict=True)] == [True] * len(begins)

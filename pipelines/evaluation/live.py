@@ -1,0 +1,64 @@
+"""Finds the live bundle that a run is to replace, before anything is trained. A bundle of other data is replaced by an option alone.
+
+Data is known by its items, since a table may be renamed, and two shops may number their items alike: an item is the same where id and title are.
+"""
+
+import polars as pl
+import structlog
+
+from models.catalogue import Catalogue
+from models.registry import Bundle, BundleStore
+from pipelines.data.examples import SplitKind
+from pipelines.options import STAGES, PipelineOptions
+from pipelines.runner.stage import StageOutput
+from services.errors import BundleError, StageFailed
+
+log = structlog.get_logger()
+
+MIN_SHARED = 0.1
+"""Of the smaller catalogue's items this share must be in the other: a shop's own from year to year have more, and two shops none."""
+
+
+def live_of(
+    store: BundleStore, version: str | None, ingested: StageOutput, options: PipelineOptions, command: str
+) -> Bundle | None:
+    """Return the live version as a bundle; None where nothing is live, it cannot be read, or it was made of other data and may be replaced.
+
+    Raises StageFailed where the data is another and the run would publish it, with what `command` lacks.
+    """
+    if version is None:
+        return None
+    live = None
+    try:
+        live = store.open(version)
+        other = describe_other(pl.read_parquet(ingested.path / "items.parquet"), live.catalogue())
+    except BundleError as error:
+        log.warning("live_bundle_unreadable", why=str(error))
+        return live
+    if other is None:
+        if options.replace_live:
+            log.warning("replace_live_without_effect", why=f"the data is that of {version}, so it is compared")
+        return live
+    is_judged = STAGES.index(options.until) >= STAGES.index("gate") and options.split == SplitKind.LEAVE_ONE_OUT
+    if is_judged and not options.replace_live:
+        raise StageFailed(
+            ingested.stage,
+            f"{other}, so this is other data than that of the live bundle {version} ({live.manifest.get('dataset')}), and nothing could be compared; "
+            f"nothing was trained. To replace that bundle by one of this data: {command} --replace-live. "
+            "To keep both, set TAILRACE_STATE_DIR to a folder for this data",
+        )
+    log.warning("live_bundle_of_other_data", bundle=version, why=other)
+    return None
+
+
+def describe_other(items: pl.DataFrame, catalogue: Catalogue) -> str | None:
+    """Return how few of these items the catalogue has; None where they are of the same data."""
+    titles = dict(zip(catalogue.item_ids, catalogue.titles, strict=True))
+    found = [
+        titles.get(item_id) == title for item_id, title in items.select("item_id", "title").rows() if item_id in titles
+    ]
+    num_same = sum(found)
+    if num_same >= MIN_SHARED * min(items.height, len(titles)):
+        return None
+    renamed = f" ({len(found) - num_same} more share the id, with another title)" if len(found) > num_same else ""
+    return f"{num_same} of {items.height} items are among the {len(titles)} that are live{renamed}"

@@ -1,0 +1,73 @@
+"""The whole offline flow on a made-up data set and a real store: a state folder where it has run once, and copies of that."""
+
+import io
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from rich.console import Console
+
+from pipelines.evaluation.gate import GateOptions
+from pipelines.options import PipelineOptions, Places
+from pipelines.publication.precompute import PrecomputeOptions
+from pipelines.run import run_pipeline
+from pipelines.training.recipes import Recipe
+from services.settings.settings import Settings
+from tests.support.gateway.rows import declare_whole
+from tests.support.servers import HOST, Server, valkey_server
+from tests.support.training.synthetic import raw_events, raw_items
+from tests.unit.pipelines.conftest import SMALL_DECODER, SMALL_STUDENT
+
+
+def quiet() -> Console:
+    """A console whose output is not used."""
+    return Console(file=io.StringIO())
+
+
+def places_in(folder: Path, store: Server) -> Places:
+    """A state folder of its own."""
+    settings = Settings(state_dir=folder, redis_host=HOST, redis_port=store.port, history_max_items=100, keep_bundles=2)
+    return Places.from_settings(settings)
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One Valkey for this folder."""
+    server = valkey_server(tmp_path_factory.mktemp("valkey"))
+    server.start()
+    with Redis(host=HOST, port=server.port) as client:
+        declare_whole(client)
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def options(tmp_path_factory: pytest.TempPathFactory) -> PipelineOptions:
+    """Own tables of a ring of items, small models, and a gate that they pass."""
+    folder = tmp_path_factory.mktemp("own")
+    raw_events(40, 30, 12).write_csv(folder / "events.csv")
+    raw_items(30).write_ndjson(folder / "items.jsonl")
+    return PipelineOptions(
+        events=folder / "events.csv",
+        items=folder / "items.jsonl",
+        recipes=(Recipe(train=SMALL_DECODER, distill=SMALL_STUDENT),),
+        gate=GateOptions(baseline="popularity", min_student_share=0.5),
+        precompute=PrecomputeOptions(num_users=10, list_len=5),
+    )
+
+
+@pytest.fixture(scope="session")
+def copied_state(
+    tmp_path_factory: pytest.TempPathFactory, store: Server, options: PipelineOptions
+) -> Callable[[Path], Places]:
+    """Copy a state folder where the pipeline has run once with these options."""
+    trained = places_in(tmp_path_factory.mktemp("state"), store)
+    run_pipeline(options, trained, quiet())
+
+    def copy(folder: Path) -> Places:
+        shutil.copytree(trained.state_dir, folder)
+        return places_in(folder, store)
+
+    return copy

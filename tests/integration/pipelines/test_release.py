@@ -1,0 +1,181 @@
+"""What a run publishes beside what is live: after a rollback, over a promotion, of other data, and past its gate."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from models.registry import BundleStore
+from pipelines.evaluation.gate import GateOptions
+from pipelines.evaluation.held_out import LEDGER, read_ledger
+from pipelines.options import PipelineOptions, Places
+from pipelines.run import flow, run_pipeline
+from pipelines.runner.bars import Bars
+from services.errors import BundleMoved, StageFailed
+from tests.integration.pipelines.conftest import quiet
+from tests.support.training.synthetic import raw_events, raw_items
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture
+def places(tmp_path: Path, copied_state: Callable[[Path], Places]) -> Places:
+    """Where the pipeline has run once."""
+    return copied_state(tmp_path / "state")
+
+
+@pytest.fixture
+def other_student(options: PipelineOptions) -> PipelineOptions:
+    """The same run with another student, which keeps the decoder, and whatever it is worth beside the live one."""
+    (recipe,) = options.recipes
+    wider = replace(recipe, distill=replace(recipe.distill, feed_forward=24))
+    return replace(options, recipes=(wider,), gate=replace(options.gate, max_loss=1.0))
+
+
+def run(options: PipelineOptions, places: Places) -> tuple[str | None, str]:
+    """Run the pipeline, and return the version that it published with its output."""
+    shown = io.StringIO()
+    return run_pipeline(options, places, Console(file=shown, width=400)).bundle_version, shown.getvalue()
+
+
+def test_a_rollback_is_not_undone_by_the_next_run(
+    places: Places, options: PipelineOptions, other_student: PipelineOptions, tmp_path: Path
+) -> None:
+    """Without new events the run says that there is nothing to publish. With new ones it trains, compares with what is live, and says so. --force brings the withdrawn version back."""
+    store = BundleStore(places.bundle_root)
+    first = store.live_version()
+    second, _ = run(other_student, places)
+    assert (store.rollback(by="ann", reason="bad lists"), second) == (first, store.previous_version())
+    sentence = f"{second} was withdrawn by ann at "
+
+    published, shown = run(other_student, places)
+    renamed, _ = run(replace(other_student, events=options.events, gate=replace(options.gate, max_loss=0.9)), places)
+
+    assert (published, renamed, store.live_version()) == (None, None, first)
+    assert f"nothing new to publish, {first} stays live: {sentence}" in shown
+    assert store.versions() == [first, second]
+
+    day = raw_events(40, 30, 13).with_columns(number=pl.int_range(pl.len()).over("user_id"))
+    day = day.filter((pl.col("number") < 12) | (pl.col("user_id") < "u002")).drop("number")
+    day.write_csv(tmp_path / "events.csv")
+    nightly = replace(other_student, events=tmp_path / "events.csv", warm_start=True)
+    third, shown = run(nightly, places)
+
+    bundle = store.live()
+    assert third == bundle.version
+    assert third not in {first, second}
+    assert bundle.manifest["lineage"]["parents"] == {"started_from": first, "compared_with": first}
+    assert f"(bad lists): {first} is live, and is compared with" in shown
+    assert sentence in (bundle.path / "report.md").read_text()
+    forced, shown = run(replace(other_student, force=True), places)
+    assert (forced, second in store.withdrawals()) == (store.live_version(), False)
+
+
+def run_overtaken(options: PipelineOptions, places: Places, version: str) -> None:
+    """Run the pipeline while somebody promotes this version."""
+    with Bars(quiet()) as bars:
+        for output in flow(options, places, bars):
+            if output.stage == "precompute":
+                BundleStore(places.bundle_root).promote(version)
+
+
+def test_a_promotion_during_a_run_is_not_overwritten(places: Places, other_student: PipelineOptions) -> None:
+    """The version that was live when the run began must be live still; the next run goes on from the finished stages."""
+    store = BundleStore(places.bundle_root)
+    first = store.live()
+    store.publish(first.path, "by-hand", {name: first.manifest[name] for name in ("prompt", "data")})
+
+    with pytest.raises(BundleMoved, match=f"by-hand and no longer {first.version}.*run the command again"):
+        run_overtaken(other_student, places, "by-hand")
+
+    assert store.live_version() == "by-hand"
+    again = run_pipeline(other_student, places, quiet())
+    assert {"train", "distill", "evaluate"} <= {stage.stage for stage in again.stages if stage.skipped}
+    assert store.live().manifest["lineage"]["parents"]["compared_with"] == "by-hand"
+
+
+def test_a_renamed_table_is_compared_with_the_live_bundle(
+    places: Places, options: PipelineOptions, tmp_path: Path
+) -> None:
+    """The models are those that are live, so that nothing differs. The volume is checked too."""
+    store = BundleStore(places.bundle_root)
+    before = store.live()
+    (tmp_path / "renamed.csv").write_bytes(Path(str(options.events)).read_bytes())
+    renamed = replace(options, events=tmp_path / "renamed.csv")
+
+    run_pipeline(renamed, places, quiet())
+
+    live = store.live()
+    rows = live.manifest["against_live"]
+    assert [(row["champion"], row["low"], row["high"]) for row in rows] == [(before.version, 0, 0)] * 2
+    larger = live.manifest | {"data": live.manifest["data"] | {"num_events": 1_000}, "lineage": {}}
+    (live.path / "manifest.json").write_text(json.dumps(larger))
+    with pytest.raises(StageFailed, match="480 events are 48% of the live bundle's 1000, under 80%"):
+        run_pipeline(renamed, places, quiet())
+
+
+def test_other_data_stops_before_training_unless_it_is_to_replace_what_is_live(
+    places: Places, options: PipelineOptions, tmp_path: Path
+) -> None:
+    """Items with the ids of the live ones are others where their titles are. The message has the option; with it, nothing is compared and no weights are taken over."""
+    store, shown = BundleStore(places.bundle_root), io.StringIO()
+    before = store.live_version()
+    titles = pl.format("Book {}", pl.col("item_id"))
+    raw_items(30).with_columns(title=titles).write_ndjson(tmp_path / "items.jsonl")
+    other = replace(options, items=tmp_path / "items.jsonl", warm_start=True)
+
+    words = r"0 of 30 items are among the 30 that are live \(30 more share the id.*--replace-live"
+    with pytest.raises(StageFailed, match=words):
+        run_pipeline(other, places, Console(file=shown))
+
+    assert [line.split()[0] for line in shown.getvalue().splitlines()][:2] == ["ingest", "events"]
+    assert store.live_version() == before
+    run_pipeline(replace(other, replace_live=True), places, quiet())
+    assert store.live().manifest["lineage"]["parents"] == {"started_from": None, "compared_with": None}
+    assert store.live_version() != before
+
+
+def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, options: PipelineOptions) -> None:
+    """The error names the page; it and the output have why, which baseline won, and each way on. report.json has the same."""
+    beyond, shown = replace(options, gate=GateOptions(baseline="best", min_student_share=1.5)), io.StringIO()
+
+    with pytest.raises(StageFailed, match=r"nothing was published .*; report: .*report\.md") as refused:
+        run_pipeline(beyond, places, Console(file=shown, width=400))
+
+    path = Path(str(refused.value).partition("report: ")[2])
+    page, found = path.read_text(), json.loads((path.parent / "report.json").read_text())
+    assert page.startswith("# Not published: the gate refused these models\n")
+    assert "published by force" not in page
+    assert found["gate"]["problems"][-1].endswith("under 150%")
+    assert any(step.startswith("--student-epochs") for step in found["gate"]["next_steps"])
+    assert found["metrics"]["decoder"]["ndcg@10"] > 0
+    for sentence in (*found["gate"]["problems"], *found["gate"]["next_steps"]):
+        assert f"- {sentence}." in page
+    assert all(step in shown.getvalue() for step in found["gate"]["next_steps"])
+
+
+def test_forced_is_a_fact_of_the_publication_and_not_of_the_models(places: Places, options: PipelineOptions) -> None:
+    """Models published by force, then by another gate that they pass, are two bundles: only the first is marked. An unchanged run changes nothing and opens no label."""
+    store, beyond = BundleStore(places.bundle_root), replace(options, gate=GateOptions(min_student_share=1.5))
+    forced, _ = run(replace(beyond, force=True), places)
+    openings = read_ledger(places.stages_dir / LEDGER)
+
+    unchanged, _ = run(beyond, places)
+
+    assert (unchanged, store.live_version()) == (forced, forced)
+    assert read_ledger(places.stages_dir / LEDGER) == openings
+    assert store.live().manifest["forced"][-1].endswith("under 150%")
+    passed, _ = run(replace(options, gate=replace(options.gate, max_loss=0.5)), places)
+    bundle = store.live()
+    assert passed == bundle.version != forced
+    assert bundle.manifest["forced"] == []
+    assert "published by force" not in (bundle.path / "report.md").read_text()
+    assert "published by force" in (store.open(str(forced)).path / "report.md").read_text()
