@@ -90,8 +90,8 @@ def next_steps(
             "for data like this so simple a method may be enough"
         )
         steps.append(
-            f"more data: the models learned from {data['num_events']} events of {data['num_users']} users on {data['num_items']} items, and "
-            "more users and longer histories usually help them more than a baseline"
+            f"more data: these are {data['num_events']} events of {data['num_users']} users on {data['num_items']} items, and more users "
+            "and longer histories usually help the models more than a baseline"
         )
         beaten = [name for name in BASELINES if found[name] < found[weaker]]
         steps.append(

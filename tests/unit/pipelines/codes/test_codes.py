@@ -1,6 +1,7 @@
 """Codes deeper than 1: their assignment against brute force, their book, and all stages with them."""
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from pipelines.data.tokenize import describe_codes
 from pipelines.evaluation.evaluate import read_report
 from pipelines.publication.model_card import CARD
 from pipelines.training.beam_scoring import BeamScorer
-from services.errors import BundleMoved, ConfigError, StageFailed
+from services.errors import BundleMoved, BundleWithdrawn, ConfigError, StageFailed
 from services.llm.engine.beam.trie import ItemCodes
 from services.student.ranker import StudentRanker
 from tests.support.engine.engines import exhaustive_ranking
@@ -166,6 +167,22 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, tmp_p
     assert append_items(store, raw, "items", MADE_AT) == (live, 0)
     with pytest.raises(ConfigError, match=r"--lift: 1\.5 has no effect where codes are deeper than 1.*; leave it out"):
         append_items(store, raw, "items", MADE_AT, lift=1.5)
+
+
+def test_a_withdrawn_bundle_does_not_come_back_by_adding_its_items_again(deep: Built, tmp_path: Path) -> None:
+    """The same files under another name are refused before they are copied, unless it is forced."""
+    store, raw = BundleStore(tmp_path), pl.DataFrame({"item_id": ["a-new"], "title": ["New"]})
+    store.publish(deep.optimized / "bundle", "first", {"num_items": 30})
+    store.promote("first")
+    larger, _ = append_items(store, raw, "items", MADE_AT)
+    store.rollback(by="ann")
+    later = MADE_AT + timedelta(hours=1)
+
+    with pytest.raises(BundleWithdrawn, match=f"is identical to {larger.version}: .* withdrawn by ann"):
+        append_items(store, raw, "items", later)
+
+    assert store.versions() == ["first", larger.version]
+    assert append_items(store, raw, "items", later, force=True)[0].version == store.live_version() != larger.version
 
 
 def test_items_are_not_added_over_a_bundle_that_went_live_meanwhile(

@@ -67,7 +67,7 @@ def test_a_model_worse_than_the_live_one_is_named_with_both_figures() -> None:
             [],
             [
                 "item_knn won: its ndcg@10 of 0.0900 is 0.0100 above the decoder's 0.0800; for data like this so simple",
-                "more data: the models learned from 480 events of 40 users on 30 items",
+                "more data: these are 480 events of 40 users on 30 items",
                 "--baseline bigram asks for less: both models beat popularity and bigram",
             ],
         ),
