@@ -27,14 +27,14 @@ def bundles(context: typer.Context) -> None:
 
 
 def _list(store: "BundleStore") -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     withdrawals, live = store.withdrawals(), store.live_version()
     states = dict.fromkeys(withdrawals, "withdrawn")
     for pointed, state in ((store.previous_version(), "previous"), (live, "live")):
         if pointed is not None and (pointed == live or pointed not in withdrawals):
             states[pointed] = state
-    table = Table("", "version", "data set", "decoder NDCG@10", "student", "item-kNN", box=None)
+    table = Table("", Column("version", no_wrap=True), "data set", "decoder NDCG@10", "student", "item-kNN", box=None)
     damaged = []
     for version in store.versions():
         try:
@@ -54,12 +54,13 @@ def diff(
     other: Annotated[str, typer.Argument(help="The version whose difference to it is shown.", show_default=False)],
 ) -> None:
     """Show in what two bundles differ: data, items, quality, options, gate, size and origin."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from services.cli.bundle_diff import compare
 
     store, _ = _store()
-    table = Table("", version, other, "difference", box=None, pad_edge=False)
+    columns = [Column(head, overflow="fold") for head in ("", version, other, "difference")]
+    table = Table(*columns, box=None, pad_edge=False)
     rows, notes = compare(store.open(version), store.open(other))
     for row in rows:
         table.add_row(*map(escape, row))
