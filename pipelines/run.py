@@ -341,8 +341,9 @@ def _lineage(
 
 
 def _command() -> str:
-    """Return what this process was started as."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """Return what this process was started as; the module of the command `tailrace` by that name."""
+    path = Path(sys.argv[0])
+    return shlex.join(["tailrace" if path.parts[-2:] == ("cli", "main.py") else path.name, *sys.argv[1:]])
 
 
 @contextmanager

@@ -285,7 +285,9 @@ def add_items(
     settings = _settings()
     with audited(settings.state_dir, "add-items"):
         store = BundleStore(settings.bundle_root)
-        bundle, num_new = append_items(store, read_table(items), items.name, datetime.now(UTC), lift, _print_line, force=force)
+        bundle, num_new = append_items(
+            store, read_table(items), items.name, datetime.now(UTC), lift, _print_line, force=force
+        )
     _print_line(f"{num_new} new items; {bundle.version} is live")
 
 

@@ -24,6 +24,7 @@ from models.decoder.config import read_config
 from models.decoder.gguf import convert_gguf
 from models.decoder.weights import load_decoder
 from models.registry import BundleStore
+from models.withdrawals import read_withdrawals
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE
 from services.contracts.text import ChatMessage
@@ -205,6 +206,11 @@ PARSERS = {
         lambda path: BundleStore(path.parents[1]).open("v1"),
         lambda folder: json_of(["files", "version", "dataset"], json.loads(manifest_document(folder))),
         "bundles/v1/manifest.json",
+    ),
+    "withdrawals": Parser(
+        lambda path: read_withdrawals(path.parent),
+        of_json({"v1": {"by": "ann", "at": "2026-11-24T00:00:00Z", "reason": "", "content": "c0de"}}),
+        "WITHDRAWN",
     ),
     "safetensors": Parser(
         lambda path: load_decoder(path.parent, torch.float32, "cpu"),
