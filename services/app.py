@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from prometheus_client import REGISTRY
 
 from models.registry import BundleStore
@@ -43,11 +44,8 @@ from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
 from services.llm.absent import AbsentLlm, AbsentText
-from services.observability.metrics import (
-    AccessMetrics,
-    ProcessMetrics,
-    configure_logging,
-)
+from services.observability.log_lines import configure_logging
+from services.observability.metrics import AccessMetrics, ProcessMetrics
 from services.observability.node_metrics import node_registry, render_metrics
 from services.observability.tracing import open_tracing
 from services.router.admission import AdmissionLimits
@@ -59,6 +57,8 @@ from services.student.ranker import load_student
 
 if TYPE_CHECKING:
     from ray.serve import Application
+
+log = structlog.get_logger()
 
 GRPC_SERVICERS = (
     "services.gateway.grpc.door.add_recommender_to_server",
@@ -76,7 +76,7 @@ class Gateway:
     def __init__(self, settings: Settings, llm: Any, text: Any | None = None) -> None:
         from services.llm.handles import LlmHandle
 
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, "gateway", settings.log_file)
         self._settings = settings
         self._llm: Llm = LlmHandle(llm)
         self._writer = text_writer(settings, text)
@@ -129,6 +129,7 @@ class Gateway:
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is stopped in good order."""
+        log.info("stopping")
         if self._console is not None:
             await self._console.stop()
         if self._plane is not None:

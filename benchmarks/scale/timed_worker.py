@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from prometheus_client import CollectorRegistry, Histogram
 
-from services.observability.metrics import StreamMetrics, configure_logging
+from services.observability.log_lines import configure_logging
+from services.observability.metrics import StreamMetrics
 from services.settings.settings import load_settings
 from services.stream.__main__ import run_worker
 
@@ -35,7 +36,7 @@ def main(notes: Path) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     settings = load_settings()
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, "worker")
     metrics = StreamMetrics(CollectorRegistry())
     noting = _Noting()
     metrics.visible_seconds = noting

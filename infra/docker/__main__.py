@@ -29,6 +29,7 @@ from services.errors import ConfigError, TailraceError
 from services.settings.settings import Settings, inherited_environment, load_settings
 
 SECRETS = Path("/secrets")
+_LAST_LINES_S = 5.0
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; no port of the metrics is published
 
 
@@ -108,7 +109,9 @@ def _serve(settings: Settings, words: list[str]) -> int:
     parser.add_argument("--standby-host", default="127.0.0.1", metavar="HOST", help="where the standby listens")
     home = make_ray_home(settings.state_dir)
     for_ray = ray_environment(home, settings, standby_host=parser.parse_args(words).standby_host)
-    return run_beside_metrics(_python("infra.local.servers.serve"), for_ray, settings)
+    log_file = settings.metrics_dir.with_name("gateway.log")  # Ray's workers do not have this container's output
+    environment = {**for_ray, "TAILRACE_LOG_FILE": str(log_file)}
+    return run_beside_metrics(_python("infra.local.servers.serve"), environment, settings, log_file)
 
 
 def _become(module: str, *words: str) -> NoReturn:
@@ -120,11 +123,13 @@ def _python(module: str) -> tuple[str, ...]:
     return (sys.executable, "-m", module)
 
 
-def run_beside_metrics(command: tuple[str, ...], environment: Mapping[str, str], settings: Settings) -> int:
+def run_beside_metrics(
+    command: tuple[str, ...], environment: Mapping[str, str], settings: Settings, log_file: Path | None = None
+) -> int:
     """Run the command to its end beside the endpoint that Prometheus scrapes, and return its exit code.
 
     The child has `PROMETHEUS_MULTIPROC_DIR` before its Python starts; the endpoint is a thread of this process. SIGTERM and SIGINT are
-    forwarded. Empties the metrics folder.
+    forwarded. What appears in `log_file` is copied to standard output. Empties the metrics folder.
     """
     shutil.rmtree(settings.metrics_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True)
@@ -132,15 +137,17 @@ def run_beside_metrics(command: tuple[str, ...], environment: Mapping[str, str],
     thread = threading.Thread(target=endpoint.serve_forever, name="metrics", daemon=True)
     thread.start()
     try:
-        return _run_child({**inherited_environment(), **metrics_environment(settings), **environment}, command)
+        complete = {**inherited_environment(), **metrics_environment(settings), **environment}
+        return _run_child(complete, command, log_file)
     finally:
         endpoint.shutdown()
         thread.join()
         endpoint.server_close()
 
 
-def _run_child(environment: Mapping[str, str], command: tuple[str, ...]) -> int:
+def _run_child(environment: Mapping[str, str], command: tuple[str, ...], log_file: Path | None) -> int:
     child = subprocess.Popen(command, env=environment)
+    following = None if log_file is None else _follow(log_file, child.pid)
 
     def forward(number: int, _frame: FrameType | None) -> None:
         child.send_signal(number)
@@ -149,8 +156,18 @@ def _run_child(environment: Mapping[str, str], command: tuple[str, ...]) -> int:
     try:
         return child.wait()
     finally:
+        if following is not None:
+            following.wait(_LAST_LINES_S)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _follow(log_file: Path, pid: int) -> "subprocess.Popen[bytes]":
+    """Copy the file's lines to standard output until this process has ended, across the file's rotation."""
+    log_file.touch()
+    options = ("--lines=+1", "--follow=name", "--retry", f"--pid={pid}", "--sleep-interval=0.2")
+    command = ("/usr/bin/tail", *options, str(log_file))
+    return subprocess.Popen(command, start_new_session=True)  # no Ctrl-C before its last lines
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every metric on one screen, and the logging configuration.
+"""Every metric on one screen.
 
 All processes of a node share a folder (prometheus-client's multi-process mode): each writes its own file there and one
 endpoint sums them (`node_metrics`), so that every replica is counted once. The variable that names the folder
@@ -6,16 +6,12 @@ endpoint sums them (`node_metrics`), so that every replica is counted once. The 
 metrics carry vLLM's names, so that its dashboards work unchanged.
 """
 
-import logging
 import platform
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib import metadata
-from typing import Any, Generic, TextIO, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
-import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1, 2, 5)
@@ -287,39 +283,4 @@ class EngineMetrics(_Metrics):
     )
     inter_token_seconds = _histogram(
         "vllm:inter_token_latency_seconds", "Time between two text tokens", STAGE_BUCKETS_S, "model_name"
-    )
-
-
-class _LossyStream:
-    """Writes to a stream, and drops what cannot be written (full disk, closed pipe or file): a log line must never cost an answer."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write the text, or drop it."""
-        if self._stream is not None:
-            with suppress(OSError, ValueError):
-                self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush what has been written; what cannot be flushed is the stream's to keep or drop."""
-        if self._stream is not None:
-            with suppress(OSError, ValueError):
-                self._stream.flush()
-
-
-def configure_logging(level: str) -> None:
-    """Configure structlog to write JSON lines to stderr; lines that cannot be written are dropped."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
     )

@@ -202,6 +202,8 @@ class Settings(BaseSettings):
     """Serve the console at /."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_file: Path | None = None
+    """File to which processes append their log lines, in place of standard output; `tailrace up` sets it for what it runs in and beside Ray."""
 
     @field_validator("max_events_per_request")
     @classmethod

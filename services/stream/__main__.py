@@ -6,6 +6,7 @@ import sys
 import threading
 from types import FrameType
 
+import structlog
 from prometheus_client import REGISTRY
 
 from models.bundle_follower import BundleFollower
@@ -14,7 +15,8 @@ from services.contracts.event_roles import read_event_roles
 from services.errors import ConfigError
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.writer import FeatureWriter
-from services.observability.metrics import ProcessMetrics, StreamMetrics, configure_logging
+from services.observability.log_lines import configure_logging
+from services.observability.metrics import ProcessMetrics, StreamMetrics
 from services.observability.tracing import open_tracing
 from services.settings.settings import Settings, load_settings
 from services.stream.aggregate import history_limits
@@ -25,6 +27,8 @@ from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from services.stream.popularity import ListedItems
 from services.stream.rebuild import base_table
 from services.stream.worker import StreamWorker
+
+_log = structlog.get_logger()
 
 GROUP = "tailrace-stream"
 
@@ -38,7 +42,7 @@ def main() -> None:
 
 
 def _run(settings: Settings) -> None:
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, "worker", settings.log_file)
     stop = threading.Event()
 
     def end(_signal: int, _frame: FrameType | None) -> None:
@@ -86,6 +90,7 @@ def run_worker(
         folder.mkdir(parents=True, exist_ok=True)
     follower.start()
     worker.run(stop)
+    _log.info("stopping")
     follower.stop()
     tracing.stop()
 

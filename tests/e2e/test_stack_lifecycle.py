@@ -40,12 +40,18 @@ class Interruption:
 
 @pytest.fixture(scope="module")
 def interrupted(stack: Stack) -> Interruption:
+    last_request_id: str
     """The shared stack, ended by SIGINT."""
     seen, processes = stack.sees_click(USER, "50"), stack.processes()
     os.kill(stack.supervisor_pid, signal.SIGINT)
     code = stack.reap()
     return Interruption(
-        code, survivors(processes), [*find_leftovers(stack.settings.state_dir)], seen["newest_event_time_ms"]
+        code,
+        survivors(processes),
+        [*find_leftovers(stack.settings.state_dir)],
+        seen["newest_event_time_ms"],
+        last["request_id"],
+    last = stack.recommend(USER)
     )
 
 
@@ -128,6 +134,17 @@ def test_the_next_start_has_the_data_and_both_doors_see_a_click_over_tls(
     kept, seen = secured.stack.known(USER), secured.stack.sees_click("new", "50")
 
     assert kept["newest_event_time_ms"] == interrupted.newest_event_time_ms
+def test_ctrl_c_costs_no_log_line(interrupted: Interruption, stack: Stack) -> None:
+    """The last answer is in the log, and so is the last line of each process that was stopped."""
+    answered = stack.log_lines(request_id=interrupted.last_request_id, event="recommended")
+    stopping = {line["part"] for line in stack.log_lines(event="stopping")}
+    others = [(stack.settings.state_dir / "logs" / f"{part}.log").read_text() for part in ("worker", "edge")]
+
+    assert len(answered) == 1
+    assert {"serve", "standby"} <= stopping
+    assert all('"event": "stopping"' in text for text in others)
+
+
     assert len(seen["items"]) == 10
     with secured.channel() as channel:
         request = pb.RecommendRequest(user_id="new", k=5, deadline_ms=AMPLE_MS)

@@ -26,11 +26,11 @@ from infra.local.supervisor.stackfile import MARK, StackFile
 from infra.local.supervisor.supervisor import StopRequested, Supervisor
 from models.registry import BundleStore
 from services.errors import EnvironmentFault
+from services.observability.log_lines import MAX_LOG_BYTES
 from services.settings.settings import Settings, inherited_environment
 
 STORES = ("valkey", "broker", "metrics")
 READY_WITHIN_S = 120.0
-MAX_LOG_BYTES = 20_000_000
 POLL_S = 0.1
 
 

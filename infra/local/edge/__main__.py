@@ -27,7 +27,8 @@ from infra.local.edge.key_shares import swap_key_shares, write_key_shares
 from infra.local.servers.binaries import haproxy_command
 from models.files import Stamp, stamp_of
 from services.errors import ConfigError
-from services.observability.metrics import EdgeMetrics, configure_logging
+from services.observability.log_lines import configure_logging
+from services.observability.metrics import EdgeMetrics
 from services.settings.settings import Settings, load_settings
 
 log = structlog.get_logger()
@@ -120,6 +121,9 @@ class Edge:
         try:
             while not select.select([ended], [], [], POLL_S)[0]:
                 self._look()
+        except SystemExit:
+            log.info("stopping")
+            raise
         finally:
             os.close(ended)
             _stop(child)
@@ -226,7 +230,7 @@ def main() -> None:
     )
     parser.add_argument("--standby-host", default="127.0.0.1", metavar="HOST", help="where the standby listens")
     hosts = parser.parse_args()
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, "edge", settings.log_file)
     raise SystemExit(run_edge(settings, hosts.ray_host or ["127.0.0.1"], hosts.standby_host))
 
 

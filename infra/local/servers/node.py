@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from infra.local.servers.ray_home import serve_environment
+from infra.local.supervisor.parts import log_environment
 from services.settings.settings import Settings, load_settings
 
 _SERVE = Path(__file__).resolve().parents[2] / "kubernetes/overlays/prod/serve.yaml"
@@ -26,6 +27,7 @@ def node_environment(settings: Settings, standby_host: str, token_file: Path) ->
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         **serve_environment(settings.state_dir / "h", settings, standby_host),
+        **log_environment(settings),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(_RECONNECT_S),
     }
 

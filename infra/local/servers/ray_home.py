@@ -28,6 +28,7 @@ SERVING_ENVIRONMENT = {
     "RAY_ROTATION_BACKUP_COUNT": "1",
     "RAY_worker_niceness": "0",  # Ray's default of 15 gives replicas a thirtieth of what their neighbours get
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # of 1,000 in throughput mode: a replica that dies would take its tracebacks along
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # of 5: a start beside a standby that answers takes longer

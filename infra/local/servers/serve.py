@@ -13,12 +13,15 @@ from types import FrameType
 from typing import NoReturn
 
 import psutil
+import structlog
 
 from infra.local.servers.loopback import LOOPBACK, SETUP_HOOK
 from infra.local.servers.ray_home import ray_home
 from infra.local.supervisor.parts import metrics_environment
-from services.observability.metrics import configure_logging
+from services.observability.log_lines import configure_logging
 from services.settings.settings import Settings, load_settings
+
+log = structlog.get_logger()
 
 OBJECT_STORE_BYTES = 100 * 2**20
 _APPLICATION = "tailrace"
@@ -27,10 +30,11 @@ _CORE_SERVERS = ("gcs_server", "raylet")
 
 def main() -> None:
     """Start the application, then wait on Ray's servers."""
-    signal.signal(signal.SIGTERM, _leave)
     settings = load_settings()
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, "serve", settings.log_file)
+    signal.signal(signal.SIGTERM, _leave)
     _start_ray(settings)
+    signal.signal(signal.SIGTERM, _leave)  # again: Ray has set a handler of its own, which waits for all that it stops
     _run_application(settings)
     _watch()
 
@@ -95,7 +99,8 @@ def _end_with(server_pid: int) -> NoReturn:
     os._exit(1)
 
 
-def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    log.info("stopping", signal=signal.Signals(number).name)
     os._exit(0)  # the keeper sweeps; an orderly shutdown of Ray takes longer than anyone waits
 
 

@@ -11,13 +11,16 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import grpc
+import structlog
 import uvicorn
 from grpc_health.v1 import health_pb2
 from starlette.types import ASGIApp
 
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
-from services.observability.metrics import configure_logging
+from services.observability.log_lines import configure_logging
 from services.settings.settings import Settings, load_settings
+
+log = structlog.get_logger()
 
 
 def rest_server(app: ASGIApp, host: str, port: int) -> uvicorn.Server:
@@ -57,7 +60,9 @@ async def run(settings: Settings) -> None:
         try:
             await rest_server(rest_app, settings.inner_host, settings.standby_http_port).serve()
         finally:
+            log.info("stopping")
             await rpc.stop(None)
+            gc.unfreeze()  # or libraries report at the interpreter's end that their objects leak
 
 
 def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -68,7 +73,7 @@ def main() -> None:
     """Read settings and serve."""
     signal.signal(signal.SIGTERM, _leave)
     settings = load_settings()
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, "standby", settings.log_file)
     asyncio.run(run(settings))
 
 

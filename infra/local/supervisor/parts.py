@@ -97,12 +97,12 @@ def standby_part(settings: Settings) -> Part:
         probes=(partial(answers_http, host, http_port, "/healthz"), partial(accepts, host, grpc_port)),
         needs=("valkey", "broker"),
         restart_policy=RestartPolicy(start_timeout_s=180.0, unhealthy_timeout_s=180.0),
-        environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
+        environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings), **log_environment(settings)},
     )
 
 
 def serve_part(settings: Settings) -> Part:
-    """Return Ray Serve with the gateways; killed without grace, because an acknowledged event is already in the broker."""
+    """Return Ray Serve with the gateways, killed after a last log line, because an acknowledged event is already in the broker."""
     host, http_port, grpc_port = settings.inner_host, settings.inner_http_port, settings.inner_grpc_port
     return Part(
         name="serve",
@@ -115,7 +115,8 @@ def serve_part(settings: Settings) -> Part:
         ),
         needs=("valkey", "broker"),
         restart_policy=RestartPolicy(start_timeout_s=180.0, unhealthy_timeout_s=45.0),
-        grace_s=0.0,
+        environment=log_environment(settings),
+        grace_s=1.0,
     )
 
 
@@ -184,6 +185,16 @@ def metrics_environment(settings: Settings) -> dict[str, str]:
 
 
 def broker_address(bootstrap: str) -> tuple[str, int]:
+def gateway_log(settings: Settings) -> Path:
+    """Return the log file that gateways and engines share, in Ray and beside it."""
+    return settings.log_file or settings.state_dir / "logs" / "gateway.log"
+
+
+def log_environment(settings: Settings) -> dict[str, str]:
+    """Return the variable that names the log file to a process."""
+    return {"TAILRACE_LOG_FILE": str(gateway_log(settings))}
+
+
     """Split `host:port`. Raises ConfigError when it is anything else, such as a list of brokers."""
     host, _, port = bootstrap.rpartition(":")
     if not host or "," in host or not port.isdigit() or not 1 <= int(port) <= 65_535:

@@ -31,7 +31,8 @@ from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.reply import Reply, refusal_of
 from services.llm.serving.streams import Ended
-from services.observability.metrics import EngineMetrics, ProcessMetrics, configure_logging
+from services.observability.log_lines import configure_logging
+from services.observability.metrics import EngineMetrics, ProcessMetrics
 from services.observability.tracing import note, note_failure, open_tracing
 from services.settings.settings import Settings
 
@@ -102,7 +103,7 @@ class LlmDeployment:
     """One replica. It starts without a bundle too, and serves as soon as one is live."""
 
     def __init__(self, settings: Settings) -> None:
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, "llm", settings.log_file)
         torch.set_num_threads(settings.llm_threads)
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-llm")
         self._settings = settings
@@ -119,6 +120,7 @@ class LlmDeployment:
     def __del__(self) -> None:
         """Ray Serve calls this when it stops the replica; requests in flight may finish."""
         if hasattr(self, "_live"):
+            log.info("stopping")
             self._live.stop()
             self._tracing.stop()
 
@@ -206,6 +208,7 @@ def replica_options(router: RequestRouterConfig) -> dict[str, Any]:
     """Return the Ray Serve options that all engine replicas share: no reserved core, this router, a health check each second."""
     return {
         "ray_actor_options": {"num_cpus": 0},
+        "logging_config": {"enable_access_log": False},
         "request_router_config": router,
         "health_check_period_s": 1.0,
         "health_check_timeout_s": 10.0,

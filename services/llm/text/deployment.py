@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import structlog
 import torch
 from prometheus_client import CollectorRegistry
 from ray import serve
@@ -29,9 +30,12 @@ from services.llm.serving.reply import Refusal, refusal_of
 from services.llm.text.checkpoint import checkpoint_folder
 from services.llm.text.generate import Events, generate
 from services.llm.text.model import LoadedText, RequestLimits, load_text
-from services.observability.metrics import EngineMetrics, ProcessMetrics, configure_logging
+from services.observability.log_lines import configure_logging
+from services.observability.metrics import EngineMetrics, ProcessMetrics
 from services.observability.tracing import note, note_failure, open_tracing
 from services.settings.settings import Settings
+
+log = structlog.get_logger()
 
 _CPU_BLOCKS = 2_048
 _MESSAGE_S = 0.001
@@ -43,7 +47,7 @@ class TextDeployment:
     """One replica."""
 
     def __init__(self, settings: Settings) -> None:
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, "text", settings.log_file)
         torch.set_num_threads(settings.text_threads)
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-text")
         self._max_step_s = settings.engine_max_step_s
@@ -63,6 +67,7 @@ class TextDeployment:
     def __del__(self) -> None:
         """Ray Serve calls this when it stops the replica; requests in flight may finish."""
         if hasattr(self, "_thread"):
+            log.info("stopping")
             self._thread.stop()
             self._tracing.stop()
 

@@ -97,6 +97,9 @@ class ComposeStack(Stack):
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
+    def _log(self) -> str:
+        return "\n".join(docker("logs", self.container(service)) for service in ("serve", "standby"))
+
     @contextmanager
     def given(self, **variables: str) -> Iterator[None]:
         """Run with these variables of compose; what they change is recreated at the beginning and the end."""

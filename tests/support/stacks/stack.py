@@ -18,6 +18,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from infra.local.commands.status import inspect_stack
+from infra.local.supervisor.parts import gateway_log
 from infra.local.supervisor.ports import free_window
 from infra.local.supervisor.processes import REPLICA, name_of, process_tree
 from infra.local.supervisor.stackfile import StackFile
@@ -185,6 +186,14 @@ class Stack:
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         )
+
+    def log_lines(self, **fields: Any) -> list[dict[str, Any]]:
+        """Return the lines of gateways and engines that have these fields, in the order of writing; every line must be a JSON object."""
+        lines = (json.loads(line) for line in self._log().splitlines())
+        return [line for line in lines if fields.items() <= line.items()]
+
+    def _log(self) -> str:
+        return gateway_log(self.settings).read_text()
 
     # faults
 

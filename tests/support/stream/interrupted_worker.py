@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from services.observability.metrics import StreamMetrics, configure_logging
+from services.observability.log_lines import configure_logging
+from services.observability.metrics import StreamMetrics
 from services.settings.settings import load_settings
 from services.stream.__main__ import run_worker
 from services.stream.background import Pace
@@ -29,7 +30,7 @@ def signal_at(nth: int, number: signal.Signals) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    configure_logging("info")
+    configure_logging("info", "worker")
     run_worker(
         load_settings(),
         threading.Event(),

@@ -80,3 +80,22 @@ def test_a_role_runs_beside_its_metrics(tmp_path: Path) -> None:
     assert code == 7
     assert time.monotonic() - began < 60
     assert settings.metrics_dir.is_dir()
+
+
+def test_the_log_file_of_a_role_is_copied_to_its_output(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Lines come through from before and after the file's rotation, the process's last words included."""
+    settings, log_file = Settings(state_dir=tmp_path, metrics_port=free_port()), tmp_path / "gateway.log"
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "log = Path(sys.argv[1])\n"
+        "log.write_text('first words\\n')\n"
+        "log.rename(f'{log}.old')\n"
+        "log.write_text('last words\\n')\n"
+        "os._exit(7)\n"
+    )
+
+    code = run_beside_metrics((sys.executable, "-c", script, str(log_file)), {}, settings, log_file)
+
+    assert code == 7
+    assert capfd.readouterr().out.splitlines() == ["first words", "last words"]

@@ -51,7 +51,12 @@ def test_images_can_be_given_by_digest(overlay: str, tmp_path: Path) -> None:
 def test_every_container_loads_its_settings(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process accepts its environment, of which every variable is a setting, and its module exists."""
     things = render(overlay)
-    ours = [(pod.name, container) for pod in pods(things) if pod.name in OURS for container in pod.containers()]
+    ours = [
+        (pod.name, container)
+        for pod in pods(things)
+        for container in pod.containers()
+        if pod.name in OURS and container["name"] != "log"  # which copies a file
+    ]
     for name, container in ours:
         with monkeypatch.context() as context:
             for key in [key for key in os.environ if key.startswith(PREFIX)]:
@@ -78,7 +83,7 @@ def test_files_of_settings_are_mounted(overlay: str) -> None:
                 wanted = {f"{folder}/{name}" for folder in wanted for name in ("tls.crt", "tls.key")}
 
             assert wanted <= files_in(pod, container), (pod.name, container["name"])
-            assert bool(wanted) == (overlay != "dev" and container["name"] != "node-metrics"), container["name"]
+            assert bool(wanted) == (overlay != "dev" and bool(USES[container["name"]])), container["name"]
 
 
 STORES = {
@@ -92,6 +97,7 @@ USES: dict[str, set[str]] = {
     "topics": {one for one in STORES if "KAFKA" in one},
     "edge": {f"{PREFIX}TLS_DIR"},
     "node-metrics": set(),
+    "log": set(),
 }
 """The settings that name files and that each container uses."""
 
@@ -141,7 +147,7 @@ def test_ports_are_those_of_the_settings(overlay: str) -> None:
 
     for name, ports in expected.items():
         containers = pod_of(things, name).containers()
-        given = {port["name"]: port["containerPort"] for one in containers for port in one["ports"]}
+        given = {port["name"]: port["containerPort"] for one in containers for port in one.get("ports", ())}
         assert ports.items() <= given.items()
         assert given["node-metrics"] == settings.metrics_port
     for name, pod in services.items():
@@ -205,6 +211,24 @@ def test_metrics_are_written_where_they_are_read(overlay: str) -> None:
         assert told["PROMETHEUS_MULTIPROC_DIR"] == folder
         assert mounts == ["metrics", "metrics"]
         assert pod.spec["shareProcessNamespace"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_log_lines_are_written_where_they_are_read(overlay: str) -> None:
+    """What Ray runs writes its lines to a file of its pod that a container copies to its output; the other pods write to their own."""
+    things = render(overlay)
+    for pod in pods(things):
+        for container in pod.containers():
+            log_file = environment(things, container).get("TAILRACE_LOG_FILE")
+            assert bool(log_file) == (container["name"] in {"ray-head", "ray-worker"}), (pod.name, container["name"])
+            if container["name"] == "ray-worker":
+                reader = pod.container("log")
+                mounts = [
+                    {m["name"]: m["mountPath"] for m in one["volumeMounts"]}["state"] for one in (container, reader)
+                ]
+                assert reader["command"][0] == "tail"
+                assert reader["command"][-1] == log_file
+                assert mounts == ["/var/lib/tailrace"] * 2
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -1,0 +1,123 @@
+"""The log lines of every process: one JSON object a line, to standard output or to a file that several processes share.
+
+Each line is one write to the kernel at the moment it is logged: a process that is killed loses none, and nothing has to be done
+at a stop. What cannot be written at once is dropped: a log line must never cost an answer.
+
+The file is for Ray's workers. Ray keeps what they print in files of its own, and Ray Serve replaces `print`, `sys.stdout` and
+`sys.stderr` there, by a logger that holds a thousand lines back: none of the three is used here.
+"""
+
+import fcntl
+import logging
+import os
+import select
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO, cast
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+MAX_LOG_BYTES = 20_000_000
+"""A log file that has reached this size becomes `<name>.old`, in place of the one before."""
+_STANDARD_OUTPUT = 1
+
+
+def configure_logging(level: str, part: str, log_file: Path | None = None) -> None:
+    """Configure structlog for this process; `part` says on each line what it is. Without a file the lines go to standard output."""
+
+    def name(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        event |= {"part": part, "pid": pid}
+        return event
+
+    pid = os.getpid()
+    out = StandardOutput() if log_file is None else SharedFile(log_file)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            name,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
+    )
+
+
+class _Lines:
+    """Writes whole lines to a descriptor, which a subclass finds for each."""
+
+    _is_torn = False
+    """A disk became full within the last line."""
+
+    def write(self, line: str) -> int:
+        """Write the line, or drop it."""
+        with suppress(OSError):
+            descriptor = self._descriptor()
+            if descriptor is not None:
+                text = f"\n{line}" if self._is_torn else line
+                self._is_torn = os.write(descriptor, text.encode()) < len(text)
+        return len(line)
+
+    def flush(self) -> None:
+        """Do nothing: no line is held back."""
+
+    def _descriptor(self) -> int | None:
+        raise NotImplementedError
+
+
+class StandardOutput(_Lines):
+    """The process's standard output, whatever `sys.stdout` has become. A pipe that is full takes no line, and holds nobody up."""
+
+    def __init__(self) -> None:
+        self._room = select.poll()
+        self._room.register(_STANDARD_OUTPUT, select.POLLOUT)
+
+    def _descriptor(self) -> int | None:
+        return _STANDARD_OUTPUT if self._room.poll(0) else None
+
+
+class SharedFile(_Lines):
+    """A file that several processes append to. Whoever finds it full renames it; the others see that and open the new one."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._open: tuple[int, tuple[int, int]] | None = None
+        """Descriptor and identity of the open file."""
+
+    def _descriptor(self) -> int:
+        found = self._find()
+        if self._open is not None and found is not None and _identity(found) == self._open[1]:
+            if found.st_size < self._max_bytes:
+                return self._open[0]
+            self._rotate(self._open)
+        return self._reopen()
+
+    def _find(self) -> os.stat_result | None:
+        with suppress(FileNotFoundError):
+            return self._path.stat()
+        return None
+
+    def _rotate(self, full: tuple[int, tuple[int, int]]) -> None:
+        """Rename the full file, unless another process has done so or is about to."""
+        descriptor, identity = full
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (found := self._find()) is not None and _identity(found) == identity:
+                self._path.rename(self._path.with_name(f"{self._path.name}.old"))
+
+    def _reopen(self) -> int:
+        if self._open is not None:
+            os.close(self._open[0])  # and with it the lock
+            self._open = None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._open = descriptor, _identity(os.fstat(descriptor))
+        return descriptor
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

@@ -1,0 +1,131 @@
+"""Log lines are JSON objects that leave the process at once."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import structlog
+
+from services.observability.log_lines import SharedFile, configure_logging
+
+LOG = """
+import structlog
+from services.observability.log_lines import configure_logging
+configure_logging("info", "gateway")
+for number in range(100):
+    structlog.get_logger().info("recommended", tier="llm", text="x" * 1_000)
+import os
+os.write(2, b"answered")
+"""
+IN_A_REPLICA = """
+import builtins, os, signal, sys
+from pathlib import Path
+import structlog
+from services.observability.log_lines import configure_logging
+builtins.print = lambda *objects, **_options: held_back.append(objects)
+sys.stdout = sys.stderr = held_back = []
+configure_logging("info", "gateway", *map(Path, sys.argv[1:]))
+structlog.get_logger().info("recommended", request_id="r")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+APPEND = """
+import sys
+from pathlib import Path
+from services.observability.log_lines import SharedFile
+log = SharedFile(Path(sys.argv[1]), max_bytes=int(sys.argv[3]))
+for number in range(1_000):
+    log.write(f"{sys.argv[2]} {number:4}\\n")
+"""
+
+
+@contextmanager
+def configured(*arguments: object) -> Iterator[None]:
+    """Configure this process, for a while."""
+    configure_logging(*arguments)
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+
+
+def test_a_line_has_the_context_and_its_process(capfd: pytest.CaptureFixture[str]) -> None:
+    """Part and process id are on each line; lines below the level are not written."""
+    with configured("info", "standby"), structlog.contextvars.bound_contextvars(request_id="r"):
+        structlog.get_logger().info("recommended", tier="llm")
+        structlog.get_logger().debug("noise")
+
+    (line,) = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert {"event": "recommended", "tier": "llm", "request_id": "r", "level": "info"}.items() <= line.items()
+    assert (line["part"], line["pid"]) == ("standby", os.getpid())
+
+
+@pytest.mark.parametrize("place", ["standard output", "file"])
+def test_a_replica_s_line_is_out_before_it_is_killed(place: str, tmp_path: Path) -> None:
+    """Whatever Ray Serve has made of print and the standard streams, a line is whole and leaves at once."""
+    log_file = tmp_path / "logs" / "gateway.log"
+
+    killed = subprocess.run(
+        [sys.executable, "-c", IN_A_REPLICA, *([str(log_file)] if place == "file" else [])],
+        stdout=subprocess.PIPE,
+        check=False,
+        timeout=60,
+    )
+
+    (line,) = (log_file.read_bytes() if place == "file" else killed.stdout).splitlines()
+    assert json.loads(line)["request_id"] == "r"
+
+
+@pytest.mark.parametrize("output", ["full disk", "closed pipe", "pipe that nobody reads", "closed file"])
+def test_a_log_line_that_cannot_be_written_holds_nobody_up(output: str) -> None:
+    """Whatever is behind standard output, log calls return, and raise nothing."""
+    reader, writer = os.pipe()
+    if output != "pipe that nobody reads":
+        os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    behind = {"full disk": full, "closed file": None}.get(output, writer)
+    command = ["sh", "-c", 'exec "$@" >&-', "sh"] if behind is None else []
+    try:
+        process = subprocess.run(
+            [*command, sys.executable, "-c", LOG], stdout=behind, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    finally:
+        for descriptor in (writer, full, *([reader] if output == "pipe that nobody reads" else [])):
+            os.close(descriptor)
+
+    assert process.stderr == b"answered"
+
+
+def test_a_full_disk_behind_the_file_costs_its_lines_alone() -> None:
+    """A line that the disk does not take raises nothing."""
+    out = SharedFile(Path("/dev/full"))
+
+    assert out.write("a line\n") == len("a line\n")
+
+
+def test_processes_share_a_file_that_is_rotated(tmp_path: Path) -> None:
+    """Each line of each process is whole and in one of two files, neither of which is much larger than the bound."""
+    log, max_bytes = tmp_path / "gateway.log", 8_000  # of 14,000 that are written
+    writers = [subprocess.Popen([sys.executable, "-c", APPEND, str(log), name, str(max_bytes)]) for name in ("a", "b")]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+
+    files = (log, tmp_path / "gateway.log.old")
+    lines = [line for path in files for line in path.read_text().splitlines()]
+    assert sorted(lines) == [f"{name} {number:4}" for name in ("a", "b") for number in range(1_000)]
+    assert all(path.stat().st_size < max_bytes + 100 for path in files)
+
+
+def test_a_file_that_was_taken_away_is_made_again(tmp_path: Path) -> None:
+    """Whoever renames or removes the log gets a new one at the next line."""
+    log = tmp_path / "gateway.log"
+    out = SharedFile(log)
+
+    out.write("first\n")
+    log.rename(tmp_path / "shipped.log")
+    out.write("second\n")
+
+    assert log.read_text() == "second\n"
