@@ -18,9 +18,8 @@ def main() -> None:
     """Run it until told to stop."""
     redis_port, kafka_port = (int(word) for word in sys.argv[1:])
     settings = load_settings()
-    run_stack(
-        settings, _say, partial(_say, "ready"), partial(parts_behind, redis_port=redis_port, kafka_port=kafka_port)
-    )
+    behind = partial(parts_behind, redis_port=redis_port, kafka_port=kafka_port)
+    run_stack(settings, _say, lambda _settings: _say("ready"), behind)
 
 
 def parts_behind(settings: Settings, redis_port: int, kafka_port: int) -> tuple[Part, ...]:

@@ -109,9 +109,10 @@ def plan(
 
 def _run(module: str, *arguments: str) -> None:
     """Run a benchmark with these settings. Exits with its code when it fails."""
+    from infra.local.supervisor.ports import of_running_stack
     from services.settings.settings import inherited_environment, load_settings
 
-    settings = load_settings()
+    settings = of_running_stack(load_settings())
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", *arguments],
         env={**inherited_environment(), **settings.as_environment()},

@@ -88,7 +88,7 @@ def up(
         start_in_background(settings, out.file)
         return
 
-    def when_ready() -> None:
+    def when_ready(settings: "Settings") -> None:
         bundle, user_id = BundleStore(settings.bundle_root).live(), guide.example_user(settings)
         out.print("\n[bold green]Tailrace is up.[/]")
         out.print(escape(guide.describe_stack(settings, bundle.version)))
@@ -243,7 +243,7 @@ def pipeline(
     )
     passed_over = [option for option, given in (("--force", force), ("--replace-live", replace_live)) if given]
     audit = audited(settings.state_dir, " ".join(("pipeline", *passed_over))) if passed_over else nullcontext()
-    with audit, feature_store(settings, _print_line):
+    with audit, feature_store(settings, _print_line) as settings:
         run_pipeline(options, Places.from_settings(settings), out)
 
 
@@ -263,7 +263,7 @@ def precompute(
 
     settings = _settings()
     options = PipelineOptions(events=events, items=items, precompute=PrecomputeOptions(num_users=num_users))
-    with feature_store(settings, _print_line):
+    with feature_store(settings, _print_line) as settings:
         refresh_lists(options, Places.from_settings(settings), out)
 
 
@@ -325,11 +325,13 @@ def _print_line(line: str) -> None:
 
 
 def _settings() -> "Settings":
+    """Return the settings, with absolute paths and the ports of the stack that runs from their folder."""
+    from infra.local.supervisor.ports import of_running_stack
     from services.settings.settings import load_settings
 
     settings = load_settings()
     paths = {name: value for name in type(settings).model_fields if isinstance(value := getattr(settings, name), Path)}
-    return settings.model_copy(update={name: path.absolute() for name, path in paths.items()})
+    return of_running_stack(settings.model_copy(update={name: path.absolute() for name, path in paths.items()}))
 
 
 if __name__ == "__main__":

@@ -286,8 +286,8 @@ class Settings(BaseSettings):
         )
 
     def as_environment(self) -> dict[str, str]:
-        """Return the variables that make a child process read exactly these settings."""
-        given = {name: value for name, value in self.model_dump().items() if value is not None}
+        """Return the variables that make a child process read exactly these settings: of those that are set, since defaults need none."""
+        given = {name: value for name, value in self.model_dump(exclude_unset=True).items() if value is not None}
         return {f"{_PREFIX}{name.upper()}": str(value) for name, value in given.items()}
 
 

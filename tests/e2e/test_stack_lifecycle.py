@@ -17,10 +17,14 @@ from infra.local.commands.guide import rest_address
 from infra.local.servers.ray_home import ray_home
 from infra.local.supervisor.keeper import children_of
 from infra.local.supervisor.leftovers import find_leftovers
+from infra.local.supervisor.ports import INNER_PORTS, PUBLIC_PORTS, ports_of
+from infra.local.supervisor.stackfile import StackFile
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
+from services.settings.settings import Settings
 from tests.support.gateway.keys import bearer
 from tests.support.gateway.tls_proxy import issue
+from tests.support.servers import holding
 from tests.support.stacks.stack import Stack, survivors
 from tests.support.wait import wait_for
 
@@ -36,13 +40,14 @@ class Interruption:
     survivors: list[str]
     leftovers: list[psutil.Process]
     newest_event_time_ms: int
+    last_request_id: str
 
 
 @pytest.fixture(scope="module")
 def interrupted(stack: Stack) -> Interruption:
-    last_request_id: str
     """The shared stack, ended by SIGINT."""
     seen, processes = stack.sees_click(USER, "50"), stack.processes()
+    last = stack.recommend(USER)
     os.kill(stack.supervisor_pid, signal.SIGINT)
     code = stack.reap()
     return Interruption(
@@ -51,7 +56,6 @@ def interrupted(stack: Stack) -> Interruption:
         [*find_leftovers(stack.settings.state_dir)],
         seen["newest_event_time_ms"],
         last["request_id"],
-    last = stack.recommend(USER)
     )
 
 
@@ -71,7 +75,7 @@ class Secured:
 
 @pytest.fixture(scope="module")
 def made(interrupted: Interruption, stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Secured:
-    """The interrupted stack with other settings; not started."""
+    """The interrupted stack with other settings, of which only the public ports are its own; not started."""
     folder, ca = tmp_path_factory.mktemp("secured"), trustme.CA()
     (folder / "password").write_text("a,pass=word\n")
     issue(ca, folder / "tls")
@@ -80,9 +84,10 @@ def made(interrupted: Interruption, stack: Stack, tmp_path_factory: pytest.TempP
         "api_keys_file": folder / "keys.json",
         "redis_password_file": folder / "password",
         "gateway_replicas": 1,
-        "text_path": "",
+        "llm_routing": "always",
     }
-    stack.settings = stack.settings.model_copy(update=changes)
+    own = {name: getattr(stack.settings, name) for name in ("state_dir", *PUBLIC_PORTS)}
+    stack.settings = Settings(**own, **changes)
     keys = {"shop": stack.new_key("shop", "recommend", "events"), "ops": stack.new_key("ops", "admin")}
     context = ssl.create_default_context()
     ca.configure_trust(context)
@@ -95,9 +100,11 @@ def made(interrupted: Interruption, stack: Stack, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def secured(made: Secured) -> Secured:
-    """The same, running."""
+    """The same, running beside other servers on the default ports and on those that it had before."""
     if not made.stack.is_running:
-        made.stack.start()
+        before = StackFile(made.stack.settings.state_dir).ports()
+        with holding([*ports_of(Settings()).values(), *(before[name] for name in INNER_PORTS)]):
+            made.stack.start()
     return made
 
 
@@ -127,13 +134,6 @@ def test_ctrl_c_leaves_no_process(interrupted: Interruption, stack: Stack) -> No
     assert list((stack.settings.state_dir / "logs" / "ray").glob("worker-*.err"))
 
 
-def test_the_next_start_has_the_data_and_both_doors_see_a_click_over_tls(
-    secured: Secured, interrupted: Interruption
-) -> None:
-    """Features outlive the stop and the new password; a click passes edge, key, broker, worker and store."""
-    kept, seen = secured.stack.known(USER), secured.stack.sees_click("new", "50")
-
-    assert kept["newest_event_time_ms"] == interrupted.newest_event_time_ms
 def test_ctrl_c_costs_no_log_line(interrupted: Interruption, stack: Stack) -> None:
     """The last answer is in the log, and so is the last line of each process that was stopped."""
     answered = stack.log_lines(request_id=interrupted.last_request_id, event="recommended")
@@ -145,6 +145,14 @@ def test_ctrl_c_costs_no_log_line(interrupted: Interruption, stack: Stack) -> No
     assert all('"event": "stopping"' in text for text in others)
 
 
+def test_the_next_start_has_the_data_and_both_doors_see_a_click_over_tls(
+    secured: Secured, interrupted: Interruption
+) -> None:
+    """Features outlive the stop, the new password and the store's new port; a click passes edge, key, broker, worker and store."""
+    kept, seen = secured.stack.known(USER), secured.stack.sees_click("new", "50")
+
+    assert "127.0.0.1:6379" not in secured.stack.command("status").stdout
+    assert kept["newest_event_time_ms"] == interrupted.newest_event_time_ms
     assert len(seen["items"]) == 10
     with secured.channel() as channel:
         request = pb.RecommendRequest(user_id="new", k=5, deadline_ms=AMPLE_MS)

@@ -4,7 +4,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from infra.local.servers.binaries import tansu_command, valkey_command
@@ -19,6 +20,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+@contextmanager
+def holding(ports: Iterable[int]) -> Iterator[None]:
+    """Keep these ports taken, by sockets of this process where nobody has them already."""
+    with ExitStack() as held:
+        for port in ports:
+            with suppress(OSError):
+                held.enter_context(socket.create_server((HOST, port)))
+        yield
 
 
 class Server:

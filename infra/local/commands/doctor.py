@@ -12,7 +12,7 @@ import psutil
 from infra.local.servers.access import check_access
 from infra.local.servers.text import describe_text
 from infra.local.supervisor.parts import stack_parts
-from infra.local.supervisor.ports import check_free
+from infra.local.supervisor.ports import why_taken, with_free_ports
 from infra.local.supervisor.stackfile import StackFile
 from services.errors import ConfigError, EnvironmentFault
 from services.settings.settings import Settings
@@ -102,17 +102,13 @@ def _text(settings: Settings) -> list[Finding]:
 
 
 def _servers(settings: Settings) -> list[Finding]:
+    stack_file = StackFile(settings.state_dir)
     try:
-        parts = stack_parts(settings)
+        parts = stack_parts(with_free_ports(settings, stack_file.ports()))
     except (ConfigError, EnvironmentFault) as error:
         return [Finding("servers", str(error), is_ok=False)]
-    found = [Finding("servers", "valkey and broker are installed", is_ok=True)]
-    if StackFile(settings.state_dir).is_claimed():
-        return [*found, Finding("ports", "in use by this stack", is_ok=True)]
-    for port in (port for part in parts for port in part.ports):
-        try:
-            check_free(port)
-            found.append(Finding(f"port {port.number}", "free", is_ok=True))
-        except EnvironmentFault as error:
-            found.append(Finding(f"port {port.number}", str(error), is_ok=False))
-    return found
+    found = Finding("servers", "valkey and broker are installed", is_ok=True)
+    if stack_file.is_claimed():
+        return [found, Finding("ports", "in use by this stack", is_ok=True)]
+    faults = {port.number: why_taken(port) for part in parts for port in part.ports}
+    return [found, *(Finding(f"port {number}", fault or "free", fault is None) for number, fault in faults.items())]

@@ -20,7 +20,7 @@ from infra.local.servers.access import check_access, prepare_valkey
 from infra.local.servers.ray_home import make_ray_home, ray_environment, remove_ray_home
 from infra.local.supervisor.leftovers import end_leftovers
 from infra.local.supervisor.parts import Part, stack_parts
-from infra.local.supervisor.ports import check_free
+from infra.local.supervisor.ports import check_free, ports_of, with_free_ports
 from infra.local.supervisor.probes import answers_http
 from infra.local.supervisor.stackfile import MARK, StackFile
 from infra.local.supervisor.supervisor import StopRequested, Supervisor
@@ -37,31 +37,45 @@ POLL_S = 0.1
 def run_stack(
     settings: Settings,
     report: Callable[[str], None],
-    when_ready: Callable[[], None],
+    when_ready: Callable[[Settings], None],
     parts_of: Callable[[Settings], tuple[Part, ...]] = stack_parts,
 ) -> None:
     """Run the whole stack until SIGINT, SIGTERM or SIGHUP. Raises EnvironmentFault when it cannot start.
 
-    `settings.state_dir` must be absolute. `when_ready` is called once, when every part is healthy and a bundle answers.
+    `settings.state_dir` must be absolute. `when_ready` is called once, when every part is healthy and a bundle answers, with the
+    settings and the ports that were free.
     """
     stack_file = StackFile(settings.state_dir)
     stack_file.claim()
-    if num_hit := end_leftovers(settings.state_dir):
-        report(f"killed {num_hit} processes that an earlier crash left behind")
-    check_access(settings)
-    parts = parts_of(settings)
-    for part in parts:
-        for port in part.ports:
-            check_free(port)
-    home = make_ray_home(settings.state_dir)
-    reserved = {port.number for part in parts for port in part.ports}
-    for_ray = ray_environment(home, settings, reserved)
-    parts = tuple(with_environment(part, for_ray) if part.name == "serve" else part for part in parts)
+    try:
+        if num_hit := end_leftovers(settings.state_dir):
+            report(f"killed {num_hit} processes that an earlier crash left behind")
+        check_access(settings)
+        settings = with_free_ports(settings, stack_file.ports())
+        parts = parts_of(settings)
+        ports = [port for part in parts for port in part.ports]
+        check_free(*ports)
+        stack_file.write_ports(ports_of(settings))
+        for_ray = ray_environment(make_ray_home(settings.state_dir), settings, {port.number for port in ports})
+        parts = tuple(with_environment(part, for_ray) if part.name == "serve" else part for part in parts)
+        _supervise(parts, settings, stack_file, report, when_ready)
+    finally:
+        stack_file.release()
+
+
+def _supervise(
+    parts: tuple[Part, ...],
+    settings: Settings,
+    stack_file: StackFile,
+    report: Callable[[str], None],
+    when_ready: Callable[[Settings], None],
+) -> None:
+    """Start the parts, and watch them until a stop is requested."""
     supervisor = local_supervisor(settings, stack_file, report)
     try:
         _start(supervisor, parts, settings)
         supervisor.enter("ready")
-        when_ready()
+        when_ready(settings)
         supervisor.watch()
     except StopRequested:
         report("stopping")

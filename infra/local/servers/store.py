@@ -8,8 +8,9 @@ import redis
 
 from infra.local.commands.up import part_environment
 from infra.local.servers.access import prepare_valkey
+from infra.local.supervisor.leftovers import end_leftovers
 from infra.local.supervisor.parts import valkey_part
-from infra.local.supervisor.ports import check_free, is_free
+from infra.local.supervisor.ports import STORE_SETTINGS, check_free, is_free, ports_of, with_free_ports
 from infra.local.supervisor.probes import TIMEOUT_S, answers_redis
 from infra.local.supervisor.stackfile import StackFile
 from infra.local.supervisor.supervisor import Supervisor
@@ -20,33 +21,36 @@ _ANY_PORT = 0
 
 
 @contextmanager
-def feature_store(settings: Settings, report: Callable[[str], None]) -> Iterator[None]:
-    """Provide a store on the configured port. Raises EnvironmentFault when another program has the port.
+def feature_store(settings: Settings, report: Callable[[str], None]) -> Iterator[Settings]:
+    """Provide a store, and yield the settings with its port: a free one where no setting is about another server.
 
-    Data stays in the state folder, where the stack finds it. A store with TLS or on another machine is never started here:
-    EnvironmentFault is raised when it does not answer.
+    Data stays in the state folder, where the stack finds it. Raises EnvironmentFault when another program has the port. A store with
+    TLS or on another machine is never started here: EnvironmentFault is raised when it does not answer.
     """
-    if _answers(settings):
-        yield
+    is_named = not settings.model_fields_set.isdisjoint(STORE_SETTINGS)
+    if is_named and _answers(settings):
+        yield settings
         return
-    if settings.redis_tls_ca_file is not None or not is_free(settings.redis_host, _ANY_PORT):
+    if is_named and (settings.redis_tls_ca_file is not None or not is_free(settings.redis_host, _ANY_PORT)):
         raise EnvironmentFault(
             f"no store answers at {settings.redis_host}:{settings.redis_port}, and this machine cannot start it; "
             "start it, or correct TAILRACE_REDIS_HOST and the settings beside it"
         )
-    with _started(settings, report):
-        yield
+    with _started(settings, report) as own:
+        yield own
 
 
 @contextmanager
-def _started(settings: Settings, report: Callable[[str], None]) -> Iterator[None]:
+def _started(settings: Settings, report: Callable[[str], None]) -> Iterator[Settings]:
     """Run the embedded store."""
-    part = valkey_part(settings)
     stack_file = StackFile(settings.state_dir)
     stack_file.claim()
     try:
-        for port in part.ports:
-            check_free(port)
+        end_leftovers(settings.state_dir)
+        settings = with_free_ports(settings, stack_file.ports())
+        part = valkey_part(settings)
+        check_free(*part.ports)
+        stack_file.write_ports(ports_of(settings))
         (settings.state_dir / "logs").mkdir(parents=True, exist_ok=True)
         prepare_valkey(settings)
         supervisor = Supervisor(
@@ -60,7 +64,7 @@ def _started(settings: Settings, report: Callable[[str], None]) -> Iterator[None
         supervisor.enter("store")
         try:
             supervisor.bring_up((part,))
-            yield
+            yield settings
         finally:
             supervisor.stop()
     finally:

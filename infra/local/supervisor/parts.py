@@ -171,12 +171,13 @@ def stack_parts(settings: Settings) -> tuple[Part, ...]:
 
 
 def _check_apart(ports: list[Port]) -> None:
-    """Raise ConfigError when two parts have the same port."""
-    for one, other in combinations(ports, 2):
-        if one.meets(other):
-            raise ConfigError(
-                f"{other.setting}: {other.number} is {one.setting}'s already; give them ports of their own"
-            )
+    """Raise ConfigError with a line for each two parts that have the same port."""
+    if faults := [
+        f"{other.setting}: {other.number} is {one.setting}'s already; give them ports of their own"
+        for one, other in combinations(ports, 2)
+        if one.meets(other)
+    ]:
+        raise ConfigError("\n".join(faults))
 
 
 def metrics_environment(settings: Settings) -> dict[str, str]:
@@ -184,7 +185,6 @@ def metrics_environment(settings: Settings) -> dict[str, str]:
     return {"PROMETHEUS_MULTIPROC_DIR": str(settings.metrics_dir)}
 
 
-def broker_address(bootstrap: str) -> tuple[str, int]:
 def gateway_log(settings: Settings) -> Path:
     """Return the log file that gateways and engines share, in Ray and beside it."""
     return settings.log_file or settings.state_dir / "logs" / "gateway.log"
@@ -195,6 +195,7 @@ def log_environment(settings: Settings) -> dict[str, str]:
     return {"TAILRACE_LOG_FILE": str(gateway_log(settings))}
 
 
+def broker_address(bootstrap: str) -> tuple[str, int]:
     """Split `host:port`. Raises ConfigError when it is anything else, such as a list of brokers."""
     host, _, port = bootstrap.rpartition(":")
     if not host or "," in host or not port.isdigit() or not 1 <= int(port) <= 65_535:

@@ -1,16 +1,30 @@
-"""Check that ports are free, and name the process that holds one and the setting that changes it."""
+"""The ports of a stack: those of the settings must be free, the others are found free, so that stacks on one machine need no plan.
+
+A stack's choice is recorded in its state folder. It is taken again at the next start where it can be, and by commands while the stack runs.
+"""
 
 import errno
 import socket
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from infra.local.supervisor.stackfile import StackFile
 from services.errors import EnvironmentFault
+from services.settings.settings import Settings
 
+LOOPBACK = "127.0.0.1"
+PUBLIC_PORTS = ("http_port", "grpc_port", "metrics_port")
+INNER_PORTS = (
+    *("redis_port", "kafka_bootstrap"),
+    *("inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"),
+)
+"""The settings of ports that only the stack's own processes call."""
+STORE_SETTINGS = {"redis_host", "redis_port", "redis_tls_ca_file"}
+"""Where one of these is set, the store is a certain server."""
 _FIRST_INNER_PORT = 20_000
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - compared with, not listened on
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -30,21 +44,66 @@ class Port:
         return self.number == other.number and (self.host == other.host or _EVERYWHERE in {self.host, other.host})
 
 
-def check_free(port: Port) -> None:
-    """Raise EnvironmentFault, naming the holder and the setting, unless the port can be bound."""
+def check_free(*ports: Port) -> None:
+    """Raise EnvironmentFault with a line for each port that cannot be bound: its holder, and the setting to change."""
+    if faults := [fault for port in ports if (fault := why_taken(port))]:
+        raise EnvironmentFault("\n".join(faults))
+
+
+def why_taken(port: Port) -> str | None:
+    """Return why the port cannot be bound, with the fix; None when it can."""
     try:
         _bind(port.host, port.number)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             holder = _holder(port.number)
-            raise EnvironmentFault(
-                f"port {port.number} is taken{holder}; stop that, or set {port.setting} to another port"
-            ) from error
+            return f"port {port.number} is taken{holder}; stop that, or set {port.setting} to another port"
         is_host = error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror)
-        raise EnvironmentFault(
-            f"cannot listen on {port.host}:{port.number} ({error.strerror}); "
-            f"change {port.host_setting if is_host else port.setting}"
-        ) from error
+        setting = port.host_setting if is_host else port.setting
+        return f"cannot listen on {port.host}:{port.number} ({error.strerror}); change {setting}"
+    return None
+
+
+def with_free_ports(settings: Settings, before: Mapping[str, int]) -> Settings:
+    """Return the settings with a free port in each of `INNER_PORTS` that is not set: that of `before`, the default, or another one.
+
+    Raises EnvironmentFault when no port is free.
+    """
+    given = settings.model_fields_set
+    named = given if given.isdisjoint(STORE_SETTINGS) else given | STORE_SETTINGS
+    wanted = [name for name in INNER_PORTS if name not in named]
+    used = ports_of(settings)
+    taken = {number for name, number in used.items() if name not in wanted}
+    chosen: dict[str, int] = {}
+    for name in wanted:
+        host = settings.inner_host if name.startswith(("inner", "standby")) else LOOPBACK
+        liked = [number for number in (before.get(name), used[name]) if number is not None and number not in taken]
+        seed = f"{settings.state_dir} {name}"
+        free = next((number for number in liked if is_free(host, number)), None) or free_window(1, seed, taken)
+        taken.add(free)
+        chosen[name] = free
+    return _with_ports(settings, chosen)
+
+
+def ports_of(settings: Settings) -> dict[str, int]:
+    """Return the port of each setting that has one; that of the first broker."""
+    broker = settings.kafka_bootstrap.partition(",")[0].rpartition(":")[2]
+    kafka = {"kafka_bootstrap": int(broker) if broker.isdigit() else 0}
+    return {name: getattr(settings, name) for name in (*PUBLIC_PORTS, *INNER_PORTS)} | kafka
+
+
+def of_running_stack(settings: Settings) -> Settings:
+    """Return the settings with the ports of the stack that runs from their folder, where they do not set them; the same without one."""
+    stack_file = StackFile(settings.state_dir)
+    if not stack_file.is_claimed():
+        return settings
+    known = stack_file.ports()
+    return _with_ports(settings, {name: known[name] for name in known.keys() - settings.model_fields_set})
+
+
+def _with_ports(settings: Settings, ports: Mapping[str, int]) -> Settings:
+    addresses = {name: f"{LOOPBACK}:{ports[name]}" for name in ports.keys() & {"kafka_bootstrap"}}
+    return settings.model_copy(update={**ports, **addresses})
 
 
 def free_window(width: int, seed: str, reserved: Collection[int] = ()) -> int:

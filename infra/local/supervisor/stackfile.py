@@ -1,4 +1,4 @@
-"""The record of a running stack, `<state>/run/stack.json`, the one-stack-per-folder lock, and the mark on every process.
+"""The record of a running stack, `<state>/run/stack.json`, its ports, the one-stack-per-folder lock, and the mark on every process.
 
 The supervisor holds the lock as long as it lives, which distinguishes its record from one that a crash left behind.
 """
@@ -40,6 +40,7 @@ class StackFile:
     def __init__(self, state_dir: Path) -> None:
         self._run_dir = state_dir / "run"
         self._path = self._run_dir / "stack.json"
+        self._ports_path = self._run_dir / "ports.json"
         self._lock: IO[str] | None = None
 
     def claim(self) -> None:
@@ -88,9 +89,7 @@ class StackFile:
 
     def write(self, record: StackRecord) -> None:
         """Replace the record by one rename."""
-        scratch = self._path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(asdict(record), indent=1))
-        scratch.replace(self._path)
+        _replace(self._path, asdict(record))
 
     def read(self) -> StackRecord | None:
         """Return the record, or None when there is none or a crash of the machine left half of one."""
@@ -102,5 +101,23 @@ class StackFile:
         return StackRecord(**fields, parts=parts)
 
     def forget(self) -> None:
-        """Remove the record."""
+        """Remove the record. The ports are kept for the next start."""
         self._path.unlink(missing_ok=True)
+
+    def write_ports(self, ports: dict[str, int]) -> None:
+        """Record the ports of this folder's stack, by setting."""
+        _replace(self._ports_path, ports)
+
+    def ports(self) -> dict[str, int]:
+        """Return the ports of this folder's stack, or of its last one; empty when there was none."""
+        try:
+            found: dict[str, int] = json.loads(self._ports_path.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return found
+
+
+def _replace(path: Path, value: dict[str, Any]) -> None:
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_text(json.dumps(value, indent=1))
+    scratch.replace(path)

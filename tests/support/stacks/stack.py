@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from infra.local.commands.status import inspect_stack
 from infra.local.supervisor.parts import gateway_log
-from infra.local.supervisor.ports import free_window
+from infra.local.supervisor.ports import free_window, of_running_stack
 from infra.local.supervisor.processes import REPLICA, name_of, process_tree
 from infra.local.supervisor.stackfile import StackFile
 from services.contracts import recommend_pb2 as pb
@@ -239,7 +239,7 @@ class Stack:
 
     def is_healthy(self) -> bool:
         """Whether all parts are healthy, as `tailrace status` finds them."""
-        parts = inspect_stack(self.settings)
+        parts = inspect_stack(of_running_stack(self.settings))
         return bool(parts) and all(part.is_healthy for part in parts)
 
     def until_healthy(self) -> None:

@@ -1,8 +1,10 @@
 """The `tailrace` command."""
 
 import json
+import socket
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -95,6 +97,21 @@ def test_an_unusable_state_folder_is_one_line(tailrace: Run, tmp_path: Path, com
     assert str(tmp_path / "file") in refused.err
     assert "TAILRACE_STATE_DIR" in refused.err
     assert len(refused.err.strip().splitlines()) == 1
+
+
+def test_up_names_every_taken_port_before_it_starts_anything(tailrace: Run, tmp_path: Path) -> None:
+    """The ports of settings that are taken are named together, each with its setting and its holder."""
+    names = ("http_port", "grpc_port", "metrics_port", "redis_port")
+    with ExitStack() as held:
+        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
+        taken = {name: str(server.getsockname()[1]) for name, server in zip(names, servers, strict=True)}
+        refused = tailrace("up", **taken)
+
+    assert refused.code == 1
+    for name, number in taken.items():
+        assert f"port {number} is taken by" in refused.err
+        assert f"TAILRACE_{name.upper()}" in refused.err
+    assert not (tmp_path / "logs").exists()
 
 
 def test_status_and_down_without_a_stack(tailrace: Run) -> None:

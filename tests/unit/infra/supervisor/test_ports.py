@@ -2,11 +2,24 @@
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
-from infra.local.supervisor.ports import Port, check_free, free_window
+from infra.local.supervisor.ports import (
+    INNER_PORTS,
+    PUBLIC_PORTS,
+    Port,
+    check_free,
+    free_window,
+    of_running_stack,
+    ports_of,
+    with_free_ports,
+)
+from infra.local.supervisor.stackfile import StackFile
 from services.errors import EnvironmentFault
+from services.settings.settings import Settings
+from tests.support.servers import holding
 
 
 def test_a_taken_port_names_holder_and_setting() -> None:
@@ -27,6 +40,77 @@ def test_a_foreign_address_names_the_host_s_setting(host: str) -> None:
     """An address of another machine is refused with the setting of the host, since no other port would help."""
     with pytest.raises(EnvironmentFault, match="change TAILRACE_REDIS_HOST"):
         check_free(Port(host, 8000, "TAILRACE_REDIS_PORT", "TAILRACE_REDIS_HOST"))
+
+
+def test_all_taken_ports_are_named_at_once() -> None:
+    """One line for each port that cannot be had; the free ones are not mentioned."""
+    names = ("TAILRACE_HTTP_PORT", "TAILRACE_GRPC_PORT", "TAILRACE_METRICS_PORT")
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in names]
+    ports = [Port("127.0.0.1", server.getsockname()[1], name) for server, name in zip(taken, names, strict=True)]
+    taken.pop().close()
+
+    with pytest.raises(EnvironmentFault) as refused:
+        check_free(*ports)
+
+    for server in taken:
+        server.close()
+    lines = str(refused.value).splitlines()
+    assert [(str(port.number) in line, port.setting in line) for port, line in zip(ports, lines, strict=False)] == [
+        (True, True)
+    ] * 2
+    assert len(lines) == 2
+
+
+def test_inner_ports_are_the_defaults_or_found_free(tmp_path: Path) -> None:
+    """Beside other stacks a stack needs public ports of its own alone; whatever is set stays as it is."""
+    settings = Settings(state_dir=tmp_path, standby_grpc_port=19_001)
+    defaults = ports_of(settings)
+
+    with holding(defaults.values()):
+        found = with_free_ports(settings, {})
+        numbers = ports_of(found)
+        with holding(numbers.values()):
+            beside = ports_of(with_free_ports(Settings(state_dir=tmp_path / "beside"), {}))
+
+    assert {name for name in numbers if numbers[name] == defaults[name]} == {*PUBLIC_PORTS, "standby_grpc_port"}
+    assert len(set(numbers.values())) == len(numbers)
+    assert found.kafka_bootstrap == f"127.0.0.1:{numbers['kafka_bootstrap']}"
+    assert not {beside[name] for name in INNER_PORTS} & set(numbers.values())
+
+
+def test_a_stack_takes_its_last_ports_again(tmp_path: Path) -> None:
+    """Where they are free; one that is not is replaced alone."""
+    settings = Settings(state_dir=tmp_path)
+    with holding(ports_of(settings).values()):
+        before = ports_of(with_free_ports(settings, {}))
+
+    again = ports_of(with_free_ports(settings, before))
+    with holding([before["redis_port"]]):
+        moved = ports_of(with_free_ports(settings, before))
+
+    assert again == before
+    assert {name for name in before if moved[name] != before[name]} == {"redis_port"}
+
+
+@pytest.mark.parametrize("given", [{"redis_host": "redis.example"}, {"redis_tls_ca_file": Path("ca.pem")}])
+def test_the_port_of_a_certain_store_is_left_alone(tmp_path: Path, given: dict[str, object]) -> None:
+    """A host or a certificate authority names somebody's server."""
+    with holding([6379]):
+        assert with_free_ports(Settings(state_dir=tmp_path, **given), {}).redis_port == 6379
+
+
+def test_commands_find_the_ports_of_the_running_stack(tmp_path: Path) -> None:
+    """A command that sets no port finds the stack of its state folder, while one runs; what it sets holds."""
+    stack_file = StackFile(tmp_path)
+    settings = Settings(state_dir=tmp_path, grpc_port=9_001)
+    stack_file.claim()
+    stack_file.write_ports({**ports_of(settings), "http_port": 8_010, "redis_port": 6_390, "grpc_port": 9_010})
+
+    running = of_running_stack(settings)
+    stack_file.release()
+
+    assert (running.http_port, running.redis_port, running.grpc_port) == (8_010, 6_390, 9_001)
+    assert of_running_stack(settings) == settings
 
 
 def test_a_window_avoids_what_is_reserved() -> None:
