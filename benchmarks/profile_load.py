@@ -128,7 +128,7 @@ def _table(parts: dict[str, dict[str, Any]]) -> Table:
             f"{part['p50_ms']:.1f}",
             f"{part['p99_ms']:.1f}",
             f"{part['goodput']:.3f}",
-            " ".join(f"{tier} {share:.0%}" for tier, share in part["tiers"].items()),
+            " ".join(f"{tier}\N{NO-BREAK SPACE}{share:.0%}" for tier, share in part["tiers"].items()),
         )
     return table
 

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -164,33 +164,41 @@ async def _shown_row(
     return row
 
 
-def table_of(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return the matrix as a table."""
-    table = Table(box=None)
-    columns = "fault, available, at once, in time, p99 ms, goodput, recovery s, events lost, doubled, tiers"
-    for column in columns.split(", "):
-        table.add_column(column, justify="left" if column in {"fault", "tiers"} else "right")
+def table_of(rows: Sequence[dict[str, Any]]) -> Group:
+    """Return the matrix, and below it who answered, as tables that fit a terminal of 80 columns."""
+    numbers = ("available\n%", "at\nonce %", "in\ntime %", "p99\nms", "goodput", "recovery\ns", "lost", "doubled")
+    tiers = list(dict.fromkeys(tier for row in rows for tier in row["tiers"]))
+    matrix, answered = _by_fault(numbers), _by_fault([f"{tier} %" for tier in tiers])
     for row in rows:
-        tiers = " ".join(f"{tier} {share:.0%}" for tier, share in row["tiers"].items())
-        table.add_row(
+        matrix.add_row(
             row["fault"],
-            f"{100 * row['availability']:.2f} %",
-            f"{100 * row['answered_at_once']:.2f} %",
-            f"{100 * row['deadline_met']:.2f} %",
+            *(f"{100 * row[share]:.2f}" for share in ("availability", "answered_at_once", "deadline_met")),
             f"{row['p99_ms']:.1f}",
             f"{row['goodput']:.3f}",
-            "-" if row["recovery_s"] is None else f"{row['recovery_s']:.1f}",
+            _recovery(row),
             *(str(row["events"][what] + row["batches"][what]) for what in ("lost", "doubled")),
-            tiers,
         )
+        answered.add_row(row["fault"], *(f"{100 * row['tiers'].get(tier, 0):.0f}" for tier in tiers))
+    return Group(matrix, "", answered)
+
+
+def _by_fault(columns: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("fault", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
 def _line(row: dict[str, Any]) -> str:
     return (
-        f"{row['fault']:20} available {100 * row['availability']:.2f} %  in time {100 * row['deadline_met']:.2f} %"
-        f"  p99 {row['p99_ms']:.1f} ms  recovery {row['recovery_s']} s"
+        f"{row['fault']:18}  available {100 * row['availability']:6.2f}%  in time {100 * row['deadline_met']:6.2f}%"
+        f"  p99 {row['p99_ms']:.0f} ms  back {_recovery(row)} s"
     )
+
+
+def _recovery(row: dict[str, Any]) -> str:
+    return "-" if row["recovery_s"] is None else f"{row['recovery_s']:.1f}"
 
 
 def main() -> None:

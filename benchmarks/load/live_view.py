@@ -10,7 +10,7 @@ from rich.table import Table
 from benchmarks.load.open_loop import Shot, percentile
 
 _WINDOW_S = 2.0
-_BAR = 24
+_BAR = 16
 _COLOURS = {"precomputed": "cyan", "llm": "green", "student": "yellow", "popular": "magenta", "none": "red"}
 
 
@@ -62,11 +62,11 @@ class LiveView:
 
 
 def tier_bar(shots: Sequence[Shot]) -> str:
-    """Return the mix of tiers as a coloured bar with names, in rich markup."""
+    """Return the mix of tiers as coloured bars with names, one a line, in rich markup."""
     tiers = Counter(shot.outcome.tier for shot in shots)
     parts = []
     for tier, colour in _COLOURS.items():
         if count := tiers[tier]:
             bar = "█" * max(1, round(_BAR * count / len(shots)))
             parts.append(f"[{colour}]{bar} {'failed' if tier == 'none' else tier} {count / len(shots):.0%}[/]")
-    return " ".join(parts)
+    return "\n".join(parts)

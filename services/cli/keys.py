@@ -86,7 +86,7 @@ def new(
 def list_() -> None:
     """List the keys and what they allow."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from services.gateway.access.keys import StoredKey, read_keys
 
@@ -99,7 +99,9 @@ def list_() -> None:
         return ", ".join(f"{one.sha256[:8]}{end}" for one, end in zip(key.hashes, ends, strict=True))
 
     _, path = _key_files()
-    table = Table("id", "scopes", "priority", "rate/s", "burst", "a day", "max k", "hashes", box=None)
+    table = Table(
+        Column("id", no_wrap=True), "scopes", "priority", "rate/s", "burst", "a day", "max k", "hashes", box=None
+    )
     for key in read_keys(path).keys:
         table.add_row(key.id, " ".join(sorted(key.scopes)), key.priority.name.lower(), *limits(key), hashes(key))
     Console(highlight=False, soft_wrap=True).print(table if table.row_count else f"no keys in {path}")

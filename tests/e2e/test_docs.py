@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.local.supervisor.ports import INNER_PORTS
 from services.settings.settings import Settings, inherited_environment
 from tests.support.documented import runnable
 from tests.support.pages import ROOT, Block, all_pages, blocks, missing_lines
@@ -22,7 +23,7 @@ from tests.support.stacks.stack import Stack
 BLOCK_TIMEOUT_S = 600
 NOT_IN_SCRATCH = {".git", ".tailrace", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache"}
 EXIT_CODE = re.compile(r"\(exit code (\d+)\)")
-FURTHER_PORTS = (8010, 9010, 9110, 6390, 9192, 8443, 9443)
+FURTHER_PORTS = (8443, 9443)
 """Ports that pages use beside the defaults; each run takes free ports for them."""
 SESSION = """
 set -eo pipefail
@@ -48,7 +49,8 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_as_written(stack: Stack, page: Path, tmp_path: Path) -> None:
     """Each block exits with 0 (or the page's code) and prints the page's expected lines."""
-    session = PageSession(stack, tmp_path)
+    unset = INNER_PORTS if page == TRAINS else ()
+    session = PageSession(stack, tmp_path, unset)
 
     failures = []
     for block in blocks(page.read_text()):
@@ -61,7 +63,7 @@ def test_a_page_runs_as_written(stack: Stack, page: Path, tmp_path: Path) -> Non
 class PageSession:
     """A reader's shell, in a folder of its own."""
 
-    def __init__(self, stack: Stack, folder: Path) -> None:
+    def __init__(self, stack: Stack, folder: Path, unset: tuple[str, ...]) -> None:
         self._ports = ports_for(stack.settings)
         self._folder = folder / "tailrace"
         self._folder.mkdir()
@@ -69,9 +71,12 @@ class PageSession:
             if path.name not in NOT_IN_SCRATCH:
                 (self._folder / path.name).symlink_to(path)
         inherited = inherited_environment()
+        set_here = stack.settings.as_environment()
+        for name in unset:
+            del set_here[f"TAILRACE_{name.upper()}"]
         self._environment = {
             **inherited,
-            **stack.settings.as_environment(),
+            **set_here,
             "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}",
             "DOCS_SESSION": str(folder / "session.sh"),
             "COLUMNS": "160",
