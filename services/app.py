@@ -137,6 +137,7 @@ class Gateway:
         await _close(self._writer)
         await self._access.stop()
         await asyncio.to_thread(self._tracing.stop)
+        gc.unfreeze()  # or libraries report at the interpreter's end that their objects leak
 
     def _running_plane(self) -> DataPlane:
         assert self._plane is not None, "Ray Serve builds the app before it opens the doors"

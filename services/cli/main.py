@@ -95,7 +95,7 @@ def up(
         out.print("\nTry:")
         out.print(escape(guide.rest_call(settings, user_id)))
         out.print(escape(guide.grpc_call(settings, user_id, sys.executable)))
-        out.print("\nCtrl-C or `tailrace down` stops everything.")
+        out.print(f"\n{'Ctrl-C or ' if sys.stdin.isatty() else ''}`tailrace down` stops everything.")
 
     run_stack(settings, _print_line, when_ready)
 

@@ -155,11 +155,12 @@ def _store(address: RepoAddress, registry: Path) -> "FeatureStore":
 
 
 def import_feast() -> ModuleType:
-    """Return the feast package, imported without torch and without its own metrics.
+    """Return the feast package, imported without torch, without its own metrics, and without the warnings that it turns on.
 
     Feast loads torch at import when it is installed, for one conversion: hiding it saves about 180 MB and a second in each process that
     only reads or writes features. Feast's server metrics are kept in the process: they would land among ours in the folder that the
-    processes of a node share, or in a temporary folder per process, which stays when the process is killed.
+    processes of a node share, or in a temporary folder per process, which stays when the process is killed. It sets Python's filters so
+    that the DeprecationWarnings of all that is imported later are printed into our logs.
     """
     with _IMPORTING:  # a second thread would get a half-initialised module
         return sys.modules["feast"] if "feast" in sys.modules else _import_feast()
@@ -171,7 +172,10 @@ def _import_feast() -> ModuleType:
     if hide_torch:
         sys.modules["torch"] = None  # type: ignore[assignment]  # makes its import fail, as documented
     try:
-        with environment_kept(PROMETHEUS_MULTIPROCESS_DIR=tempfile.gettempdir(), PROMETHEUS_MULTIPROC_DIR=None):
+        with (
+            environment_kept(PROMETHEUS_MULTIPROCESS_DIR=tempfile.gettempdir(), PROMETHEUS_MULTIPROC_DIR=None),
+            warnings.catch_warnings(),
+        ):
             import feast
     finally:
         values.ValueClass = shared

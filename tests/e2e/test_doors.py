@@ -59,7 +59,7 @@ def test_health_reflection_and_the_openapi_page(stack: Stack) -> None:
 
 
 def test_the_printed_calls_work_when_pasted(stack: Stack) -> None:
-    """The curl line and the Python line that `tailrace up` printed return recommendations."""
+    """The curl line and the Python line that `tailrace up` printed return recommendations; without a terminal no Ctrl-C stops it."""
     printed = [line for line in stack.output.splitlines() if line.startswith(("curl ", sys.executable))]
     answers = [
         subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -68,6 +68,7 @@ def test_the_printed_calls_work_when_pasted(stack: Stack) -> None:
 
     assert len(answers) == 2
     assert all("item_id" in answer and "bundle_version" in answer for answer in answers)
+    assert "\n`tailrace down` stops everything." in stack.output
 
 
 def test_status_shows_every_part(stack: Stack) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from infra.local.servers.ray_home import ray_logs
 from infra.local.servers.text import describe_text
+from infra.local.supervisor.parts import gateway_log
 from services.settings.settings import Settings
 
 _NO_USER = "YOUR-USER-ID"
@@ -25,8 +26,9 @@ def describe_stack(settings: Settings, bundle_version: str) -> str:
             f"metrics  http://{settings.http_host}:{settings.metrics_port}/metrics",
             f"Redis    {settings.redis_host}:{settings.redis_port}",
             f"Kafka    {settings.kafka_bootstrap}    (topic {settings.interactions_topic})",
-            f"state    {settings.state_dir}    (logs below logs/)",
-            f"replicas {ray_logs(settings.state_dir)}    (their logs while they run, then logs/ray)",
+            f"state    {settings.state_dir}",
+            f"logs     {gateway_log(settings)}    (requests; others beside it)",
+            f"Ray      {ray_logs(settings.state_dir)}    (its logs while it runs)",
         ]
     )
 

@@ -353,8 +353,11 @@ frontend grpc
     default_backend grpc
 
 backend rest
+    # HAProxy writes to standard error when a server goes up or down, and would log it a second time
+    no log
 {not_twice}{patience_rest}{http_servers}
 
 backend grpc
+    no log
 {not_twice}{patience_grpc}{grpc_servers}
 """

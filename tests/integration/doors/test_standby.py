@@ -170,7 +170,7 @@ async def test_a_request_id_that_is_not_utf8_is_refused_by_name(running: EdgeSce
 
 
 async def test_without_any_server_the_edge_answers(scene: EdgeScene) -> None:
-    """REST gets our error envelope with Retry-After, gRPC the status UNAVAILABLE."""
+    """REST gets our error envelope with Retry-After, gRPC the status UNAVAILABLE; the log says once what is down."""
     scene.start_edge()
     url = f"{scene.url}/v1/recommendations"
     async with httpx.AsyncClient() as client:
@@ -183,3 +183,4 @@ async def test_without_any_server_the_edge_answers(scene: EdgeScene) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["error"]["code"] == "dependency_away"
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert (scene.folder / "edge.log").read_text().count("Server rest/ray is DOWN") == 1
