@@ -95,8 +95,10 @@ async def test_batches_are_sent_until_acknowledged_and_counted(count: Any, lost:
 TIERS = ("precomputed", "llm", "student", "popular", "none")
 ROW = {
     "fault": "low-priority-spike",
-    **{share: 1.0 for share in ("availability", "answered_at_once", "deadline_met")},
-    **{"p99_ms": 1_234.5, "goodput": 0.841, "recovery_s": 123.4},
+    **dict.fromkeys(("availability", "answered_at_once", "deadline_met"), 1.0),
+    "p99_ms": 1_234.5,
+    "goodput": 0.841,
+    "recovery_s": 123.4,
     **{probe: {"lost": 6, "doubled": 6} for probe in ("events", "batches")},
     "tiers": dict.fromkeys(TIERS, 0.2),
 }
