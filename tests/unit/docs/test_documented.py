@@ -6,6 +6,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from services.gateway.events.record import check_events
+from services.gateway.rest.schema import parse_events, parse_recommend
 from services.settings.settings import Settings
 from tests.support.documented import complaints, runnable
 from tests.support.pages import MARKS, ROOT, all_pages, anchors, blocks, fences, links
@@ -36,6 +38,28 @@ def test_every_command_exists() -> None:
     ]
 
     assert wrong == []
+
+
+def test_every_command_in_a_sentence_exists() -> None:
+    """So do subcommands and options between backticks."""
+    wrong = [
+        f"{name}: `{code}`: {complaint}"
+        for name, text in TEXTS.items()
+        for code in re.findall(r"`(tailrace [^`]+)`", text)
+        for complaint in complaints(code)
+    ]
+
+    assert wrong == []
+
+
+def test_the_bodies_of_the_first_steps_are_accepted() -> None:
+    """Each body between backticks on docs/how-do-i.md is one that its route takes."""
+    bodies = [code.encode() for code in re.findall(r"`(\{[^`]+\})`", TEXTS["docs/how-do-i.md"])]
+    events = [body for body in bodies if b'item_id"' in body and b"event_type" in body]
+    recommendations = [body for body in bodies if body not in events]
+
+    assert [check_events(parse_events(body), max_events=1, now_ms=10**12) for body in events]
+    assert [parse_recommend(body, "r", None) for body in recommendations]
 
 
 def test_every_link_leads_somewhere() -> None:
