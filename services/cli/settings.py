@@ -98,8 +98,8 @@ def _meanings(kind: type) -> dict[str, str]:
     }
 
 
-def _plain(value: Any) -> str | int | float | bool | None:
-    """Return a value of JSON."""
+def _plain(value: Any) -> Any:
+    """Return a value of JSON, secrets masked."""
     return _masked(str(value) if isinstance(value, Path) else value)
 
 

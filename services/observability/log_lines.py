@@ -27,7 +27,7 @@ def configure_logging(level: str, part: str, log_file: Path | None = None) -> No
     """Configure structlog for this process; `part` says on each line what it is. Without a file the lines go to standard output."""
 
     def name(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        event |= {"part": part, "pid": pid}
+        event.update(part=part, pid=pid)
         return event
 
     pid = os.getpid()
