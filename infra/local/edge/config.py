@@ -289,7 +289,7 @@ _TEMPLATE = """\
 global
     maxconn 4096
     nbthread 2
-    log stdout format raw local0 notice
+    # no log: HAProxy writes to standard error when a server goes up or down
     stats socket unix@{socket} mode 600 level admin
     ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets
     ssl-load-extra-del-ext
@@ -298,9 +298,6 @@ global
 {resolvers}
 defaults
     mode http
-    log global
-    option dontlognull
-    option dontlog-normal
     option http-no-delay
     option abortonclose
     # how long a request may take is the gateways' decision; these are as long as those of Ray's ingress
@@ -353,11 +350,8 @@ frontend grpc
     default_backend grpc
 
 backend rest
-    # HAProxy writes to standard error when a server goes up or down, and would log it a second time
-    no log
 {not_twice}{patience_rest}{http_servers}
 
 backend grpc
-    no log
 {not_twice}{patience_grpc}{grpc_servers}
 """
