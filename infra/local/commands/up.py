@@ -74,8 +74,8 @@ def _supervise(
     supervisor = local_supervisor(settings, stack_file, report)
     try:
         _start(supervisor, parts, settings)
-        supervisor.enter("ready")
         when_ready(settings)
+        supervisor.enter("ready")  # which is what `--detach` waits for
         supervisor.watch()
     except StopRequested:
         report("stopping")
