@@ -1,5 +1,6 @@
 """The edge's configuration and the health it reports; the running edge is in tests/integration/doors/test_edge.py and test_standby.py."""
 
+import json
 import os
 import re
 import socket
@@ -13,6 +14,7 @@ from infra.local.edge.admin import count_up, has_ray_up
 from infra.local.edge.config import EdgePlan, Upstream, check_files
 from infra.local.servers.binaries import haproxy_command
 from services.errors import ConfigError, ErrorKind
+from services.gateway.openai.schema import OpenAiErrorBody
 from services.gateway.rest.schema import ErrorBody
 from tests.support.servers import HOST
 
@@ -97,13 +99,16 @@ def test_a_node_counts_when_it_passes_its_checks_at_both_doors() -> None:
     assert count_up(HEADER + rows) == 1
 
 
-def test_the_edge_s_own_errors_have_the_doors_envelope() -> None:
-    """Every JSON that HAProxy answers itself has exactly the documented fields."""
+def test_the_edge_s_own_errors_have_the_doors_envelopes() -> None:
+    """Every JSON that HAProxy answers itself has exactly the documented fields, below OpenAI's paths those of OpenAI."""
     bodies = re.findall(r"application/json.*? string '([^']+)'", plan(None).render())
 
     assert len(bodies) >= 3
     for body in bodies:
-        assert ErrorBody.model_validate_json(body).error.code in set(ErrorKind)
+        if "param" in json.loads(body)["error"]:
+            OpenAiErrorBody.model_validate_json(body)
+        else:
+            assert ErrorBody.model_validate_json(body).error.code in set(ErrorKind)
 
 
 def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
