@@ -80,9 +80,10 @@ def _keys(role: str) -> int:
 def _prepare(settings: Settings) -> int:
     from rich.console import Console
 
-    from infra.kafka.topics import create_missing, wanted_topics
+    from infra.kafka.topics import create_missing
     from infra.local.servers.text import ready_text
     from services.features.repo import RepoAddress, ensure_applied
+    from services.settings.kafka_topics import wanted_topics
 
     for name in create_missing(settings.kafka_address.client_options(), wanted_topics(settings)):
         sys.stdout.write(f"made topic {name}\n")

@@ -1,11 +1,24 @@
 """How clients of kafka-python are opened and closed, so that neither leaves threads and sockets behind."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from kafka.errors import KafkaError
 
+from services.errors import DependencyAway
 from services.settings.addresses import KafkaAddress
+
+_RETRY_AFTER_S = 1.0
+
+
+@contextmanager
+def broker_as_dependency() -> Iterator[None]:
+    """Raise DependencyAway for every failure of the broker inside this block."""
+    try:
+        yield
+    except (KafkaError, OSError) as error:
+        raise DependencyAway("broker", _RETRY_AFTER_S) from error
 
 
 def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:

@@ -4,23 +4,29 @@ import os
 import platform
 import shutil
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+from kafka import KafkaAdminClient
 
 from infra.local.servers.access import check_access
 from infra.local.servers.text import describe_text
 from infra.local.supervisor.parts import stack_parts
 from infra.local.supervisor.ports import why_taken, with_free_ports
 from infra.local.supervisor.stackfile import StackFile
-from services.errors import ConfigError, EnvironmentFault
+from services.errors import ConfigError, DependencyAway, EnvironmentFault
+from services.settings.kafka_clients import broker_as_dependency, open_client
+from services.settings.kafka_topics import is_durable, replication, wanted_topics
 from services.settings.settings import Settings
 
 MIN_CORES = 2
 MIN_MEMORY_GB = 4.0
 MIN_DISK_GB = 2.0
 MIN_SHM_MB = 150.0
+_BROKER_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ def examine(settings: Settings) -> list[Finding]:
         *_resources(settings),
         *_servers(settings),
         _access(settings),
+        *_topics(settings),
         *_text(settings),
     ]
 
@@ -90,6 +97,30 @@ def _access(settings: Settings) -> Finding:
         return Finding("access", str(error), is_ok=False)
     named = (settings.api_keys_file, settings.tls_dir, settings.redis_password_file)
     return Finding("access", "all files exist" if any(named) else "no API keys, loopback only", is_ok=True)
+
+
+def _topics(settings: Settings) -> list[Finding]:
+    """Check whether an acknowledged event survives the loss of a broker, where one answers that has the topics."""
+    try:
+        with broker_as_dependency(), closing(_admin(settings)) as admin:
+            found = replication(admin, wanted_topics(settings))
+    except (ConfigError, DependencyAway):  # files of credentials are checked by themselves
+        return []
+    return [
+        Finding(
+            f"topic {name}",
+            f"replicas: {num_replicas}, min.insync.replicas: {in_sync or 'unknown'}",
+            is_durable(num_replicas, in_sync),
+            f"an acknowledged event may be on one broker alone; set min.insync.replicas of topic {name} to 2 (kafka-configs.sh --alter)",
+        )
+        for name, (num_replicas, in_sync) in found.items()
+    ]
+
+
+def _admin(settings: Settings) -> Any:
+    return open_client(
+        KafkaAdminClient, settings.kafka_address, bootstrap_timeout_ms=_BROKER_MS, request_timeout_ms=_BROKER_MS
+    )
 
 
 def _text(settings: Settings) -> list[Finding]:

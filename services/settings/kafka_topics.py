@@ -1,0 +1,83 @@
+"""The topics that the platform writes: how each is made, and whether an acknowledged record of it survives the loss of a broker."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.errors import TopicAlreadyExistsError
+
+from services.settings.settings import Settings
+
+_DAY_MS = 86_400_000
+EVENTS_KEEP_MS, DEAD_LETTERS_KEEP_MS = 7 * _DAY_MS, 30 * _DAY_MS
+"""Events are in the offline log within seconds, so a week is ample."""
+_MIN_IN_SYNC = "min.insync.replicas"
+_REPLICAS, _IN_SYNC = 3, 2
+"""Where a topic has so many replicas, a record must be on so many before it is acknowledged; with fewer replicas one is enough, or an outage would refuse all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One topic, with the broker's default replication."""
+
+    name: str
+    num_partitions: int
+    keep_ms: int
+
+    def options(self, num_replicas: int = 1) -> dict[str, Any]:
+        """Return the topic's entry for the admin client, where it gets this many replicas."""
+        in_sync = {_MIN_IN_SYNC: str(_IN_SYNC)} if num_replicas >= _REPLICAS else {}
+        return {
+            "num_partitions": self.num_partitions,
+            "replication_factor": -1,
+            "configs": {"retention.ms": str(self.keep_ms), "cleanup.policy": "delete", **in_sync},
+        }
+
+
+def wanted_topics(settings: Settings) -> tuple[Topic, ...]:
+    """Return every topic that the platform writes."""
+    keep_ms = {
+        settings.interactions_topic: EVENTS_KEEP_MS,
+        settings.dead_letter_topic: DEAD_LETTERS_KEEP_MS,
+        settings.impressions_topic: EVENTS_KEEP_MS,
+    }
+    return tuple(Topic(name=name, num_partitions=settings.topic_partitions, keep_ms=ms) for name, ms in keep_ms.items())
+
+
+def create_missing(admin: Any, topics: Iterable[Topic]) -> list[str]:
+    """Create missing topics through a KafkaAdminClient and return their names; others are left as they are. Raises KafkaError.
+
+    The broker is asked first how many replicas it would give one, so no right but that to create topics is needed.
+    """
+    there = set(admin.list_topics())
+    missing = [topic for topic in topics if topic.name not in there]
+    for topic in missing:
+        with suppress(
+            TopicAlreadyExistsError
+        ):  # another process was faster; or the embedded broker, which has made it when asked
+            (planned,) = admin.create_topics({topic.name: topic.options()}, validate_only=True)["topics"]
+            admin.create_topics({topic.name: topic.options(planned["replication_factor"])})
+    return [topic.name for topic in missing]
+
+
+def replication(admin: Any, topics: Iterable[Topic]) -> dict[str, tuple[int, int | None]]:
+    """Return, of the topics that exist, the fewest replicas of a partition and min.insync.replicas, None where the broker does not say. Raises KafkaError."""
+    names = [topic.name for topic in topics]
+    found = {one["name"]: one["partitions"] for one in admin.describe_topics(names) if not one["error_code"]}
+    asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in found]
+    configs = admin.describe_configs(asked, config_filter="all").get("topic", {}) if asked else {}
+    in_sync = {name: configs.get(name, {}).get(_MIN_IN_SYNC) for name in found}
+    return {
+        name: (
+            min((len(one["replica_nodes"]) for one in partitions), default=0),
+            int(in_sync[name]["value"]) if in_sync[name] else None,
+        )
+        for name, partitions in found.items()
+    }
+
+
+def is_durable(num_replicas: int, in_sync: int | None) -> bool:
+    """Whether an acknowledged record of such a topic is on enough replicas for how many there are."""
+    return num_replicas < _REPLICAS or in_sync is None or in_sync >= _IN_SYNC
