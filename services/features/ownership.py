@@ -3,6 +3,7 @@
     tailrace:partitions
         <p>:owner, <p>:lease, <p>:until_ms   the process that may write; its lease id is random and made anew by each process
         <p>:topic_id, <p>:offset             the last record whose effect the rows hold
+        <p>:leader_epoch                     that record's leader epoch, where known, and its offset
         <p>:saved                            the topic id and offset up to which the offline log holds them too
         <p>:whole                            1 while the rows hold base tables and log; requests read no rows without it
         <p>:base, base                       the id of the base tables that the rows began with: as written by the partition's
@@ -16,7 +17,7 @@ Time is the store's own, so clocks of machines do not matter. A lease that would
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from services.errors import OwnershipLost, RowChanged, TailraceError
@@ -40,7 +41,7 @@ local held = redis.call('HMGET', KEYS[1], p..':lease', p..':until_ms', p..':owne
 local left_ms = tonumber(held[2] or 0) - now_ms
 if held[1] and held[1] ~= lease and left_ms > 0 and left_ms <= lease_ms then return {held[3]} end
 redis.call('HSET', KEYS[1], p..':lease', lease, p..':owner', owner, p..':until_ms', now_ms + lease_ms)
-return redis.call('HMGET', KEYS[1], p..':topic_id', p..':offset', p..':saved', p..':whole', p..':base', 'base')
+return redis.call('HMGET', KEYS[1], p..':topic_id', p..':offset', p..':leader_epoch', p..':saved', p..':whole', p..':base', 'base')
 """
 
 _UPDATE = """
@@ -93,19 +94,25 @@ class RowWrite:
 
 @dataclass(frozen=True, slots=True)
 class PartitionWrite:
-    """What to write of one owned partition: rows, the position up to which they then hold the log (None: as before), and further fields."""
+    """What to write of one owned partition: rows, the position up to which they then hold the log (None: as before), and further fields.
+
+    `leader_epoch` is that of the record at the position; None where it is not known.
+    """
 
     partition: int
     rows: Sequence[RowWrite] = ()
     position: LogPosition | None = None
     state: Mapping[str, str | int] = field(default_factory=dict)
+    leader_epoch: int | None = None
 
     @property
     def all_state(self) -> Mapping[str, str | int]:
         """The fields, those of the position included."""
         if self.position is None:
             return self.state
-        return {**self.state, "topic_id": self.position.topic_id, "offset": self.position.offset}
+        at = self.position
+        epoch = "" if self.leader_epoch is None else f"{self.leader_epoch}/{at.offset}"
+        return {**self.state, "topic_id": at.topic_id, "offset": at.offset, "leader_epoch": epoch}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,8 @@ class Claim:
     is_whole: bool
     base_ids: frozenset[str]
     """The base tables of which all rows of this partition are in the store."""
+    leader_epoch: int | None = None
+    """That of the record at the position; None where it is not known."""
     is_continued: bool = False
     """Whether the store is where this process wrote last: nobody else has applied events since."""
 
@@ -148,9 +157,10 @@ class Partitions:
             found = self._claim(keys=[KEY], args=[partition, self._lease, self._owner, LEASE_MS])
         if len(found) == 1:
             return None
-        topic_id, offset, saved, whole, *base_ids = ("" if cell is None else cell.decode() for cell in found)
+        topic_id, offset, epoch, saved, whole, *base_ids = ("" if cell is None else cell.decode() for cell in found)
         position = LogPosition(topic_id, partition, int(offset)) if topic_id else None
         saved_topic, _, saved_offset = saved.rpartition("/")
+        leader_epoch, _, epoch_offset = epoch.partition("/")  # an earlier version moves the offset alone
         is_continued = partition in self._positions and self._positions[partition] == position
         self._positions[partition] = position
         return Claim(
@@ -158,6 +168,7 @@ class Partitions:
             saved=LogPosition(saved_topic, partition, int(saved_offset)) if saved else None,
             is_whole=whole == "1",
             base_ids=frozenset(filter(None, base_ids)),
+            leader_epoch=int(leader_epoch) if leader_epoch and epoch_offset == offset else None,
             is_continued=is_continued,
         )
 
@@ -178,12 +189,7 @@ class Partitions:
             for at in range(0, rest, _MAX_ROWS):
                 (outcome,) = self._run([PartitionWrite(one.partition, one.rows[at : at + _MAX_ROWS])])
                 self._check(one.partition, outcome)
-        last = [
-            PartitionWrite(
-                one.partition, one.rows[(len(one.rows) - 1) // _MAX_ROWS * _MAX_ROWS :], one.position, one.state
-            )
-            for one in writes
-        ]
+        last = [replace(one, rows=one.rows[(len(one.rows) - 1) // _MAX_ROWS * _MAX_ROWS :]) for one in writes]
         outcomes = self._run(last)
         for one, outcome in zip(last, outcomes, strict=True):
             if outcome == "done" and one.position is not None:

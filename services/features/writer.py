@@ -8,6 +8,7 @@ import socket
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from services.errors import RowChanged
@@ -31,6 +32,7 @@ from services.features.schema import (
 
 _KEYS_PER_SCAN = 1_000
 _POSITION = ("topic_id", "partition", "offset")
+_UNKNOWN: Mapping[LogPosition, int | None] = MappingProxyType({})
 
 
 class FeatureWriter:
@@ -67,16 +69,22 @@ class FeatureWriter:
         return {row.user_id: row for row in rows if row is not None}
 
     def apply_histories(
-        self, changed: Mapping[LogPosition, Sequence[UserHistory]], before: Mapping[str, UserHistory]
+        self,
+        changed: Mapping[LogPosition, Sequence[UserHistory]],
+        before: Mapping[str, UserHistory],
+        leader_epochs: Mapping[LogPosition, int | None] = _UNKNOWN,
     ) -> None:
         """Write owned partitions' rows in place of those read before, and that each partition's rows hold the log up to its position.
 
-        Raises OwnershipLost, RowChanged or DependencyAway.
+        `leader_epochs` are those of the records there, where known. Raises OwnershipLost, RowChanged or DependencyAway.
         """
         self.partitions.write_all(
             [
                 PartitionWrite(
-                    at.partition, [self._history_write(row, before.get(row.user_id)) for row in rows], position=at
+                    at.partition,
+                    [self._history_write(row, before.get(row.user_id)) for row in rows],
+                    position=at,
+                    leader_epoch=leader_epochs.get(at),
                 )
                 for at, rows in changed.items()
             ]

@@ -201,6 +201,10 @@ class StreamMetrics(_Metrics):
         "cause",
     )
     rerouted = _counter("tailrace_stream_rerouted_total", "Records sent on from a wrong partition to their user's")
+    changed_logs = _counter(
+        "tailrace_stream_changed_logs_total",
+        "Times that a partition's log came back shorter, or with other records, and is read as a new one",
+    )
     log_failures = _counter(
         "tailrace_stream_log_failures_total",
         "Times that the offline log could not be used, by step: open, append, count (popularity), upkeep",

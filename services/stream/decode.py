@@ -6,7 +6,7 @@ on librdkafka do that unless they are told to partition as Kafka's own client do
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from services.contracts.events import MAX_EVENT_LEAD_MS, Interaction, decode_interaction
@@ -72,6 +72,8 @@ class Record:
     headers_bytes: int = 0
     undecodable: Undecodable | None = None
     """Set where it stands for a batch of records, or the rest of one, that cannot be decoded: `value` is the whole batch's bytes."""
+    leader_epoch: int | None = None
+    """The count of the partition's leaders when it was written; None where that is not known."""
 
     @property
     def last_position(self) -> LogPosition:
@@ -85,6 +87,8 @@ class LoggedInteraction:
 
     interaction: Interaction
     position: LogPosition
+    leader_epoch: int | None = field(default=None, compare=False)
+    """As the record's; the offline log does not keep it."""
 
     @property
     def event(self) -> LoggedEvent:
@@ -140,7 +144,7 @@ def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decod
             decoded.dead.append(DeadLetter(record, str(error)[:500]))
         else:
             if partition == record.position.partition:
-                decoded.events.append(LoggedInteraction(interaction, record.position))
+                decoded.events.append(LoggedInteraction(interaction, record.position, record.leader_epoch))
             else:
                 decoded.misplaced.append(Misplaced(record, partition))
     return decoded

@@ -4,7 +4,7 @@ Live events and a rebuild's replay go through here alike. What was applied waits
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.contracts.event_roles import EventRoles
@@ -36,17 +36,12 @@ class Interruptions:
 NO_INTERRUPTIONS = Interruptions()
 
 
-def last_positions(positions: Iterable[LogPosition]) -> dict[int, LogPosition]:
-    """Return the last position of each partition."""
-    return {position.partition: position for position in positions}
-
-
 class Pending:
     """What was applied since the last checkpoint: events to write to the offline log, and offsets to commit."""
 
     def __init__(self) -> None:
         self.by_partition: dict[int, list[LoggedInteraction]] = defaultdict(list)
-        self.positions: dict[int, LogPosition] = {}
+        self.last: dict[int, Record] = {}
         """The last record of each partition."""
         self.is_refused = False
         """Whether the offline log could not be written at the last checkpoint."""
@@ -56,16 +51,21 @@ class Pending:
         """The number of events to write to the offline log."""
         return sum(len(events) for events in self.by_partition.values())
 
+    @property
+    def positions(self) -> dict[int, LogPosition]:
+        """The position behind which each partition goes on."""
+        return {partition: record.last_position for partition, record in self.last.items()}
+
     def add(self, records: Sequence[Record], events: Sequence[LoggedInteraction]) -> None:
         """Add an applied batch: all its records count for the offsets, its readable events for the log."""
-        self.positions |= last_positions(record.last_position for record in records)
+        self.last |= {record.position.partition: record for record in records}
         for event in events:
             self.by_partition[event.position.partition].append(event)
 
     def clear(self) -> None:
         """Empty it after everything was logged and committed."""
         self.by_partition.clear()
-        self.positions.clear()
+        self.last.clear()
         self.is_refused = False
 
 
@@ -106,8 +106,12 @@ class HistoryEffects:
             for outcome, own in outcomes:
                 if outcome.row is not None and outcome.row is not rows.get(outcome.row.user_id):
                     changed[own[0].position.partition].append(outcome.row)
-            positions = last_positions(event.position for event in events)
-            self._writer.apply_histories({at: changed[partition] for partition, at in positions.items()}, rows)
+            last = {event.position.partition: event for event in events}
+            self._writer.apply_histories(
+                {event.position: changed[partition] for partition, event in last.items()},
+                rows,
+                {event.position: event.leader_epoch for event in last.values()},
+            )
         self._at.after_write()
         return outcomes
 

@@ -3,7 +3,7 @@
 Partitions are sought by number, not by group membership: worker i of n wants the partitions p with p mod n == i, and owns those
 whose lease it gets (services/features/ownership.py). Offsets are committed under a group's name all the same. A recreated topic
 (the embedded broker keeps nothing) has another topic id; the id is checked after each fetch, so that no record is taken for one
-of the former topic. Records of a producer's transaction are read once it is committed; aborted ones never. Every failure of the broker is DependencyAway, with one remedy: close, and open a new consumer.
+of the former topic. A log that came back shorter ends the consumer; for the next one it has another id (services/stream/continuity.py). Records of a producer's transaction are read once it is committed; aborted ones never. Every failure of the broker is DependencyAway, with one remedy: close, and open a new consumer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,6 @@ from kafka.errors import (
     KafkaError,
     MessageSizeTooLargeError,
     RecordListTooLargeError,
-    TopicAlreadyExistsError,
 )
 from kafka.structs import OffsetAndMetadata
 
@@ -25,7 +24,9 @@ from services.errors import ConfigError, DependencyAway
 from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.settings.addresses import KafkaAddress
-from services.settings.kafka_clients import close_producer, open_client
+from services.settings.kafka_clients import broker_as_dependency, close_producer, open_client
+from services.settings.kafka_topics import DEAD_LETTERS_KEEP_MS, EVENTS_KEEP_MS, Topic, create_missing
+from services.stream.continuity import BrokerLog
 from services.stream.decode import DeadLetter, Misplaced, Record
 from services.stream.record_batches import UndecodableBatch, step_over_undecodable
 
@@ -54,6 +55,12 @@ class LogAddress:
     num_workers: int = 1
     max_poll_records: int = 1_000
 
+    @property
+    def topics(self) -> tuple[Topic, ...]:
+        """The topics that a worker cannot do without."""
+        keep_ms = {self.topic: EVENTS_KEEP_MS, self.dead_letter_topic: DEAD_LETTERS_KEEP_MS}
+        return tuple(Topic(name=name, num_partitions=self.num_partitions, keep_ms=ms) for name, ms in keep_ms.items())
+
 
 class PartitionConsumer:
     """Reads, commits and dead-letters. Used from one thread; close it when any call raises DependencyAway."""
@@ -66,11 +73,10 @@ class PartitionConsumer:
         """
         self._address = address
         self._closers: list[Callable[[], None]] = []
-        self._places: list[TopicPartition] = []
-        with self._closing_on_error(), _broker_as_dependency():
+        self._log_ids: dict[int, str] = {}
+        with self._closing_on_error(), broker_as_dependency():
             self._connect()
-            for topic in (self._address.topic, self._address.dead_letter_topic):
-                self._create(topic)
+            create_missing(self._admin, address.topics)
             self.topic_id, self.num_partitions = self._describe()
             if self.num_partitions != self._address.num_partitions:
                 raise ConfigError(
@@ -86,52 +92,56 @@ class PartitionConsumer:
     @property
     def partitions(self) -> tuple[int, ...]:
         """The partitions that are read."""
-        return tuple(place.partition for place in self._places)
+        return tuple(self._log_ids)
 
-    def assign(self, partitions: Sequence[int], start: Callable[[int, int], int]) -> None:
-        """Read these partitions from now on, each from `start(partition, committed offset)`. Raises DependencyAway."""
-        with _broker_as_dependency():
-            self._places = [TopicPartition(self._address.topic, partition) for partition in partitions]
+    def assign(self, partitions: Sequence[int], start: Callable[[int, LogPosition | None], LogPosition]) -> None:
+        """Read these partitions from now on, each from `start(partition, position committed last)`, or from its oldest record if that is later.
+
+        The start's topic id is that of all records of its partition. Raises DependencyAway, and what `start` does.
+        """
+        starts = {partition: start(partition, self._committed(partition)) for partition in partitions}
+        self._log_ids = {partition: first.topic_id for partition, first in starts.items()}
+        with broker_as_dependency():
             self._consumer.assign(self._places)
-            for place in self._places:
-                self._consumer.seek(place, start(place.partition, self._committed(place)))
+            for place, begin in self._consumer.beginning_offsets(self._places, timeout_ms=_REQUEST_MS).items():
+                self._consumer.seek(place, max(begin, starts[place.partition].offset))
 
     def poll(self, wait_ms: int) -> list[Record]:
         """Return the next records, each partition's in order; empty when none came in `wait_ms`. Raises DependencyAway.
 
         A batch that cannot be decoded is one record.
         """
-        with _broker_as_dependency():
+        with broker_as_dependency():
             fetched: Mapping[TopicPartition, Sequence[Any]] = self._consumer.poll(wait_ms)
             if fetched:
                 self.check_topic()
         return [
-            _record(LogPosition(self.topic_id, place.partition, raw.offset), raw)
+            _record(LogPosition(self._log_ids[place.partition], place.partition, raw.offset), raw)
             for place, batch in fetched.items()
             for raw in batch
         ]
 
     def check_topic(self) -> None:
         """Raise DependencyAway when the broker does not answer, or the topic was recreated or has more partitions."""
-        with _broker_as_dependency():
+        with broker_as_dependency():
             found = self._describe()
         if found != (self.topic_id, self.num_partitions):
             raise DependencyAway("broker", _RETRY_AFTER_S)
 
     def lag(self) -> dict[int, int]:
-        """Return, by partition, the number of records in the topic that `poll` has not returned yet. Raises DependencyAway."""
-        with _broker_as_dependency():
+        """Return, by partition, the number of records in the topic that `poll` has not returned yet. Raises DependencyAway, also where a log came back shorter."""
+        with broker_as_dependency():
             ends = self._consumer.end_offsets(self._places, timeout_ms=_REQUEST_MS)
             return {place.partition: self._num_behind(place, end) for place, end in ends.items()}
 
-    def commit(self, next_offsets: Mapping[int, int]) -> None:
-        """Commit, by partition, the next offset to read, with the topic id. Raises DependencyAway."""
+    def commit(self, positions: Mapping[int, LogPosition]) -> None:
+        """Commit, by partition, the last position that need not be read again, with its topic id. Raises DependencyAway."""
         offsets = {
-            TopicPartition(self._address.topic, partition): OffsetAndMetadata(offset, self.topic_id, -1)
-            for partition, offset in next_offsets.items()
+            TopicPartition(self._address.topic, partition): OffsetAndMetadata(last.offset + 1, last.topic_id, -1)
+            for partition, last in positions.items()
         }
         if offsets:
-            with _broker_as_dependency():
+            with broker_as_dependency():
                 self._consumer.commit(offsets, timeout_ms=_REQUEST_MS)
 
     def dead_letter(self, letters: Sequence[DeadLetter]) -> None:
@@ -139,7 +149,7 @@ class PartitionConsumer:
 
         Of a record that is too large for that topic only the headers are kept: it must not stop those behind it.
         """
-        with _broker_as_dependency():
+        with broker_as_dependency():
             self._deliver(self._deliver(letters, self._send), self._send_headers)
 
     def reroute(self, misplaced: Sequence[Misplaced]) -> list[Misplaced]:
@@ -147,7 +157,7 @@ class PartitionConsumer:
 
         Return those that are too large for the topic: one that was compressed may be.
         """
-        with _broker_as_dependency():
+        with broker_as_dependency():
             return self._deliver(misplaced, self._send_on)
 
     def close(self) -> None:
@@ -171,31 +181,37 @@ class PartitionConsumer:
             KafkaConsumer,
             group_id=self._address.group,
             enable_auto_commit=False,
-            auto_offset_reset="earliest",
+            auto_offset_reset="none",
             isolation_level="read_committed",
             fetch_max_wait_ms=_FETCH_WAIT_MS,
             max_poll_records=self._address.max_poll_records,
             allow_auto_create_topics=False,
         )
         step_over_undecodable(self._consumer)
+        self.broker_log = BrokerLog(self._consumer, self._address.topic)
         self._closers.append(partial(self._consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
         self._producer = opened(KafkaProducer, max_block_ms=1_000, enable_idempotence=False, acks="all")
         self._closers.append(partial(close_producer, self._producer, _CLOSE_MS / 1_000))
 
     def _num_behind(self, place: TopicPartition, end: int) -> int:
         """Return the number of records before the end. The embedded broker reports its last batch's first record as the end; fetches do not."""
-        last = max(end, self._consumer.highwater(place) or 0)
-        return max(0, last - int(self._consumer.position(place)))
+        fetched, position = self._consumer.highwater(place), int(self._consumer.position(place))
+        if fetched is not None and max(end, fetched) < position:
+            raise DependencyAway("broker", _RETRY_AFTER_S)
+        return max(0, max(end, fetched or 0) - position)
 
-    def _committed(self, place: TopicPartition) -> int:
-        """Return the offset committed for this topic id (a broker may not keep the id: then 0, and rows skip what they have)."""
-        found = self._consumer.committed(place, metadata=True, timeout_ms=_REQUEST_MS)
-        return int(found.offset) if found is not None and found.metadata == self.topic_id else 0
+    def _committed(self, partition: int) -> LogPosition | None:
+        """Return the position committed last; None without one (a broker may not keep its topic id: rows then skip what they have)."""
+        place = TopicPartition(self._address.topic, partition)
+        with broker_as_dependency():
+            found = self._consumer.committed(place, metadata=True, timeout_ms=_REQUEST_MS)
+        if found is None or not found.metadata:
+            return None
+        return LogPosition(found.metadata, partition, int(found.offset) - 1)
 
-    def _create(self, topic: str) -> None:
-        layout = {"num_partitions": self._address.num_partitions, "replication_factor": -1}
-        with suppress(TopicAlreadyExistsError):
-            self._admin.create_topics({topic: layout})
+    @property
+    def _places(self) -> list[TopicPartition]:
+        return [TopicPartition(self._address.topic, partition) for partition in self._log_ids]
 
     def _describe(self) -> tuple[str, int]:
         (found,) = self._admin.describe_topics([self._address.topic])
@@ -265,17 +281,12 @@ def _record(position: LogPosition, raw: Any) -> Record:
         return Record(position, None, raw.data, 0, undecodable=raw.why)
     is_rerouted = any(name == _REROUTED for name, _ in raw.headers)
     headers_bytes = max(0, raw.serialized_header_size)  # -1 without any
-    return Record(position, raw.key, raw.value, raw.timestamp, _trace(raw.headers), is_rerouted, headers_bytes)
+    epoch = raw.leader_epoch if raw.leader_epoch >= 0 else None
+    return Record(
+        position, raw.key, raw.value, raw.timestamp, _trace(raw.headers), is_rerouted, headers_bytes, leader_epoch=epoch
+    )
 
 
 def _trace(headers: Sequence[tuple[str, bytes]]) -> TraceHeaders:
     """Return the W3C trace context of a record's headers, which are not trusted."""
     return tuple((name, text.decode("ascii", "replace")) for name, text in headers if name in _TRACE_HEADERS and text)
-
-
-@contextmanager
-def _broker_as_dependency() -> Iterator[None]:
-    try:
-        yield
-    except (KafkaError, OSError) as error:
-        raise DependencyAway("broker", _RETRY_AFTER_S) from error

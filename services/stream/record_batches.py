@@ -1,8 +1,8 @@
 """The record batches of a consumer's fetches: one that cannot be decoded comes as one `UndecodableBatch` among the records.
 
 kafka-python raises at such a batch, at every poll, and never reads past it. So the class by which its fetcher reads a response is replaced
-here. This is the only file that knows the inside of kafka-python's consumer: read in version 3.0.12, held by
-tests/unit/stream/test_record_batches.py.
+here. Besides `BrokerLog` in continuity.py this is the only place that knows the inside of kafka-python's consumer: read in version 3.0.12,
+held by tests/unit/stream/test_record_batches.py.
 
 A batch whose checksum is right is what the broker keeps. Any other may have been changed on its way here, so it is fetched again, until its
 bytes are the same twice or `MAX_FETCHES` is reached; what lies behind it is fetched after that.

@@ -12,7 +12,7 @@ claimed anew, what the store lacks is replayed, and what was not logged yet is r
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
@@ -25,12 +25,13 @@ from opentelemetry.trace import Span
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
 from services.errors import DependencyAway, OwnershipLost, RowChanged
 from services.features.ownership import Claim, PartitionWrite
-from services.features.schema import LogPosition, PopularRow
+from services.features.schema import PopularRow
 from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.observability.tracing import Attributes, Tracing, span
 from services.stream.aggregate import HistoryLimits
 from services.stream.background import DEFAULT_PACE, LogUpkeep, Pace, PopularCounts, Timer
+from services.stream.continuity import Continuity, saved
 from services.stream.decode import DeadLetter, LoggedInteraction, Misplaced, Record, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending, do_nothing
 from services.stream.offline_log import OfflineLog
@@ -77,6 +78,7 @@ class StreamWorker:
         self._tracing = tracing or Tracing()
         self._effects = HistoryEffects(writer, limits, roles, interruptions)
         self._rebuild = Rebuild(base_table, log, writer, self._effects, self._stay_alive)
+        self._continuity = Continuity(log, writer.partitions, metrics, self._stay_alive)
         self._renewal = Timer(pace.renew_every_s)
         self._lag = Timer(pace.lag_every_s)
         self._missing: tuple[int, ...] = ()
@@ -114,7 +116,7 @@ class StreamWorker:
         self._rebuild.make_whole(claims, consumer.num_partitions, stop)
         self._popularity.own(claims)
         self._published.clear()
-        consumer.assign(tuple(claims), partial(self._start_offset, consumer.topic_id, claims))
+        consumer.assign(tuple(claims), partial(self._continuity.start, consumer, claims))
         _log.info("stream.consumer_opened", topic_id=consumer.topic_id, partitions=consumer.partitions)
         pending = Pending()
         owned = cycle(consumer.partitions)
@@ -170,17 +172,6 @@ class StreamWorker:
 
     def _renew(self) -> None:
         self._writer.partitions.write_all([PartitionWrite(partition) for partition in self._writer.partitions.owned])
-
-    def _start_offset(self, topic_id: str, claims: Mapping[int, Claim], partition: int, committed: int) -> int:
-        """Return the offset to read from: the first whose record may lack its effect on a row, or its place in the log."""
-
-        def after(position: LogPosition | None) -> int:
-            return position.offset + 1 if position is not None and position.topic_id == topic_id else 0
-
-        logged = self._log.last_offset(topic_id, partition)
-        saved = max(committed, after(claims[partition].saved))
-        applied = after(self._writer.partitions.position(partition))
-        return max(0 if logged is None else logged + 1, min(saved, applied))
 
     def _poll(self, consumer: PartitionConsumer, pending: Pending, stop: threading.Event) -> Sequence[Record]:
         """Return the next records; none while too many applied ones wait for the offline log."""
@@ -259,13 +250,15 @@ class StreamWorker:
         try:
             self._writer.partitions.write_all(
                 [
-                    PartitionWrite(number, position=at, state={"saved": f"{at.topic_id}/{at.offset}"})
+                    PartitionWrite(
+                        number, position=at, state={"saved": saved(at)}, leader_epoch=pending.last[number].leader_epoch
+                    )
                     for number, at in pending.positions.items()
                 ]
             )
         except DependencyAway as error:  # the next checkpoint writes it
             _log.warning("stream.checkpoint_not_written", error=str(error))
-        consumer.commit({partition: position.offset + 1 for partition, position in pending.positions.items()})
+        consumer.commit(pending.positions)
         pending.clear()
 
     def _save(self, pending: Pending) -> None:

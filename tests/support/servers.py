@@ -6,6 +6,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from infra.local.servers.binaries import tansu_command, valkey_command
@@ -97,7 +98,7 @@ def valkey_server(folder: Path) -> Server:
     return Server(lambda port: valkey_command(port, folder), folder / "valkey.log", answers=answers_redis)
 
 
-def broker_server(folder: Path) -> Server:
-    """Make a broker that keeps nothing; not started."""
+def broker_server(folder: Path, advertised: str = "") -> Server:
+    """Make a broker that keeps nothing; not started. `advertised` is the address that clients are told to connect to, if not its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Server(tansu_command, folder / "broker.log")
+    return Server(partial(tansu_command, advertised=advertised), folder / "broker.log")

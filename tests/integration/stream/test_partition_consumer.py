@@ -1,20 +1,24 @@
 """One consumer at a real broker: dead letters of any kind, and a topic that changes."""
 
+import asyncio
 import gc
 import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import psutil
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import MessageSizeTooLargeError
+from kafka.errors import IncompatibleBrokerVersion, MessageSizeTooLargeError
+from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 
 from services.errors import ConfigError, DependencyAway
 from services.features.schema import LogPosition
 from services.settings.addresses import KafkaAddress
+from services.stream.continuity import BrokerLog
 from services.stream.decode import DeadLetter, Misplaced, Record, decode
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.servers import Server
@@ -64,10 +68,75 @@ def test_a_broker_that_does_not_answer_costs_no_thread_and_no_descriptor(broker:
 def consumer(address: LogAddress) -> Iterator[PartitionConsumer]:
     """A consumer of the topic, of which nothing was logged."""
     consumer = PartitionConsumer(address)
-    consumer.assign(consumer.wanted, lambda _partition, committed: committed)
+    consumer.assign(consumer.wanted, lambda partition, _committed: LogPosition("t", partition, 0))
     yield consumer
     consumer.close()
     gc.collect()
+
+
+@dataclass
+class EpochBroker:
+    """The connections of a KafkaConsumer to a broker that knows epochs: it reads a request's bytes, and answers with bytes."""
+
+    end_offset: int
+    error_code: int = 0
+    cluster: Any = None
+
+    def run(self, ask: Any) -> Any:
+        """Run a coroutine."""
+        return asyncio.run(ask())
+
+    async def send(self, request: Any, node_id: int) -> Any:
+        """Answer a request to the leader."""
+        assert node_id == LEADER
+        (topic,) = OffsetForLeaderEpochRequest.decode(request.encode(version=4), version=4).topics
+        (asked,) = topic.partitions
+        result = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+        ended = result.EpochEndOffset(
+            error_code=self.error_code,
+            partition=asked.partition,
+            leader_epoch=asked.leader_epoch,
+            end_offset=self.end_offset,
+        )
+        answer = OffsetForLeaderEpochResponse(topics=[result(topic=topic.topic, partitions=[ended])])
+        return OffsetForLeaderEpochResponse.decode(answer.encode(version=4), version=4)
+
+
+LEADER = 111
+
+
+@pytest.mark.parametrize(("end_of_epoch", "intact"), [(40, 5), (3, 3), (-1, 4)])
+def test_a_log_is_intact_as_far_as_the_epoch_of_its_last_record_reaches(
+    consumer: PartitionConsumer, broker: Server, monkeypatch: pytest.MonkeyPatch, end_of_epoch: int, intact: int
+) -> None:
+    """KIP-320: what the epoch has lost, others have replaced, however long the log is now; an epoch that the log never had says that the last record is another."""
+    producer = KafkaProducer(bootstrap_servers=broker.address)
+    for receipt in [producer.send("interactions", key=b"u", value=b"x") for _ in range(10)]:
+        receipt.get(10)
+    producer.close()
+    asked = consumer.broker_log
+    without_epochs = asked.knows_epochs, asked.intact_until(0, 5, 3), asked.intact_until(0, 30, None)
+    with pytest.raises(IncompatibleBrokerVersion):
+        asked._end_of_epoch(TopicPartition("interactions", 0), 3)
+    monkeypatch.setattr(BrokerLog, "knows_epochs", True)
+    connections = EpochBroker(end_of_epoch, cluster=consumer._consumer._manager.cluster)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asked, "_end_of_epoch", partial(end_at, asked, connections, patched))
+        with_epochs = asked.intact_until(0, 5, 3)
+
+    assert without_epochs == (False, 5, 10)
+    assert with_epochs == intact
+
+
+def end_at(asked: BrokerLog, connections: EpochBroker, patched: pytest.MonkeyPatch, *about: Any) -> int | None:
+    """Ask for an epoch's end over these connections, and over the consumer's own again afterwards."""
+    own = asked._consumer._manager
+    patched.setattr(asked._consumer, "_manager", connections)
+    try:
+        return BrokerLog._end_of_epoch(asked, *about)
+    finally:
+        patched.setattr(asked._consumer, "_manager", own)
 
 
 def letter(offset: int, key: bytes | None, value: bytes | None) -> DeadLetter:
@@ -161,7 +230,7 @@ def test_a_header_that_is_not_utf8_stops_nothing(address: LogAddress, broker: Se
     """It and the rest of its batch, which is of the same producer, come as one dead letter with its offsets; all others are read."""
     address = replace(address, num_partitions=2)
     consumer = PartitionConsumer(address)
-    consumer.assign(consumer.wanted, lambda _partition, committed: committed)
+    consumer.assign(consumer.wanted, lambda partition, _committed: LogPosition("t", partition, 0))
     producer = KafkaProducer(bootstrap_servers=broker.address, linger_ms=200)
     for names in (("", "", "bad", ""), ("", "")):
         for name, partition in itertools.product(names, (0, 1)):

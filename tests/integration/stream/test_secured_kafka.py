@@ -11,6 +11,7 @@ import trustme
 
 from infra.local.servers.binaries import tansu_command
 from services.errors import ConfigError, DependencyAway
+from services.features.schema import LogPosition
 from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
@@ -70,7 +71,9 @@ async def send_and_read(address: KafkaAddress) -> list[bytes | None]:
     producer = TopicProducer(address, TOPIC, 5.0, 10)
     producer.start()
     session = await asyncio.to_thread(PartitionConsumer, log_address(address))
-    await asyncio.to_thread(session.assign, session.wanted, lambda _partition, committed: committed)
+    await asyncio.to_thread(
+        session.assign, session.wanted, lambda partition, _committed: LogPosition("t", partition, 0)
+    )
     await producer.record([(b"u", b"event")])
     records = await asyncio.to_thread(wait_for, lambda: session.poll(100), what="the record")
     await asyncio.to_thread(session.close)

@@ -3,36 +3,74 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from services.contracts.events import Interaction
+from services.errors import DependencyAway
 from services.features.ownership import partition_of
 from services.features.schema import LogPosition
 from services.stream.decode import DeadLetter, Misplaced, Record
 
 
 class MemoryTopic:
-    """The records of each partition, and the offsets committed."""
+    """The records of each partition, the positions committed, and where each leader epoch began in each partition."""
 
     def __init__(self, num_partitions: int) -> None:
         self.records: list[list[Record]] = [[] for _ in range(num_partitions)]
-        self.committed: dict[int, int] = {}
+        self.committed: dict[int, LogPosition] = {}
+        self.epoch_begins: list[list[int]] = [[0] * num_partitions]
+
+    @property
+    def leader_epoch(self) -> int:
+        """The newest one."""
+        return len(self.epoch_begins) - 1
 
     def send(self, event: Interaction) -> None:
         """Append an event to its user's partition."""
         partition = partition_of(event.user_id, len(self.records))
         own = self.records[partition]
-        own.append(
-            Record(LogPosition("t", partition, len(own)), event.key, event.encode(), timestamp_ms=event.event_time_ms)
-        )
+        place = LogPosition("t", partition, len(own))
+        own.append(Record(place, event.key, event.encode(), event.event_time_ms, leader_epoch=self.leader_epoch))
+
+    def cut(self, num_lost: int) -> None:
+        """Lose the newest records of each partition, as when a broker's machine loses power, and continue under a new leader."""
+        for own in self.records:
+            del own[max(0, len(own) - num_lost) :]
+        self.epoch_begins.append([len(own) for own in self.records])
+
+
+class MemoryBrokerLog:
+    """What a broker says about the topic, of its epochs as Kafka does."""
+
+    def __init__(self, topic: MemoryTopic, *, knows_epochs: bool) -> None:
+        self._topic = topic
+        self.knows_epochs = knows_epochs
+
+    def begin(self, _partition: int) -> int:
+        """Return 0: nothing expires."""
+        return 0
+
+    def intact_until(self, partition: int, offset: int, leader_epoch: int | None) -> int:
+        """Return the end of the log or of this epoch, if that is before the offset."""
+        end = min(offset, len(self._topic.records[partition]))
+        later = self._topic.epoch_begins[leader_epoch + 1 :] if self.knows_epochs and leader_epoch is not None else []
+        return min([end, *(begins[partition] for begins in later)])
+
+    def value_at(self, partition: int, offset: int) -> tuple[int, bytes | None]:
+        """Return a record's offset and value."""
+        return offset, self._topic.records[partition][offset].value
 
 
 class MemoryConsumer:
-    """Reads its partitions, some records at a time; sets `stop` when it has them all and nothing is left."""
+    """Reads its partitions, some records at a time; sets `stop` when it has them all and nothing is left. Fails once the log was cut."""
 
     topic_id = "t"
 
-    def __init__(self, topic: MemoryTopic, stop: threading.Event, batch: int = 3) -> None:
+    def __init__(self, topic: MemoryTopic, stop: threading.Event, batch: int = 3, *, knows_epochs: bool = True) -> None:
+        self.broker_log = MemoryBrokerLog(topic, knows_epochs=knows_epochs)
         self._topic = topic
+        self._leader_epoch = topic.leader_epoch
+        self._log_ids: dict[int, str] = {}
         self._stop = stop
         self._batch = batch
         self._next: dict[int, int] = {}
@@ -44,26 +82,29 @@ class MemoryConsumer:
         """What is assigned."""
         return tuple(self._next)
 
-    def assign(self, partitions: Sequence[int], start: Callable[[int, int], int]) -> None:
+    def assign(self, partitions: Sequence[int], start: Callable[[int, LogPosition | None], LogPosition]) -> None:
         """Begin where the worker says."""
-        self._next = {number: start(number, self._topic.committed.get(number, 0)) for number in partitions}
+        starts = {number: start(number, self._topic.committed.get(number)) for number in partitions}
+        self._next = {number: first.offset for number, first in starts.items()}
+        self._log_ids = {number: first.topic_id for number, first in starts.items()}
 
     def poll(self, wait_ms: int) -> list[Record]:
         """Return the next records of every partition."""
+        self.check_topic()
         found: list[Record] = []
         for number, at in self._next.items():
             own = self._topic.records[number][at : at + self._batch]
             self._next[number] += len(own)
-            found += own
+            found += [replace(one, position=replace(one.position, topic_id=self._log_ids[number])) for one in own]
         if not found and len(self._next) == self.num_partitions:
             self._stop.set()
         elif not found:
             time.sleep(wait_ms / 1_000)
         return found
 
-    def commit(self, next_offsets: Mapping[int, int]) -> None:
-        """Commit offsets."""
-        self._topic.committed |= next_offsets
+    def commit(self, positions: Mapping[int, LogPosition]) -> None:
+        """Commit positions."""
+        self._topic.committed |= positions
 
     def lag(self) -> dict[int, int]:
         """Return what is left."""
@@ -78,7 +119,9 @@ class MemoryConsumer:
         assert not misplaced
 
     def check_topic(self) -> None:
-        """Do nothing: it is the same."""
+        """Fail after a cut, as a client does that follows the leader epochs."""
+        if self._leader_epoch != self._topic.leader_epoch:
+            raise DependencyAway("broker", 0.0)
 
     def close(self) -> None:
         """Do nothing."""

@@ -66,7 +66,7 @@ class Rig:
     ) -> None:
         """Produce interactions to this partition, whoever their users are, and however large padding and headers make them."""
         producer = KafkaProducer(
-            bootstrap_servers=self.broker.address, max_block_ms=10_000, max_request_size=10_000_000
+            bootstrap_servers=self.settings.kafka_bootstrap, max_block_ms=10_000, max_request_size=10_000_000
         )
         for event in events:
             value = event.encode() + padding
@@ -75,7 +75,7 @@ class Rig:
 
     def send(self, *values: Interaction | tuple[bytes | None, bytes]) -> None:
         """Produce interactions, or raw (key, value) pairs, and wait until the broker has them."""
-        producer = KafkaProducer(bootstrap_servers=self.broker.address, max_block_ms=10_000)
+        producer = KafkaProducer(bootstrap_servers=self.settings.kafka_bootstrap, max_block_ms=10_000)
         try:
             pairs = [value if isinstance(value, tuple) else (value.key, value.encode()) for value in values]
             for receipt in [producer.send(TOPIC, key=key, value=value) for key, value in pairs]:

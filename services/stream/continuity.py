@@ -1,0 +1,286 @@
+"""Where to go on in a partition's log, and whether it is still the log that was read.
+
+A log may come back shorter under the same topic id, and grow again: the broker's machine lost power, a leader was elected that lacked records, a volume was
+restored. Its offsets then name other events, which rows and offline log would skip as old. So three things are compared with what was read before more
+is: where the log ends, where the leader epoch of the last applied record ends (KIP-320), and the last logged event with the record in its place. A log
+that differs is a new one from its first record that was not logged as it is: the topic id gets an epoch, `<topic id>+1`, then `+2`, which
+positions, rows and folders of the offline log carry, so nothing of it is taken for old.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import structlog
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import (
+    IncompatibleBrokerVersion,
+    KafkaTimeoutError,
+    LeaderNotAvailableError,
+    OffsetOutOfRangeError,
+    for_code,
+)
+from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
+
+from services.contracts.events import Interaction, decode_interaction
+from services.errors import InvalidRequest
+from services.features.ownership import Claim, Partitions
+from services.features.schema import LogPosition
+from services.observability.metrics import StreamMetrics
+from services.settings.kafka_clients import broker_as_dependency
+from services.stream.decode import LoggedInteraction
+from services.stream.offline_log import OfflineLog
+from services.stream.record_batches import UndecodableBatch
+
+_log = structlog.get_logger()
+_REQUEST_MS = 5_000
+_POLL_MS = 30
+_UNFENCED = -1
+_Topic: Any = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+_Partition: Any = _Topic.OffsetForLeaderPartition
+
+
+def saved(position: LogPosition) -> str:
+    """Return the state that says up to where the offline log holds a partition."""
+    return f"{position.topic_id}/{position.offset}"
+
+
+def newest_epoch(topic_id: str, known_ids: Iterable[str]) -> str:
+    """Return the topic id with the highest of its epochs among these ids; without any, as the broker has it."""
+    return max((one for one in known_ids if _split(one)[0] == topic_id), key=_split, default=topic_id)
+
+
+def next_epoch(log_id: str) -> str:
+    """Return the id of the log that follows this one under the same topic id."""
+    topic_id, number = _split(log_id)
+    return f"{topic_id}+{number + 1}"
+
+
+def _split(log_id: str) -> tuple[str, int]:
+    topic_id, plus, number = log_id.rpartition("+")
+    return (topic_id, int(number)) if plus and number.isdigit() else (log_id, 0)
+
+
+class BrokerLog:
+    """What a broker has of a topic's logs: bounds, leader epochs, and single records. Every call raises DependencyAway.
+
+    It asks through a consumer, whose assignment it changes. kafka-python 3.0.12 asks about the epochs of its own positions only, through connections
+    that are private to it: `knows_epochs` and `_end_of_epoch` use them, and their tests fail when these move.
+    """
+
+    def __init__(self, consumer: KafkaConsumer, topic: str) -> None:
+        """Take a connected consumer that reads nothing yet."""
+        self._consumer = consumer
+        self._topic = topic
+
+    @property
+    def knows_epochs(self) -> bool:
+        """Whether the broker can be asked where a leader epoch ends."""
+        try:
+            self._consumer._manager.broker_version_data.api_version(OffsetForLeaderEpochRequest)
+        except IncompatibleBrokerVersion:
+            return False
+        return True
+
+    def begin(self, partition: int) -> int:
+        """Return the offset of the oldest record that is kept, if there is one."""
+        with broker_as_dependency():
+            (begin,) = self._consumer.beginning_offsets([self._place(partition)], timeout_ms=_REQUEST_MS).values()
+        return int(begin)
+
+    def intact_until(self, partition: int, offset: int, leader_epoch: int | None) -> int:
+        """Return up to where this can be the log that was read up to `offset`, by its end and its leader epochs.
+
+        `leader_epoch` is that of the record before `offset` when it was read, where known.
+        """
+        place = self._place(partition)
+        with broker_as_dependency():
+            (end,) = self._consumer.end_offsets([place], timeout_ms=_REQUEST_MS).values()
+            epoch_end: int | None = offset
+            if leader_epoch is not None and self.knows_epochs:
+                epoch_end = self._end_of_epoch(place, leader_epoch)
+            if end < offset:  # or it is the embedded broker, which names the last batch's first record
+                end = max(end, self._fetched_end(place, offset))
+        return int(min(offset, end, offset - 1 if epoch_end is None else epoch_end))
+
+    def value_at(self, partition: int, offset: int) -> tuple[int, bytes | None] | None:
+        """Return the offset and the value of the first record at this offset or behind it, before the end; None when it cannot be read."""
+        place = self._place(partition)
+        with broker_as_dependency():
+            self._seek(place, offset)
+            give_up_s = time.monotonic() + _REQUEST_MS / 1_000
+            while time.monotonic() < give_up_s:
+                for (record,) in self._consumer.poll(_POLL_MS, max_records=1).values():
+                    is_readable = not isinstance(record, UndecodableBatch)
+                    return (int(record.offset), record.value) if is_readable else None
+            raise KafkaTimeoutError(f"no record of {place} from {offset}")
+
+    def _fetched_end(self, place: TopicPartition, offset: int) -> int:
+        """Return the end that a fetch from this offset names; 0 where nothing can be fetched from there. Raises KafkaError."""
+        self._seek(place, offset)
+        give_up_s = time.monotonic() + _REQUEST_MS / 1_000
+        while (end := self._consumer.highwater(place)) is None and time.monotonic() < give_up_s:
+            try:
+                self._consumer.poll(_POLL_MS, max_records=1)
+            except OffsetOutOfRangeError:
+                return 0
+        if end is None:
+            raise KafkaTimeoutError(f"no answer for {place}")
+        return int(end)
+
+    def _end_of_epoch(self, place: TopicPartition, leader_epoch: int) -> int | None:
+        """Return the offset behind the last record of this epoch, or of the newest before it; None when the log has had neither. Raises KafkaError.
+
+        The consumer must have asked for the partition's offsets before, which names its leader.
+        """
+        manager = self._consumer._manager
+        leader = manager.cluster.leader_for_partition(place)
+        if leader is None or leader < 0:
+            raise LeaderNotAvailableError(place)
+        asked = _Partition(partition=place.partition, current_leader_epoch=_UNFENCED, leader_epoch=leader_epoch)
+        request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[_Topic(topic=place.topic, partitions=[asked])])
+
+        async def ask() -> Any:
+            return await manager.send(request, node_id=leader)
+
+        ((found,),) = (topic.partitions for topic in manager.run(ask).topics)
+        if found.error_code:
+            raise for_code(found.error_code)(place)
+        return int(found.end_offset) if found.end_offset >= 0 else None
+
+    def _seek(self, place: TopicPartition, offset: int) -> None:
+        self._consumer.assign([place])
+        self._consumer.seek(place, offset)
+
+    def _place(self, partition: int) -> TopicPartition:
+        return TopicPartition(self._topic, partition)
+
+
+class Topic(Protocol):
+    """The topic as the broker has it."""
+
+    topic_id: str
+    broker_log: BrokerLog
+
+
+class Continuity:
+    """Finds the first record to read of a partition."""
+
+    def __init__(
+        self, log: OfflineLog, partitions: Partitions, metrics: StreamMetrics, beat: Callable[[], object]
+    ) -> None:
+        """Take the parts. `beat` is called before each record that is compared."""
+        self._offline = log
+        self._partitions = partitions
+        self._metrics = metrics
+        self._beat = beat
+        self._is_reported = False
+
+    def start(
+        self, topic: Topic, claims: Mapping[int, Claim], partition: int, committed: LogPosition | None
+    ) -> LogPosition:
+        """Return the first record to read of a whole partition: the first that may lack its effect on a row, or its place in the offline log.
+
+        Its topic id is that of the log from there on. Raises OwnershipLost or DependencyAway.
+        """
+        claim, position = claims[partition], self._partitions.position(partition)
+        known = [one.topic_id for one in (position, claim.saved) if one is not None]
+        log_id = newest_epoch(topic.topic_id, [*known, *self._offline.topic_ids(partition)])
+
+        def after(place: LogPosition | None) -> int:
+            return place.offset + 1 if place is not None and place.topic_id == log_id else 0
+
+        logged, applied = self._offline.last_offset(log_id, partition), after(position)
+        logged_until, saved_until = 0 if logged is None else logged + 1, max(after(committed), after(claim.saved))
+        read = max(applied, logged_until)
+        epoch = claim.leader_epoch if applied == read and position == claim.position else None
+        last = LogPosition(log_id, partition, read - 1)
+        if read and (first := self._first_change(topic.broker_log, last, epoch, saved_until)) is not None:
+            return self._begin(replace(last, topic_id=next_epoch(log_id), offset=first), read)
+        return replace(last, offset=max(logged_until, min(saved_until, applied)))
+
+    def _begin(self, first: LogPosition, read: int) -> LogPosition:
+        """Record that the log goes on as another one with this record."""
+        before = replace(first, offset=first.offset - 1)
+        _log.warning("stream.log_changed", partition=first.partition, first=str(first), read_until=read)
+        self._metrics.changed_logs.inc()
+        self._partitions.write(first.partition, position=before, saved=saved(before))
+        return first
+
+    def _first_change(
+        self, broker: BrokerLog, last: LogPosition, leader_epoch: int | None, saved_until: int
+    ) -> int | None:
+        """Return the first offset whose record is not known to be as it was read and logged; None where the log up to `last` is the one that was read.
+
+        `leader_epoch` is that of the record that was read at `last`, where known. Nothing before `saved_until` is still to be logged.
+        """
+        if not broker.knows_epochs and not self._is_reported:
+            _log.warning("stream.broker_without_leader_epochs", compared="the log's end and the last logged event")
+            self._is_reported = True
+        begin, read = broker.begin(last.partition), last.offset + 1
+        intact = broker.intact_until(last.partition, read, leader_epoch)
+        logged = self._offline.last_offset(last.topic_id, last.partition)
+        event = self._logged_at(last) if logged is None else self._logged_from(replace(last, offset=logged))
+        if event is not None and not begin <= event.position.offset < read:
+            event = None
+        if intact == read and (event is None or self._is_there(broker, event)):
+            return None
+        if event is None and broker.knows_epochs and leader_epoch is not None:
+            return min(intact, saved_until)
+        return self._search(broker, last, begin, intact)
+
+    def _search(self, broker: BrokerLog, last: LogPosition, low: int, high: int) -> int:
+        """Return the offset behind the last record before `high` that is as it was logged; `low` without one.
+
+        Two logs that agree in a record agree in all before it. Records that were not logged count as changed: what was applied of them all
+        the same, in the last second, is recognised by its event id.
+        """
+        probe = high - 1
+        while low < high:
+            event = self._logged_at(replace(last, offset=probe))
+            if event is not None and event.position.offset < high and self._is_there(broker, event):
+                low = event.position.offset + 1
+            else:
+                high = probe
+            probe = (low + high) // 2
+        return low
+
+    def _logged_at(self, place: LogPosition) -> LoggedInteraction | None:
+        """Return the logged event at this place, or the next one, of the epoch whose records the broker had there before it changed.
+
+        That is the newest one that begins at or before it.
+        """
+        topic_id, next_event = _split(place.topic_id)[0], None
+        epochs = [one for one in self._offline.topic_ids(place.partition) if _split(one)[0] == topic_id]
+        for log_id in sorted(epochs, key=_split, reverse=True):
+            oldest = self._logged_from(LogPosition(log_id, place.partition, 0))
+            if oldest is None or oldest.position.offset > place.offset:
+                next_event = _earlier(oldest, next_event)
+            else:
+                return _earlier(self._logged_from(replace(place, topic_id=log_id)), next_event)
+        return next_event
+
+    def _logged_from(self, place: LogPosition) -> LoggedInteraction | None:
+        """Return the first event of this log at this place or later in the offline log."""
+        found = next(self._offline.read(place.partition, after=replace(place, offset=place.offset - 1)), None)
+        return found if found is not None and found.position.topic_id == place.topic_id else None
+
+    def _is_there(self, broker: BrokerLog, event: LoggedInteraction) -> bool:
+        """Whether the broker still has a logged event at its offset. A record that cannot be read may be the one."""
+        self._beat()
+        found = broker.value_at(event.position.partition, event.position.offset)
+        return found is None or (found[0] == event.position.offset and _is_same(found[1], event.interaction))
+
+
+def _earlier(one: LoggedInteraction | None, other: LoggedInteraction | None) -> LoggedInteraction | None:
+    both = [event for event in (one, other) if event is not None]
+    return min(both, key=lambda event: event.position.offset, default=None)
+
+
+def _is_same(value: bytes | None, logged: Interaction) -> bool:
+    try:
+        found = decode_interaction(value)
+    except InvalidRequest:
+        return False
+    return all(getattr(found, name) == getattr(logged, name) for name in ("event_id", "user_id", "item_id"))

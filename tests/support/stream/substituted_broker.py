@@ -1,0 +1,112 @@
+"""One address behind which a broker is substituted by another that has the topic under the same id: its log came back shorter, or with other records.
+
+The embedded broker keeps nothing, so a new one stands for a volume that was restored, or a machine that lost power: this proxy writes the first
+broker's topic id over the second one's in all that passes, and the other way round.
+"""
+
+import asyncio
+import struct
+import threading
+import uuid
+
+from kafka import KafkaAdminClient
+
+from tests.support.servers import HOST, Server, free_port
+
+_LENGTH = struct.Struct(">i")
+
+
+class SubstitutedBroker:
+    """A proxy in a thread of its own. Brokers name the proxy's address as theirs."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._server: Server | None = None
+        self._ids: tuple[bytes, bytes] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"{HOST}:{self.port}"
+
+    def lead_to(self, server: Server | None, topic_ids: tuple[str, str] | None = None) -> None:
+        """Cut all connections and lead to this broker from now on; `topic_ids` are the id that clients see and the broker's own."""
+
+        async def switch() -> None:
+            """Lead there, in the proxy's thread."""
+            self._server = server
+            self._ids = None if topic_ids is None else (uuid.UUID(topic_ids[0]).bytes, uuid.UUID(topic_ids[1]).bytes)
+
+        asyncio.run_coroutine_threadsafe(switch(), self._loop).result(10)
+        self.cut()
+
+    def cut(self) -> None:
+        """Cut all connections; new ones lead to the same broker."""
+
+        async def abort() -> None:
+            """Cut them, in the proxy's thread."""
+            for writer in self._writers:
+                writer.transport.abort()
+
+        asyncio.run_coroutine_threadsafe(abort(), self._loop).result(10)
+
+    def close(self) -> None:
+        """End it."""
+
+        async def end() -> None:
+            """Stop listening and moving bytes."""
+            self._listener.close()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        self.lead_to(None)
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _listen(self) -> None:
+        self._listener = await asyncio.start_server(self._serve, HOST, self.port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:
+            return writer.transport.abort()
+        back_reader, back_writer = await asyncio.open_connection(HOST, self._server.port)
+        self._writers |= {writer, back_writer}
+        seen, own = self._ids or (b"", b"")
+        await asyncio.wait(
+            [
+                asyncio.create_task(_pump(reader, back_writer, seen, own)),
+                asyncio.create_task(_pump(back_reader, writer, own, seen)),
+            ],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        for one in (writer, back_writer):
+            one.transport.abort()
+            self._writers.discard(one)
+        return None
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, old: bytes, new: bytes) -> None:
+    """Move whole frames one way, with `new` in place of `old`, until one end closes."""
+    try:
+        while True:
+            (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+            frame = await reader.readexactly(length)
+            writer.write(_LENGTH.pack(length) + (frame.replace(old, new) if old else frame))
+            await writer.drain()
+    except (asyncio.IncompleteReadError, OSError):
+        return
+
+
+def topic_id_of(server: Server, topic: str, num_partitions: int) -> str:
+    """Make the topic at this broker, through whatever address it names, and return its id."""
+    admin = KafkaAdminClient(bootstrap_servers=server.address)
+    made = admin.create_topics({topic: {"num_partitions": num_partitions, "replication_factor": -1}})
+    admin.close()
+    return str(made["topics"][0]["topic_id"])
