@@ -28,8 +28,9 @@ def listed(*words: str) -> dict[str, dict[str, Any]]:
     return {one["variable"]: one for one in json.loads(done.stdout)["settings"]}
 
 
-def test_every_setting_is_listed_with_its_meaning() -> None:
+def test_every_setting_is_listed_with_its_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
     """A field without a sentence below it is not listed; each fits a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
     found = listed()
     lines = CliRunner().invoke(app, ["settings"]).stdout.splitlines()
 
