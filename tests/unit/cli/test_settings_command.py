@@ -1,6 +1,9 @@
 """`tailrace settings`."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +31,11 @@ def listed(*words: str) -> dict[str, dict[str, Any]]:
     return {one["variable"]: one for one in json.loads(done.stdout)["settings"]}
 
 
-def test_every_setting_is_listed_with_its_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_is_listed_with_its_meaning() -> None:
     """A field without a sentence below it is not listed; each fits a terminal of 80 columns."""
-    monkeypatch.setenv("COLUMNS", "80")
     found = listed()
-    lines = CliRunner().invoke(app, ["settings"]).stdout.splitlines()
+    command = [sys.executable, "-m", "services.cli.main", "settings"]
+    lines = subprocess.check_output(command, text=True, env=os.environ | {"COLUMNS": "80"}).splitlines()
 
     assert found.keys() == {f"TAILRACE_{name.upper()}" for name in Settings.model_fields}
     assert [one["variable"] for one in found.values() if not one["meaning"].endswith(".")] == []
