@@ -7,19 +7,16 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
-from kafka import KafkaAdminClient
 
 from infra.local.servers.access import check_access
 from infra.local.servers.text import describe_text
 from infra.local.supervisor.parts import stack_parts
 from infra.local.supervisor.ports import why_taken, with_free_ports
+from infra.local.supervisor.probes import accepts
 from infra.local.supervisor.stackfile import StackFile
 from services.errors import ConfigError, DependencyAway, EnvironmentFault
-from services.settings.kafka_clients import broker_as_dependency, open_client
-from services.settings.kafka_topics import is_durable, replication, wanted_topics
 from services.settings.settings import Settings
 
 MIN_CORES = 2
@@ -101,8 +98,20 @@ def _access(settings: Settings) -> Finding:
 
 def _topics(settings: Settings) -> list[Finding]:
     """Check whether an acknowledged event survives the loss of a broker, where one answers that has the topics."""
+    brokers = [address.strip().rpartition(":") for address in settings.kafka_bootstrap.split(",")]
+    if not any(port.isdigit() and accepts(host.strip("[]"), int(port)) for host, _, port in brokers):
+        return []
+    from kafka import KafkaAdminClient  # here, so that no other command loads it
+
+    from services.settings.kafka_clients import broker_as_dependency, open_client
+    from services.settings.kafka_topics import is_durable, replication, wanted_topics
+
+    limits_ms = {"bootstrap_timeout_ms": _BROKER_MS, "request_timeout_ms": _BROKER_MS}
     try:
-        with broker_as_dependency(), closing(_admin(settings)) as admin:
+        with (
+            broker_as_dependency(),
+            closing(open_client(KafkaAdminClient, settings.kafka_address, **limits_ms)) as admin,
+        ):
             found = replication(admin, wanted_topics(settings))
     except (ConfigError, DependencyAway):  # files of credentials are checked by themselves
         return []
@@ -115,12 +124,6 @@ def _topics(settings: Settings) -> list[Finding]:
         )
         for name, (num_replicas, in_sync) in found.items()
     ]
-
-
-def _admin(settings: Settings) -> Any:
-    return open_client(
-        KafkaAdminClient, settings.kafka_address, bootstrap_timeout_ms=_BROKER_MS, request_timeout_ms=_BROKER_MS
-    )
 
 
 def _text(settings: Settings) -> list[Finding]:
