@@ -219,12 +219,12 @@ def _data(data: Mapping[str, Any], problems: Sequence[str]) -> str:
 
 def _test_set(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     words = (
-        f"{record['num_users']} of {record['num_labelled']} labels (SHA-256 {record['sha256'][:16]}), openings in this state folder: {record['num_openings']}. "
-        "The more models were chosen by these labels, the more of a gain is chance."
+        f"{record['num_users']} of {record['num_labelled']} labels (SHA-256 {record['sha256'][:16]}), openings in this state folder: {record['num_openings']} of the label "
+        f"opened most often, {record['mean_openings']:.1f} of a label on average. The more models were chosen by these labels, the more of a gain is chance."
     )
-    rows = [(one["at"], f"`{one['command']}`", one["purpose"]) for one in record["openings"]]
+    rows = [(one["at"], one["num_labels"], f"`{one['command']}`", one["purpose"]) for one in record["openings"]]
     split = report["split"]["kind"]
-    return "\n\n".join([f"## Test set ({split})", words, table(("opened", "by", "for"), rows)])
+    return "\n\n".join([f"## Test set ({split})", words, table(("opened", "of these labels", "by", "for"), rows)])
 
 
 def _lineage(lineage: Mapping[str, Any]) -> str:

@@ -51,19 +51,39 @@ def test_of_many_users_the_same_ones_are_taken_evenly(tmp_path: Path) -> None:
     assert (record["num_users"], record["num_labelled"], record["num_openings"]) == (14, 40, 1)
 
 
-def test_other_labels_are_another_test_set_and_a_new_item_is_not(tmp_path: Path) -> None:
-    """Counting goes by users and label items: an item without events shifts all indices and changes nothing, another label begins anew."""
-    tokens, wider = tokenized(tmp_path / "tokens"), tmp_path / "wider"
+def test_openings_are_counted_by_user_and_label_item(tmp_path: Path) -> None:
+    """One user's new event ends the count of that user's label alone; an item without events shifts all indices and changes nothing."""
+    tokens, wider, grown = tokenized(tmp_path / "tokens"), tmp_path / "wider", tmp_path / "grown"
     ingested = write_ingested(wider)
     items = pl.read_parquet(ingested / "items.parquet")
     pl.concat([items[:1].with_columns(item_id=pl.lit("a00")), items]).write_parquet(ingested / "items.parquet")
     tokenize(ingested, histories_from(ingested), 1_000, wider)
-    other = tokenized(tmp_path / "other", events_per_user=11)
-    HeldOut(tokens, tmp_path, "tailrace pipeline").open("evaluation of new models")
+    ingested = write_ingested(grown)
+    events = pl.read_parquet(ingested / "events.parquet")
+    last = events.filter(pl.col("user_id") == events["user_id"][-1])[-1:]
+    new = last.with_columns(item_id=pl.lit(events["item_id"][0]), event_time=pl.col("event_time") + pl.duration(days=1))
+    pl.concat([events, new]).write_parquet(ingested / "events.parquet")
+    tokenize(ingested, histories_from(ingested), 1_000, grown)
+    for run in range(2):
+        HeldOut(tokens, tmp_path, f"tailrace pipeline --seed {run}").open("evaluation of new models")
 
-    counts = [HeldOut(folder, tmp_path, "").record()["num_openings"] for folder in (tokens, wider, other)]
+    records = [HeldOut(folder, tmp_path, "").record() for folder in (tokens, wider, grown)]
 
-    assert counts == [1, 1, 0]
+    assert [record["num_openings"] for record in records] == [2, 2, 2]
+    assert [round(record["mean_openings"] * 40) for record in records] == [80, 80, 78]
+    assert [one["num_labels"] for one in records[2]["openings"]] == [39, 39]
+    HeldOut(grown, tmp_path, "").open("evaluation of new models")
+    assert HeldOut(grown, tmp_path, "").record()["mean_openings"] == (39 * 3 + 1) / 40
+
+
+def test_lines_without_their_labels_count_for_the_same_test_set_alone(tmp_path: Path) -> None:
+    """Such as those of an earlier version, which kept no labels."""
+    tokens, other = tokenized(tmp_path / "tokens"), tokenized(tmp_path / "other", num_users=41)
+    HeldOut(tokens, tmp_path, "").open("evaluation of new models")
+    (kept,) = (tmp_path / "test_labels").iterdir()
+    kept.unlink()
+
+    assert [HeldOut(folder, tmp_path, "").record()["num_openings"] for folder in (tokens, other)] == [1, 0]
 
 
 def test_a_line_cut_off_by_a_power_loss_hides_no_other(tmp_path: Path) -> None:
