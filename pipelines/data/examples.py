@@ -175,7 +175,7 @@ def read_cases(tokenized: Path, split: Split) -> Cases:
 
 
 def read_split(tokenized: Path) -> dict[str, Any]:
-    """Read the `kind` of the split, whether the data has `repeats`, and of the global time split the cuts (ISO 8601)."""
+    """Read the `kind` of the split, of the global time split the cuts (ISO 8601), and what was found of `repeats`."""
     about: dict[str, Any] = json.loads((tokenized / SPLIT).read_text())
     return about
 

@@ -128,8 +128,7 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
 def describe_found(ingested: Path) -> list[str]:
     """Return a sentence for each event type: how many events it has in which roles; one for each note on the tables; and one on repeats."""
     summary = _read_summary(ingested)
-    seen = "are learned and may be shown again" if roles.has_repeats(summary["repeat_share"]) else "are left out"
-    repeats = f"{summary['repeat_share']:.1%} of labels repeat an item of the user's history: seen items {seen}"
+    repeats = f"{summary['repeat_share']:.1%} of labels repeat an item of the user's history"
     return [*summary["roles"], *(str(Note(**note)) for note in summary["notes"]), repeats]
 
 

@@ -12,7 +12,6 @@ import polars as pl
 from services.contracts.event_roles import HISTORY_ROLES, EventRoles, Role, TypeRule
 
 _SEED = 0
-_REPEATS_FROM_SHARE = 0.1
 
 
 def role_of(roles: EventRoles) -> pl.Expr:
@@ -25,14 +24,6 @@ def with_labels(events: pl.DataFrame, roles: EventRoles) -> pl.DataFrame:
     weight = _by_type(roles, _weight)
     drawn = pl.Series(np.random.default_rng(_SEED).random(events.height))
     return events.with_columns(role=role_of(roles), is_label=pl.lit(drawn) < weight)
-
-
-def has_repeats(share: float) -> bool:
-    """Whether users come back to items so often, by the share of labels that repeat their history, that seen items are learned, judged and shown again.
-
-    Below a tenth, leaving seen items out costs less than it gains.
-    """
-    return share >= _REPEATS_FROM_SHARE
 
 
 def repeat_share(events: pl.DataFrame) -> float:

@@ -4,7 +4,7 @@
     examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows),
                         is_label (of each item of a training row whether it is learned from; null: all are),
                         idle_s (seconds from the user's event before to the target, null in training rows)
-    split.json          the kind of the split, whether the data has repeats, and the cuts of global-time
+    split.json          the kind of the split, the cuts of global-time, and whether the data has repeats, with the reason (pipelines.evaluation.repeats)
     item_texts.parquet  the text of each item, in the catalogue's order
     codes.json          the codes' depth and why, their balance, dead codes and collisions
     code_book.safetensors   where the depth is above 1 (pipelines.codes)
@@ -27,8 +27,17 @@ from pipelines.codes.code_book import CODE_BOOK, describe
 from pipelines.codes.embedding import save_texts, texts_of
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.reuse import KeptCodes, new_codes
-from pipelines.data.examples import SPLIT, Split, SplitKind, as_of_rows, global_cuts, read_split
-from pipelines.data.roles import has_repeats, repeat_share
+from pipelines.data.examples import (
+    SPLIT,
+    Split,
+    SplitKind,
+    as_of_rows,
+    global_cuts,
+    read_cases,
+    read_sequences,
+    read_split,
+)
+from pipelines.evaluation.repeats import describe_repeats, find_repeats
 from services.errors import StageFailed
 
 ReadHistories = Callable[[pl.DataFrame], pl.DataFrame]
@@ -53,24 +62,26 @@ def tokenize(
     rows = as_of_rows(events, max_items, cuts)
     about = {"kind": split} | ({name: when.isoformat() for name, when in asdict(cuts).items()} if cuts else {})
     _require_all_parts(rows, about)
-    (out / SPLIT).write_text(json.dumps(about | {"repeats": has_repeats(repeat_share(events))}, indent=1))
     examples = with_labels(to_indices(with_histories(rows, read_histories), items), rows["event_timestamp"], events)
     texts = texts_of(items.sort("item_id"))
     save_texts(texts, out)
     catalogue = _coded(build_catalogue(items, examples), texts, examples, codes or CodesOptions(), kept, out)
     catalogue.save(out / "catalogue.parquet")
     examples.write_parquet(out / "examples.parquet")
+    repeats = find_repeats(read_sequences(out), read_cases(out, Split.VALID), len(catalogue.item_ids))
+    (out / SPLIT).write_text(json.dumps(about | repeats, indent=1))
 
 
 def describe_split(tokenized: Path) -> list[str]:
-    """Return a sentence on the global time split: what was learned, validated and tested when. None on the usual split."""
+    """Return a sentence on seen items, after one on the global time split: what was learned, validated and tested when."""
     about = read_split(tokenized)
     if about["kind"] == SplitKind.LEAVE_ONE_OUT:
-        return []
+        return [describe_repeats(about)]
     first, second = about["valid_from"], about["test_from"]
-    return [
+    times = (
         f"split {about['kind']}: events before {first} are learned, labels before {second} validate, later ones test"
-    ]
+    )
+    return [times, describe_repeats(about)]
 
 
 def _require_all_parts(rows: pl.DataFrame, about: dict[str, str]) -> None:

@@ -164,7 +164,7 @@ async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
     assert BundleStore(places.bundle_root).live().manifest["repeats"] is True
     assert listed is not None
     assert {f"i{item:02d}" for item in favourites[0]} & {*listed.item_ids}
-    assert "of labels repeat an item of the user's history: seen items are learned" in shown.getvalue()
+    assert "seen items are learned and may be shown again: the bigram's NDCG@10" in shown.getvalue()
 
 
 async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(

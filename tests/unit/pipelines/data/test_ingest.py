@@ -250,7 +250,7 @@ def test_roles_are_told_and_decide_what_is_learned_from(tmp_path: Path) -> None:
     assert describe_found(tmp_path / "out") == [
         "events of type impression: 1 ignored",
         "events of type rating: 4 negative, 6 positive (4 and up are positive, lower ones negative)",
-        "0.0% of labels repeat an item of the user's history: seen items are left out",
+        "0.0% of labels repeat an item of the user's history",
     ]
     assert pl.read_parquet(tmp_path / "out" / "arrivals.parquet").height == 10
     assert key(source) != key(replace(source, roles=roles))
