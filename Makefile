@@ -62,8 +62,8 @@ client: $(INSTALLED) ## build the wheel of the client that callers install, into
 	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && cp -r services/client/. "$$scratch" && \
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist "$$scratch"
 
-docs: $(INSTALLED) ## generate docs/api.md
-	$(BIN)/python -m infra.api_page
+docs: $(INSTALLED) ## generate docs/openapi.json
+	$(BIN)/python -m infra.openapi
 
 slo: $(INSTALLED) ## make rules, alerts, their tests, dashboards and the docs' table from infra/prometheus/objectives.yaml
 	$(BIN)/python -m infra.slo

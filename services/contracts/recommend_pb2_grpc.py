@@ -50,14 +50,15 @@ class RecommenderServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Recommend(self, request, context):
-        """Recommend items to a user, before the deadline. Deadline: `deadline_ms`, or metadata `x-deadline-ms`, or the default.
+        """Recommend items to a user, before the deadline: `deadline_ms`, or metadata `x-deadline-ms`, or the default, within the
+        server's limits. What is not ready in time is left out. Repeating it is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecordEvents(self, request, context):
-        """Record what users did. OK only when the broker has acknowledged every event.
+        """Record what users did. OK only when the broker has acknowledged every event. Safe to repeat with an `event_id`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -20,7 +20,7 @@ EXEMPT = {
     r"tailrace pipeline|tailrace pipeline --no-live-log": "trains for minutes; the fixture has run it",
     r"tailrace (promote|rollback)( .*)?": "would change the bundle under the other tests; tests/unit/cli/test_main.py runs it",
     r"source \.venv/bin/activate": "the tests have their programs on the path already",
-    r"python -m infra\.(slo|api_page)": "would write into the repository; `--check` is run",
+    r"python -m infra\.(slo|openapi)": "would write into the repository; `--check` is run",
     r"git clone .*|cd tailrace": "the tests run in a clone already",
     r"(pip|apt-get|sudo) .*": "installs on the machine",
 }

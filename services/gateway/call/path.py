@@ -17,7 +17,7 @@ AMBIGUOUS = (
 )
 """A pattern of Python and of HAProxy, for paths as they are sent: without a query, or the host of an absolute target."""
 PATH_PROBLEM = "percent-encoded, or with an empty or a dot segment"
-PATH_FIX = "send it as the API page writes it; only a parameter may be encoded, as UTF-8"
+PATH_FIX = "send it as /docs writes it; only a parameter may be encoded, as UTF-8"
 
 _AMBIGUOUS = re.compile(AMBIGUOUS.encode())
 

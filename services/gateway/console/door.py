@@ -8,7 +8,7 @@
     POST /console/drills        {"llm": "off", "features": "on"}                scope admin, audited
 
 The routes are no part of the public API, so OpenAPI leaves them out. The page's files are read once, and served with an ETag and a
-strict content security policy, without a build step. One is generated: the tiers and reasons in words, which the API page has too.
+strict content security policy, without a build step. One is generated: the tiers and reasons in words, which the OpenAPI document has too.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Each tier and each reason in words: the one table that the API page, the console and `tailrace explain` read. Pure.
+"""Each tier and each reason in words: the one table that the OpenAPI document, the console and `tailrace explain` read. Pure.
 
 `meaning` is one sentence without numbers. `planned` and `ended` are the detailed sentences of an explanation, as templates
 over the policy's facts: the policy planned so before ranking, or ranking ended so. Where one is None, `meaning` serves.

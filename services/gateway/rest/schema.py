@@ -4,6 +4,7 @@ Strict: unknown fields and wrong types are refused by name, and nothing is conve
 the values.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -11,21 +12,24 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 from pydantic.config import JsonDict
 
-from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS
+from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS, REMEMBERED_EVENTS
 from services.contracts.recommend import (
     MAX_DEADLINE_MS,
     MAX_ID_CHARS,
     MAX_IDS_PER_FIELD,
     MAX_K,
     Filters,
+    Reason,
     Recommendation,
     RecommendRequest,
+    Tier,
     check_id,
 )
 from services.errors import InvalidRequest
 from services.gateway.call.http import field_path
 from services.gateway.call.operation import PRINTABLE
 from services.gateway.events.record import Draft
+from services.gateway.records.reasons import REASONS, TIERS, ReasonText, TierText
 
 _MAX_NUM_FAULTS = 100
 """pydantic formats every fault to return the first, which took 0.3 s of the event loop for a body full of unknown fields."""
@@ -37,6 +41,10 @@ _AT_LEAST_ONE_SCHEMA: JsonDict = {"minItems": 1, "maxItems": MAX_IDS_PER_FIELD}
 
 Id = Annotated[str, Field(json_schema_extra=_ID_SCHEMA)]
 """The limits here and below are for the OpenAPI document; the contracts enforce them, for all doors alike."""
+
+
+def _lines(texts: Mapping[Tier, TierText] | Mapping[Reason, ReasonText]) -> str:
+    return "".join(f"\n- `{name}`: {text.meaning}" for name, text in texts.items())
 
 
 class _Body(BaseModel):
@@ -85,7 +93,9 @@ class RecommendBody(_Body):
     )
     filters: FiltersBody | None = None
     deadline_ms: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_DEADLINE_MS})] | None = Field(
-        None, description="From arrival; or header X-Deadline-Ms", examples=[200]
+        None,
+        description="From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out",
+        examples=[200],
     )
     request_id: Id | None = Field(None, description="Or header X-Request-Id; one is made when absent")
     rationale: bool = Field(
@@ -104,7 +114,10 @@ class EventBody(_Body):
         description=f"Unix milliseconds, at most {MAX_EVENT_AGE_MS // 86_400_000} days ago and {MAX_EVENT_LEAD_MS // 1_000} s ahead; absent: now",
     )
     value: float = 1.0
-    event_id: Id | None = Field(None, description="Send one to make a repeat harmless")
+    event_id: Id | None = Field(
+        None,
+        description=f"Send one to make a repeat harmless: it is recognised among the {REMEMBERED_EVENTS} of its user seen last",
+    )
     request_id: Id | None = Field(None, description="The answer that the user acted on")
 
 
@@ -132,8 +145,11 @@ class RecommendationBody(_Body):
 
     request_id: str = Field(description="Send it with the events that follow from this answer")
     items: list[ItemBody] = Field(description="Best first; fewer than k when the filters leave fewer")
-    tier: str = Field(description="The tier that answered", examples=["llm"])
-    reason: str = Field(description="Why that tier answered", examples=["llm_in_time"])
+    tier: str = Field(
+        description="The tier that answered; the next ones fill a list that it cannot fill" + _lines(TIERS),
+        examples=["llm"],
+    )
+    reason: str = Field(description="Why that tier answered" + _lines(REASONS), examples=["llm_in_time"])
     bundle_version: str = Field(description="The bundle that answered")
     newest_event_time_ms: int | None = Field(
         description="Unix milliseconds of the newest event of this user that the answer is based on; null: none"

@@ -268,7 +268,7 @@ ERRORS = [
 async def test_an_error_has_the_documented_fields_and_no_other(
     rest: RestClient, rpc: RpcClient, world: World, error: TailraceError
 ) -> None:
-    """Through all three doors: the fields of the bodies' schemas, and over gRPC what the API page names."""
+    """Through all three doors: the fields of the bodies' schemas, and over gRPC what the comments of recommend.proto name."""
 
     async def fail(*_: object) -> NoReturn:
         """Fail as some part may."""
@@ -277,11 +277,11 @@ async def test_an_error_has_the_documented_fields_and_no_other(
     world.plane.recommend = fail  # type: ignore[assignment]
     replies = [await door.recommend({"user_id": "u"}) for door in (rest, rpc)]
     ranked = await rest.http.post("/v1/completions", json={"model": "tailrace-recommender", "prompt": "i00"})
-    page = (ROOT / "docs/api.md").read_text()
+    page = (ROOT / "services/contracts/recommend.proto").read_text()
 
     assert replies[0].parts == set(ErrorDetail.model_fields)
     assert {"google.rpc.ErrorInfo", "google.rpc.RequestInfo"} <= replies[1].parts
-    assert [part for part in replies[1].parts if f"`{part}`" not in page] == []
+    assert [part for part in replies[1].parts if part not in page] == []
     assert set(ranked.json()["error"]) == set(OpenAiErrorDetail.model_fields)
 
 

@@ -131,5 +131,5 @@ def test_a_stage_that_contains_others_is_not_the_longest() -> None:
 
 
 def test_every_tier_has_words() -> None:
-    """The table behind API page, console and explanations is complete; its reasons are above."""
+    """The table behind OpenAPI document, console and explanations is complete; its reasons are above."""
     assert set(TIERS) == set(Tier)

@@ -1,1 +1,0 @@
-"""Writes docs/api.md from the OpenAPI document, recommend.proto and the error tables."""

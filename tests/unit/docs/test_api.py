@@ -1,0 +1,37 @@
+"""docs/openapi.json, docs/api.md and README's answer are the doors'."""
+
+import json
+
+from infra.openapi import PATH, document
+from services.errors import ErrorKind
+from services.gateway.call.openapi import ERROR_MEANINGS
+from services.gateway.grpc.answers import STATUS as RPC_STATUS
+from services.gateway.rest.operations import STATUS as REST_STATUS
+from services.gateway.rest.schema import RecommendationBody
+from tests.support.pages import ROOT, fences
+
+
+def test_the_committed_document_is_what_the_door_serves() -> None:
+    """A newly generated document equals the committed one."""
+    assert json.loads(PATH.read_text()) == document(), "docs/openapi.json is stale: run `make docs`"
+
+
+def test_the_page_lists_every_error_with_its_statuses() -> None:
+    """One row a code, with the meaning that the document has; no other row."""
+    rows = [line for line in (ROOT / "docs/api.md").read_text().splitlines() if line.startswith("| `")]
+
+    assert rows == [
+        f"| `{kind}` | {REST_STATUS[kind]} | {RPC_STATUS[kind].name} | {ERROR_MEANINGS[kind]} |" for kind in ErrorKind
+    ]
+
+
+def test_the_answer_in_readme_has_the_fields_of_the_schema() -> None:
+    """No field is missing, none is unknown, and each has its type."""
+    (answer,) = (
+        json.loads(fence.text) for fence in fences((ROOT / "README.md").read_text()) if fence.language == "json"
+    )
+
+    RecommendationBody.model_validate(answer)
+
+    required = {name for name, field in RecommendationBody.model_fields.items() if field.is_required()}
+    assert set(answer) == required
