@@ -7,6 +7,9 @@ PEERS := .bench
 GPU_PYTHON ?= python3
 GPU_RESULTS ?= benchmarks/results/gpu
 INSTALLED := $(VENV)/.installed
+PIP_LOG := $(VENV)/install.log
+QUIET := --disable-pip-version-check -qq --progress-bar off --log $(PIP_LOG)
+ON_ERROR := || { echo "pip failed: the whole log is $(PIP_LOG)" >&2; exit 1; }
 PROTO := services/contracts/recommend.proto
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url "$(TORCH_INDEX_URL)")# of another build of torch, such as the CPU's: `make up TORCH_INDEX_URL=...`
 UNIT := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
@@ -89,10 +92,15 @@ lock: $(INSTALLED) ## lock what pyproject.toml needs; LOCK_OPTIONS=--upgrade tak
 
 $(INSTALLED): requirements.lock requirements-torch.lock pyproject.toml
 	@$(call need-python)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --require-hashes --no-deps --only-binary :all: --requirement requirements.lock
-	$(BIN)/pip install --disable-pip-version-check $(TORCH_INDEX) --constraint requirements-torch.lock torch
-	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+	@echo "install 1/4: virtual environment $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@rm -f $(PIP_LOG)
+	@echo "install 2/4: $$(grep -c '^[^ #]*==' requirements.lock) packages by hash, minutes the first time; pip's log is $(PIP_LOG)"
+	@$(BIN)/pip install $(QUIET) --require-hashes --no-deps --only-binary :all: --requirement requirements.lock $(ON_ERROR)
+	@echo "install 3/4: torch, the largest download"
+	@$(BIN)/pip install $(QUIET) $(TORCH_INDEX) --constraint requirements-torch.lock torch $(ON_ERROR)
+	@echo "install 4/4: tailrace itself"
+	@$(BIN)/pip install $(QUIET) --no-deps --no-build-isolation -e . $(ON_ERROR)
 	@touch $@
 
 define need-python

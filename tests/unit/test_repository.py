@@ -1,5 +1,6 @@
 """The repository agrees with itself: README, generated code, lock."""
 
+import os
 import re
 import subprocess
 import sys
@@ -95,12 +96,35 @@ def test_the_lock_covers_what_is_declared() -> None:
 def test_packages_are_installed_by_their_hashes_and_torch_from_one_index() -> None:
     """The Makefile takes wheels with hashes alone, but torch, which comes by version from the index that the user names, and no other."""
     installs = re.findall(
-        r"pip install (.+)", (ROOT / "Makefile").read_text().replace("--disable-pip-version-check ", "")
+        r"pip install (?:\$\(QUIET\)|--disable-pip-version-check) (.+?)(?: \$\(ON_ERROR\))?$",
+        (ROOT / "Makefile").read_text(),
+        re.MULTILINE,
     )
     hashed = [line for line in installs if "--require-hashes --no-deps --only-binary :all: --requirement " in line]
     torch = [line for line in installs if line.endswith(" torch")]
 
     assert len(hashed) == len(torch) == 2
     assert {line.removeprefix("$(TORCH_INDEX) --constraint ") for line in torch} == {"requirements-torch.lock torch"}
-    assert [line for line in installs if line not in hashed + torch] == ["--quiet --no-deps --no-build-isolation -e ."]
+    assert [line for line in installs if line not in hashed + torch] == ["--no-deps --no-build-isolation -e ."]
     assert "extra-index" not in (ROOT / "Makefile").read_text()
+
+
+def test_a_failing_installation_prints_a_line_a_step_and_names_its_log(tmp_path: Path) -> None:
+    """pip's lines go to the file, its error to the terminal too, and make fails."""
+    venv = tmp_path / "venv"
+    without_index = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+
+    made = subprocess.run(
+        ["make", f"VENV={venv}", f"PYTHON={sys.executable}", f"{venv}/.installed"],
+        cwd=ROOT,
+        env={**without_index, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert made.returncode != 0
+    assert [line.partition(":")[0] for line in made.stdout.splitlines()] == ["install 1/4", "install 2/4"]
+    assert "No matching distribution" in made.stderr
+    assert f"pip failed: the whole log is {venv}/install.log" in made.stderr
+    assert "No matching distribution" in (venv / "install.log").read_text()
