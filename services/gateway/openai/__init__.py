@@ -1,1 +1,1 @@
-"""The OpenAI door: text, and recommendations as ranked choices, in OpenAI's words."""
+"""The OpenAI door: text in OpenAI's words."""

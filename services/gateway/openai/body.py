@@ -43,7 +43,7 @@ NOT_SUPPORTED: Mapping[str, str] = {
     "add_generation_prompt": "leave it out; the assistant always speaks next",
     "suffix": "send what stands before the text alone, as prompt",
     "best_of": "send n, and choose",
-    "use_beam_search": "leave it out; beams are for the model tailrace-recommender",
+    "use_beam_search": "leave it out; texts are sampled",
     "min_tokens": "send ignore_eos to write on to max_tokens",
     "prompt_logprobs": "leave it out; logprobs are for what is written",
     "guided_json": 'send response_format {"type": "json_schema", ...}',

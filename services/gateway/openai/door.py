@@ -1,6 +1,6 @@
 """The OpenAI door: /v1/models, /v1/completions, /v1/chat/completions.
 
-    body ─▶ parse ─▶ TextRequests ─▶ text tier | ranked choices ─▶ events ─▶ responder ─▶ one answer | a stream of chunks
+    body ─▶ parse ─▶ TextRequests ─▶ text tier ─▶ events ─▶ responder ─▶ one answer | a stream of chunks
 
 Errors have OpenAI's envelope. The plane is read at each request, since it is built after the app.
 """
@@ -8,7 +8,6 @@ Errors have OpenAI's envelope. The plane is read at each request, since it is bu
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,8 +18,7 @@ from services.gateway.call.http import HttpApp, OnError, json_response, read_bod
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.chunks import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, Json
 from services.gateway.openai.operations import CHAT_COMPLETE, COMPLETE, HEALTH, MODEL, MODELS
-from services.gateway.openai.parse import RECOMMENDER, CallContext, CompletionCall, parse_chat, parse_completion
-from services.gateway.openai.ranked import RankedChoices
+from services.gateway.openai.parse import CallContext, CompletionCall, parse_chat, parse_completion
 from services.gateway.openai.responder import CompletionResponder, Generate
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
 from services.gateway.text.metrics import CHAT, COMPLETIONS
@@ -90,7 +88,6 @@ class _OpenAiDoor:
 
     async def _answer(self, http: Request, call: Call, route: _TextRoute) -> Response:
         plane = self._plane()
-        arrived_s = plane.clock()
         limits = TextLimits() if plane.text is None else plane.text.limits
         deadline_ms = deadline_ms_from(http.headers, MAX_TEXT_DEADLINE_MS)
         context = CallContext(
@@ -101,19 +98,12 @@ class _OpenAiDoor:
         )
         completion = route.parse(await read_body(http, self._max_body_bytes), context)
         await _charge(call, completion)
-        ranked = RankedChoices(
-            plane=plane,
-            request_id=call.request_id,
-            caller=call.admitted,
-            arrived_s=arrived_s,
-            deadline_ms=deadline_ms,
-        )
         responder = CompletionResponder(
             route=route.name,
             request_id=call.request_id,
             call=completion,
             format=route.format(_head_of(completion, call.request_id), completion),
-            generate=_generator_for(plane, ranked, completion, route.name),
+            generate=_generator_for(plane, completion, route.name),
             report=plane.text_report,
             silence_s=limits.silence_s,
         )
@@ -140,11 +130,8 @@ def _head_of(completion: CompletionCall, request_id: str) -> AnswerHead:
     )
 
 
-def _generator_for(plane: DataPlane, ranked: RankedChoices, completion: CompletionCall, route: str) -> Generate:
-    """Return the generator of the requested model. Raises NotFound, NotAllowed, or InvalidRequest for too many choices."""
-    if completion.model == RECOMMENDER:
-        ranked.check_scope()
-        return ranked.generate
+def _generator_for(plane: DataPlane, completion: CompletionCall, route: str) -> Generate:
+    """Return the generator of text. Raises NotFound where none is served, or InvalidRequest for too many choices."""
     tier = plane.text
     if tier is None:
         raise NotFound(
@@ -155,26 +142,14 @@ def _generator_for(plane: DataPlane, ranked: RankedChoices, completion: Completi
 
 
 async def _list_models(plane: DataPlane) -> list[Json]:
-    """Return the text writer's models and the live bundle. Raises DependencyAway if the text writer does not answer."""
-    text_models = () if plane.text is None else await plane.text.models()
-    models = [
-        _model(model.name, model.created_unix_s, max_model_len=model.max_context_tokens)
-        for model in text_models
-        if model.name != RECOMMENDER  # of another Tailrace: here the name means the bundle of this one
+    """Return the models of text. Raises DependencyAway if the text writer does not answer."""
+    return [
+        {
+            "id": model.name,
+            "object": "model",
+            "created": model.created_unix_s,
+            "owned_by": "tailrace",
+            "max_model_len": model.max_context_tokens,
+        }
+        for model in (() if plane.text is None else await plane.text.models())
     ]
-    if plane.is_ready():
-        version = plane.bundle().version
-        models.append(_model(RECOMMENDER, _created_unix_s(version), bundle_version=version))
-    return models
-
-
-def _model(name: str, created_unix_s: int, **more: object) -> Json:
-    return {"id": name, "object": "model", "created": created_unix_s, "owned_by": "tailrace", **more}
-
-
-def _created_unix_s(version: str) -> int:
-    """Return the time in a bundle's version (20261121T054446Z-...); 0 if it has none."""
-    try:
-        return int(datetime.strptime(version.partition("-")[0], "%Y%m%dT%H%M%S%z").timestamp())
-    except ValueError:
-        return 0

@@ -24,8 +24,6 @@ from services.gateway.openai.schema import (
 from services.gateway.text.tier import TextLimits
 from services.observability.tracing import trace_headers
 
-RECOMMENDER = "tailrace-recommender"
-"""The model name under which OpenAI clients call the live bundle."""
 ANY_OBJECT = '{"type": "object"}'
 """The schema that `json_object` stands for."""
 
@@ -83,8 +81,6 @@ def parse_completion(content: bytes, context: CallContext) -> CompletionCall:
 def parse_chat(content: bytes, context: CallContext) -> CompletionCall:
     """Parse a body of /v1/chat/completions. Raises InvalidRequest naming the field."""
     body = parse_body(ChatBody, content)
-    if body.model == RECOMMENDER:
-        raise InvalidRequest("model", f"{RECOMMENDER} does not chat", "send a history as prompt to /v1/completions")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs", "needs logprobs", "send logprobs true beside it")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -188,14 +184,14 @@ def _max_tokens(body: CompletionBody | ChatBody, limits: TextLimits) -> int | No
     field, max_tokens = "max_tokens", body.max_tokens
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
         field, max_tokens = "max_completion_tokens", body.max_completion_tokens
-    if max_tokens is not None and max_tokens > limits.max_tokens and body.model != RECOMMENDER:
+    if max_tokens is not None and max_tokens > limits.max_tokens:
         raise InvalidRequest(field, f"{max_tokens} is out of range", f"send 1 to {limits.max_tokens}")
     return max_tokens
 
 
 def _n(body: CompletionBody | ChatBody, limits: TextLimits) -> int:
     """Return the choices per prompt. Raises InvalidRequest for too many."""
-    if body.n > limits.max_choices and body.model != RECOMMENDER:
+    if body.n > limits.max_choices:
         raise InvalidRequest("n", f"{body.n} is out of range", f"send 1 to {limits.max_choices}")
     return body.n
 

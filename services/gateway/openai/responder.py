@@ -24,7 +24,6 @@ from services.gateway.text.metrics import CANCELLED, OK, TextReport
 
 log = structlog.get_logger()
 
-DOOR = "openai"
 _MAX_QUEUED = 64
 
 Generate = Callable[[TextRequest], AsyncGenerator[TextEvent, None]]
@@ -80,7 +79,7 @@ class CompletionResponder:
             answer = as_tailrace_error(error)
             code = answer.kind.value
             if answer.kind is ErrorKind.INTERNAL:
-                log.exception("unexpected_error", request_id=self.request_id, door=DOOR)
+                log.exception("unexpected_error", request_id=self.request_id, door="openai")
             yield sse(error_json(answer))
         finally:
             self.report.ended(self.route, code, self.request_id)

@@ -178,12 +178,9 @@ class _GenerationBody(_Body):
 
 
 class CompletionBody(_GenerationBody):
-    """Complete each prompt. With the model `tailrace-recommender` a prompt is a history and a choice is an item."""
+    """Complete each prompt."""
 
-    prompt: Prompt = Field(
-        json_schema_extra=_describe_prompt,
-        description="Text or token ids, one prompt or several; for tailrace-recommender item ids, oldest first, separated by spaces",
-    )
+    prompt: Prompt = Field(json_schema_extra=_describe_prompt, description="Text or token ids, one prompt or several")
     logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="How many of the most probable tokens to return"
     )
@@ -224,12 +221,11 @@ class ChatBody(_GenerationBody):
 class ModelBody(BaseModel):
     """One model."""
 
-    id: str = Field(examples=["tailrace-recommender"])
+    id: str = Field(examples=["SmolLM2-135M-Instruct"])
     object: str = "model"
     created: int = Field(description="Unix seconds")
     owned_by: str = "tailrace"
     max_model_len: int | None = Field(None, description="Tokens of prompt and text together")
-    bundle_version: str | None = Field(None, description="Of tailrace-recommender: the live bundle")
 
 
 class ModelsBody(BaseModel):

@@ -13,7 +13,7 @@ from services.gateway.request.context import NUM_COMPARED
 from services.observability.metrics import GatewayMetrics
 
 _NONE = "none"
-_DOORS = ("rest", "grpc", "openai")
+_DOORS = ("rest", "grpc")
 _NUM_ANSWERS_KEPT = 20_000
 
 

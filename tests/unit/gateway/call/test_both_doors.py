@@ -276,13 +276,13 @@ async def test_an_error_has_the_documented_fields_and_no_other(
 
     world.plane.recommend = fail  # type: ignore[assignment]
     replies = [await door.recommend({"user_id": "u"}) for door in (rest, rpc)]
-    ranked = await rest.http.post("/v1/completions", json={"model": "tailrace-recommender", "prompt": "i00"})
+    text = await rest.http.post("/v1/completions", json={"model": "none", "prompt": "x"})
     page = (ROOT / "services/contracts/recommend.proto").read_text()
 
     assert replies[0].parts == set(ErrorDetail.model_fields)
     assert {"google.rpc.ErrorInfo", "google.rpc.RequestInfo"} <= replies[1].parts
     assert [part for part in replies[1].parts if part not in page] == []
-    assert set(ranked.json()["error"]) == set(OpenAiErrorDetail.model_fields)
+    assert set(text.json()["error"]) == set(OpenAiErrorDetail.model_fields)
 
 
 @pytest.mark.parametrize("model", [ErrorBody, ErrorDetail, OpenAiErrorBody, OpenAiErrorDetail])

@@ -15,7 +15,6 @@ from services.contracts.access import Allowance
 from services.gateway.access.rates import Remaining
 from services.gateway.access.shared_rates import Standing
 from services.gateway.call.http import HttpApp
-from services.gateway.openai.parse import RECOMMENDER
 from services.gateway.rest.door import create_rest_app
 from tests.support.engine.parrot import MODEL, Parrot
 from tests.unit.gateway.world import NOW_S, VERSION, catalogue_of, make_world, publish
@@ -68,7 +67,7 @@ def schema(app: HttpApp) -> schemathesis.BaseSchema:
     now_ms = int(NOW_S * 1_000)
     schemas["EventBody"]["properties"]["event_time_ms"]["anyOf"][0] |= {"minimum": now_ms - 10**9, "maximum": now_ms}
     for body in ("CompletionBody", "ChatBody"):
-        schemas[body]["properties"]["model"] = {"enum": [MODEL, RECOMMENDER, "none"]}
+        schemas[body]["properties"]["model"] = {"enum": [MODEL, "none"]}
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

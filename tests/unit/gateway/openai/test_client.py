@@ -77,15 +77,6 @@ async def test_a_streamed_completion_with_logprobs(client: AsyncOpenAI) -> None:
     assert chunks[0].logprobs.top_logprobs == [{" t7": -0.5, " T7": -1.5}]
 
 
-async def test_a_ranking(client: AsyncOpenAI) -> None:
-    """Choices are items, best first, without seen ones; their logprobs are the scores."""
-    answer = await client.completions.create(model="tailrace-recommender", prompt="i00 i01 i02", n=3, logprobs=0)
-
-    assert [choice.text for choice in answer.choices] == ["i04", "i05", "i06"]
-    assert [choice.logprobs and choice.logprobs.token_logprobs for choice in answer.choices] == [[-0.0], [-1.0], [-2.0]]
-    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
-
-
 async def test_a_prompt_longer_than_the_context_has_openais_code(client: AsyncOpenAI, parrot: Parrot) -> None:
     """Clients shorten the conversation by this code."""
     parrot.error = ContextTooLong("messages", "9 tokens long", "send at most 8")

@@ -1,4 +1,4 @@
-"""The OpenAI door in process: statuses and envelopes, access, models, rankings, metrics, paths that do not exist."""
+"""The OpenAI door in process: statuses and envelopes, access, models, metrics, paths that do not exist."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,13 +12,11 @@ from services.errors import DependencyAway
 from services.gateway.rest.door import create_rest_app
 from tests.support.engine.parrot import MODEL, Parrot
 from tests.support.gateway.keys import bearer, stored_key
-from tests.support.wait import until
 from tests.unit.gateway.clients import in_process
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, keyed_access
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEXT = {"model": MODEL, "prompt": "a b"}
-RANKED = {"model": "tailrace-recommender", "prompt": "i00 i01"}
 
 
 @pytest.fixture
@@ -27,10 +25,9 @@ async def keyed(texts: World, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient
     access = keyed_access(
         tmp_path,
         stored_key("writer", Scope.TEXT, priority=Priority.LOW),
-        stored_key("both", Scope.TEXT, Scope.RECOMMEND, max_k=2),
         stored_key("shop", Scope.RECOMMEND),
         stored_key("daily", Scope.TEXT, daily_quota=1),
-        stored_key("batches", Scope.TEXT, Scope.RECOMMEND, daily_quota=100),
+        stored_key("batches", Scope.TEXT, daily_quota=6),
     )
     app = create_rest_app(lambda: texts.plane, lambda: b"", MAX_BODY_BYTES, access=access)
     async with in_process(app) as client:
@@ -43,10 +40,6 @@ async def keyed(texts: World, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient
         (CHAT, {"model": MODEL, "messages": [], "n": 1}, "messages"),
         (COMPLETIONS, {**TEXT, "prompt": ["x"] * 7}, "prompt"),
         (COMPLETIONS, {**TEXT, "prompt": ["x"] * 2, "n": 4}, "prompt"),
-        (COMPLETIONS, {**RANKED, "prompt": [1]}, "prompt"),
-        (COMPLETIONS, {**RANKED, "prompt": " "}, "prompt"),
-        (COMPLETIONS, {**RANKED, "prompt": "50 " + "x" * 300}, "prompt"),
-        (COMPLETIONS, {**RANKED, "prompt": "50 " * 2_001}, "prompt"),
     ],
 )
 async def test_a_wrong_field_is_a_400_that_names_it(
@@ -63,34 +56,26 @@ async def test_a_wrong_field_is_a_400_that_names_it(
     assert parrot.requests == []
 
 
-@pytest.mark.parametrize(
-    ("body", "deadline"), [(TEXT, "0"), (TEXT, "600001"), (TEXT, "soon"), (TEXT, "-5"), (RANKED, "60001")]
-)
-async def test_a_deadline_out_of_range_is_a_400(http: httpx.AsyncClient, body: dict[str, Any], deadline: str) -> None:
-    """The header is the field; a ranking has a lower limit than a text."""
-    answer = await http.post(COMPLETIONS, json=body, headers={"x-deadline-ms": deadline})
+@pytest.mark.parametrize("deadline", ["0", "600001", "soon", "-5"])
+async def test_a_deadline_out_of_range_is_a_400(http: httpx.AsyncClient, deadline: str) -> None:
+    """The header is the field."""
+    answer = await http.post(COMPLETIONS, json=TEXT, headers={"x-deadline-ms": deadline})
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-deadline-ms")
 
 
 @pytest.mark.parametrize(
-    ("key", "body", "status", "kind"),
+    ("key", "status", "kind"),
     [
-        (None, TEXT, 401, "authentication_error"),
-        ("nonsense", TEXT, 401, "authentication_error"),
-        ("shop", TEXT, 403, "permission_error"),
-        ("writer", TEXT, 200, None),
-        ("writer", RANKED, 403, "permission_error"),
-        ("shop", RANKED, 403, "permission_error"),
-        ("both", {**RANKED, "n": 2}, 200, None),
-        ("both", {**RANKED, "n": 3}, 400, "invalid_request_error"),
+        (None, 401, "authentication_error"),
+        ("nonsense", 401, "authentication_error"),
+        ("shop", 403, "permission_error"),
+        ("writer", 200, None),
     ],
 )
-async def test_scopes(
-    keyed: httpx.AsyncClient, key: str | None, body: dict[str, Any], status: int, kind: str | None
-) -> None:
-    """Text needs the scope text; a ranking needs recommend too, and respects the key's max_k."""
-    answer = await keyed.post(COMPLETIONS, json=body, headers=bearer(key))
+async def test_scopes(keyed: httpx.AsyncClient, key: str | None, status: int, kind: str | None) -> None:
+    """Text needs the scope text."""
+    answer = await keyed.post(COMPLETIONS, json=TEXT, headers=bearer(key))
 
     assert answer.status_code == status
     assert answer.json().get("error", {}).get("type") == kind
@@ -111,19 +96,6 @@ async def test_a_used_up_quota_is_a_429_with_the_time(keyed: httpx.AsyncClient) 
     assert (first.status_code, again.status_code) == (200, 429)
     assert int(again.headers["retry-after"]) > 0
     assert again.json()["error"]["code"] == "rate_limit_exceeded"
-
-
-async def test_a_ranking_is_a_recommendation_like_any_other(http: httpx.AsyncClient, texts: World) -> None:
-    """It is counted, its impression is sent, and it is explained by the caller's id; errors are counted too."""
-    ranked = {**RANKED, "prompt": "i00 i01 i02"}
-    await http.post(COMPLETIONS, json=ranked, headers={"x-request-id": "mine"})
-    await http.post(COMPLETIONS, json={**ranked, "n": 2_000, "prompt": "x" * 300})
-
-    door = {"door": "openai"}
-    assert texts.metric("tailrace_requests_total", tier="llm", reason="llm_in_time", code="ok", **door) == 1
-    assert texts.metric("tailrace_requests_total", tier="none", reason="none", code="invalid_request", **door) == 1
-    await until(lambda: "mine" in texts.shelf.records)
-    assert len(texts.impressions.records) == 1
 
 
 async def test_metrics_of_tokens_and_their_times(http: httpx.AsyncClient, texts: World) -> None:
@@ -150,14 +122,14 @@ async def test_models_are_a_503_while_the_text_writer_is_unavailable(http: httpx
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
-async def test_without_text_only_the_recommender_is_listed(texts: World, http: httpx.AsyncClient) -> None:
+async def test_without_text_no_model_is_listed(texts: World, http: httpx.AsyncClient) -> None:
     """The error for other models names the option that starts text."""
     texts.plane.text = None
 
     listed = (await http.get("/v1/models")).json()["data"]
     answer = await http.post(COMPLETIONS, json=TEXT)
 
-    assert [model["id"] for model in listed] == ["tailrace-recommender"]
+    assert listed == []
     assert answer.status_code == 404
     assert "--text" in answer.json()["error"]["message"]
 
@@ -179,13 +151,13 @@ async def test_an_unknown_method_of_openai_s_paths(
 
 
 async def test_a_call_costs_as_much_as_it_has_choices(keyed: httpx.AsyncClient) -> None:
-    """A caller puts 64 prompts into one call: it counts as 64; what does not fit is refused as a whole and uses nothing."""
-    batch, one = {**RANKED, "prompt": ["50"] * 64}, {**RANKED, "prompt": ["50"] * 36}
-    answers = [await keyed.post(COMPLETIONS, json=body, headers=bearer("batches")) for body in (batch, batch, one)]
-    too_much = await keyed.post(COMPLETIONS, json={**batch, "n": 2}, headers=bearer("batches"))
-    never = await keyed.post(COMPLETIONS, json={**RANKED, "prompt": ["50"] * 2}, headers=bearer("daily"))
+    """A caller puts four prompts into one call: it counts as four; what does not fit is refused as a whole and uses nothing."""
+    four, two = {**TEXT, "prompt": ["x"] * 4}, {**TEXT, "prompt": ["x"] * 2}
+    answers = [await keyed.post(COMPLETIONS, json=body, headers=bearer("batches")) for body in (four, four, two)]
+    too_much = await keyed.post(COMPLETIONS, json=two, headers=bearer("batches"))
+    never = await keyed.post(COMPLETIONS, json=two, headers=bearer("daily"))
 
     assert [answer.status_code for answer in answers] == [200, 429, 200]
-    assert [answer.headers["ratelimit-remaining"] for answer in answers] == ["36", "36", "0"]
+    assert [answer.headers["ratelimit-remaining"] for answer in answers] == ["2", "2", "0"]
     assert too_much.status_code == 429
     assert never.status_code in (400, 403)

@@ -136,7 +136,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"cache_salt": "s" * 257}, "cache_salt"),
     (COMPLETIONS, {"cache_salt": 1}, "cache_salt"),
     (CHAT, {"max_completion_tokens": 33}, "max_completion_tokens"),
-    (CHAT, {"model": "tailrace-recommender"}, "model"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (CHAT, {"chat_template_kwargs": "enable_thinking"}, "chat_template_kwargs"),
     (CHAT, {"chat_template_kwargs": {"a": "x" * 8_192}}, "chat_template_kwargs"),

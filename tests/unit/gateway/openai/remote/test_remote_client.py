@@ -63,7 +63,7 @@ async def test_one_model_can_be_offered_alone(live_url: str) -> None:
 
     assert [model.name for model in await writer.models()] == [MODEL]
     with pytest.raises(NotFound):
-        await events_of(writer, request(model="tailrace-recommender"))
+        await events_of(writer, request(model="hosted"))
     await writer.close()
 
 
@@ -141,23 +141,21 @@ def test_a_field_is_sent_as_the_caller_meant_it(fields: dict[str, Any], name: st
     assert body_of(request(**fields)).get(name) == sent
 
 
-class TwoModels(RemoteWriter):
-    """Lists what another Tailrace and a hosted service would."""
+class HostedModel(RemoteWriter):
+    """Lists what a hosted service would."""
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return two models, one of them named like our recommender."""
-        names = ("tailrace-recommender", "hosted")
-        return tuple(TextModel(name=name, max_context_tokens=None, created_unix_s=0) for name in names)
+        """Return one model, of unknown context."""
+        return (TextModel(name="hosted", max_context_tokens=None, created_unix_s=0),)
 
 
-async def test_remote_models_are_listed_once(texts: World, http: httpx.AsyncClient) -> None:
-    """The recommender's name means the local bundle; an unknown context is null, not zero."""
-    let_write(texts, TwoModels("http://far/v1", lambda: ""))
+async def test_an_unknown_context_is_null(texts: World, http: httpx.AsyncClient) -> None:
+    """Not zero."""
+    let_write(texts, HostedModel("http://far/v1", lambda: ""))
 
     listed = (await http.get("/v1/models")).json()["data"]
 
-    assert [model["id"] for model in listed] == ["hosted", "tailrace-recommender"]
-    assert listed[0]["max_model_len"] is None
+    assert [(model["id"], model["max_model_len"]) for model in listed] == [("hosted", None)]
 
 
 async def test_closing_the_iterator_cancels_the_servers_work(remote: RemoteWriter, parrot: Parrot) -> None:
