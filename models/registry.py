@@ -4,11 +4,13 @@
                      decoder/           Hugging Face layout: config.json, model.safetensors
                      student.onnx
                      student_table/   the student's item rows and how they are searched, where the catalogue is large
-                     student.safetensors   the same weights, from which a later training may start
+                     student.safetensors   the same weights
                      catalogue.parquet
                      code_book.safetensors   where codes are deeper than 1: how new items get theirs
-                     teacher/           where codes are deeper than 1 and the decoder had a teacher: a later training starts from it
+                     teacher/           where codes are deeper than 1 and the decoder had a teacher
                      item_text.safetensors   where the decoder's rows are learned from text: those of new items
+                     judged/            the pair that the gate judged, where another one serves, which learned from all events: decoder/, student.safetensors, catalogue.parquet,
+                                        and teacher/ and item_text.safetensors as above. Later starts and comparisons take it alone
                      report.json        the evaluation
                      report.md          the same for readers, with what the bundle was made from
     <root>/LIVE                         the version that serves
@@ -40,6 +42,8 @@ from models.files import file_sha256, rename_durably
 from models.withdrawals import FILE, Withdrawal, content_of, read_withdrawals, refuse, without, write_withdrawals
 from services.errors import BundleCorrupt, BundleError, BundleIncomplete, BundleMoved, BundleNotFound, BundleWithdrawn
 
+JUDGED = "judged"
+"""The folder of the judged pair within a bundle."""
 _SCRATCH_KEPT_S = 24 * 3_600
 """A scratch folder that is older belongs to no process that still writes it."""
 
@@ -68,6 +72,11 @@ class Bundle:
         """The student's ONNX file, verified with the table beside it, where it has one."""
         self._verified("student_table")
         return self._verified("student.onnx")
+
+    @property
+    def judged_dir(self) -> Path:
+        """The folder of the pair that the gate judged: the bundle's own, where the judged pair serves. Not verified."""
+        return self.path / JUDGED if f"{JUDGED}/catalogue.parquet" in self.manifest["files"] else self.path
 
     @property
     def started_from(self) -> str | None:

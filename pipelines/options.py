@@ -15,8 +15,11 @@ from services.errors import ConfigError
 from services.features.repo import RepoAddress
 from services.settings.settings import Settings
 
-STAGES = ("ingest", "features", "tokenize", "train", "distill", "evaluate", "gate", "optimize", "precompute", "publish")
-_AFTER_GATE = ("optimize", "precompute")
+STAGES = (
+    *("ingest", "features", "tokenize", "train", "distill", "evaluate", "gate"),
+    *("refit", "optimize", "precompute", "publish"),
+)
+_AFTER_GATE = ("refit", "optimize", "precompute")
 """The stages that only a run which publishes has; "publish" itself is the default of `until`."""
 ML_100K = "ml-100k"
 
@@ -48,6 +51,8 @@ class PipelineOptions:
     """Publish what the gate or the checks of the data refuse, and what was withdrawn; the manifest says what was refused."""
     replace_live: bool = False
     """Publish although the live bundle is of other data, with which nothing can be compared."""
+    refit: bool = True
+    """Whether both models learn from all events after the gate. Without, the pair that the gate judged is published."""
     precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
 
     def __post_init__(self) -> None:
@@ -60,6 +65,8 @@ class PipelineOptions:
             raise ConfigError("--events and --items: give both or none")
         if self.until not in STAGES:
             raise ConfigError(f"--until: {self.until!r} is no stage; the stages are {', '.join(STAGES)}")
+        if self.until == "refit" and not self.refit:
+            raise ConfigError("--until refit: a run with --no-refit has no such stage; leave one of them out")
         if self.split not in list(SplitKind):
             raise ConfigError(f"--split: {self.split!r} is not known; give {' or '.join(SplitKind)}")
         if self.split == SplitKind.GLOBAL_TIME:

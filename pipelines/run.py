@@ -1,6 +1,6 @@
 """The offline flow from raw events to a live bundle, top to bottom.
 
-    ingest -> features -> tokenize -> train -> distill -> evaluate -> gate -> optimize -> precompute -> publish
+    ingest -> features -> tokenize -> train -> distill -> evaluate -> gate -> refit -> optimize -> precompute -> publish
 
 Each stage is skipped when its output for these inputs exists; what has an effect outside of its folder (the online store,
 the live pointer) is done in any case, since that is cheap and the store may have been emptied in between. A run with the global time split ends after the gate.
@@ -25,7 +25,7 @@ from rich.console import Console
 
 from models.catalogue import load_catalogue
 from models.files import file_sha256
-from models.registry import BundleStore, learned_repeats
+from models.registry import BundleStore
 from pipelines.codes import reuse
 from pipelines.data import ingest, tokenize
 from pipelines.data.examples import SplitKind
@@ -36,15 +36,15 @@ from pipelines.evaluation.judge import Judgement, judge
 from pipelines.evaluation.live import live_of
 from pipelines.features import point_in_time, tables
 from pipelines.options import PipelineOptions, Places
-from pipelines.publication import bundle, model_card, precompute
+from pipelines.publication import bundle, model_card, precompute, refit
 from pipelines.runner.bars import Bars, metrics_table
-from pipelines.runner.run_lock import run_lock, run_lock_if_free
+from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
 from pipelines.training import distill, recipes, text_start, train
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
 from pipelines.training.warm_start import last_whole_training, verified_live
-from services.errors import BundleWithdrawn, ConfigError, StageFailed
+from services.errors import BundleWithdrawn, StageFailed
 from services.features.writer import FeatureWriter
 
 log = structlog.get_logger()
@@ -103,6 +103,9 @@ def _show(done: list[StageOutput], options: PipelineOptions, console: Console) -
     if report.evaluation is not None:
         console.print(metrics_table(report.evaluation))
         console.print(describe_gain(report.evaluation["gain"]), markup=False)
+    for output in done:
+        if output.stage == "refit":
+            console.print(refit.describe(refit.read_found(output.path)), markup=False)
     if report.bundle_version is not None:
         console.print(f"report: {done[-1].path / model_card.CARD}", markup=False)
         console.print(f"{report.bundle_version} is live")
@@ -119,7 +122,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     seen = store.live_version()
 
     bars.begin("ingest")
-    ingested = _ingest(stages, options, places)
+    ingested = ingest_events(stages, options, places)
     yield ingested
     live = live_of(store, seen, ingested, options, _command())
 
@@ -194,10 +197,18 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     if split == SplitKind.GLOBAL_TIME:
         return
 
+    serving = models
+    if options.refit:
+        refitted = _refit(stages, models, recipe, distilled, options, bars.begin("refit"))
+        yield refitted
+        refit.refuse(refit.read_found(refitted.path))
+        serving = refit.serving_pair(models, refitted.path)
+        made_by.append(refitted)
+
     bars.begin("optimize")
-    key = content_key(recipe.prompt | judged.key(), [evaluated.key], [bundle])
-    now = datetime.now(UTC)
-    optimized = stages.run("optimize", key, lambda out: bundle.optimize(models, evaluated.path, now, out))
+    key = content_key(recipe.prompt | judged.key(), [made_by[-1].key], [bundle])
+    now, beside = datetime.now(UTC), models if options.refit else None
+    optimized = stages.run("optimize", key, lambda out: bundle.optimize(serving, evaluated.path, now, out, beside))
     bundle_dir, version = optimized.path / "bundle", (optimized.path / "version.txt").read_text()
     yield optimized
     if not options.force:
@@ -206,56 +217,18 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     progress = bars.begin("precompute")
     catalogue = load_catalogue(bundle_dir / "catalogue.parquet")
     ranker = precompute.BatchRanker(bundle_dir / "decoder", catalogue, version, repeats=repeats, **recipe.prompt)
-    yield _store_lists(stages, options, places, ingested, ranker, progress)
+    yield store_lists(stages, options, places, ingested, ranker, progress)
 
     bars.begin("publish")
     finished = evaluate.read_report(bundle_dir)
     manifest = _manifest([*made_by, optimized], judged, held_out, recipe, options)
-    manifest |= {"student_serving": finished["student_serving"]}
+    manifest |= {name: finished[name] for name in ("student_serving", "refit")}
     card = model_card.render(version, manifest, finished)
     pages = {model_card.CARD: card}
     published = bundle.publish(store, bundle_dir, version, manifest, pages, seen, force=options.force)
     store.prune(places.keep_bundles)
     FeatureWriter(places.feature_repo).remove_precomputed(store.versions())
     yield StageOutput("publish", version, published.path, skipped=False, seconds=0.0)
-
-
-def refresh_lists(options: PipelineOptions, places: Places, console: Console) -> int:
-    """Between two trainings: make the precomputed lists anew for the live bundle, from current features. Return their number.
-
-        ingest -> precompute
-
-    A list is unused from its user's next event on, and the decoder answers instead. Returns 0 while a whole flow runs, which ends with
-    lists of its own. Raises BundleNotFound before the first bundle is live, ConfigError where it was made from tables and none are given,
-    DataError for tables that break their schema, DependencyAway.
-    """
-    with run_lock_if_free(places.stages_dir) as is_free:
-        if not is_free:
-            console.print(f"another run in {places.stages_dir} is about to make the lists", markup=False)
-            return 0
-        live, stages = BundleStore(places.bundle_root).live(), StageCache(places.stages_dir)
-        if options.events is None and (made_from := live.manifest.get("dataset", options.dataset)) != options.dataset:
-            own = f"{live.version} was made from the table {made_from!r} and not from {options.dataset}"
-            raise ConfigError(f"--events: {own}; give --events and --items as for the training")
-        catalogue = load_catalogue(live.path / "catalogue.parquet")
-        ranker = precompute.BatchRanker(
-            live.path / "decoder",
-            catalogue,
-            live.version,
-            repeats=learned_repeats(live.manifest),
-            **live.manifest["prompt"],
-        )
-        with Bars(console) as bars:
-            bars.begin("ingest")
-            ingested = _ingest(stages, options, places)
-            bars.end(ingested)
-
-            progress = bars.begin("precompute")
-            listed = _store_lists(stages, options, places, ingested, ranker, progress)
-            bars.end(listed)
-    num_lists = len(precompute.read_rows(listed.path))
-    console.print(f"{num_lists} lists are fresh")
-    return num_lists
 
 
 def _manifest(
@@ -295,14 +268,28 @@ def _refuse(
     gate.refuse(judged.problems, f"{outcome}; report: {refused.path / model_card.CARD}", steps)
 
 
-def _ingest(stages: StageCache, options: PipelineOptions, places: Places) -> StageOutput:
+def _refit(
+    stages: StageCache,
+    judged: evaluate.Trained,
+    recipe: recipes.Recipe,
+    distilled: StageOutput,
+    options: PipelineOptions,
+    progress: Progress,
+) -> StageOutput:
+    """Run the stage `refit` on the pair that passed the gate."""
+    key = refit.key(recipe, distilled.key)
+    saved = Checkpoints(stages.checkpoint_dir("refit", key), "refit", options.checkpoint_every_s)
+    return stages.run("refit", key, lambda out: refit.refit(judged, recipe, out, saved, progress))
+
+
+def ingest_events(stages: StageCache, options: PipelineOptions, places: Places) -> StageOutput:
     """Run the stage `ingest` on the given tables and the live log."""
     log = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
     source = ingest.Source(options.events, options.items, log, places.event_roles)
     return stages.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
 
 
-def _store_lists(
+def store_lists(
     stages: StageCache,
     options: PipelineOptions,
     places: Places,

@@ -22,7 +22,7 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from pipelines.data.examples import Split
+from pipelines.data.examples import REFIT, Split
 from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import content_key, silent
 from pipelines.training import recipes, train
@@ -90,8 +90,8 @@ def search(
 
 
 def without_test_labels(tokenized: Path, out: Path) -> Path:
-    """Copy what training reads, without the rows of the test split, and return the copy."""
-    shutil.copytree(tokenized, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("examples.parquet"))
+    """Copy what training reads before the gate, without the rows of the test split, and return the copy."""
+    shutil.copytree(tokenized, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("examples.parquet", REFIT))
     rows = pl.read_parquet(tokenized / "examples.parquet")
     rows.filter(pl.col("split").is_in([Split.TRAIN, Split.VALID])).write_parquet(out / "examples.parquet")
     return out

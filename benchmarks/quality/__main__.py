@@ -1,11 +1,11 @@
 """Model quality: decoder, student and all baselines of pipelines/evaluation over several seeds, and what routing to the LLM is worth.
 
     python -m benchmarks.quality --json OUT [--seeds 3] [--split leave-one-out global-time] [--state FOLDER] [--recipes FILE] [--epochs N]
-                                 [--code-depth N] [--sequences FOLDER | --events FILE --items FILE]
+                                 [--code-depth N] [--nested] [--sequences FOLDER | --events FILE --items FILE]
 
 Default data: ml-100k. `--events` and `--items` are tables as `tailrace pipeline` takes them; `--sequences` is a folder as benchmarks/quality/sequences.py describes it, whose
 events have an order and no times, so that only leave-one-out is possible there. Histories come from a feature store that the run starts for itself; each seed and
-split trains decoder, student and twin again. Stage outputs that the state folder already holds are reused. `--epochs` shortens training to check that it
+split trains decoder, student and twin again. `--nested` runs another test instead (nested.py): the whole flow without each user's last label, which then what is published and what its gate judged both rank. Stage outputs that the state folder already holds are reused. `--epochs` shortens training to check that it
 runs; its numbers mean nothing. docs/benchmarks.md says how to read the file.
 """
 
@@ -19,6 +19,7 @@ from rich.console import Console
 
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.quality.decoder_times import decoder_ms
+from benchmarks.quality.nested import measure_nested, summarise_nested
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.sizes import num_parameters
@@ -43,10 +44,13 @@ def main() -> None:
         settings = with_own_store(load_settings(), options.state)
         chosen, places = list(pipeline_options(options, settings.state_dir)), Places.from_settings(settings)
         with feature_store(settings, console.print):
-            runs = [measure(one, places, console) for one in chosen]
+            if options.nested:
+                found = summarise_nested([measure_nested(one, places, console) for one in chosen])
+            else:
+                found = summarise([measure(one, places, console) for one in chosen])
     except TailraceError as error:
         sys.exit(f"error: {error}")
-    write_report(options.json, about_run("quality") | summarise(runs))
+    write_report(options.json, about_run("quality") | found)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -72,6 +76,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--code-depth", type=int, metavar="N", help="tokens of an item, 1 to 4 (default: by the number of items)"
     )
+    parser.add_argument(
+        "--nested",
+        action="store_true",
+        help="hold each user's last label out, run the whole flow, and compare what it publishes with what its gate judged",
+    )
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
     options = parser.parse_args(arguments)
     if options.sequences is not None:
@@ -82,7 +91,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
                 f"argument --split: {SplitKind.GLOBAL_TIME} needs the times of events, and --sequences gives their order alone; "
                 "leave --split out, or give --events and --items"
             )
-    splits = [SplitKind.LEAVE_ONE_OUT] if options.sequences is not None else list(SplitKind)
+    if options.nested and options.split is not None:
+        parser.error("argument --nested: it holds labels out by itself; leave --split out")
+    has_one_split = options.nested or options.sequences is not None
+    splits = [SplitKind.LEAVE_ONE_OUT] if has_one_split else list(SplitKind)
     options.split = list(dict.fromkeys(map(SplitKind, options.split or splits)))
     return options
 

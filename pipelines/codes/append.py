@@ -1,7 +1,8 @@
 """New items join the live bundle without training.
 
 Where codes are deeper than 1 they get codes from the bundle's book, the student's rows from these codes, and the decoder stays. Where an item
-is one token, the decoder gets a row for each from its text, and the student's come from these. Old items keep their codes and their rows. The new version is made live like any other, so gateways and replicas take it over within seconds.
+is one token, the decoder gets a row for each from its text, and the student's come from these. Old items keep their codes and their rows. The bundle's judged pair gets them too, as later starts and comparisons take it.
+The new version is made live like any other, so gateways and replicas take it over within seconds.
 """
 
 import shutil
@@ -16,10 +17,10 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from models.catalogue import Catalogue
+from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
-from models.registry import Bundle, BundleStore
+from models.registry import JUDGED, Bundle, BundleStore
 from models.student import StudentModel, read_student, save_student
 from pipelines.codes.embedding import texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
@@ -59,15 +60,15 @@ def append_items(
     live.verify()
     (rows,), notes = normalize(Raw("items", table, raw_items))
     checked = schema.check_items(rows, table)
-    kept, text, before = kept_codes(live.path), load_item_text(live.path), live.catalogue()
-    if kept is None and text is None:
+    kept = kept_codes(live.path)
+    if kept is None and load_item_text(live.path) is None:
         raise ConfigError(
             f"{live.version}: its codes have depth 1, a token an item, and its rows are not learned from text; "
             "train once with a recipe whose decoder has a text_size, or with `tailrace pipeline --code-depth 3`"
         )
     if not 0 < lift < float("inf") or (kept is not None and lift != 1):
         raise ConfigError(f"--lift: {lift:g} {_NO_LIFT if kept is not None else 'is no factor; give a number above 0'}")
-    is_known = pl.col("item_id").is_in(list(before.item_ids))
+    is_known = pl.col("item_id").is_in(list(live.item_ids()))
     new = checked.good.filter(~is_known).sort("item_id")
     for sentence in (*notes, *checked.notes, *_left_out(checked, checked.good.filter(is_known))):
         report(str(sentence))
@@ -76,19 +77,12 @@ def append_items(
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "bundle"
         shutil.copytree(live.path, folder, ignore=shutil.ignore_patterns("manifest.json"))
-        student = read_student(folder / "student.safetensors")
-        catalogue = with_items(before, new, kept)
-        if kept is not None:
-            student = with_rows(student, before, catalogue)
-        elif text is not None:
-            decoder = load_decoder(folder / "decoder", torch.float32, "cpu")
-            student, decoder = with_text_rows(student, decoder, before, catalogue, lift * text.rows(texts_of(new)))
-            save_decoder(decoder, folder / "decoder")
-        catalogue.save(folder / "catalogue.parquet")
-        save_student(student, folder / "student.safetensors")
+        student = _extend(folder, new, kept, lift)
+        if live.judged_dir != live.path:
+            _extend(folder / JUDGED, new, kept, lift)
         export_with_items_added(student, live.path, folder)
         about = {name: value for name, value in live.manifest.items() if name not in {"version", "files"}}
-        about["num_items"] = len(catalogue.item_ids)
+        about["num_items"] = student.config.num_items
         about["lineage"] = about.get("lineage", {}) | {"items_added_to": live.version}
         if (card := folder / CARD).exists():
             note = f"This bundle is {live.version} with {len(new)} items more, without training; what follows is on that one.\n\n"
@@ -105,6 +99,25 @@ def _left_out(checked: schema.Checked, known: pl.DataFrame) -> list[str]:
         for reason, rows in (groups | {"in the bundle already": known}).items()
         if rows.height
     ]
+
+
+def _extend(pair: Path, new: pl.DataFrame, kept: KeptCodes | None, lift: float) -> StudentModel:
+    """Write the models and the catalogue of this folder with the new items, and return its student. Without codes to keep the folder knows its items' texts."""
+    before, text, student = (
+        load_catalogue(pair / "catalogue.parquet"),
+        load_item_text(pair),
+        read_student(pair / "student.safetensors"),
+    )
+    catalogue = with_items(before, new, kept)
+    if kept is not None:
+        student = with_rows(student, before, catalogue)
+    elif text is not None:
+        decoder = load_decoder(pair / "decoder", torch.float32, "cpu")
+        student, decoder = with_text_rows(student, decoder, before, catalogue, lift * text.rows(texts_of(new)))
+        save_decoder(decoder, pair / "decoder")
+    catalogue.save(pair / "catalogue.parquet")
+    save_student(student, pair / "student.safetensors")
+    return student
 
 
 def with_items(old: Catalogue, new: pl.DataFrame, kept: KeptCodes | None) -> Catalogue:

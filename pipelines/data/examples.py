@@ -8,6 +8,9 @@
 
 A test label is the user's last positive event and at least the third, in both. Every row carries the time as of which its history is read, so the feature
 store, and not this file, decides what was known then.
+
+What is published learns from all events, after the gate: of the rows for that (`refit_rows`) the training rows hold every event, and the test labels validate. They
+are in a folder of their own, which no stage before the gate reads.
 """
 
 import json
@@ -26,6 +29,8 @@ from services.stream.aggregate import history_limits
 
 MIN_EVENTS_TO_EVALUATE = 3
 SPLIT = "split.json"
+REFIT = "refit"
+"""The folder of the refit's rows beside the others; it has the same files."""
 _VALID_FROM_SHARE, _TEST_FROM_SHARE = 0.8, 0.9
 """How much of the positive events, in order of time, lies before each cut of the global time split."""
 
@@ -67,8 +72,20 @@ def as_of_rows(events: pl.DataFrame, max_items: int, cuts: Cuts | None = None) -
     target: its history is the sequence to learn. Of a history longer than the `max_items` that the store keeps, one training row begins where the
     next later one was cut, so that each event is learned from once.
     """
+    placed = _placed(events)
+    return _all_rows(_left_out(placed) if cuts is None else _after(placed, cuts), max_items)
+
+
+def refit_rows(events: pl.DataFrame, max_items: int) -> pl.DataFrame:
+    """Return the same columns for what learns from all events: each user's training rows hold them all, and the labels of the test split validate."""
+    placed = _left_out(_placed(events))
+    return _all_rows(placed.with_columns(is_valid="is_test", is_test=pl.lit(False), num_train="total"), max_items)
+
+
+def _placed(events: pl.DataFrame) -> pl.DataFrame:
+    """Return each event with its place among its user's, and that of each label among the user's labels."""
     is_positive = pl.col("role") == Role.POSITIVE
-    placed = events.select(
+    return events.select(
         "user_id",
         "item_id",
         "event_time",
@@ -79,7 +96,10 @@ def as_of_rows(events: pl.DataFrame, max_items: int, cuts: Cuts | None = None) -
         nth_label=is_positive.cum_sum().over("user_id"),
         num_labels=is_positive.sum().over("user_id"),
     )
-    placed = _left_out(placed) if cuts is None else _after(placed, cuts)
+
+
+def _all_rows(placed: pl.DataFrame, max_items: int) -> pl.DataFrame:
+    """Return the rows of all splits for events with is_valid, is_test and num_train."""
     num_train = pl.col("num_train")
     longest = int(placed.select(pl.col("total").max()).item() or 0)
     train = placed.filter(_ends_a_row(pl.col("place").cast(pl.Int64) + 1, num_train.cast(pl.Int64), max_items, longest))

@@ -14,6 +14,7 @@ are read is an argument, `read_histories`.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from pipelines.codes.embedding import save_texts, texts_of
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.reuse import KeptCodes, new_codes
 from pipelines.data.examples import (
+    REFIT,
     SPLIT,
     Split,
     SplitKind,
@@ -36,6 +38,7 @@ from pipelines.data.examples import (
     read_cases,
     read_sequences,
     read_split,
+    refit_rows,
 )
 from pipelines.evaluation.repeats import describe_repeats, find_repeats
 from services.errors import StageFailed
@@ -62,7 +65,9 @@ def tokenize(
     rows = as_of_rows(events, max_items, cuts)
     about = {"kind": split} | ({name: when.isoformat() for name, when in asdict(cuts).items()} if cuts else {})
     _require_all_parts(rows, about)
-    examples = with_labels(to_indices(with_histories(rows, read_histories), items), rows["event_timestamp"], events)
+    both = rows if cuts else pl.concat([rows, refit_rows(events, max_items)])
+    both = with_labels(to_indices(with_histories(both, read_histories), items), both["event_timestamp"], events)
+    examples, of_refit = both[: rows.height], both[rows.height :]
     texts = texts_of(items.sort("item_id"))
     save_texts(texts, out)
     catalogue = _coded(build_catalogue(items, examples), texts, examples, codes or CodesOptions(), kept, out)
@@ -70,6 +75,20 @@ def tokenize(
     examples.write_parquet(out / "examples.parquet")
     repeats = find_repeats(read_sequences(out), read_cases(out, Split.VALID), len(catalogue.item_ids))
     (out / SPLIT).write_text(json.dumps(about | repeats, indent=1))
+    if cuts is None:
+        _save_refit(catalogue, of_refit, texts, out)
+
+
+def _save_refit(catalogue: Catalogue, examples: pl.DataFrame, texts: list[str], out: Path) -> None:
+    """Write the folder of what learns from all events, beside the files that it shares."""
+    folder = out / REFIT
+    folder.mkdir(exist_ok=True)
+    save_texts(texts, folder)
+    replace(catalogue, popularity=num_events(examples, len(texts))).save(folder / "catalogue.parquet")
+    examples.write_parquet(folder / "examples.parquet")
+    for name in (SPLIT, CODE_BOOK):
+        if (out / name).exists():
+            shutil.copyfile(out / name, folder / name)
 
 
 def describe_split(tokenized: Path) -> list[str]:
@@ -158,15 +177,20 @@ def with_labels(examples: pl.DataFrame, as_of: pl.Series, events: pl.DataFrame) 
 def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:
     """Return the catalogue: one token per item, in item-id order, with its count of training events."""
     ordered = items.sort("item_id")
-    trained = examples.filter(pl.col("split") == Split.TRAIN)["history"].explode().drop_nulls()
     return Catalogue(
         item_ids=tuple(ordered["item_id"]),
         titles=tuple(ordered["title"]),
         categories=tuple(tuple(names) for names in ordered["categories"].to_list()),
         codes=np.arange(ordered.height, dtype=np.int32).reshape(-1, 1),
         level_sizes=(ordered.height,),
-        popularity=np.bincount(trained.to_numpy(), minlength=ordered.height).astype(np.float64),
+        popularity=num_events(examples, ordered.height),
     )
+
+
+def num_events(examples: pl.DataFrame, num_items: int) -> np.ndarray:
+    """Return each item's number of training events (num_items,)."""
+    trained = examples.filter(pl.col("split") == Split.TRAIN)["history"].explode().drop_nulls()
+    return np.bincount(trained.to_numpy(), minlength=num_items).astype(np.float64)
 
 
 def _coded(

@@ -1,26 +1,22 @@
 """Ranks the test users' labels with the models of the live bundle, and compares the new ones with them user by user.
 
-The champion ranks the items that its own catalogue has; an item that it lacks comes last. Test labels are the newest event of each user, which no
-earlier training saw.
+The champion is the pair of that bundle that its gate judged: the one that serves has learned the newest event of each user who did nothing since, which are test labels now.
+It ranks the items that its own catalogue has; an item that it lacks comes last.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import structlog
-import torch
 
 from models.catalogue import Catalogue, load_catalogue
-from models.decoder.weights import load_decoder
 from models.registry import Bundle
-from models.student import read_student
 from pipelines.evaluation.evaluate import Trained, read_ranks
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.evaluation.metrics import Scorer, gains, interval, rank_labels
-from pipelines.training.beam_scoring import decoder_scorer
-from pipelines.training.distill import StudentScorer
+from pipelines.evaluation.pair import load_pair
 from services.errors import TailraceError
 
 log = structlog.get_logger()
@@ -35,10 +31,11 @@ def compare(challenger: Trained, held_out: HeldOut, evaluated: Path, champion: B
     cases, ranks = held_out.open(f"comparison with {champion.version}"), read_ranks(evaluated)
     try:
         champion.verify()
-        before = load_catalogue(champion.path / "catalogue.parquet")
+        before = load_catalogue(champion.judged_dir / "catalogue.parquet")
+        scorers = load_pair(champion.judged_dir, challenger.device).scorers(before, **champion.manifest["prompt"])
         found = {
             name: rank_labels(MappedScorer(scorer, before, now), cases).as_served(repeats=challenger.repeats)
-            for name, scorer in _scorers(champion, before, challenger.device)
+            for name, scorer in scorers.items()
         }
     except TailraceError as error:
         log.warning("champion_not_compared", bundle=champion.version, why=str(error))
@@ -58,13 +55,6 @@ class MappedScorer:
         known = [self._earlier[history] for history in histories]
         scores = self._scorer([history[history >= 0] for history in known])
         return np.where(self._earlier >= 0, scores[:, self._earlier], -np.inf)
-
-
-def _scorers(champion: Bundle, catalogue: Catalogue, device: torch.device) -> Iterator[tuple[str, Scorer]]:
-    prompt = champion.manifest["prompt"]
-    decoder = load_decoder(champion.path / "decoder", torch.float32, device)
-    yield "decoder", decoder_scorer(decoder, catalogue, prompt["max_items"], prompt["stride"])
-    yield "student", StudentScorer(read_student(champion.path / "student.safetensors").to(device))
 
 
 def _row(name: str, version: str, new: np.ndarray, old: np.ndarray) -> dict[str, Any]:

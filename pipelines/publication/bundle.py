@@ -1,12 +1,12 @@
-"""Stages 7 and 9: the bundle is assembled from what was trained, its student proven equal to the evaluated one; then it is published.
+"""Stages 8 and 10: the bundle is assembled from what was trained, its exported student proven equal to the trained one; then it is published.
 
     bundle/          what models/registry.py lists: decoder/, student.onnx and student_table/ (student_table), student.safetensors, catalogue.parquet, report.json,
                      code_book.safetensors where codes are deeper than 1, teacher/ where their decoder had one, and item_text.safetensors where rows are learned from text; publication adds
                      report.md (model_card)
     version.txt      the bundle's name: when it was made (UTC) and a hash of its content
 
-The decoder is served from the checkpoint that was evaluated. The report is the evaluation, and how long one ranking by the exported student takes
-here, and how far its scores are from the evaluated ones or, of a large catalogue, how many of the exact top ten it finds.
+The decoder is served from the checkpoint that training wrote. The report is the evaluation, of the judged pair; what a refit found; how long one ranking by the exported student takes
+here, and how far its scores are from the trained one's or, of a large catalogue, how many of the exact top ten it finds.
 """
 
 import json
@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from models.registry import Bundle, BundleStore, Seen, hashes
+from models.registry import JUDGED, Bundle, BundleStore, Seen, hashes
 from models.student import read_student
 from pipelines.codes.code_book import CODE_BOOK
 from pipelines.data.examples import Cases, Split, read_cases
 from pipelines.evaluation.evaluate import REPORT, Trained, read_report
 from pipelines.evaluation.gain import llm_pays
+from pipelines.evaluation.pair import save_pair
+from pipelines.publication.refit import read_found
 from pipelines.publication.student_table import GRAPH, export_student
 from pipelines.runner.stage import content_key
 from pipelines.training.distill import StudentScorer
-from pipelines.training.item_teacher import TEACHER
-from pipelines.training.item_text import ITEM_TEXT
 from services.errors import StageFailed
 from services.features.schema import SERVICE
 from services.student.ranker import StudentRanker
@@ -41,18 +41,17 @@ _KEPT_METRICS = ("hr@10", "ndcg@10", "coverage@10", "calibration@10")
 """What the manifest has of each model's metrics."""
 
 
-def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path) -> None:
-    """Assemble the bundle. Raises StageFailed when the exported student's scores differ from the evaluated one's."""
+def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path, judged: Trained | None = None) -> None:
+    """Assemble the bundle of what serves, with the pair that was judged beside it if that is another one, from which this one was refitted.
+
+    Raises StageFailed when the exported student's scores differ from the trained one's.
+    """
     bundle = out / "bundle"
-    shutil.copytree(trained.decoder_dir, bundle / "decoder")
-    shutil.copyfile(trained.tokenized / "catalogue.parquet", bundle / "catalogue.parquet")
+    save_pair(trained, bundle)
+    if judged is not None:
+        save_pair(judged, bundle / JUDGED)
     if (trained.tokenized / CODE_BOOK).exists():
         shutil.copyfile(trained.tokenized / CODE_BOOK, bundle / CODE_BOOK)
-    if (trained.decoder_dir.parent / TEACHER).exists():
-        shutil.copytree(trained.decoder_dir.parent / TEACHER, bundle / TEACHER)
-    if (trained.decoder_dir.parent / ITEM_TEXT).exists():
-        shutil.copyfile(trained.decoder_dir.parent / ITEM_TEXT, bundle / ITEM_TEXT)
-    shutil.copyfile(trained.students_dir / "student.safetensors", bundle / "student.safetensors")
     student, cases = (
         read_student(trained.students_dir / "student.safetensors"),
         read_cases(trained.tokenized, Split.VALID),
@@ -67,7 +66,8 @@ def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path) ->
     else:
         serving = {"recall@10": table.recall, "num_scored": table.num_scored}
     serving |= time_ranking(ranker, cases, student.config.num_items)
-    report = read_report(evaluated) | {"student_serving": serving}
+    refitted = read_found(trained.students_dir) if judged is not None else None
+    report = read_report(evaluated) | {"student_serving": serving, "refit": refitted}
     (bundle / REPORT).write_text(json.dumps(report, indent=1))
     (out / "version.txt").write_text(version_of(bundle, made_at))
 

@@ -20,7 +20,8 @@ def render(version: str, manifest: Mapping[str, Any], report: Mapping[str, Any])
     """Return the page of this bundle. `manifest` is its manifest without version and hashes."""
     forced = manifest["forced"]
     limits = [f"- It was published by force although: {'; '.join(forced)}."] if forced else []
-    return _page([_card(f"Bundle {version}", manifest, report, limits)], manifest, report, forced)
+    begin = [_card(f"Bundle {version}", manifest, report, limits), _weights(report["refit"])]
+    return _page(begin, manifest, report, forced)
 
 
 def write_refusal(
@@ -133,6 +134,22 @@ def _limits(manifest: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]
     if small:
         found.append(f"- Slices of fewer than {MIN_CASES} test users show nothing: {', '.join(small)}.")
     return found
+
+
+def _weights(refit: Mapping[str, Any] | None) -> str:
+    if refit is None:
+        return "## Weights\n\nThe weights that serve are those that the gate judged."
+    rows = [
+        (name, f"{row['newest_ndcg_judged']:.4f}", f"{row['newest_ndcg']:.4f}", f"{row['in_common']:.0%}")
+        for name, row in refit["models"].items()
+    ]
+    words = (
+        f"All quality on this page is that of the pair in `judged/`, which learned {refit['num_events_judged']:,} events and no label that it was judged by. What serves went on from it and learned all "
+        f"{refit['num_events']:,} events, after the gate; no label is left to judge it by. So it was held against the judged pair: it must predict users' newest events better, and its lists of ten must "
+        f"have at least {refit['least_in_common']:.0%} in common with that pair's."
+    )
+    heads = ("model", "newest events' NDCG@10, judged", "serving", "lists in common")
+    return "\n\n".join(["## Weights", words, table(heads, rows)])
 
 
 def _quality(report: Mapping[str, Any]) -> str:

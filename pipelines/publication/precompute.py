@@ -1,4 +1,4 @@
-"""Stage 8: for the busiest users, the list that the LLM tier would return now, ranked by the same engine.
+"""Stage 9: for the busiest users, the list that the LLM tier would return now, ranked by the same engine.
 
     precomputed.parquet   the columns of the view user_recommendations
 

@@ -1,9 +1,9 @@
-"""Starts a training from a bundle's weights: rows of tokens and items are matched by item id, all other weights are taken over.
+"""Starts a training from trained weights: rows of tokens and items are matched by item id, all other weights are taken over.
 
-It is the bundle of the last whole training. Night after night from the night before, the same events would be learned ever more often, and by heart.
-A new item starts from the mean of the known rows, plus its own random start, so that no two are alike. A quarter of the epochs follows, at a high rate, which learns the new
+A nightly training starts from the pair that the gate judged in the last whole training: what serves has learned the labels that the next gate judges by, and night after night from the night before, the same events would be
+learned ever more often, and by heart. A new item starts from the mean of the known rows, plus its own random start, so that no two are alike. A quarter of the epochs follows, at a high rate, which learns the new
 events and harms what was learned before; the mean of the start and the end has both ("model soup", Wortsman et al. 2022, arXiv:2203.05482). What does not fit, or is too old, is
-refused whole, and the training then starts from random weights.
+refused whole, and the training then starts from random weights. A refit (pipelines.publication.refit) starts from the pair that was judged a moment ago.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,13 +23,9 @@ from services.errors import BundleError, CheckpointError
 
 log = structlog.get_logger()
 
-_EPOCHS = 0.25
-_RATE = 2.0
-"""Of the learning rate: new events are seen in a quarter of the epochs, so they need larger steps. At half of the rate less is kept (benchmarks.warm_start)."""
 _BY_ROW = ("embedding.weight", "head.weight")
 _OWN_ROWS = "embedding.parametrizations.weight.original"
 """The same, of a decoder whose rows are learned from text too (item_text)."""
-_START_SHARE = 0.5
 NUM_CASES = 2_000
 """How many cases validate: there is one validation, which chooses nothing."""
 MAX_NEW_SHARE = 0.025
@@ -41,34 +37,49 @@ RowsBefore = Callable[[Catalogue, Catalogue], np.ndarray]
 """(the bundle's catalogue, the present one) -> the older row of each row, -1 for a new one. May raise CheckpointError."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Onward:
+    """How a fit goes on from trained weights: its epochs and learning rate as factors of the recipe's, and the share of the start in the result."""
+
+    epochs: float
+    rate: float
+    start_share: float
+
+
+NIGHTLY = Onward(epochs=0.25, rate=2.0, start_share=0.5)
+"""New events are seen in a quarter of the epochs, so they need larger steps. At half of the rate less is kept (benchmarks.warm_start)."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun:
-    """How a fit goes on from the weights that it begins with: its schedule, and which rows (V,) of the model are new."""
+    """How a fit goes on from the weights that it begins with: its schedule, the share of the start in the result, and which rows (V,) of the model are new."""
 
     options: FitOptions
+    start_share: float
     is_new_V: Tensor
 
     def start_shares(self, model: nn.Module) -> list[Tensor]:
         """Return each parameter's share of the start in the mean: 0 for new rows, which began as random numbers."""
-        half = torch.full((), _START_SHARE)
-        by_row_V1 = torch.where(self.is_new_V, 0.0, half).unsqueeze(1)
+        share = torch.full((), self.start_share)
+        by_row_V1 = torch.where(self.is_new_V, 0.0, share).unsqueeze(1)
         return [
-            (by_row_V1 if name in {*_BY_ROW, _OWN_ROWS} else half).to(parameter.device)
+            (by_row_V1 if name in {*_BY_ROW, _OWN_ROWS} else share).to(parameter.device)
             for name, parameter in model.named_parameters()
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """The folder of a bundle to start from, and its version."""
+    """The folder of the pair to start from, as bundles have it, the version of its bundle, and how to go on."""
 
     folder: Path
     version: str
+    onward: Onward = NIGHTLY
 
     def begin(
         self, stage: str, fresh: nn.Module, catalogue: Catalogue, options: FitOptions, read: Read, rows: RowsBefore
     ) -> Begun | None:
-        """Load the bundle's weights into this model, which has fresh ones, and return what suffices then.
+        """Load the pair's weights into this model, which has fresh ones, and return what suffices then.
 
         What does not fit is logged, None is returned, and the model stays as it is.
         """
@@ -79,7 +90,7 @@ class WarmStart:
         except (BundleError, CheckpointError) as error:
             log.warning("warm_start_refused", stage=stage, bundle=self.version, why=f"{error}: full training")
             return None
-        return Begun(shortened(options), torch.from_numpy(rows_before_V < 0))
+        return Begun(shortened(options, self.onward), self.onward.start_share, torch.from_numpy(rows_before_V < 0))
 
 
 def verified_live(store: BundleStore) -> Bundle | None:
@@ -94,7 +105,7 @@ def verified_live(store: BundleStore) -> Bundle | None:
 
 
 def last_whole_training(store: BundleStore, live: Bundle, events: Path) -> WarmStart | None:
-    """Return the live bundle, or what it started from itself, verified, as a start for a training on these events. Log why and return None if it is unreadable or too old."""
+    """Return the judged pair of the live bundle, or of what that started from itself, verified, as a start for a training on these events. Log why and return None if it is unreadable or too old."""
     try:
         whole = live
         if live.started_from is not None:
@@ -104,13 +115,13 @@ def last_whole_training(store: BundleStore, live: Bundle, events: Path) -> WarmS
     except (BundleError, CheckpointError) as error:
         log.warning("warm_start_refused", why=f"{error}: full training")
         return None
-    return WarmStart(whole.path, whole.version)
+    return WarmStart(whole.judged_dir, whole.version)
 
 
-def shortened(options: FitOptions) -> FitOptions:
-    """Return the schedule of a fit that starts warm: a quarter of the epochs at twice the learning rate, and one validation."""
-    epochs = max(1, int(options.epochs * _EPOCHS))
-    rate = options.descent.learning_rate * _RATE
+def shortened(options: FitOptions, onward: Onward) -> FitOptions:
+    """Return the schedule of a fit that starts warm, with one validation at its end."""
+    epochs = max(1, int(options.epochs * onward.epochs))
+    rate = options.descent.learning_rate * onward.rate
     return replace(options, epochs=epochs, validate_every=epochs, descent=replace(options.descent, learning_rate=rate))
 
 

@@ -207,6 +207,10 @@ def pipeline(
     max_drift: Annotated[
         float, typer.Option(help="Maximal drift (PSI) of the events since the live bundle; inf for none.")
     ] = 0.25,
+    refit: Annotated[
+        bool,
+        typer.Option(help="Let both models learn from all events after the gate; else what it judged is published."),
+    ] = True,
     force: Annotated[
         bool, typer.Option(help="Publish although the gate refuses, or the bundle was withdrawn; this is audited.")
     ] = False,
@@ -240,6 +244,7 @@ def pipeline(
             min_volume_share=min_volume_share, max_unusable_share=max_unusable_share, max_drift=max_drift
         ),
         gate=GateOptions(baseline=baseline, min_student_share=min_student_share, max_loss=max_loss),
+        refit=refit,
         force=force,
         replace_live=replace_live,
     )
@@ -261,7 +266,7 @@ def precompute(
     from infra.local.servers.store import feature_store
     from pipelines.options import PipelineOptions, Places
     from pipelines.publication.precompute import PrecomputeOptions
-    from pipelines.run import refresh_lists
+    from pipelines.refresh import refresh_lists
 
     settings = _settings()
     options = PipelineOptions(events=events, items=items, precompute=PrecomputeOptions(num_users=num_users))

@@ -43,19 +43,19 @@ MakeBatch = Callable[[], Batch]
 
 
 def cut_windows(sequences: Sequence[np.ndarray], max_items: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Cut each sequence into windows of at most `max_items`, from its end or, half of the time, from shortly before it.
+    """Cut each sequence into windows of at most `max_items` from its end, of which half of the time the newest is up to half as long.
 
-    The moving cut puts each item at other positions in other epochs. Remainders of a single item are dropped.
+    The moving cuts put each item at other positions in other epochs, and every epoch holds the newest. A single item that remains at the beginning is dropped.
     """
     windows = []
     for sequence in sequences:
-        end = len(sequence)
+        end, size = len(sequence), max_items
         if end > max_items and rng.random() < 0.5:
-            end -= int(rng.integers(0, max_items // 2))
+            size -= int(rng.integers(0, max_items // 2))
         while end > 1:
-            start = max(0, end - max_items)
+            start = max(0, end - size)
             windows.append(sequence[start:end])
-            end = start
+            end, size = start, max_items
     return windows
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +15,21 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from benchmarks.quality.__main__ import measure
+from benchmarks.quality.nested import measure_nested
 from benchmarks.quality.summary import summarise
 from models.catalogue import load_catalogue
 from models.registry import BundleStore
 from pipelines.codes.options import CodesOptions
+from pipelines.data.examples import Split, read_cases
+from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.gate import GateOptions
 from pipelines.evaluation.held_out import LEDGER, read_ledger
+from pipelines.evaluation.metrics import ndcg, rank_labels
+from pipelines.evaluation.pair import load_pair
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication.precompute import PrecomputeOptions
-from pipelines.run import refresh_lists, run_pipeline
+from pipelines.refresh import refresh_lists
+from pipelines.run import run_pipeline
 from pipelines.runner.run_lock import run_lock
 from services.contracts.features import UserFeatures
 from services.errors import ConfigError, StageFailed
@@ -34,7 +41,7 @@ from tests.integration.pipelines.conftest import places_in, quiet
 from tests.support.gateway.rows import declare_whole
 from tests.support.servers import HOST, Server, valkey_server
 from tests.support.training.synthetic import raw_events, raw_items
-from tests.unit.pipelines.conftest import SMALL_DECODER, learn_the_ring
+from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, learn_the_ring
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
@@ -75,7 +82,28 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
     assert bundle.manifest["test_set"]["num_openings"] == 1
     assert bundle.manifest["lineage"]["parents"] == {"started_from": None, "compared_with": None}
     assert (bundle.path / "report.md").read_text().startswith(f"# Bundle {bundle.version}\n")
-    assert f"report: {bundle.path / 'report.md'}" in (places.state_dir / "shown.txt").read_text()
+    shown = (places.state_dir / "shown.txt").read_text()
+    assert f"report: {bundle.path / 'report.md'}" in shown
+    assert "refit on 480 events, of which the judged models had learned 400" in " ".join(shown.split())
+
+
+def test_what_is_published_has_learned_all_events_and_the_judged_pair_is_kept(places: Places) -> None:
+    """The store's lists, the catalogue and both models are of the refit; the judged pair has the metrics of the manifest, which names both."""
+    bundle = BundleStore(places.bundle_root).live()
+    evaluated = places.stages_dir / "evaluate" / bundle.manifest["lineage"]["stages"]["evaluate"]
+
+    judged = load_pair(bundle.judged_dir, CPU).scorers(bundle.catalogue(), **bundle.manifest["prompt"])
+
+    tokenized = places.stages_dir / "tokenize" / bundle.manifest["lineage"]["stages"]["tokenize"]
+    cases = read_cases(tokenized, Split.TEST)
+    for name, scorer in judged.items():
+        assert ndcg(rank_labels(scorer, cases).masked, 10) == pytest.approx(bundle.manifest["metrics"][name]["ndcg@10"])
+    assert bundle.manifest["refit"] == bundle.report()["refit"]
+    assert {*bundle.manifest["lineage"]["stages"]} >= {"refit"}
+    assert bundle.catalogue().popularity.sum() == 480
+    assert load_catalogue(bundle.judged_dir / "catalogue.parquet").popularity.sum() == 400
+    assert read_report(evaluated)["metrics"]["decoder"]["ndcg@10"] == bundle.manifest["metrics"]["decoder"]["ndcg@10"]
+    assert "All quality on this page is that of the pair in `judged/`" in (bundle.path / "report.md").read_text()
 
 
 def test_the_global_time_split_is_evaluated_and_not_published(places: Places, options: PipelineOptions) -> None:
@@ -217,6 +245,43 @@ def test_the_gate_stops_models_unless_it_is_forced(places: Places, options: Pipe
         ("student", before),
     ]
     assert manifest["data"]["num_users"] == 40
+
+
+def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pair_serves(
+    tmp_path: Path, store: Server, options: PipelineOptions
+) -> None:
+    """What the check finds is kept: the next run stops there at once, and --no-refit publishes what the gate judged, as its own judged pair."""
+    places = places_in(tmp_path, store)
+    refitted = run_pipeline(replace(options, until="refit"), places, quiet()).stages[-1].path / "refit.json"
+    found = json.loads(refitted.read_text())
+    found["models"]["student"]["in_common"] = 0.1
+    refitted.write_text(json.dumps(found))
+
+    with pytest.raises(StageFailed, match=r"^stage refit: the student's lists have 10% in common .*--no-refit"):
+        run_pipeline(options, places, quiet())
+
+    assert BundleStore(places.bundle_root).live_version() is None
+    run_pipeline(replace(options, refit=False), places, quiet())
+    live = BundleStore(places.bundle_root).live()
+    assert live.judged_dir == live.path
+    assert live.manifest["refit"] is None
+    assert live.catalogue().popularity.sum() == 400
+
+
+def test_the_nested_test_runs_the_whole_flow_without_the_labels(
+    tmp_path: Path, store: Server, options: PipelineOptions
+) -> None:
+    """Its flow learns from eleven of twelve events of a user, also after the gate; published and judged weights rank the same 40 labels."""
+    places = places_in(tmp_path, store)
+
+    run = measure_nested(options, places, quiet())
+
+    assert run.refit["num_events"] == 40 * 11
+    assert run.refit["num_events_judged"] == 40 * 9
+    for model in ("decoder", "student"):
+        assert len(run.published[model]) == len(run.unrefitted[model]) == 40
+        assert not np.array_equal(run.published[model], run.unrefitted[model])
+    assert not BundleStore(places.bundle_root).versions()
 
 
 @pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.grid)])

@@ -11,7 +11,7 @@ import optuna
 import polars as pl
 import pytest
 
-from pipelines.data.examples import Split
+from pipelines.data.examples import REFIT, Split
 from pipelines.data.tokenize import tokenize
 from pipelines.search import as_toml, search, varied, without_test_labels
 from pipelines.training.fit.descent import DescentOptions
@@ -38,14 +38,14 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_search_has_no_test_label(tokens: Path, tmp_path: Path) -> None:
-    """Its copy of the data holds all training and validation rows, and no row of the test split."""
+    """Its copy of the data holds all training and validation rows, no row of the test split, and none of the rows that learn from all events."""
     whole = pl.read_parquet(tokens / "examples.parquet")
 
     copied = pl.read_parquet(without_test_labels(tokens, tmp_path / "copy") / "examples.parquet")
 
     assert Split.TEST in whole["split"]
     assert copied.equals(whole.filter(pl.col("split") != Split.TEST))
-    assert all((tmp_path / "copy" / path.name).exists() for path in tokens.iterdir())
+    assert {path.name for path in tokens.iterdir()} - {path.name for path in (tmp_path / "copy").iterdir()} == {REFIT}
 
 
 def test_a_killed_search_goes_on(tokens: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tiny random bundles for tests: a catalogue and a decoder, published in a folder; the student is an empty file."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from models.catalogue import Catalogue
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
-from models.registry import Bundle, BundleStore
+from models.registry import JUDGED, Bundle, BundleStore
 
 MAX_ITEMS, STRIDE = 20, 5
 
@@ -41,6 +42,14 @@ def build_decoder(vocab_size: int, seed: int) -> Decoder:
         max_position_embeddings=64,
     )
     return Decoder(config).eval()
+
+
+def with_judged_pair(bundle: Path, out: Path) -> Path:
+    """Copy a bundle's folder with its own pair as the judged one too, and return the copy."""
+    shutil.copytree(bundle, out)
+    served = shutil.ignore_patterns("student.onnx", "student_table", "report.json", "code_book.safetensors")
+    shutil.copytree(bundle, out / JUDGED, ignore=served)
+    return out
 
 
 def publish_bundle(root: Path, version: str, seed: int = 0, num_items: int = 30) -> Bundle:

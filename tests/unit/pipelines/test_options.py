@@ -18,6 +18,7 @@ from services.errors import ConfigError
         (lambda: read_recipes(seed=-1), "--seed: -1 is out of range; give 0 to"),
         (lambda: GateOptions(min_student_share=float("nan")), "--min-student-share: nan is no share; give 0 or more"),
         (lambda: PipelineOptions(until="lunch"), "--until: 'lunch' is no stage; the stages are ingest, "),
+        (lambda: PipelineOptions(until="refit", refit=False), "--until refit: a run with --no-refit has no such stage"),
         (lambda: PipelineOptions(events=Path("e.csv")), "--events and --items: give both or none"),
     ],
 )

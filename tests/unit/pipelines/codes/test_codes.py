@@ -26,12 +26,14 @@ from pipelines.codes.reuse import extended_codes, kept_codes
 from pipelines.data.examples import Split, read_cases
 from pipelines.data.tokenize import describe_codes
 from pipelines.evaluation.evaluate import read_report
+from pipelines.evaluation.pair import load_pair
 from pipelines.publication.model_card import CARD
 from pipelines.training.beam_scoring import BeamScorer
 from services.errors import BundleMoved, BundleWithdrawn, ConfigError, StageFailed
 from services.llm.engine.beam.trie import ItemCodes
 from services.student.ranker import StudentRanker
 from tests.support.engine.engines import exhaustive_ranking
+from tests.support.training.bundles import with_judged_pair
 from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, Built, learn_the_ring
 
 
@@ -183,6 +185,25 @@ def test_a_withdrawn_bundle_does_not_come_back_by_adding_its_items_again(deep: B
 
     assert store.versions() == ["first", larger.version]
     assert append_items(store, raw, "items", later, force=True)[0].version == store.live_version() != larger.version
+
+
+def test_new_items_join_the_judged_pair_too(deep: Built, tmp_path: Path) -> None:
+    """Later starts and comparisons take it: it ranks the new items as the pair that serves does, where the two were the same."""
+    store = BundleStore(tmp_path / "bundles")
+    store.publish(with_judged_pair(deep.optimized / "bundle", tmp_path / "bundle"), "first", {"num_items": 30})
+    store.promote("first")
+
+    live, _ = append_items(store, pl.DataFrame({"item_id": ["z-new"], "title": ["Item z"]}), "items", MADE_AT)
+
+    history = [np.array(live.catalogue().indices(["i03", "i04"]))]
+    served, judged = (
+        load_pair(folder, CPU).scorers(load_catalogue(folder / "catalogue.parquet"), max_items=10, stride=5)
+        for folder in (live.path, live.judged_dir)
+    )
+    assert live.judged_dir != live.path
+    for name, scorer in served.items():
+        assert np.array_equal(judged[name](history), scorer(history))
+        assert scorer(history).shape == (1, 31)
 
 
 def test_items_are_not_added_over_a_bundle_that_went_live_meanwhile(

@@ -21,9 +21,9 @@ def test_groups_hold_everything_once_within_the_budget(lengths: list[int], budge
 
 
 @given(LENGTHS, st.integers(2, 30), st.integers(0, 9))
-def test_windows_are_disjoint_stretches(lengths: list[int], max_items: int, seed: int) -> None:
-    """Each window is a stretch of its sequence within the limit, no two overlap, short sequences stay whole, of long ones
-    nothing is lost but half a window at the end and a single item at the beginning."""
+def test_windows_hold_every_event_of_each_epoch(lengths: list[int], max_items: int, seed: int) -> None:
+    """Each window is a stretch of its sequence within the limit, no two overlap, short sequences stay whole, and of long ones the newest event
+    is in every epoch with at least half a window before it: nothing is lost but a single item at the beginning."""
     sequences = [np.arange(length) + 1_000 * number for number, length in enumerate(lengths)]
 
     windows = cut_windows(sequences, max_items, np.random.default_rng(seed))
@@ -31,11 +31,21 @@ def test_windows_are_disjoint_stretches(lengths: list[int], max_items: int, seed
     items = np.concatenate(windows) if windows else np.zeros(0)
     assert len(np.unique(items)) == len(items)
     assert all(2 <= len(window) <= max_items and (np.diff(window) == 1).all() for window in windows)
-    whole = {sequence[0] for sequence in sequences if 2 <= len(sequence) <= max_items}
-    assert whole <= {window[0] for window in windows}
+    assert all(len(sequence) - len(np.intersect1d(sequence, items)) <= 1 for sequence in sequences)
+    newest = {window[-1]: len(window) for window in windows}
     for sequence in sequences:
-        kept = np.intersect1d(sequence, items)
-        assert len(sequence) - len(kept) <= 1 + (max_items // 2 if len(sequence) > max_items else 0)
+        is_long = len(sequence) > max_items
+        assert len(sequence) == 1 or newest[sequence[-1]] >= (max_items // 2 + 1 if is_long else len(sequence))
+
+
+def test_long_sequences_are_cut_at_other_places_in_other_epochs() -> None:
+    """So an item is learned at several positions."""
+    rng = np.random.default_rng(0)
+
+    cuts = {tuple(len(window) for window in cut_windows([np.arange(50)], 20, rng)) for _epoch in range(100)}
+
+    assert (20, 20, 10) in cuts
+    assert len(cuts) == 10
 
 
 def test_each_place_predicts_the_next_token() -> None:

@@ -21,7 +21,7 @@ from pipelines.training.fit.batches import make_batch
 from pipelines.training.item_teacher import TEACHER, ItemTeacher, load_teacher, numbered
 from pipelines.training.losses.code_paths import CodePaths
 from pipelines.training.train import TrainOptions, new_decoder, next_token_loss, train
-from pipelines.training.warm_start import WarmStart, shortened
+from pipelines.training.warm_start import NIGHTLY, WarmStart, shortened
 from services.errors import ConfigError
 from tests.unit.pipelines.conftest import CPU, QUICK, SMALL_DECODER, checkpoints_in, learn_the_ring
 
@@ -155,7 +155,7 @@ def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(tmp_pat
             WarmStart(bundle, "v1"),
         )
     assert not logged
-    assert shortened(QUICK).epochs < QUICK.epochs
+    assert shortened(QUICK, NIGHTLY).epochs < QUICK.epochs
     assert (again / TEACHER / "decoder" / "config.json").exists()
 
 

@@ -19,6 +19,7 @@ from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
 from pipelines.data.tokenize import tokenize
 from pipelines.evaluation.metrics import ndcg, rank_labels
+from pipelines.evaluation.pair import load_pair
 from pipelines.runner.stage import silent
 from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.dense import DecoderScorer, hidden_states
@@ -26,7 +27,7 @@ from pipelines.training.item_text import ITEM_TEXT, TextRows, add_text, folded, 
 from pipelines.training.train import new_decoder, train
 from services.errors import BundleCorrupt, ConfigError
 from services.student.ranker import StudentRanker
-from tests.support.training.bundles import build_catalogue
+from tests.support.training.bundles import build_catalogue, with_judged_pair
 from tests.support.training.synthetic import histories_from, write_ingested
 from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, Built, checkpoints_in, learn_the_ring
 
@@ -272,6 +273,25 @@ def test_a_title_that_is_the_id_is_no_text() -> None:
     items = {"item_id": ["a", "b"], "title": ["a", "Rake"], "categories": [["x"], []], "text": ["a", "b"]}
 
     assert [text.split() for text in texts_of(pl.DataFrame(items))] == [["x"], ["Rake", "b"]]
+
+
+def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> None:
+    """Later starts and comparisons take it: it ranks the new items as the pair that serves does, where the two were the same."""
+    store = BundleStore(tmp_path / "bundles")
+    store.publish(with_judged_pair(learned.optimized / "bundle", tmp_path / "bundle"), "first", {"num_items": 30})
+    store.promote("first")
+
+    live, _ = append_items(store, pl.DataFrame({"item_id": ["z-new"], "title": ["Item z"]}), "items", MADE_AT)
+
+    history = [np.array(live.catalogue().indices(["i03", "i04"]))]
+    served, judged = (
+        load_pair(folder, CPU).scorers(load_catalogue(folder / "catalogue.parquet"), max_items=10, stride=5)
+        for folder in (live.path, live.judged_dir)
+    )
+    assert live.judged_dir != live.path
+    for name, scorer in served.items():
+        assert np.array_equal(judged[name](history), scorer(history))
+        assert scorer(history).shape == (1, 31)
 
 
 def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> None:

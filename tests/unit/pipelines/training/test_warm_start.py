@@ -25,7 +25,7 @@ from pipelines.training.distill import Inputs, StudentScorer, fit_and_save, new_
 from pipelines.training.fit.descent import Descent
 from pipelines.training.item_text import add_text
 from pipelines.training.train import TrainOptions, new_decoder
-from pipelines.training.warm_start import WarmStart, last_whole_training, shortened
+from pipelines.training.warm_start import NIGHTLY, WarmStart, last_whole_training, shortened
 from tests.support.training.synthetic import histories_from, write_ingested
 from tests.unit.pipelines.conftest import CPU, QUICK, SMALL_DECODER, SMALL_STUDENT, Built, checkpoints_in
 
@@ -169,5 +169,5 @@ def test_a_quarter_of_the_epochs_reaches_a_full_retraining(built: Built, tmp_pat
         found.append([ndcg(rank_labels(scorer, cases).masked, 10) for scorer in scorers])
 
     whole, warm = np.array(found)
-    assert shortened(QUICK).epochs * 4 == QUICK.epochs
+    assert shortened(QUICK, NIGHTLY).epochs * 4 == QUICK.epochs
     assert (warm >= 0.99 * whole).all(), f"decoder and student: {warm} warm, {whole} whole"

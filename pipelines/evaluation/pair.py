@@ -1,0 +1,58 @@
+"""A decoder and its student in one folder, as a bundle, its judged pair and a refit keep them: copied, read, scored."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from models.catalogue import Catalogue
+from models.decoder.decoder import Decoder
+from models.decoder.weights import load_decoder
+from models.student import StudentModel, read_student
+from pipelines.evaluation.evaluate import Trained
+from pipelines.evaluation.metrics import Scorer
+from pipelines.training.beam_scoring import decoder_scorer
+from pipelines.training.distill import StudentScorer
+from pipelines.training.item_teacher import TEACHER
+from pipelines.training.item_text import ITEM_TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both models, in fp32."""
+
+    decoder: Decoder
+    student: StudentModel
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The two by name."""
+        return {"decoder": self.decoder, "student": self.student}
+
+    def scorers(self, catalogue: Catalogue, *, max_items: int, stride: int) -> dict[str, Scorer]:
+        """Return what scores histories of this catalogue, which the pair was trained on, by the name of the model."""
+        return {
+            "decoder": decoder_scorer(self.decoder, catalogue, max_items, stride),
+            "student": StudentScorer(self.student),
+        }
+
+
+def load_pair(folder: Path, device: torch.device) -> Pair:
+    """Read the folder's `decoder/` and student. Raises CheckpointError."""
+    return Pair(
+        load_decoder(folder / "decoder", torch.float32, device), read_student(folder / "student.safetensors").to(device)
+    )
+
+
+def save_pair(trained: Trained, folder: Path) -> None:
+    """Copy decoder, student and catalogue, and where the decoder has them its teacher and what it learned of texts, into a folder as bundles have it."""
+    shutil.copytree(trained.decoder_dir, folder / "decoder")
+    shutil.copyfile(trained.tokenized / "catalogue.parquet", folder / "catalogue.parquet")
+    shutil.copyfile(trained.students_dir / "student.safetensors", folder / "student.safetensors")
+    beside = trained.decoder_dir.parent
+    if (beside / TEACHER).exists():
+        shutil.copytree(beside / TEACHER, folder / TEACHER)
+    if (beside / ITEM_TEXT).exists():
+        shutil.copyfile(beside / ITEM_TEXT, folder / ITEM_TEXT)

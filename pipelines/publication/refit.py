@@ -1,0 +1,194 @@
+"""Stage 7: what passed the gate goes on learning, from all events, each user's newest included; the result is checked and is what serves.
+
+    judged/          the pair that the gate judged: decoder/, student.safetensors, catalogue.parquet, and teacher/ or item_text.safetensors where its decoder has them
+    decoder/, student.safetensors, ...   the pair that serves, as the stages `train` and `distill` write theirs
+    refit.json       what was found of the pair that serves, beside the judged one
+
+The gate cannot judge these weights: no label is left that they have not learned. So they are held against the pair that it judged (`find_problems`). Later starts and comparisons take the judged pair.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from models.catalogue import load_catalogue
+from models.registry import JUDGED
+from pipelines.data.examples import REFIT, Cases, Split, read_cases, sample_cases
+from pipelines.evaluation.evaluate import Trained
+from pipelines.evaluation.metrics import Scorer, mean_ranks, ndcg
+from pipelines.evaluation.pair import load_pair, save_pair
+from pipelines.evaluation.variety import best_items
+from pipelines.runner.stage import Progress, content_key
+from pipelines.training.distill import DistillOptions, Inputs, fit_and_save
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.memory import kept_memory
+from pipelines.training.recipes import Recipe
+from pipelines.training.train import TrainOptions, train
+from pipelines.training.warm_start import Onward, WarmStart
+from services.errors import StageFailed
+
+_LEAST_EPOCHS, _LEAST_STEPS = 0.25, 200
+"""Of the recipe's epochs this share is done, or as many as make so many steps, but not more than all: after a few steps at a high rate a model is worse than before."""
+_RATE = 2.0
+LEAST_IN_COMMON = 0.3
+"""Of ten listed items, the share that both pairs list on average; two trainings of equal data have about twice as many."""
+_FOUND = "refit.json"
+_NUM_CASES = 2_000
+_BATCH = 32
+
+
+def key(recipe: Recipe, distilled_key: str) -> str:
+    """Return the content key of a refit of what was trained with this recipe."""
+    return content_key(
+        {"train": asdict(recipe.train), "distill": asdict(recipe.distill)}, [distilled_key], [sys.modules[__name__]]
+    )
+
+
+def refit(judged: Trained, recipe: Recipe, out: Path, checkpoints: Checkpoints, progress: Progress) -> None:
+    """Fit both models further, on all events, and write them with what was found of them."""
+    save_pair(judged, out / JUDGED)
+    serving, device = serving_pair(judged, out), judged.device
+    num_events = int(load_catalogue(serving.tokenized / "catalogue.parquet").popularity.sum())
+
+    def start(options: TrainOptions | DistillOptions) -> WarmStart:
+        return WarmStart(out / JUDGED, JUDGED, onward(num_events, options.max_batch_tokens, options.fit.epochs))
+
+    saved, show = checkpoints.of("decoder"), _part(progress, "decoder")
+    train(serving.tokenized, recipe.train, out, saved, device, show, start(recipe.train))
+    inputs, path = Inputs(serving.tokenized, torch.get_num_threads(), device), out / "student.safetensors"
+    saved, show = checkpoints.of("student"), _part(progress, "student")
+    fit_and_save(inputs, serving.decoder_dir, recipe.distill, path, saved, show, start(recipe.distill))
+    (out / _FOUND).write_text(json.dumps(_found(judged, serving), indent=1))
+
+
+def onward(num_events: int, max_batch_tokens: int, epochs: int) -> Onward:
+    """Return how a fit goes on whose recipe does so many epochs over so many events."""
+    num_steps = epochs * max(1.0, num_events / max_batch_tokens)
+    return Onward(epochs=min(1.0, max(_LEAST_EPOCHS, _LEAST_STEPS / num_steps)), rate=_RATE, start_share=0.0)
+
+
+def serving_pair(judged: Trained, refitted: Path) -> Trained:
+    """Return the folders of the pair that learned from all events, and of what it learned from."""
+    return replace(judged, tokenized=judged.tokenized / REFIT, decoder_dir=refitted / "decoder", students_dir=refitted)
+
+
+def read_found(refitted: Path) -> dict[str, Any]:
+    """Read {num_events, num_events_judged, models: by model {newest_loss, newest_loss_judged, newest_ndcg, newest_ndcg_judged, in_common, is_finite}, least_in_common}.
+
+    `num_events` were learned from. `newest_loss` (nats) and `newest_ndcg` (at 10) are those of users' newest labels as served, which the serving pair has learned; `in_common` is the mean share of ten items that both pairs list.
+    """
+    found: dict[str, Any] = json.loads((refitted / _FOUND).read_text())
+    return found
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Return a sentence: what serves, what it learned from, and how it differs from what was judged."""
+    models = " and ".join(
+        f"the {name}'s lists have {row['in_common']:.0%} in common with the judged one's, the newest events' NDCG@10 "
+        f"is {row['newest_ndcg']:.3f} after {row['newest_ndcg_judged']:.3f}"
+        for name, row in found["models"].items()
+    )
+    return f"refit on {found['num_events']} events, of which the judged models had learned {found['num_events_judged']}: {models}"
+
+
+def find_problems(found: Mapping[str, Any]) -> list[str]:
+    """Return why these weights may not serve. Pure."""
+    problems = []
+    for name, row in found["models"].items():
+        if not row["is_finite"]:
+            problems.append(f"the {name} has weights that are not finite")
+        elif not row["newest_loss"] < row["newest_loss_judged"]:
+            problems.append(
+                f"the {name} predicts the newest events no better than before it learned them: loss {row['newest_loss']:.4f} after {row['newest_loss_judged']:.4f}"
+            )
+        elif not row["in_common"] >= found["least_in_common"]:
+            problems.append(
+                f"the {name}'s lists have {row['in_common']:.0%} in common with those of the one that the gate judged, under {found['least_in_common']:.0%}"
+            )
+    return problems
+
+
+def refuse(found: Mapping[str, Any]) -> None:
+    """Raise StageFailed if these weights may not serve."""
+    if problems := find_problems(found):
+        raise StageFailed(
+            "refit",
+            "; ".join((*problems, "nothing was published (--no-refit publishes the pair that the gate judged)")),
+        )
+
+
+def _found(judged: Trained, serving: Trained) -> dict[str, Any]:
+    """Rank the newest label of each of some users with both pairs."""
+    catalogue, cases = (
+        load_catalogue(serving.tokenized / "catalogue.parquet"),
+        read_cases(serving.tokenized, Split.VALID),
+    )
+    newest, folder = sample_cases(cases, _NUM_CASES), serving.students_dir
+    before, after = load_pair(folder / JUDGED, judged.device), load_pair(folder, judged.device)
+    prompt = {"max_items": judged.max_items, "stride": judged.stride}
+    scorers, rows = after.scorers(catalogue, **prompt), {}
+    for name, scorer in before.scorers(catalogue, **prompt).items():
+        old, new = (_ranked(one, newest, repeats=judged.repeats) for one in (scorer, scorers[name]))
+        rows[name] = {
+            "newest_loss": new.loss,
+            "newest_loss_judged": old.loss,
+            "newest_ndcg": new.ndcg,
+            "newest_ndcg_judged": old.ndcg,
+            "in_common": in_common(old.lists, new.lists),
+            "is_finite": all(bool(value.isfinite().all()) for value in after.models[name].state_dict().values()),
+        }
+    learned = load_catalogue(folder / JUDGED / "catalogue.parquet")
+    counts = {"num_events": int(catalogue.popularity.sum()), "num_events_judged": int(learned.popularity.sum())}
+    return counts | {"models": rows, "least_in_common": LEAST_IN_COMMON}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """The labels of some cases ranked as served: their mean loss and NDCG@10, and each case's ten best items."""
+
+    loss: float
+    ndcg: float
+    lists: list[np.ndarray]
+
+
+def _ranked(scorer: Scorer, cases: Cases, *, repeats: bool) -> _Ranked:
+    losses, gained, lists = [], [], []
+    with kept_memory():
+        for start in range(0, len(cases), _BATCH):
+            histories, targets = cases.histories[start : start + _BATCH], cases.targets[start : start + _BATCH]
+            for scores, history, target in zip(scorer(histories), histories, targets, strict=True):
+                seen = () if repeats else history
+                unmasked, masked = mean_ranks(scores, int(target), history)
+                losses.append(label_loss(scores, int(target), seen))
+                gained.append(unmasked if repeats else masked)
+                lists.append(best_items(scores, seen))
+    return _Ranked(float(np.mean(losses)), ndcg(np.array(gained), 10), lists)
+
+
+def label_loss(scores: np.ndarray, target: int, seen: Sequence[int] | np.ndarray) -> float:
+    """Return the cross-entropy of the label among the items that are not seen, in nats; at most that of a model that scores all alike, also for an item without a score."""
+    masked = scores.astype(np.float64)
+    masked[np.asarray(seen, dtype=np.int64)] = -np.inf
+    uniform, highest = float(np.log(len(scores))), masked.max()
+    if not np.isfinite(masked[target]):
+        return uniform
+    return min(uniform, float(highest + np.log(np.exp(masked - highest).sum()) - masked[target]))
+
+
+def in_common(lists: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
+    """Return the mean share of each list's items that the other one has."""
+    shares = [len(np.intersect1d(one, other)) / max(1, len(one)) for one, other in zip(lists, others, strict=True)]
+    return float(np.mean(shares))
+
+
+def _part(progress: Progress, name: str) -> Progress:
+    def show(done: int, total: int, words: str) -> None:
+        progress(done, total, f"{name}: {words}")
+
+    return show

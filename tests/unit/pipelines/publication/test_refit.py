@@ -1,0 +1,181 @@
+"""What serves learns from all events after the gate; what the gate judged is kept, and alone is compared and started from."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from models.catalogue import load_catalogue
+from models.decoder.weights import load_decoder
+from models.registry import JUDGED, Bundle, BundleStore
+from models.student import read_student
+from pipelines.data.examples import REFIT, read_sequences
+from pipelines.evaluation.champion import compare
+from pipelines.evaluation.evaluate import read_report
+from pipelines.evaluation.held_out import HeldOut
+from pipelines.evaluation.pair import load_pair
+from pipelines.publication.bundle import optimize
+from pipelines.publication.refit import (
+    describe,
+    find_problems,
+    in_common,
+    onward,
+    read_found,
+    refit,
+    refuse,
+    serving_pair,
+)
+from pipelines.runner.stage import silent
+from pipelines.training import distill, train
+from pipelines.training.distill import new_student
+from pipelines.training.recipes import Recipe
+from pipelines.training.train import new_decoder
+from pipelines.training.warm_start import last_whole_training
+from services.errors import StageFailed
+from tests.unit.pipelines.conftest import CPU, MADE_AT, QUICK, SMALL_DECODER, SMALL_STUDENT, Built, checkpoints_in
+
+RECIPE = Recipe(train=SMALL_DECODER, distill=SMALL_STUDENT)
+
+
+@pytest.fixture(scope="module")
+def refitted(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ring's pair after a refit."""
+    folder = tmp_path_factory.mktemp("refit")
+    refit(built.trained, RECIPE, folder, checkpoints_in(folder / "saved"), silent)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(built: Built, refitted: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """It, published and live."""
+    folder = tmp_path_factory.mktemp("published")
+    optimize(serving_pair(built.trained, refitted), built.evaluated, MADE_AT, folder, built.trained)
+    prompt = {"max_items": built.trained.max_items, "stride": built.trained.stride}
+    about = {"prompt": prompt, "data": {"newest_event_us": 1 << 60}}
+    store = BundleStore(folder / "bundles")
+    store.publish(folder / "bundle", "v1", about)
+    store.promote("v1")
+    return store.live()
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    """All weights of a model, one after another."""
+    return torch.cat([value.flatten() for value in model.state_dict().values()])
+
+
+def test_the_refit_learns_every_event_and_the_judged_pair_the_same_as_ever(built: Built) -> None:
+    """Of twelve events of a user ten are learned before the gate and twelve after it; popularity follows, and codes do not change."""
+    tokens = built.trained.tokenized
+    events = pl.read_parquet(tokens.parent / "ingest" / "events.parquet")
+    catalogue, before = (load_catalogue(folder / "catalogue.parquet") for folder in (tokens / REFIT, tokens))
+    by_user = events.group_by("user_id", maintain_order=True).agg("item_id")["item_id"].to_list()
+
+    learned = [catalogue.indices(items) for items in by_user]
+    assert sorted(map(tuple, learned)) == sorted(tuple(items) for items in read_sequences(tokens / REFIT))
+    assert sorted(tuple(items[:-2]) for items in learned) == sorted(tuple(items) for items in read_sequences(tokens))
+    assert catalogue.popularity.tolist() == np.bincount(np.concatenate(learned), minlength=30).tolist()
+    assert (before.popularity.sum(), catalogue.popularity.sum()) == (400, 480)
+    assert np.array_equal(before.codes, catalogue.codes)
+
+
+def test_what_serves_predicts_the_newest_events_better_and_lists_much_the_same(built: Built, refitted: Path) -> None:
+    """Both models, by the file that the check and the report read."""
+    found = read_found(refitted)
+
+    refuse(found)
+    assert (found["num_events"], found["num_events_judged"]) == (480, 400)
+    metrics = read_report(built.evaluated)["metrics"]
+    for name, row in found["models"].items():
+        assert row["newest_loss"] < row["newest_loss_judged"]
+        assert row["newest_ndcg_judged"] == pytest.approx(metrics[name]["ndcg@10"])
+        assert row["in_common"] > 0.5
+    assert describe(found).startswith("refit on 480 events, of which the judged models had learned 400: the decoder's")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"is_finite": False}, "the student has weights that are not finite"),
+        ({"newest_loss": 3.0}, "the student predicts the newest events no better .* loss 3.0000 after 3.0000"),
+        ({"newest_loss": float("nan")}, "the student predicts the newest events no better"),
+        ({"in_common": 0.29}, "the student's lists have 29% in common .* under 30%"),
+        ({"in_common": float("nan")}, "the student's lists have nan% in common"),
+    ],
+)
+def test_weights_that_are_not_what_was_judged_are_refused(change: dict[str, Any], words: str) -> None:
+    """The message names the model, what was found, and how to publish the judged pair."""
+    sound = {"newest_loss": 2.0, "newest_loss_judged": 3.0, "in_common": 0.6, "is_finite": True}
+    found = {"models": {"decoder": sound, "student": sound | change}, "least_in_common": 0.3}
+
+    assert len(find_problems(found)) == 1
+    with pytest.raises(StageFailed, match=f"stage refit: {words}.*nothing was published .--no-refit publishes"):
+        refuse(found)
+
+
+@pytest.mark.parametrize(
+    ("num_events", "batch", "epochs", "share"),
+    [(100_000, 1_000, 25, 0.25), (10_000, 1_000, 40, 0.5), (480, 128, 8, 1.0)],
+)
+def test_a_quarter_of_the_epochs_or_enough_steps(num_events: int, batch: int, epochs: int, share: float) -> None:
+    """Small data has few steps in a quarter, which would leave a model worse than it was; more than the recipe's epochs are never done."""
+    assert onward(num_events, batch, epochs).epochs == share
+
+
+def test_lists_are_compared_by_their_items() -> None:
+    """In any order, and a list of fewer by its own length."""
+    assert in_common([np.array([1, 2]), np.array([3])], [np.array([2, 9]), np.array([3])]) == 0.75
+
+
+def test_the_bundle_serves_the_refit_and_keeps_the_judged_pair_whole(
+    built: Built, refitted: Path, bundle: Bundle
+) -> None:
+    """Root and `judged/` hold the same files, and the report names both; the catalogue's popularity is of all events."""
+    served, judged = load_pair(bundle.path, CPU), load_pair(bundle.judged_dir, CPU)
+    files = {name for name in bundle.manifest["files"] if name.startswith(JUDGED)}
+
+    assert files == {
+        f"{JUDGED}/{name}"
+        for name in ("catalogue.parquet", "decoder/config.json", "decoder/model.safetensors", "student.safetensors")
+    }
+    assert torch.equal(weights(judged.decoder), weights(load_decoder(built.trained.decoder_dir, torch.float32, CPU)))
+    assert torch.equal(weights(served.student), weights(read_student(refitted / "student.safetensors")))
+    assert not torch.equal(weights(served.decoder), weights(judged.decoder))
+    assert bundle.catalogue().popularity.sum() == 480
+    assert bundle.report()["refit"] == read_found(refitted)
+
+
+def test_a_bundle_whose_judged_pair_serves_is_compared_by_its_own_folder(built: Built, tmp_path: Path) -> None:
+    """So are bundles that were made before there was a refit."""
+    plain = BundleStore(tmp_path).publish(built.optimized / "bundle", "v0", {})
+
+    assert plain.judged_dir == plain.path
+    assert plain.report()["refit"] is None
+
+
+def test_the_champion_is_the_judged_pair(built: Built, bundle: Bundle, tmp_path: Path) -> None:
+    """It ranks the labels as its gate saw it; the weights that serve, which have learned them, rank them better."""
+    held_out = HeldOut(built.trained.tokenized, tmp_path, "tailrace pipeline")
+
+    rows = compare(built.trained, held_out, built.evaluated, bundle)
+
+    assert [row["champion_ndcg"] for row in rows] == [row["challenger_ndcg"] for row in rows]
+
+
+def test_a_nightly_start_is_the_judged_pair(built: Built, bundle: Bundle) -> None:
+    """Decoder and student begin with weights that know no label of the next gate."""
+    catalogue = load_catalogue(built.trained.tokenized / "catalogue.parquet")
+    decoder = new_decoder(catalogue, SMALL_DECODER)
+    student = new_student(catalogue, decoder, SMALL_STUDENT)
+    events = built.trained.tokenized.parent / "ingest" / "events.parquet"
+
+    start = last_whole_training(BundleStore(bundle.path.parent), bundle, events)
+
+    assert start is not None
+    assert train.begin_warm(start, decoder, catalogue, QUICK)
+    assert distill.begin_warm(start, student, catalogue, QUICK)
+    judged = load_pair(bundle.path / JUDGED, CPU)
+    assert torch.equal(weights(decoder), weights(judged.decoder))
+    assert torch.equal(weights(student), weights(judged.student))
