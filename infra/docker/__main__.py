@@ -29,6 +29,7 @@ from services.errors import ConfigError, TailraceError
 from services.settings.settings import Settings, inherited_environment, load_settings
 
 SECRETS = Path("/secrets")
+_STANDARD_ERROR = 2
 _LAST_LINES_S = 5.0
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; no port of the metrics is published
 
@@ -130,7 +131,8 @@ def run_beside_metrics(
     """Run the command to its end beside the endpoint that Prometheus scrapes, and return its exit code.
 
     The child has `PROMETHEUS_MULTIPROC_DIR` before its Python starts; the endpoint is a thread of this process. SIGTERM and SIGINT are
-    forwarded. What appears in `log_file` is copied to standard output. Empties the metrics folder.
+    forwarded. What appears in `log_file` is copied to standard output, and what the child itself prints there goes to standard error: Ray's driver
+    reports there in its own words when a worker dies. Empties the metrics folder.
     """
     shutil.rmtree(settings.metrics_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True)
@@ -147,7 +149,7 @@ def run_beside_metrics(
 
 
 def _run_child(environment: Mapping[str, str], command: tuple[str, ...], log_file: Path | None) -> int:
-    child = subprocess.Popen(command, env=environment)
+    child = subprocess.Popen(command, env=environment, stdout=None if log_file is None else _STANDARD_ERROR)
     following = None if log_file is None else _follow(log_file, child.pid)
 
     def forward(number: int, _frame: FrameType | None) -> None:

@@ -83,7 +83,7 @@ def test_a_role_runs_beside_its_metrics(tmp_path: Path) -> None:
 
 
 def test_the_log_file_of_a_role_is_copied_to_its_output(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Lines come through from before and after the file's rotation, the process's last words included."""
+    """Lines come through from before and after the file's rotation, the process's last words included, and none that the process printed."""
     settings, log_file = Settings(state_dir=tmp_path, metrics_port=free_port()), tmp_path / "gateway.log"
     script = (
         "import os, sys\n"
@@ -92,10 +92,13 @@ def test_the_log_file_of_a_role_is_copied_to_its_output(tmp_path: Path, capfd: p
         "log.write_text('first words\\n')\n"
         "log.rename(f'{log}.old')\n"
         "log.write_text('last words\\n')\n"
+        "print('(raylet) A worker died', flush=True)\n"
         "os._exit(7)\n"
     )
 
     code = run_beside_metrics((sys.executable, "-c", script, str(log_file)), {}, settings, log_file)
 
     assert code == 7
-    assert capfd.readouterr().out.splitlines() == ["first words", "last words"]
+    shown = capfd.readouterr()
+    assert shown.out.splitlines() == ["first words", "last words"]
+    assert "(raylet) A worker died" in shown.err
