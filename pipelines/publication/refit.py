@@ -30,12 +30,11 @@ from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.memory import kept_memory
 from pipelines.training.recipes import Recipe
 from pipelines.training.train import TrainOptions, train
-from pipelines.training.warm_start import Onward, WarmStart
+from pipelines.training.warm_start import MAX_NEW_SHARE, NIGHTLY, Onward, WarmStart
 from services.errors import StageFailed
 
 _LEAST_EPOCHS, _LEAST_STEPS = 0.25, 200
 """Of the recipe's epochs this share is done, or as many as make so many steps, but not more than all: after a few steps at a high rate a model is worse than before."""
-_RATE = 2.0
 LEAST_IN_COMMON = 0.3
 """Of ten listed items, the share that both pairs list on average; two trainings of equal data have about twice as many."""
 _FOUND = "refit.json"
@@ -54,10 +53,11 @@ def refit(judged: Trained, recipe: Recipe, out: Path, checkpoints: Checkpoints, 
     """Fit both models further, on all events, and write them with what was found of them."""
     save_pair(judged, out / JUDGED)
     serving, device = serving_pair(judged, out), judged.device
-    num_events = int(load_catalogue(serving.tokenized / "catalogue.parquet").popularity.sum())
+    num_events, num_known = _num_events(serving.tokenized), _num_events(judged.tokenized)
 
     def start(options: TrainOptions | DistillOptions) -> WarmStart:
-        return WarmStart(out / JUDGED, JUDGED, onward(num_events, options.max_batch_tokens, options.fit.epochs))
+        further = onward(num_events, num_known, options.max_batch_tokens, options.fit.epochs)
+        return WarmStart(out / JUDGED, JUDGED, further)
 
     saved, show = checkpoints.of("decoder"), _part(progress, "decoder")
     train(serving.tokenized, recipe.train, out, saved, device, show, start(recipe.train))
@@ -67,10 +67,23 @@ def refit(judged: Trained, recipe: Recipe, out: Path, checkpoints: Checkpoints, 
     (out / _FOUND).write_text(json.dumps(_found(judged, serving), indent=1))
 
 
-def onward(num_events: int, max_batch_tokens: int, epochs: int) -> Onward:
-    """Return how a fit goes on whose recipe does so many epochs over so many events."""
+def onward(num_events: int, num_known: int, max_batch_tokens: int, epochs: int) -> Onward:
+    """Return how a fit goes on whose recipe does so many epochs over so many events, of which the judged models had learned `num_known`.
+
+    Where few events are new, the mean of start and end has them and what was known before, as in a nightly start; where many are, it lags behind them.
+    """
     num_steps = epochs * max(1.0, num_events / max_batch_tokens)
-    return Onward(epochs=min(1.0, max(_LEAST_EPOCHS, _LEAST_STEPS / num_steps)), rate=_RATE, start_share=0.0)
+    few_are_new = num_events - num_known <= MAX_NEW_SHARE * num_events
+    return Onward(
+        epochs=min(1.0, max(_LEAST_EPOCHS, _LEAST_STEPS / num_steps)),
+        rate=NIGHTLY.rate,
+        start_share=NIGHTLY.start_share if few_are_new else 0.0,
+    )
+
+
+def _num_events(tokenized: Path) -> int:
+    """Return how many events are learned from."""
+    return int(load_catalogue(tokenized / "catalogue.parquet").popularity.sum())
 
 
 def serving_pair(judged: Trained, refitted: Path) -> Trained:
@@ -143,8 +156,7 @@ def _found(judged: Trained, serving: Trained) -> dict[str, Any]:
             "in_common": in_common(old.lists, new.lists),
             "is_finite": all(bool(value.isfinite().all()) for value in after.models[name].state_dict().values()),
         }
-    learned = load_catalogue(folder / JUDGED / "catalogue.parquet")
-    counts = {"num_events": int(catalogue.popularity.sum()), "num_events_judged": int(learned.popularity.sum())}
+    counts = {"num_events": _num_events(serving.tokenized), "num_events_judged": _num_events(judged.tokenized)}
     return counts | {"models": rows, "least_in_common": LEAST_IN_COMMON}
 
 

@@ -121,7 +121,13 @@ def test_weights_that_are_not_what_was_judged_are_refused(change: dict[str, Any]
 )
 def test_a_quarter_of_the_epochs_or_enough_steps(num_events: int, batch: int, epochs: int, share: float) -> None:
     """Small data has few steps in a quarter, which would leave a model worse than it was; more than the recipe's epochs are never done."""
-    assert onward(num_events, batch, epochs).epochs == share
+    assert onward(num_events, num_events, batch, epochs).epochs == share
+
+
+@pytest.mark.parametrize(("num_known", "share"), [(98_000, 0.5), (97_500, 0.5), (97_000, 0.0)])
+def test_the_mean_with_the_start_is_taken_where_few_events_are_new(num_known: int, share: float) -> None:
+    """As many as a nightly start keeps up with; of more, the mean would know half."""
+    assert onward(100_000, num_known, 1_000, 25).start_share == share
 
 
 def test_lists_are_compared_by_their_items() -> None:
