@@ -79,7 +79,7 @@ class TrainOptions:
     text_layers: int = 0
     """Number of the text checkpoint's first layers that are taken; 0: all."""
     mask_seen: bool = True
-    """Learn and validate the next item among those not seen yet, as serving ranks by default. Only codes of depth 1 can be masked."""
+    """Learn and validate the next item among those not seen yet, as serving ranks by default. Codes deeper than 1 learn no repeats, among all items."""
     seed: int = 0
     teacher_weight: float = 0.0
     """Share in [0, 1] that a decoder with one token an item has in the target of codes deeper than 1; it is trained first, with these options (item_teacher.py). 0: none."""
@@ -203,7 +203,7 @@ def fit_decoder(
     begun = None if start is None else begin_warm(start, decoder, catalogue, options.fit)
     if options.use_start and begun is None:
         start_from_use(decoder, catalogue, data.sequences)
-    rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
+    rng = np.random.default_rng(options.seed)
     samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if samples else None
     num_compared = 1 + options.sample_items if sampler else sum(catalogue.level_sizes) // catalogue.depth
@@ -223,7 +223,7 @@ def fit_decoder(
     def loss(batch: Batch) -> Loss:
         with parametrize.cached():  # rows with a part from text are computed once for input and output
             return next_token_loss(
-                decoder, catalogue, batch, mask_seen=mask_seen, sampler=sampler, paths=paths, teacher=teacher
+                decoder, catalogue, batch, mask_seen=options.mask_seen, sampler=sampler, paths=paths, teacher=teacher
             )
 
     def flops(batch: Batch, num_labels: int) -> int:
@@ -277,11 +277,11 @@ def next_token_loss(
     paths: CodePaths | None = None,
     teacher: ItemTeacher | None = None,
 ) -> Loss:
-    """Return the mean cross-entropy over all positions, and their number. `paths` are those of a catalogue of codes deeper than 1, which neither masks nor samples, and `teacher` is theirs."""
+    """Return the mean cross-entropy over all positions, and their number. `paths` are those of a catalogue of codes deeper than 1, which does not sample, and `teacher` is theirs."""
     tokens_BL, labels_BL = batch.tokens, batch.labels
     hidden_BLD = hidden_states(decoder, tokens_BL).view(*tokens_BL.shape, -1)
     if paths is not None:
-        return paths.loss(hidden_BLD, decoder.head_weight_VD, batch, teacher)
+        return paths.loss(hidden_BLD, decoder.head_weight_VD, batch, teacher, mask_seen=mask_seen)
     assert catalogue.depth == 1, "deeper codes have paths"
     (first,), (size,) = catalogue.token_offsets, catalogue.level_sizes
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)

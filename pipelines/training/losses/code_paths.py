@@ -16,7 +16,7 @@ from models.catalogue import Catalogue
 from pipelines.training.fit.batches import IGNORED, Batch
 from pipelines.training.fit.fitting import Loss
 from pipelines.training.item_teacher import ItemTeacher, TaughtCodes
-from pipelines.training.losses.softmax import PENALTY, catalogue_loss
+from pipelines.training.losses.softmax import PENALTY, catalogue_loss, next_unseen
 from services.llm.engine.beam.trie import ItemCodes, Trie
 
 
@@ -45,15 +45,21 @@ class CodePaths:
             child_PS[nodes[level], catalogue.codes[:, level]] = nodes[level + 1]
             self.child_PS.append(torch.from_numpy(child_PS).to(device))
 
-    def loss(self, hidden_BLD: Tensor, head_VD: Tensor, batch: Batch, teacher: ItemTeacher | None = None) -> Loss:
+    def loss(
+        self, hidden_BLD: Tensor, head_VD: Tensor, batch: Batch, teacher: ItemTeacher | None = None, *, mask_seen: bool
+    ) -> Loss:
         """Return the mean cross-entropy of all levels' codes, each among those below the codes before it, and their number.
 
+        With `mask_seen` only items new to their history are learned. Seen ones stay in the softmax, as in the engine, whose masks change no score.
         With a teacher the target at each level is a mixture of the label's code and the teacher's shares.
         """
         depth = len(self.level_sizes)
         labels_BNX = batch.labels.reshape(len(batch.labels), -1, depth)
         hidden_BNXD = hidden_BLD.reshape(*labels_BNX.shape, -1)
-        chosen_BN = (labels_BNX[..., 0] >= 0) & batch.is_label[:, ::depth]
+        is_label_BN = batch.is_label[:, ::depth]
+        chosen_BN = (labels_BNX[..., 0] >= 0) & is_label_BN
+        if mask_seen:
+            chosen_BN = next_unseen(self._items(labels_BNX), is_label_BN)
         hidden_TXD, labels_TX = hidden_BNXD[chosen_BN], labels_BNX[chosen_BN]
         taught: Sequence[TaughtCodes | None] = [None] * depth
         if teacher is not None:
@@ -66,3 +72,10 @@ class CodePaths:
             losses.append(catalogue_loss(hidden_TXD[:, level], head_SD, codes_T, others, taught[level]))
             prefix_T = self.child_PS[level][prefix_T, codes_T].long()
         return torch.stack(losses).mean(), labels_TX.numel()
+
+    def _items(self, labels_BNX: Tensor) -> Tensor:
+        """Return each label's item, IGNORED for none."""
+        node_BN = torch.zeros_like(labels_BNX[..., 0])
+        for child_PS, first, token_BN in zip(self.child_PS, self.first_tokens, labels_BNX.unbind(-1), strict=True):
+            node_BN = child_PS[node_BN, (token_BN - first).clamp(min=0)].clamp(min=0).long()
+        return torch.where(labels_BNX[..., 0] < 0, IGNORED, node_BN)
