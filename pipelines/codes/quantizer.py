@@ -1,7 +1,7 @@
 """Residual k-means: each level's code names the centroid nearest to what the levels before it left. Balanced by a price on each centroid.
 
 A code's price is added to the squared distance, so a crowded code takes fewer items and an empty one more; assignment stays one rule that
-holds for old and new items alike. The centroids come from scikit-learn on a sample; prices are raised and lowered until no code has more
+holds for old and new items alike. The centroids are the best of several k-means++ starts on a sample; prices are raised and lowered until no code has more
 than twice its share, or a number of rounds has passed.
 
 Shape suffixes: N items, D size of an embedding, S codes of the level.
@@ -17,6 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 _SAMPLES_PER_CODE = 256
+_STARTS = 4
 _ITERATIONS = 20
 _ROUNDS = 30
 _STEP = 0.1
@@ -56,7 +57,7 @@ def fit_level(residuals_ND: np.ndarray, size: int, seed: int) -> CodeLevel:
         sample = sample[rng.choice(len(sample), size * _SAMPLES_PER_CODE, replace=False)]
     with threadpool_limits(1), warnings.catch_warnings():  # one thread: sums in one order everywhere
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different residuals than codes leave codes dead
-        found = KMeans(size, init="random", n_init=1, max_iter=_ITERATIONS, random_state=seed).fit(sample)
+        found = KMeans(size, init="k-means++", n_init=_STARTS, max_iter=_ITERATIONS, random_state=seed).fit(sample)
     return _balanced(np.ascontiguousarray(found.cluster_centers_, dtype=np.float32), sample)
 
 

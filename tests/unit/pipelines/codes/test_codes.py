@@ -104,6 +104,21 @@ def test_items_of_one_text_take_every_path_before_one_is_refused() -> None:
         place(levels, items[:1], np.concatenate([first, second]))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_far_apart_have_a_code_each(seed: int) -> None:
+    """The codes of 48 groups are as near to their items as the middles that made them: one random start puts two groups under one code."""
+    rng = np.random.default_rng(seed)
+    middles = 10 * rng.normal(size=(48, 8))
+    items = (middles.repeat(20, axis=0) + 0.1 * rng.normal(size=(960, 8))).astype(np.float32)
+
+    level = quantizer.fit_level(items, 48, seed)
+
+    codes = level.assign(items)
+    error = (level.leave(items, codes) ** 2).sum()
+    assert error <= 1.01 * ((items - middles.repeat(20, axis=0)) ** 2).sum()
+    assert np.bincount(codes, minlength=48).tolist() == [20] * 48
+
+
 def test_crowded_codes_give_items_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where most items are close together and few far away, the prices bring the fullest code down."""
     embeddings = (np.random.default_rng(0).exponential(size=(3000, 6)) ** 2).astype(np.float32)
