@@ -8,8 +8,8 @@ GPU_PYTHON ?= python3
 GPU_RESULTS ?= benchmarks/results/gpu
 INSTALLED := $(VENV)/.installed
 PIP_LOG := $(VENV)/install.log
-QUIET := --disable-pip-version-check -qq --progress-bar off --log $(PIP_LOG)
-ON_ERROR := || { echo "pip failed: the whole log is $(PIP_LOG)" >&2; exit 1; }
+PIP_OPTIONS := --disable-pip-version-check --no-input --progress-bar off
+TO_LOG := >>$(PIP_LOG) 2>&1 || { tail -n 5 $(PIP_LOG) >&2; echo "pip failed: the whole log is $(PIP_LOG)" >&2; exit 1; }
 PROTO := services/contracts/recommend.proto
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url "$(TORCH_INDEX_URL)")# of another build of torch, such as the CPU's: `make up TORCH_INDEX_URL=...`
 UNIT := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
@@ -96,11 +96,11 @@ $(INSTALLED): requirements.lock requirements-torch.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@rm -f $(PIP_LOG)
 	@echo "install 2/4: $$(grep -c '^[^ #]*==' requirements.lock) packages by hash, minutes the first time; pip's log is $(PIP_LOG)"
-	@$(BIN)/pip install $(QUIET) --require-hashes --no-deps --only-binary :all: --requirement requirements.lock $(ON_ERROR)
+	@$(BIN)/pip install $(PIP_OPTIONS) --require-hashes --no-deps --only-binary :all: --requirement requirements.lock $(TO_LOG)
 	@echo "install 3/4: torch, the largest download"
-	@$(BIN)/pip install $(QUIET) $(TORCH_INDEX) --constraint requirements-torch.lock torch $(ON_ERROR)
+	@$(BIN)/pip install $(PIP_OPTIONS) $(TORCH_INDEX) --constraint requirements-torch.lock torch $(TO_LOG)
 	@echo "install 4/4: tailrace itself"
-	@$(BIN)/pip install $(QUIET) --no-deps --no-build-isolation -e . $(ON_ERROR)
+	@$(BIN)/pip install $(PIP_OPTIONS) --no-deps --no-build-isolation -e . $(TO_LOG)
 	@touch $@
 
 define need-python

@@ -96,7 +96,7 @@ def test_the_lock_covers_what_is_declared() -> None:
 def test_packages_are_installed_by_their_hashes_and_torch_from_one_index() -> None:
     """The Makefile takes wheels with hashes alone, but torch, which comes by version from the index that the user names, and no other."""
     installs = re.findall(
-        r"pip install (?:\$\(QUIET\)|--disable-pip-version-check) (.+?)(?: \$\(ON_ERROR\))?$",
+        r"pip install (?:\$\(PIP_OPTIONS\)|--disable-pip-version-check) (.+?)(?: \$\(TO_LOG\))?$",
         (ROOT / "Makefile").read_text(),
         re.MULTILINE,
     )
@@ -110,7 +110,7 @@ def test_packages_are_installed_by_their_hashes_and_torch_from_one_index() -> No
 
 
 def test_a_failing_installation_prints_a_line_a_step_and_names_its_log(tmp_path: Path) -> None:
-    """pip's lines go to the file, its error to the terminal too, and make fails."""
+    """pip's lines go to the file, the last ones with its error to the terminal too, and make fails."""
     venv = tmp_path / "venv"
     without_index = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
 
