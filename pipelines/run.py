@@ -100,6 +100,8 @@ def _show(done: list[StageOutput], options: PipelineOptions, console: Console) -
                 console.print(sentence, markup=False)
             size = recipes.data_size(output.path)
             console.print(recipes.describe(recipes.choose(options.recipes, size), size), markup=False)
+        elif output.stage == "distill":
+            console.print(distill.describe_earned(distill.read_earned(output.path)), markup=False)
     if report.evaluation is not None:
         console.print(metrics_table(report.evaluation))
         console.print(describe_gain(report.evaluation["gain"]), markup=False)
@@ -247,6 +249,7 @@ def _manifest(
     )
     return (
         manifest
+        | {"distillation": distill.read_earned(folders["distill"])}
         | judged.record()
         | {"test_set": held_out.record(), "lineage": _lineage(made_by, options, recipe, parents)}
     )

@@ -5,14 +5,14 @@
 
 Default data: ml-100k. `--events` and `--items` are tables as `tailrace pipeline` takes them; `--sequences` is a folder as benchmarks/quality/sequences.py describes it, whose
 events have an order and no times, so that only leave-one-out is possible there. Histories come from a feature store that the run starts for itself; each seed and
-split trains decoder, student and twin again. `--nested` runs another test instead (nested.py): the whole flow without each user's last label, which then what is published and what its gate judged both rank. Stage outputs that the state folder already holds are reused. `--epochs` shortens training to check that it
+split trains decoder, student, its twin and a student without a decoder again. `--nested` runs another test instead (nested.py): the whole flow without each user's last label, which then what is published and what its gate judged both rank. Stage outputs that the state folder already holds are reused. `--epochs` shortens training to check that it
 runs; its numbers mean nothing. docs/benchmarks.md says how to read the file.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -24,13 +24,20 @@ from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.sizes import num_parameters
 from benchmarks.quality.summary import Run, summarise
+from benchmarks.quality.variants import ALONE, rank_variants, train_alone
 from infra.local.servers.store import feature_store
 from models.catalogue import load_catalogue
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.evaluate import read_ranks, read_slices
+from pipelines.evaluation.held_out import HeldOut
 from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
+from pipelines.runner.bars import Bars
+from pipelines.runner.stage import StageCache, content_key
+from pipelines.training import distill
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.device import choose_device
 from pipelines.training.recipes import choose, data_size, read_recipes
 from services.errors import TailraceError
 from services.settings.settings import load_settings
@@ -100,17 +107,28 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
-    """Run the pipeline up to its evaluation, and time its decoder. Raises what the pipeline raises."""
+    """Run the pipeline up to its evaluation, train and rank its variants, and time its decoder. Raises what the pipeline raises."""
     report = run_pipeline(replace(options, until="evaluate"), places, console)
     assert report.evaluation is not None
     at = {stage.stage: stage.path for stage in report.stages}
     recipe = choose(options.recipes, data_size(at["tokenize"]))
+    stages, key = StageCache(places.stages_dir), content_key(asdict(recipe.distill), [at["tokenize"].name], [distill])
+    saved, device = Checkpoints(stages.checkpoint_dir(ALONE, key), ALONE, 60.0), choose_device(options.device)
+    with Bars(console) as bars:
+        show = bars.begin(ALONE)
+        alone = stages.run(
+            ALONE, key, lambda out: train_alone(at["tokenize"], recipe.distill, out, saved, device, show)
+        )
+        bars.end(alone)
+    cases = HeldOut(at["tokenize"], places.stages_dir, "benchmarks.quality").open("variants of decoder and student")
     slices, repeats = read_slices(at["evaluate"]), report.evaluation["repeats"]
     return Run(
         seed=recipe.train.seed,
         split=options.split,
         evaluation=report.evaluation,
         ranks=read_ranks(at["evaluate"]),
+        variants=rank_variants(at["tokenize"], at["distill"], alone.path, cases),
+        earned=distill.read_earned(at["distill"]),
         slices=slices,
         level_sizes=load_catalogue(at["tokenize"] / "catalogue.parquet").level_sizes,
         num_parameters=num_parameters(at["train"] / "decoder", at["distill"]),

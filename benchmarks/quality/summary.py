@@ -1,4 +1,4 @@
-"""What several runs come to: a row for each model, the decoder's gain by slice, and what routing by that gain is worth. Pure; numpy only.
+"""What several runs come to: a row for each model, what distillation and seen items are worth, the decoder's gain by slice, and what routing by that gain is worth. Pure; numpy only.
 
 All seeds of a split test the same users. A user's NDCG@10 is averaged over the seeds first, and intervals are 95 % bootstraps of the mean over users: they hold the luck of the draw of
 users. The luck of training is beside them as `..._std`, the standard deviation between the seeds' means (null for one seed).
@@ -6,7 +6,7 @@ users. The luck of training is beside them as `..._std`, the standard deviation 
 Shape suffixes: S seeds, N users.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.evaluation.gain import gain_by_slice, histories_that_pay
-from pipelines.evaluation.metrics import gains, interval
+from pipelines.evaluation.metrics import Ranks, gains, hit_rate, interval
 
 POOLING = (
     "each user's NDCG@10 is the mean over the seeds; ci95, low and high: 95 % bootstrap of its mean over users, paired for differences; "
@@ -38,7 +38,11 @@ class Run:
     evaluation: Mapping[str, Any]
     """The report of the evaluation."""
     ranks: Mapping[str, np.ndarray]
-    """By model, the label's rank as served."""
+    """By model of the evaluation, the label's rank as served."""
+    variants: Mapping[str, Ranks]
+    """By model of variants.py, the same with seen items and without."""
+    earned: Mapping[str, Any]
+    """What distillation earned by validation, and whether the student that serves learned from the decoder's targets."""
     slices: Mapping[str, np.ndarray]
     level_sizes: Sequence[int]
     """The number of codes of each level: one level where an item is one token."""
@@ -48,8 +52,18 @@ class Run:
     """By slice of the length of history, the decoder's time for one request."""
 
     def ndcg(self, model: str) -> np.ndarray:
-        """Return each user's NDCG@10."""
-        return gains(self.ranks[model], 10)
+        """Return each user's NDCG@10, of the evaluation's models or the variants."""
+        if model in self.ranks:
+            return gains(self.ranks[model], 10)
+        return gains(self.variants[model].as_served(repeats=self.evaluation["repeats"]), 10)
+
+    def metric(self, model: str, key: str) -> float:
+        """Return a mean over the users, by its name in an evaluation."""
+        if model in self.evaluation["metrics"]:
+            return float(self.evaluation["metrics"][model][key])
+        ranks, repeats = self.variants[model], self.evaluation["repeats"] or key.endswith("_unmasked")
+        chosen = ranks.as_served(repeats=repeats)
+        return hit_rate(chosen, 10) if key.startswith("hr") else float(gains(chosen, 10).mean())
 
     def is_routed(self) -> np.ndarray:
         """Return for which users the run's bundle would call the LLM: those with a length of history for which its gain is shown."""
@@ -75,6 +89,8 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
         "protocol": {split: of_split[0].evaluation["protocol"] for split, of_split in splits.items()},
         "pooling": POOLING,
         "rows": [row for split, of_split in splits.items() for row in _rows(split, of_split)],
+        "distillation": [row for split, of_split in splits.items() for row in _distillation(split, of_split)],
+        "seen_items": [row for split, of_split in splits.items() for row in _seen_items(split, of_split)],
         "gain": [row for split, of_split in splits.items() for row in _gain(split, of_split)],
         "routing": [row for split, of_split in splits.items() for row in _routing(split, of_split)],
         "runs": [_about(run) for run in runs],
@@ -83,14 +99,51 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
 
 def _rows(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
     rows = []
-    for model in runs[0].evaluation["metrics"]:
-        of_seeds = {name: [run.evaluation["metrics"][model][key] for run in runs] for name, key in _METRICS.items()}
+    for model in dict.fromkeys((*runs[0].evaluation["metrics"], *runs[0].variants)):
+        of_seeds = {name: [run.metric(model, key) for run in runs] for name, key in _METRICS.items()}
         means = {name: fmean(values) for name, values in of_seeds.items()}
         spreads = {f"{name}_std": _spread(of_seeds[name]) for name in ("hr10", "ndcg10")}
         ci95 = list(interval(_by_user(runs, model), seed=0))
-        num = {"num_seeds": len(runs), "num_users": len(runs[0].ranks[model])}
+        num = {"num_seeds": len(runs), "num_users": len(runs[0].slices["all"])}
         rows.append({"model": model, "split": split, **means, "ci95": ci95, **spreads, **num})
     return rows
+
+
+def _distillation(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return what the distilled student has over one without the targets, over one without targets and rows, and what serves over the untrained graph."""
+    pairs = [("distilled", "twin"), ("distilled", "student_alone"), ("student", "student_alone"), ("student", "graph")]
+    return [
+        {"split": split, "model": model, "over": other}
+        | _difference([(run.ndcg(model), run.ndcg(other)) for run in runs])
+        for model, other in pairs
+    ]
+
+
+def _seen_items(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return what the student that serves has over the same weights with seen items the other way."""
+    both = []
+    for run in runs:
+        ranks, repeats = run.variants["student"], run.evaluation["repeats"]
+        both.append(tuple(gains(ranks.as_served(repeats=served), 10) for served in (repeats, not repeats)))
+    return [{"split": split, "model": "student"} | _difference(both)]
+
+
+def _difference(of_seeds: Iterable[tuple[np.ndarray, ...]]) -> dict[str, float | None]:
+    """Return how one model's NDCG@10 differs from another's, pooled, from each user's of both by seed."""
+    both_S2N = np.array([*of_seeds])
+    one_N, other_N = both_S2N.mean(axis=0)
+    low, high = interval(one_N - other_N, seed=0)
+    ratio = float(one_N.mean() / other_N.mean()) if other_N.any() else None
+    means_S2 = both_S2N.mean(axis=2)
+    return {
+        "ndcg10": float(one_N.mean()),
+        "other_ndcg10": float(other_N.mean()),
+        "ratio": ratio,
+        "difference": float((one_N - other_N).mean()),
+        "low": low,
+        "high": high,
+        "difference_std": _spread((means_S2[:, 0] - means_S2[:, 1]).tolist()),
+    }
 
 
 def _gain(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -133,7 +186,7 @@ def _about(run: Run) -> dict[str, Any]:
         "level_sizes": list(run.level_sizes),
         "num_parameters": dict(run.num_parameters),
     }
-    return about | {"decoder_ms": dict(run.decoder_ms), **kept}
+    return about | {"earned_in_validation": dict(run.earned), "decoder_ms": dict(run.decoder_ms), **kept}
 
 
 def _by_user(runs: Sequence[Run], model: str) -> np.ndarray:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.evaluation.gain import MIN_CASES
+from pipelines.training.distill import describe_earned
 
 CARD = "report.md"
 _WIDTH = 40
@@ -92,12 +93,13 @@ def _card(
     data, shown = manifest["data"], manifest["repeats"]
     newest = datetime.fromtimestamp(data["newest_event_us"] / 1e6, UTC)
     facts = (
-        ("what", "a decoder that ranks items for a user from the user's history, and a student distilled from it"),
+        ("what", "a decoder that ranks items for a user from the user's history, and a small student"),
         ("for", f"users and items like those of `{manifest['dataset']}`, asked for the next item"),
         ("learned from", f"{data['num_events']} events of {data['num_users']} users on {manifest['num_items']} items"),
         ("newest event", f"{newest:%Y-%m-%d %H:%M} UTC"),
         ("seen items", "are learned and shown" if shown else "are left out unless a request asks for them"),
         ("decoder", f"{manifest['num_parameters']:,} parameters, codes of depth {manifest['depth']}"),
+        ("student", describe_earned(manifest["distillation"])),
         ("training of the decoder", _speed(manifest["training"])),
         ("work of one ranking", ", ".join(f"{name} {num:,}" for name, num in manifest["multiply_adds"].items())),
         ("random seed", manifest["lineage"]["seed"]),

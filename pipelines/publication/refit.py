@@ -25,7 +25,7 @@ from pipelines.evaluation.metrics import Scorer, mean_ranks, ndcg
 from pipelines.evaluation.pair import load_pair, save_pair
 from pipelines.evaluation.variety import best_items
 from pipelines.runner.stage import Progress, content_key
-from pipelines.training.distill import DistillOptions, Inputs, fit_and_save
+from pipelines.training.distill import DistillOptions, Inputs, chosen_options, fit_and_save
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.memory import kept_memory
 from pipelines.training.recipes import Recipe
@@ -63,7 +63,8 @@ def refit(judged: Trained, recipe: Recipe, out: Path, checkpoints: Checkpoints, 
     train(serving.tokenized, recipe.train, out, saved, device, show, start(recipe.train))
     inputs, path = Inputs(serving.tokenized, torch.get_num_threads(), device), out / "student.safetensors"
     saved, show = checkpoints.of("student"), _part(progress, "student")
-    fit_and_save(inputs, serving.decoder_dir, recipe.distill, path, saved, show, start(recipe.distill))
+    options = chosen_options(judged.students_dir, recipe.distill)
+    fit_and_save(inputs, serving.decoder_dir, options, path, saved, show, start(options))
     (out / _FOUND).write_text(json.dumps(_found(judged, serving), indent=1))
 
 

@@ -1,7 +1,9 @@
-"""Stage 5: the student learns the decoder's distribution at every position, and its twin learns from the labels alone.
+"""Stage 5: a student learns the decoder's distribution at every position, its twin the labels alone, and validation chooses which of them serves.
 
-    student.safetensors, twin.safetensors   weights of models.student
-    distillation.json                       shapes, curves and the options
+    student.safetensors     weights of models.student: of the one that serves
+    twin.safetensors        of the twin
+    distilled.safetensors   of the other, where the twin serves
+    distillation.json       shapes, curves, the options, and what distillation earned
 
 The target at each position is a mixture of the decoder's distribution over the whole catalogue and the label. The twin's target is the label.
 Where codes are deeper than 1, a decoder that had a teacher shares it with the student (item_teacher.py). Without one, that distribution is over the items
@@ -16,10 +18,11 @@ import json
 import math
 import multiprocessing
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +33,7 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import START, StudentConfig, StudentModel, read_student, save_student
 from pipelines.data.examples import Split, read_cases, read_labelled_sequences, sample_cases
-from pipelines.evaluation.metrics import ndcg, rank_labels
+from pipelines.evaluation.metrics import gains, interval, ndcg, rank_labels
 from pipelines.runner.stage import Progress, silent
 from pipelines.training.dense import right_padded
 from pipelines.training.fit.batches import Batch, batch_windows, cut_windows
@@ -39,11 +42,15 @@ from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions, Fitted, Loss, Task, dropout_after, fit
 from pipelines.training.item_rows import fill_rows, spelled_rows
 from pipelines.training.item_teacher import load_teacher
-from pipelines.training.lessons import BeamLessons, TeacherLessons, new_lessons
+from pipelines.training.lessons import BeamLessons, LabelLessons, new_lessons
 from pipelines.training.losses.positions import position_loss
 from pipelines.training.losses.sampled import ItemSampler
 from pipelines.training.warm_start import NUM_CASES, Begun, WarmStart, rows_before
 from services.errors import CheckpointError
+
+_ABOUT = "distillation.json"
+_NUM_CHOOSING = 10_000
+"""Validation cases that choose, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +89,8 @@ def distill(
     progress: Progress,
     start: WarmStart | None = None,
 ) -> None:
-    """Train both and write them; the twin in a process of its own beside. A student without a teacher is its own twin, and trained once."""
-    inputs, lesson = Inputs(tokenized, torch.get_num_threads(), device), untaught(options)
+    """Train both and write them with the choice; the twin in a process of its own beside. A student without a teacher is its own twin, and trained once."""
+    inputs, lesson = Inputs(tokenized, torch.get_num_threads(), device), without_targets(options)
     path, twin_path = out / "student.safetensors", out / "twin.safetensors"
 
     def fit_student() -> Fitted:
@@ -97,8 +104,50 @@ def distill(
             saved = checkpoints.of("twin")
             fitting = beside.submit(fit_and_save, inputs, decoder_dir, lesson, twin_path, saved, silent, start)
             student, twin = fit_student(), fitting.result()
-    fits = {"student": asdict(student), "twin": asdict(twin)}
-    (out / "distillation.json").write_text(json.dumps({"options": asdict(options), **fits}, indent=1))
+    choose_student(tokenized, options, out, student, twin)
+
+
+def choose_student(tokenized: Path, options: DistillOptions, out: Path, fitted: Fitted, twin_fitted: Fitted) -> None:
+    """Keep the distilled student of this folder where its validation NDCG@10 is above its twin's beyond the paired 95 % interval; else the twin serves. Write what was found.
+
+    Both are trained in any case, so a choice costs as much as one more validation of each.
+    """
+    path, twin_path, repeats = out / "student.safetensors", out / "twin.safetensors", not options.mask_seen
+    cases = sample_cases(read_cases(tokenized, Split.VALID), _NUM_CHOOSING)
+    student, twin = (
+        gains(rank_labels(StudentScorer(read_student(one)), cases).as_served(repeats=repeats), 10)
+        for one in (path, twin_path)
+    )
+    low, high = interval(student - twin, seed=0)
+    uses_targets = low > 0
+    if not uses_targets:
+        path.rename(out / "distilled.safetensors")
+        shutil.copyfile(twin_path, path)
+    means = {"ndcg10": float(student.mean()), "twin_ndcg10": float(twin.mean())}
+    difference = {"difference": float((student - twin).mean()), "low": low, "high": high}
+    earned = {"uses_targets": uses_targets, **means, **difference, "num_cases": len(cases)}
+    about = {"options": asdict(options), "student": asdict(fitted), "twin": asdict(twin_fitted), "earned": earned}
+    (out / _ABOUT).write_text(json.dumps(about, indent=1))
+
+
+def read_earned(students_dir: Path) -> dict[str, Any]:
+    """Read {uses_targets, ndcg10, twin_ndcg10, difference, low, high, num_cases}: which student serves, by the validation NDCG@10 of both."""
+    found: dict[str, Any] = json.loads((students_dir / _ABOUT).read_text())["earned"]
+    return found
+
+
+def describe_earned(earned: Mapping[str, Any]) -> str:
+    """Return a sentence: which student serves, and why."""
+    serves = "from the decoder's targets" if earned["uses_targets"] else "without the decoder's targets"
+    words = (
+        f"by validation these earn {earned['difference']:+.4f} NDCG@10 ({earned['low']:+.4f} to {earned['high']:+.4f})"
+    )
+    return f"the student learned {serves}: {words}"
+
+
+def chosen_options(students_dir: Path, options: DistillOptions) -> DistillOptions:
+    """Return the options of the student that serves."""
+    return options if read_earned(students_dir)["uses_targets"] else without_targets(options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +161,21 @@ class Inputs:
 
 def fit_and_save(
     inputs: Inputs,
-    decoder_dir: Path,
+    decoder_dir: Path | None,
     options: DistillOptions,
     path: Path,
     checkpoints: Checkpoints,
     progress: Progress = silent,
     start: WarmStart | None = None,
 ) -> Fitted:
-    """Train one student on the stage's inputs, write it, and return its curve."""
+    """Train one student on the stage's inputs, write it, and return its curve. Without a decoder it starts at random and learns from the labels."""
     torch.set_num_threads(inputs.num_threads)
     catalogue = load_catalogue(inputs.tokenized / "catalogue.parquet")
     sequences, valid = read_labelled_sequences(inputs.tokenized), read_cases(inputs.tokenized, Split.VALID)
-    if (own_teacher := load_teacher(decoder_dir.parent, inputs.device)) is not None:
+    teacher = None
+    if decoder_dir is not None and (own_teacher := load_teacher(decoder_dir.parent, inputs.device)) is not None:
         teacher, catalogue = own_teacher
-    else:
+    elif decoder_dir is not None:
         teacher = load_decoder(decoder_dir, torch.float32, inputs.device)
     student = new_student(catalogue, teacher, options).to(inputs.device)
     lessons = new_lessons(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
@@ -153,13 +203,13 @@ def fit_and_save(
     return fitted
 
 
-def untaught(options: DistillOptions) -> DistillOptions:
+def without_targets(options: DistillOptions) -> DistillOptions:
     """Return the twin's options: the labels are its whole target."""
     return replace(options, teacher_weight=0.0)
 
 
-def new_student(catalogue: Catalogue, teacher: Decoder, options: DistillOptions) -> StudentModel:
-    """Return a student with fresh weights, its embeddings taken from the teacher unless that is narrower."""
+def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillOptions) -> StudentModel:
+    """Return a student with fresh weights, its embeddings taken from the teacher if there is one and it is no narrower."""
     torch.manual_seed(options.seed)
     config = StudentConfig(
         num_items=len(catalogue.item_ids),
@@ -173,7 +223,7 @@ def new_student(catalogue: Catalogue, teacher: Decoder, options: DistillOptions)
     for name, parameter in student.named_parameters():
         if name.endswith(".weight") and parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02)
-    if teacher.config.hidden_size >= options.hidden_size:
+    if teacher is not None and teacher.config.hidden_size >= options.hidden_size:
         with torch.no_grad():
             student.embedding.weight.copy_(_narrowed(spelled_rows(teacher, catalogue), options.hidden_size))
     return student
@@ -202,7 +252,7 @@ def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, op
 
 def imitation_loss(
     student: StudentModel,
-    lessons: TeacherLessons | BeamLessons,
+    lessons: LabelLessons | BeamLessons,
     batch: Batch,
     options: DistillOptions,
     sampler: ItemSampler | None = None,
@@ -216,7 +266,7 @@ def imitation_loss(
         batch.is_label,
         mask_seen=options.mask_seen,
         sampler=sampler,
-        teacher=lessons.taught(batch.tokens, batch.labels) if options.teacher_weight > 0 else None,
+        teacher=lessons.taught(batch.tokens, batch.labels),
     )
 
 

@@ -26,17 +26,28 @@ _MAX_SEARCHED = 100_000
 _LIST_LEN = 32
 
 
-class TeacherLessons:
-    """Lessons of a decoder whose items are one token each. A batch's tokens are the student's input rows."""
+class LabelLessons:
+    """The labels alone. A batch's tokens are the student's input rows."""
 
-    def __init__(self, decoder: Decoder, catalogue: Catalogue, sequences: Sequence[np.ndarray], weight: float) -> None:
+    def __init__(self, catalogue: Catalogue, sequences: Sequence[np.ndarray]) -> None:
         self.sequences, self.spelling = sequences, numbered(catalogue, len(catalogue.item_ids))
-        self._decoder, self._weight = decoder, weight
-        self._token_of_row = token_of_row(catalogue, decoder.embedding.weight.device)
 
     def read(self, tokens_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
         """Return the student's input rows and the items to learn, IGNORED where there is none."""
         return tokens_BL, torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
+
+    def taught(self, _tokens_BL: Tensor, _labels_BL: Tensor) -> Teacher | TaughtItems | None:
+        """Return the decoder's part of the target, None for none."""
+        return None
+
+
+class TeacherLessons(LabelLessons):
+    """Lessons of a decoder whose items are one token each."""
+
+    def __init__(self, decoder: Decoder, catalogue: Catalogue, sequences: Sequence[np.ndarray], weight: float) -> None:
+        super().__init__(catalogue, sequences)
+        self._decoder, self._weight = decoder, weight
+        self._token_of_row = token_of_row(catalogue, decoder.embedding.weight.device)
 
     @torch.no_grad()
     def taught(self, tokens_BL: Tensor, _labels_BL: Tensor) -> Teacher:
@@ -66,7 +77,7 @@ class BeamLessons:
         ]
         self.spelling = numbered(catalogue, len(items_P))
         self._items_P = torch.from_numpy(items_P).to(device)
-        searched = _evenly(len(items_P), _MAX_SEARCHED) if weight > 0 else np.zeros(0, dtype=np.int64)
+        searched = _evenly(len(items_P), _MAX_SEARCHED)
         owners = np.searchsorted(starts, searched, side="right") - 1
         histories = [items_P[starts[owner] : place] for owner, place in zip(owners, searched, strict=True)]
         self._lists = tuple(
@@ -89,14 +100,16 @@ class BeamLessons:
 
 
 def new_lessons(
-    decoder: Decoder,
+    decoder: Decoder | None,
     catalogue: Catalogue,
     sequences: Sequence[np.ndarray],
     weight: float,
     *,
     mask_seen: bool,
-) -> TeacherLessons | BeamLessons:
-    """Return the lessons of this decoder. `weight` is its share of the target; 0 searches nothing."""
+) -> LabelLessons | BeamLessons:
+    """Return the lessons of this decoder. `weight` is its share of the target; at 0, or without one, they are the labels."""
+    if decoder is None or weight == 0:
+        return LabelLessons(catalogue, sequences)
     decoder.eval()
     if catalogue.depth == 1:
         return TeacherLessons(decoder, catalogue, sequences, weight)

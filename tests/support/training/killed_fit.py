@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.runner.stage import silent
-from pipelines.training.distill import Inputs, fit_and_save, untaught
+from pipelines.training.distill import Inputs, fit_and_save, without_targets
 from pipelines.training.fit import prefetch
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import Descent
@@ -26,7 +26,7 @@ def fit_one(model: str, folder: Path, checkpoints: Checkpoints) -> None:
     if model == "decoder":
         train(folder / "tokens", DROPPED_DECODER, out, checkpoints, CPU, silent)
         return
-    options = DROPPED_STUDENT if model == "student" else untaught(DROPPED_STUDENT)
+    options = DROPPED_STUDENT if model == "student" else without_targets(DROPPED_STUDENT)
     fit_and_save(
         Inputs(folder / "tokens", 1, CPU), folder / "decoder", options, out / "student.safetensors", checkpoints
     )

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from benchmarks.quality.__main__ import parse, pipeline_options
+from benchmarks.quality.graph import TransitionGraph
 from benchmarks.quality.nested import NestedRun, hold_out, summarise_nested
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
@@ -17,6 +18,7 @@ from pipelines.codes.embedding import texts_of
 from pipelines.data.roles import with_labels
 from pipelines.data.schema import check_events, check_items
 from pipelines.evaluation.gain import gain_by_slice
+from pipelines.evaluation.metrics import Ranks
 from services.contracts.event_roles import parse_event_roles
 from services.errors import ConfigError
 from services.settings.settings import Settings
@@ -51,9 +53,15 @@ def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one
         "multiply_adds": {},
     }
     ranks = {model: np.array([BY_NDCG[value] for value in values]) for model, values in ndcg.items()}
+    ranks["twin"] = np.full(80, 11.0)
+    variants = {"graph": ranks["twin"], "student_alone": ranks["twin"]} | dict.fromkeys(
+        ("distilled", "student"), ranks["student"]
+    )
     about = {
         "evaluation": evaluation,
         "ranks": ranks,
+        "variants": {name: Ranks(of_name, np.ones(80)) for name, of_name in variants.items()},
+        "earned": {"uses_targets": True},
         "slices": SLICES,
         "level_sizes": (9,),
         "num_parameters": {"decoder": {"all": 9}, "student": {"all": 2}},
@@ -85,7 +93,43 @@ def test_rows_are_means_over_seeds_with_an_interval_over_users() -> None:
     }
     assert shown["global-time", "student"]["ndcg10"] == 1.0
     assert shown["global-time", "student"]["ndcg10_std"] is None
-    assert len(rows) == 4
+    assert len(rows) == 2 * len({"decoder", "student", "graph", "student_alone", "distilled"})
+
+
+def test_what_distillation_earned_is_paired_by_user_and_pooled_over_the_seeds() -> None:
+    """A student that is right where the twin is not: the difference is its own NDCG, with the gain's interval; as served it has half of what its weights have with seen items."""
+    draw = np.random.default_rng(0)
+    students = [draw.choice([0.0, 1.0], 80) for _ in range(2)]
+
+    found = summarise([run(seed, np.ones(80), student) for seed, student in enumerate(students)])
+
+    earned = {(row["model"], row["over"]): row for row in found["distillation"]}
+    assert list(earned) == [
+        ("distilled", "twin"), ("distilled", "student_alone"), ("student", "student_alone"), ("student", "graph")
+    ]  # fmt: skip
+    pooled, row = np.mean(students, axis=0), earned["distilled", "twin"]
+    (expected,) = gain_by_slice(pooled, np.zeros(80), {"all": SLICES["all"]})
+    assert (row["difference"], row["low"], row["high"]) == (
+        expected["llm_minus_student"], expected["low"], expected["high"]
+    )  # fmt: skip
+    assert row["difference_std"] == pytest.approx(abs(students[0].mean() - students[1].mean()) / np.sqrt(2))
+    assert row["ratio"] is None
+    (seen,) = found["seen_items"]
+    assert (seen["ndcg10"], seen["other_ndcg10"]) == (pytest.approx(pooled.mean()), 1.0)
+    assert seen["ratio"] == pytest.approx(pooled.mean())
+    assert found["runs"][0]["earned_in_validation"] == {"uses_targets": True}
+
+
+def test_the_graph_follows_the_newest_items_and_their_texts() -> None:
+    """From the newest item by how often, then by how soon another followed; without an edge, by what texts have in common."""
+    sequences = [np.array([0, 1]), np.array([0, 1]), np.array([0, 2]), np.array([3, 4, 5])]
+    texts = ["red lamp", "blue chair", "green door", "old boat", "new sail", "tall mast", "red lantern lamp", "stone"]
+
+    after_0, after_3, unknown = TransitionGraph(sequences, texts)([np.array([0]), np.array([7, 3]), np.array([6])])
+
+    assert after_0[1] > after_0[2] > after_0[5]
+    assert after_3[4] > after_3[5] > after_3[1]
+    assert unknown.argsort()[-2:].tolist() == [0, 6]
 
 
 def test_the_gain_is_that_of_each_users_mean_over_the_seeds() -> None:

@@ -13,7 +13,7 @@ from pipelines.evaluation.evaluate import Trained, evaluate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import optimize
 from pipelines.runner.stage import silent
-from pipelines.training.distill import DistillOptions, Inputs, fit_and_save, untaught
+from pipelines.training.distill import DistillOptions, Inputs, choose_student, fit_and_save, without_targets
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions
@@ -68,9 +68,11 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
     tokenize(ingested, histories_from(ingested), 1_000, tokens, codes)
     torch.set_num_threads(1)
     train(tokens, options, trained_dir, checkpoints_in(root / "saved"), CPU, silent)
-    for name, lesson in (("student", SMALL_STUDENT), ("twin", untaught(SMALL_STUDENT))):
+    fitted = []
+    for name, lesson in (("student", SMALL_STUDENT), ("twin", without_targets(SMALL_STUDENT))):
         saved, path = checkpoints_in(root / "saved").of(name), students / f"{name}.safetensors"
-        fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", lesson, path, saved)
+        fitted.append(fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", lesson, path, saved))
+    choose_student(tokens, SMALL_STUDENT, students, *fitted)
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     evaluate(trained, HeldOut(tokens, root, "tailrace pipeline"), "ring", evaluated, silent)
     optimize(trained, evaluated, MADE_AT, optimized)

@@ -14,6 +14,7 @@ from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import manifest_of, publish
 from pipelines.publication.model_card import CARD, interval_plot, render
+from pipelines.training.distill import describe_earned, read_earned
 from tests.unit.pipelines.conftest import Built
 
 VALUES = st.floats(-1, 1, allow_subnormal=False)
@@ -50,6 +51,7 @@ def manifest(built: Built, tmp_path: Path) -> dict[str, Any]:
     training = {"num_parameters": 12_345, "num_tokens": 5_000, "speed": speed}
     made = manifest_of(read_report(built.evaluated), training, {"max_items": 10}, catalogue.depth)
     judged = {"data": data, "against_live": [live | {"low": -0.15, "high": -0.05}], "forced": ["drift of items"]}
+    made |= {"distillation": read_earned(built.trained.students_dir)}
     return made | judged | {"test_set": held_out.record(), "lineage": lineage}
 
 
@@ -69,6 +71,7 @@ def test_the_page_has_what_a_reader_decides_by(built: Built, manifest: dict[str,
         assert f"| {row['slice']} | {row['num_cases']} | {both} | {row['llm_minus_student']:+.4f} |" in page
     for words in (
         "the LLM is called for",
+        f"| student | {describe_earned(manifest['distillation'])} |",
         "| decoder | v1 | 40 | 0.9000 | 0.8000 | [-0.1500, -0.0500] |",
         "published by force although: drift of items",
         "| recorded events not used: item_id not in items | 3.10% |",

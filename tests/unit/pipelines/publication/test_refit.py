@@ -1,5 +1,8 @@
 """What serves learns from all events after the gate; what the gate judged is kept, and alone is compared and started from."""
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,26 @@ def test_what_serves_predicts_the_newest_events_better_and_lists_much_the_same(b
         assert row["newest_ndcg_judged"] == pytest.approx(metrics[name]["ndcg@10"])
         assert row["in_common"] > 0.5
     assert describe(found).startswith("refit on 480 events, of which the judged models had learned 400: the decoder's")
+
+
+def test_a_refit_learns_the_decoders_targets_where_the_judged_student_did(
+    built: Built, refitted: Path, tmp_path: Path
+) -> None:
+    """With the other choice on file the student that serves is another one, and the decoder the same."""
+    students = tmp_path / "students"
+    shutil.copytree(built.trained.students_dir, students)
+    about = json.loads((students / "distillation.json").read_text())
+    about["earned"]["uses_targets"] ^= True
+    (students / "distillation.json").write_text(json.dumps(about))
+    (tmp_path / "out").mkdir()
+
+    refit(
+        replace(built.trained, students_dir=students), RECIPE, tmp_path / "out", checkpoints_in(tmp_path / "s"), silent
+    )
+
+    one, other = (load_pair(folder, CPU) for folder in (refitted, tmp_path / "out"))
+    assert torch.equal(weights(one.decoder), weights(other.decoder))
+    assert not torch.allclose(weights(one.student), weights(other.student), atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -14,9 +15,25 @@ import torch
 from torch import nn
 
 from models.decoder.decoder import Decoder
+from models.student import read_student, save_student
+from pipelines.data.examples import Split, read_cases
+from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import silent
 from pipelines.training.dense import DecoderScorer, hidden_states
-from pipelines.training.distill import DistillOptions, StudentScorer, distill, imitation_loss, new_student, untaught
+from pipelines.training.distill import (
+    DistillOptions,
+    Inputs,
+    StudentScorer,
+    choose_student,
+    chosen_options,
+    describe_earned,
+    distill,
+    fit_and_save,
+    imitation_loss,
+    new_student,
+    read_earned,
+    without_targets,
+)
 from pipelines.training.fit.batches import Batch, make_batch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import Descent, DescentOptions, rate_at
@@ -28,6 +45,7 @@ from services.errors import StageFailed
 from tests.support.training.bundles import build_catalogue
 from tests.unit.pipelines.conftest import CPU, SMALL_STUDENT, Built, checkpoints_in
 
+FITTED = Fitted(curve=[], skipped_batches=[], num_tokens=0, flops=0, seconds=0.0)
 DESCENT = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=0.9)
 
 
@@ -181,7 +199,7 @@ def test_a_student_without_a_teacher_is_its_own_twin(built: Built, tmp_path: Pat
     distill(
         built.trained.tokenized,
         built.trained.decoder_dir,
-        untaught(SMALL_STUDENT),
+        without_targets(SMALL_STUDENT),
         tmp_path,
         checkpoints_in(tmp_path / "saved", every_s=0.0),
         CPU,
@@ -195,6 +213,55 @@ def test_a_student_without_a_teacher_is_its_own_twin(built: Built, tmp_path: Pat
     assert fits["student"] == fits["twin"]
 
 
+@pytest.mark.parametrize("uses_targets", [True, False])
+def test_the_student_that_serves_learned_from_the_decoder_where_validation_shows_that_this_earned(
+    built: Built, tmp_path: Path, *, uses_targets: bool
+) -> None:
+    """One of two students is the ring's, the other knows nothing. The better one serves; both are kept, and a refit learns as the one that serves did."""
+    learned, nothing = built.trained.students_dir / "student.safetensors", tmp_path / "nothing"
+    student = read_student(learned)
+    with torch.no_grad():
+        student.embedding.weight.zero_()
+    save_student(student, nothing)
+    both = (learned, nothing) if uses_targets else (nothing, learned)
+    for path, name in zip(both, ("student", "twin"), strict=True):
+        shutil.copyfile(path, tmp_path / f"{name}.safetensors")
+
+    choose_student(built.trained.tokenized, SMALL_STUDENT, tmp_path, FITTED, FITTED)
+
+    earned = read_earned(tmp_path)
+    assert (tmp_path / "student.safetensors").read_bytes() == learned.read_bytes()
+    assert (tmp_path / "distilled.safetensors").exists() is not uses_targets
+    assert earned["uses_targets"] is uses_targets
+    assert earned["low"] <= earned["difference"] == pytest.approx(earned["ndcg10"] - earned["twin_ndcg10"])
+    assert (earned["difference"] > 0.3) is uses_targets
+    lessons = SMALL_STUDENT if uses_targets else without_targets(SMALL_STUDENT)
+    assert chosen_options(tmp_path, SMALL_STUDENT) == lessons
+    assert f"earn {earned['difference']:+.4f} NDCG@10" in describe_earned(earned)
+
+
+def test_equal_students_earn_nothing(built: Built, tmp_path: Path) -> None:
+    """A difference of 0 is not above 0: the labels suffice."""
+    for name in ("student", "twin"):
+        shutil.copyfile(built.trained.students_dir / "twin.safetensors", tmp_path / f"{name}.safetensors")
+
+    choose_student(built.trained.tokenized, SMALL_STUDENT, tmp_path, FITTED, FITTED)
+
+    assert read_earned(tmp_path)["uses_targets"] is False
+
+
+def test_a_student_without_a_decoder_learns_from_labels_and_a_start_of_its_own(built: Built, tmp_path: Path) -> None:
+    """It finds the next item of the ring, and the decoder's weights are nowhere in it."""
+    path = tmp_path / "alone.safetensors"
+
+    fit_and_save(Inputs(built.trained.tokenized, 1, CPU), None, SMALL_STUDENT, path, checkpoints_in(tmp_path / "saved"))
+
+    valid = read_cases(built.trained.tokenized, Split.VALID)
+    assert ndcg(rank_labels(StudentScorer(read_student(path)), valid).masked, 10) > 0.5
+    twin = read_student(built.trained.students_dir / "twin.safetensors")
+    assert not torch.allclose(read_student(path).embedding.weight, twin.embedding.weight, atol=0.1)
+
+
 def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
     """Its options differ in the teacher's share and nothing else, and its loss is the same whoever the teacher is."""
     catalogue, one, other = build_catalogue(), small_decoder(), small_decoder()
@@ -204,13 +271,15 @@ def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
 
     taught, alone = (
         [
-            imitation_loss(student, new_lessons(teacher, catalogue, [], 0.8, mask_seen=True), batch, chosen)[0].item()
+            imitation_loss(
+                student, new_lessons(teacher, catalogue, [], chosen.teacher_weight, mask_seen=True), batch, chosen
+            )[0].item()
             for teacher in (one, other)
         ]
-        for chosen in (options, untaught(options))
+        for chosen in (options, without_targets(options))
     )
 
-    assert replace(untaught(options), teacher_weight=options.teacher_weight) == options
+    assert replace(without_targets(options), teacher_weight=options.teacher_weight) == options
     assert alone[0] == alone[1]
     assert taught[0] != taught[1]
 
