@@ -108,6 +108,14 @@ def deep_codes_lines() -> Iterator[str]:
         yield f"| {name} | {masked} | {row['hr10_unmasked']:.4f} / {row['ndcg10_unmasked']:.4f} |"
 
 
+def nested_lines() -> Iterator[str]:
+    """A line for each data set and model: NDCG@10 of what the gate judged and of what is published."""
+    for name, data in (("quality-nested", "MovieLens-100k"), ("quality-nested-beauty", "Amazon Beauty")):
+        for row in result(name)["nested"]:
+            both = f"{row['unrefitted_ndcg10']:.4f} | {row['ndcg10']:.4f} | {row['ratio']:.3f}"
+            yield f"| {data} | {row['model']} | {both} | {row['low']:+.4f} to {row['high']:+.4f} |"
+
+
 def engine_lines() -> Iterator[str]:
     """A line for each case: all engines' values, then how ours stand to the best peer."""
     rows = {(row["name"], row["engine"]): row for row in result("engine")["cases"]}
@@ -298,6 +306,7 @@ PAGES = {
         freshness_line,
         quality_lines,
         deep_codes_lines,
+        nested_lines,
         cold_lines,
         warm_lines,
         engine_lines,
