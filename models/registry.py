@@ -16,10 +16,11 @@
     <root>/LIVE                         the version that serves
     <root>/PREVIOUS                     the version that served before it
     <root>/WITHDRAWN                    which versions were rolled back: they do not go live again without force (models.withdrawals)
+    <root>/REFERENCE                    the version below which trainings may not fall, where a person set one (models.reference)
 
 A bundle is written in a scratch folder and renamed into place. The pointer is replaced by a rename, so a reader sees the
 old version or the new one, never a mixture, also after a power loss. It moves only from the version that its mover saw (compare
-and swap, under a lock on the folder, which all three files are written under). A file is hashed when it is first needed, so a process reads its own files alone;
+and swap, under a lock on the folder, which all four files are written under). A file is hashed when it is first needed, so a process reads its own files alone;
 promotion hashes all.
 """
 
@@ -39,6 +40,8 @@ from typing import Any
 
 from models.catalogue import Catalogue, load_catalogue, load_item_ids
 from models.files import file_sha256, rename_durably
+from models.reference import FILE as REFERENCE
+from models.reference import Reference, read_reference, write_reference
 from models.withdrawals import FILE, Withdrawal, content_of, read_withdrawals, refuse, without, write_withdrawals
 from services.errors import BundleCorrupt, BundleError, BundleIncomplete, BundleMoved, BundleNotFound, BundleWithdrawn
 
@@ -83,6 +86,11 @@ class Bundle:
         """The version from whose weights its training started; None where it started from the beginning."""
         found: str | None = self.manifest.get("lineage", {}).get("parents", {}).get("started_from")
         return found
+
+    @property
+    def is_whole_training(self) -> bool:
+        """Whether its training started from the beginning, and no items were added since."""
+        return self.started_from is None and "items_added_to" not in self.manifest.get("lineage", {})
 
     def catalogue(self) -> Catalogue:
         """Read the catalogue."""
@@ -193,6 +201,23 @@ class BundleStore:
         """Return the version that was live before the live one, or None."""
         return self._read("PREVIOUS")
 
+    def reference(self) -> Reference | None:
+        """Return the version that a person set, or else the oldest whole training that is not withdrawn; None before the first. Raises BundleCorrupt."""
+        if recorded := read_reference(self._root):
+            return recorded
+        withdrawn = self.withdrawals()
+        kept = (version for version in self.versions() if version not in withdrawn)
+        first = next((version for version in kept if self._is_whole_training(version)), None)
+        return Reference(version=first) if first else None
+
+    def set_reference(self, version: str, by: str) -> None:
+        """Make this version the reference, after verifying it, in the name of this person. Raises BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete."""
+        self.open(version).verify()
+        with self._locked():
+            if left := self.withdrawals().get(version):
+                raise BundleWithdrawn(f"{left.describe()}: it is no reference; name another of `tailrace bundles`")
+            self._write_reference(Reference(version=version, by=by, at=_now()))
+
     def withdrawals(self) -> dict[str, Withdrawal]:
         """Return the withdrawn versions, oldest record first; their folders may be gone. Raises BundleCorrupt."""
         return read_withdrawals(self._root)
@@ -218,6 +243,8 @@ class BundleStore:
     def rollback(self, to: str | None = None, *, by: str = "unknown", reason: str = "", force: bool = False) -> str:
         """Make `to`, or else the previously live version, live again and return it; record the one left as withdrawn by this person.
 
+        Where the one left is the reference, the target becomes that too: nothing is measured against what was withdrawn.
+
         Raises BundleNotFound, BundleMoved, BundleCorrupt or BundleIncomplete; BundleWithdrawn without `force` if the target was withdrawn itself.
         """
         with self._locked():  # both pointers of one promotion
@@ -227,8 +254,7 @@ class BundleStore:
             raise BundleNotFound("no earlier version to go back to")
         if target == live:
             raise BundleNotFound(f"{live} is live already; name another version to go back to")
-        at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        left = Withdrawal(version=live, by=by, at=at, reason=reason, content=self._content(live))
+        left = Withdrawal(version=live, by=by, at=_now(), reason=reason, content=self._content(live))
         try:
             self._move(live, target, force=force, left=left)
         except BundleWithdrawn as error:
@@ -236,12 +262,14 @@ class BundleStore:
         return target
 
     def prune(self, keep: int) -> list[str]:
-        """Remove all but the newest `keep` versions, the live one, the one before it and what both started from, and what killed processes left; return the removed versions."""
+        """Remove all but the newest `keep` versions, the live one, the one before it, what both started from and the reference, and what killed processes left; return the removed versions."""
         with self._locked():  # nothing is promoted while it goes
             versions = self.versions()
             pointers = self.live_version(), self._read("PREVIOUS")
             may_serve = [version for version in versions if version in pointers]
             spared = {*versions[-keep:], *may_serve, *map(self._started_from, may_serve)}
+            if reference := self.reference():
+                spared.add(reference.version)
             removed = [version for version in versions if version not in spared]
             for version in removed:
                 (self._root / version).rename(self._scratch(version))  # so that no reader opens a part of it
@@ -267,6 +295,12 @@ class BundleStore:
         except BundleError:
             return None
 
+    def _is_whole_training(self, version: str) -> bool:
+        try:
+            return self.open(version).is_whole_training
+        except BundleError:
+            return False
+
     def _leftovers(self) -> list[Path]:
         """Return the scratch folders that killed publications and prunings left."""
         before_s = time.time() - _SCRATCH_KEPT_S
@@ -286,6 +320,8 @@ class BundleStore:
             kept = without(records, version, files) if force else dict(records)
             if left is not None:
                 kept[left.version] = left
+                if (reference := self.reference()) and reference.version == left.version:
+                    self._write_reference(Reference(version=version, by=left.by, at=left.at))
             if kept != records:
                 write_withdrawals(self._root, self._scratch(FILE), kept)
             if live != version:
@@ -310,10 +346,17 @@ class BundleStore:
         except FileNotFoundError:
             return None
 
+    def _write_reference(self, reference: Reference) -> None:
+        write_reference(self._root, self._scratch(REFERENCE), reference)
+
     def _write(self, pointer: str, version: str) -> None:
         scratch = self._scratch(pointer)
         scratch.write_text(version + "\n")
         rename_durably(scratch, self._root / pointer)
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -228,6 +228,8 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     card = model_card.render(version, manifest, finished)
     pages = {model_card.CARD: card}
     published = bundle.publish(store, bundle_dir, version, manifest, pages, seen, force=options.force)
+    if options.replace_live and judged.reference is None:  # what was replaced can measure nothing of this data
+        store.set_reference(version, "tailrace pipeline --replace-live")
     store.prune(places.keep_bundles)
     FeatureWriter(places.feature_repo).remove_precomputed(store.versions())
     yield StageOutput("publish", version, published.path, skipped=False, seconds=0.0)
@@ -243,7 +245,7 @@ def _manifest(
     """Return a bundle's manifest without its version, its hashes and how its student serves. `made_by` are the stages so far."""
     folders = {output.stage: output.path for output in made_by}
     report, training = evaluate.read_report(folders["evaluate"]), train.read_training(folders["train"])
-    parents = {"started_from": training["started_from"], "compared_with": judged.compared_with}
+    parents = {"started_from": training["started_from"], **judged.parents()}
     manifest = bundle.manifest_of(
         report, training, recipe.prompt, tokenize.read_codes_report(folders["tokenize"])["depth"]
     )
@@ -260,7 +262,8 @@ def _refuse(
 ) -> None:
     """Write the report of what is refused, and raise StageFailed with its place and what one can do next."""
     report = evaluate.read_report(evaluated.path)
-    steps = gate.next_steps(report["metrics"], judged.against_live, judged.data, options.gate)
+    compared = gate.Compared(live=judged.against_live, reference=judged.against_reference)
+    steps = gate.next_steps(report["metrics"], compared, judged.data, options.gate)
     key = content_key(manifest | {"problems": judged.problems}, [evaluated.key], [model_card, gate])
     refused = stages.run(
         "gate", key, lambda out: model_card.write_refusal(manifest, report, judged.problems, steps, out)

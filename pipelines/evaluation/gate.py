@@ -1,4 +1,8 @@
-"""The gate before publication: decoder and student against the baselines, each other, and the live bundle's. Pure."""
+"""The gate before publication: decoder and student each against a floor, the live bundle's and the reference's. Pure.
+
+The live bundle is another one each night, so small losses add up; the reference is moved by a person alone, and its bound has no interval: with enough
+nights chance would pass what it forbids.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,23 +14,29 @@ from services.errors import ConfigError, StageFailed
 METRIC = "ndcg@10"
 BASELINES = ("popularity", "bigram", "item_knn")
 """The baselines, weakest first."""
+MODELS = ("decoder", "student")
+"""What is judged."""
 BEST = "best"
 NOT_PUBLISHED = "nothing was published (--force publishes all the same)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions:
-    """The bounds.
+    """The bounds, as shares.
 
     Args:
-        baseline: What decoder and student must beat; `best` is the best of all.
-        min_student_share: The student must keep this share of the decoder's NDCG@10.
-        max_loss: A model is refused when it is worse than the live bundle's by more than this share, beyond the 95 % interval.
+        baseline: Of which the floors are shares; `best` is the best of all.
+        decoder_floor: The decoder's NDCG@10 must be above this share of the baseline's.
+        student_floor: The same for the student.
+        max_loss: A model is refused when it is worse than the live bundle's by more than this share, and its 95 % interval is below 0.
+        max_reference_loss: A model is refused when it is worse than the reference's by more than this share.
     """
 
     baseline: str = BEST
-    min_student_share: float = 0.95
+    decoder_floor: float = 1.0
+    student_floor: float = 1.0
     max_loss: float = 0.02
+    max_reference_loss: float = 0.05
 
     def __post_init__(self) -> None:
         """Refuse what cannot be checked. Raises ConfigError naming the option."""
@@ -34,12 +44,24 @@ class GateOptions:
             raise ConfigError(
                 f"--baseline: {self.baseline!r} is not known; give one of {', '.join((BEST, *BASELINES))}"
             )
-        if not 0 <= self.max_loss <= 1:
-            raise ConfigError(f"--max-loss: {self.max_loss} is no share; give 0 to 1, such as 0.02")
-        if not 0 <= self.min_student_share < math.inf:
-            raise ConfigError(
-                f"--min-student-share: {self.min_student_share} is no share; give 0 or more, such as 0.95"
-            )
+        for option, loss in (("--max-loss", self.max_loss), ("--max-reference-loss", self.max_reference_loss)):
+            if not 0 <= loss <= 1:
+                raise ConfigError(f"{option}: {loss} is no share; give 0 to 1, such as 0.02")
+        for name in MODELS:
+            if not 0 <= self.floor(name) < math.inf:
+                raise ConfigError(f"--{name}-floor: {self.floor(name)} is no share; give 0 or more, such as 1")
+
+    def floor(self, name: str) -> float:
+        """Return this model's floor as a share of the baseline."""
+        return {"decoder": self.decoder_floor, "student": self.student_floor}[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The rows of `pipelines.evaluation.champion` against the live bundle and against the reference, which may be the same; empty where there is none."""
+
+    live: Sequence[Mapping[str, Any]] = ()
+    reference: Sequence[Mapping[str, Any]] = ()
 
 
 def student_share(metrics: Mapping[str, Mapping[str, Any]]) -> float:
@@ -48,43 +70,38 @@ def student_share(metrics: Mapping[str, Mapping[str, Any]]) -> float:
     return float(metrics["student"][METRIC] / decoder) if decoder else 0.0
 
 
-def find_problems(
-    metrics: Mapping[str, Mapping[str, Any]], against_live: Sequence[Mapping[str, Any]], options: GateOptions
-) -> list[str]:
-    """Return what is beyond its bound. `against_live` are the rows of `pipelines.evaluation.champion`."""
+def find_problems(metrics: Mapping[str, Mapping[str, Any]], compared: Compared, options: GateOptions) -> list[str]:
+    """Return what is beyond its bound, a clause each: what lost against what, with numbers."""
     baseline = _baseline(metrics, options)
     floor = metrics[baseline][METRIC]
-    decoder, student = metrics["decoder"][METRIC], metrics["student"][METRIC]
-    problems = [
-        f"the {name}'s {METRIC} of {found:.4f} does not beat {baseline}'s {floor:.4f}"
-        for name, found in (("decoder", decoder), ("student", student))
-        if found <= floor
-    ]
-    if student_share(metrics) < options.min_student_share:
-        problems.append(
-            f"the student's {METRIC} of {student:.4f} is {student_share(metrics):.1%} of the decoder's {decoder:.4f}, "
-            f"under {options.min_student_share:.0%}"
-        )
-    return problems + [
-        f"the {row['model']}'s {METRIC} of {row['challenger_ndcg']:.4f} is below that of the live bundle {row['champion']}, "
-        f"{row['champion_ndcg']:.4f} on the same {row['num_users']} users: 95 % interval of the difference "
-        f"{row['low']:+.4f} to {row['high']:+.4f}, beyond -{options.max_loss:.0%} (--max-loss)"
-        for row in _lost(against_live, options)
+    return [
+        *(
+            f"the {name}'s {METRIC} of {metrics[name][METRIC]:.4f} is not above its floor of {options.floor(name) * floor:.4f}, "
+            f"{options.floor(name):.0%} of {baseline}'s {floor:.4f} (--{name}-floor)"
+            for name in _below_floor(metrics, options)
+        ),
+        *(
+            f"{_worse(row)} that of the live bundle {_other(row)}: by more than {options.max_loss:.0%} (--max-loss), and beyond the "
+            f"95 % interval of the difference, {row['low']:+.4f} to {row['high']:+.4f}"
+            for row in _lost_to_live(compared, options)
+        ),
+        *(
+            f"{_worse(row)} that of the reference {_other(row)}: by more than {options.max_reference_loss:.0%} (--max-reference-loss)"
+            for row in _lost_to_reference(compared, options)
+        ),
     ]
 
 
 def next_steps(
-    metrics: Mapping[str, Mapping[str, Any]],
-    against_live: Sequence[Mapping[str, Any]],
-    data: Mapping[str, Any],
-    options: GateOptions,
+    metrics: Mapping[str, Mapping[str, Any]], compared: Compared, data: Mapping[str, Any], options: GateOptions
 ) -> list[str]:
     """Return what one can do about models that are refused, a sentence each. `data` has the facts of `pipelines.data.checks`."""
-    found = {name: metrics[name][METRIC] for name in (*BASELINES, "decoder", "student")}
-    weaker = min(("student", "decoder"), key=lambda name: found[name])
+    found = {name: metrics[name][METRIC] for name in (*BASELINES, *MODELS)}
+    weaker = min(reversed(MODELS), key=lambda name: found[name])
     floor = _baseline(metrics, options)
+    low = _below_floor(metrics, options)
     steps = []
-    if found[weaker] <= found[floor]:
+    if low and found[weaker] <= found[floor]:
         steps.append(
             f"{floor} won: its {METRIC} of {found[floor]:.4f} is {found[floor] - found[weaker]:.4f} above the {weaker}'s {found[weaker]:.4f}; "
             "for data like this so simple a method may be enough"
@@ -99,12 +116,17 @@ def next_steps(
             if beaten
             else "no baseline is beaten by both models, so --baseline is no way on: look at what the run found of events and roles"
         )
-    if student_share(metrics) < options.min_student_share:
-        steps.append("--student-epochs trains the student longer, --min-student-share asks for less of it")
-    if lost := _lost(against_live, options):
+    epochs = {"decoder": "--epochs", "student": "--student-epochs"}
+    steps += [f"{epochs[name]} trains the {name} longer, --{name}-floor asks for less of it" for name in low]
+    if lost := _lost_to_live(compared, options):
         steps.append(
             f"{lost[0]['champion']} stays live, whose models are better: train whole (without --warm-start), "
             "or accept a larger loss by --max-loss"
+        )
+    if lost := _lost_to_reference(compared, options):
+        steps.append(
+            f"{lost[0]['champion']} is the reference until a person moves it: train whole (without --warm-start); or, where so much less is enough from now on, "
+            "name the bundle to measure by: tailrace bundles reference VERSION"
         )
     return steps
 
@@ -120,6 +142,31 @@ def _baseline(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) ->
     return options.baseline if options.baseline != BEST else max(BASELINES, key=lambda name: metrics[name][METRIC])
 
 
-def _lost(against_live: Sequence[Mapping[str, Any]], options: GateOptions) -> list[Mapping[str, Any]]:
-    """Return the rows of the models that are worse than the live bundle's beyond the bound."""
-    return [row for row in against_live if row["high"] < -options.max_loss * row["champion_ndcg"]]
+def _below_floor(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) -> list[str]:
+    """Return the names of the models that are not above their floors."""
+    floor = metrics[_baseline(metrics, options)][METRIC]
+    return [name for name in MODELS if metrics[name][METRIC] <= options.floor(name) * floor]
+
+
+def _lost_to_live(compared: Compared, options: GateOptions) -> list[Mapping[str, Any]]:
+    """Return the rows of the models that are worse than the live bundle's: by more than the bound, and not by chance."""
+    return [row for row in compared.live if row["high"] < 0 and _difference(row) < -options.max_loss]
+
+
+def _lost_to_reference(compared: Compared, options: GateOptions) -> list[Mapping[str, Any]]:
+    """Return the rows of the models that are worse than the reference's by more than the bound."""
+    return [row for row in compared.reference if _difference(row) < -options.max_reference_loss]
+
+
+def _difference(row: Mapping[str, Any]) -> float:
+    """Return the difference as a share of the other model's NDCG; 0 where that has none."""
+    before = row["champion_ndcg"]
+    return float((row["challenger_ndcg"] - before) / before) if before else 0.0
+
+
+def _worse(row: Mapping[str, Any]) -> str:
+    return f"the {row['model']}'s {METRIC} of {row['challenger_ndcg']:.4f} is {-_difference(row):.1%} below"
+
+
+def _other(row: Mapping[str, Any]) -> str:
+    return f"{row['champion']}, {row['champion_ndcg']:.4f} on the same {row['num_users']} users"

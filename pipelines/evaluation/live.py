@@ -1,7 +1,9 @@
-"""Finds the live bundle that a run is to replace, before anything is trained. A bundle of other data is replaced by an option alone.
+"""Finds the live bundle that a run is to replace, before anything is trained, and the reference. A bundle of other data is replaced by an option alone.
 
 Data is known by its items, since a table may be renamed, and two shops may number their items alike: an item is the same where id and title are.
 """
+
+from pathlib import Path
 
 import polars as pl
 import structlog
@@ -17,6 +19,8 @@ log = structlog.get_logger()
 
 MIN_SHARED = 0.1
 """Of the smaller catalogue's items this share must be in the other: a shop's own from year to year have more, and two shops none."""
+
+_SET_REFERENCE = "until one of this data is set, small losses can add up: tailrace bundles reference VERSION"
 
 
 def live_of(
@@ -49,6 +53,22 @@ def live_of(
         )
     log.warning("live_bundle_of_other_data", bundle=version, why=other)
     return None
+
+
+def reference_of(store: BundleStore, ingested: Path) -> tuple[Bundle | None, str]:
+    """Return the reference as a bundle, and a sentence on which it is; None where there is none, it cannot be read, or it was made of other data, which the sentence says."""
+    try:
+        reference = store.reference()
+        if reference is None:
+            return None, "no bundle is the reference yet: the first whole training is, until a person sets another"
+        bundle = store.open(reference.version)
+        bundle.verify()
+        other = describe_other(pl.read_parquet(ingested / "items.parquet"), bundle.catalogue())
+    except BundleError as error:
+        return None, f"not compared with the reference, which cannot be read ({error}); {_SET_REFERENCE}"
+    if other:
+        return None, f"not compared with the reference, {reference.version}: {other}; {_SET_REFERENCE}"
+    return bundle, reference.describe()
 
 
 def describe_other(items: pl.DataFrame, catalogue: Catalogue) -> str | None:

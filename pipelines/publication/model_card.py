@@ -41,7 +41,8 @@ def write_refusal(
     refused = "# Not published: the gate refused these models"
     page = _page([refused, *lists, _card("The models", manifest, report, [], level=2)], manifest, report, problems)
     (out / CARD).write_text(page)
-    found = {"problems": problems, "next_steps": next_steps, "against_live": manifest["against_live"]}
+    rows = {name: manifest[name] for name in ("against_live", "against_reference")}
+    found = {"problems": problems, "next_steps": next_steps, **rows}
     (out / "report.json").write_text(json.dumps({**report, "gate": found}, indent=1))
 
 
@@ -53,6 +54,7 @@ def _page(begin: Sequence[str], manifest: Mapping[str, Any], report: Mapping[str
         _lists(report["metrics"]),
         _gain(manifest["llm_pays"], report["gain"]),
         _against_live(manifest["against_live"], manifest.get("withdrawn")),
+        _against_reference(manifest["against_reference"], manifest["about_reference"]),
         _data(manifest["data"], problems),
         _test_set(manifest["test_set"], report),
         _lineage(manifest["lineage"]),
@@ -213,12 +215,19 @@ def _against_live(rows: Sequence[Mapping[str, Any]], withdrawn: str | None) -> s
     ]
     if not rows:
         return "\n\n".join([*begin, "None of this data was live, or it could not be read."])
+    return "\n\n".join([*begin, _compared(rows, "live bundle")])
+
+
+def _against_reference(rows: Sequence[Mapping[str, Any]], about: str) -> str:
+    return "\n\n".join(["## Against the reference", f"{about}.", *([_compared(rows, "reference")] if rows else [])])
+
+
+def _compared(rows: Sequence[Mapping[str, Any]], other: str) -> str:
     cells = [
         (row["model"], row["champion"], row["num_users"], f"{row['champion_ndcg']:.4f}", f"{row['challenger_ndcg']:.4f}", _interval((row["low"], row["high"])))
         for row in rows
     ]  # fmt: skip
-    heads = ("model", "live bundle", "test users", "its NDCG@10", "now", "difference, 95 %")
-    return "\n\n".join([*begin, table(heads, cells)])
+    return table(("model", other, "test users", "its NDCG@10", "now", "difference, 95 %"), cells)
 
 
 def _data(data: Mapping[str, Any], problems: Sequence[str]) -> str:

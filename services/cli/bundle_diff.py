@@ -89,7 +89,7 @@ def _sizes(bundles: Sequence[Bundle], manifests: Sequence[Mapping[str, Any]]) ->
 
 def _origin(manifests: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     lineages = [manifest.get("lineage", {}) for manifest in manifests]
-    for name in ("started_from", "compared_with"):
+    for name in ("started_from", "compared_with", "reference"):
         yield _named(name.replace("_", " "), [one.get("parents", {}).get(name) for one in lineages])
     yield _named("items added to", [one.get("items_added_to") for one in lineages])
     for name in ("events.parquet", "items.parquet"):

@@ -1,4 +1,4 @@
-"""List published bundles, compare two, and move the live pointer: promote one, or roll back to one."""
+"""List published bundles, compare two, set the reference, and move the live pointer: promote one, or roll back to one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +34,9 @@ def _list(store: "BundleStore") -> None:
     for pointed, state in ((store.previous_version(), "previous"), (live, "live")):
         if pointed is not None and (pointed == live or pointed not in withdrawals):
             states[pointed] = state
+    reference = store.reference()
+    if reference is not None:
+        states[reference.version] = ", ".join(filter(None, (states.get(reference.version), "reference")))
     table = Table("", Column("version", no_wrap=True), "data set", "decoder NDCG@10", "student", "item-kNN", box=None)
     damaged = []
     for version in store.versions():
@@ -44,7 +47,8 @@ def _list(store: "BundleStore") -> None:
             damaged.append(str(error))
         table.add_row(states.get(version, ""), version, *cells)
     out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
-    for message in (*damaged, *(one.describe() for one in withdrawals.values())):
+    notes = [one.describe() for one in (reference, *withdrawals.values()) if one is not None]
+    for message in (*damaged, *notes):
         out.print(escape(f"note: {message}"))
 
 
@@ -69,6 +73,17 @@ def diff(
         out.print(escape(f"note: {message}"))
 
 
+@bundles_app.command()
+def reference(
+    version: Annotated[str, typer.Argument(help="Version of `tailrace bundles`.", show_default=False)],
+) -> None:
+    """Make a published bundle the reference: the gate refuses models that are worse than it by more than --max-reference-loss."""
+    store, state_dir = _store()
+    with audited(state_dir, "reference", version=version):
+        store.set_reference(version, user_name())
+    out.print(f"{version} is the reference")
+
+
 def promote(
     version: Annotated[str, typer.Argument(help="Version of `tailrace bundles`.", show_default=False)],
     force: Force = False,
@@ -89,9 +104,14 @@ def rollback(
 ) -> None:
     """Make an earlier bundle live again, and withdraw the one that was live: without --force it does not come back."""
     store, state_dir = _store()
+    before = store.reference()
     with audited(state_dir, "rollback", **({"to": to} if to else {}), **({"reason": reason} if reason else {})):
         version = store.rollback(to, by=user_name(), reason=reason, force=force)
     out.print(f"{version} is live; {store.previous_version()} is withdrawn")
+    if before is not None and (after := store.reference()) is not None and after.version != before.version:
+        out.print(
+            f"{before.version} was the reference: now {after.version} is; `tailrace bundles reference VERSION` sets another"
+        )
 
 
 def bundle_row(report: dict[str, Any]) -> list[str]:

@@ -192,12 +192,19 @@ def pipeline(
     baseline: Annotated[
         str, typer.Option(help="Baseline that decoder and student must beat: popularity, bigram, item_knn or best.")
     ] = "best",
-    min_student_share: Annotated[
-        float, typer.Option(help="Minimal NDCG@10 of the student as a share of the decoder's.")
-    ] = 0.95,
+    decoder_floor: Annotated[
+        float, typer.Option(help="The decoder's NDCG@10 must be above this share of the baseline's.")
+    ] = 1.0,
+    student_floor: Annotated[
+        float, typer.Option(help="The student's NDCG@10 must be above this share of the baseline's.")
+    ] = 1.0,
     max_loss: Annotated[
         float, typer.Option(help="How much worse than the live bundle's a model may be, as a share of its NDCG@10.")
     ] = 0.02,
+    max_reference_loss: Annotated[
+        float,
+        typer.Option(help="The same for the reference (`tailrace bundles reference`), by chance or not."),
+    ] = 0.05,
     min_volume_share: Annotated[
         float, typer.Option(help="Minimal number of events, users and items as a share of the live bundle's.")
     ] = 0.8,
@@ -243,7 +250,13 @@ def pipeline(
         checks=CheckOptions(
             min_volume_share=min_volume_share, max_unusable_share=max_unusable_share, max_drift=max_drift
         ),
-        gate=GateOptions(baseline=baseline, min_student_share=min_student_share, max_loss=max_loss),
+        gate=GateOptions(
+            baseline=baseline,
+            decoder_floor=decoder_floor,
+            student_floor=student_floor,
+            max_loss=max_loss,
+            max_reference_loss=max_reference_loss,
+        ),
         refit=refit,
         force=force,
         replace_live=replace_live,

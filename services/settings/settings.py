@@ -146,7 +146,7 @@ class Settings(BaseSettings):
     llm_replicas: int = Field(1, ge=1)
     """Processes that run the ranking model, each with its own engine and threads."""
     keep_bundles: int = Field(10, ge=2)
-    """Number of published bundles kept; the live one and the one before it are always kept."""
+    """Number of published bundles kept; the live one, the one before it and the reference are always kept."""
     bundle_poll_s: float = Field(1.0, gt=0)
     """Seconds between two looks for a new live bundle."""
     popular_refresh_s: float = Field(5.0, gt=0)

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from models.decoder.config import read_config
 from models.decoder.gguf import convert_gguf
 from models.decoder.weights import load_decoder
+from models.reference import read_reference
 from models.registry import BundleStore
 from models.withdrawals import read_withdrawals
 from services.contracts import recommend_pb2 as pb
@@ -211,6 +212,11 @@ PARSERS = {
         lambda path: read_withdrawals(path.parent),
         of_json({"v1": {"by": "ann", "at": "2026-11-24T00:00:00Z", "reason": "", "content": "c0de"}}),
         "WITHDRAWN",
+    ),
+    "reference": Parser(
+        lambda path: read_reference(path.parent),
+        of_json({"version": "v1", "by": "ann", "at": "2026-11-24T00:00:00Z"}),
+        "REFERENCE",
     ),
     "safetensors": Parser(
         lambda path: load_decoder(path.parent, torch.float32, "cpu"),

@@ -53,7 +53,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> PipelineOptions:
         events=folder / "events.csv",
         items=folder / "items.jsonl",
         recipes=(Recipe(train=SMALL_DECODER, distill=SMALL_STUDENT),),
-        gate=GateOptions(baseline="popularity", min_student_share=0.5),
+        gate=GateOptions(baseline="popularity", student_floor=0.5),
         precompute=PrecomputeOptions(num_users=10, list_len=5),
     )
 

@@ -37,7 +37,8 @@ def other_student(options: PipelineOptions) -> PipelineOptions:
     """The same run with another student, which keeps the decoder, and whatever it is worth beside the live one."""
     (recipe,) = options.recipes
     wider = replace(recipe, distill=replace(recipe.distill, feed_forward=24))
-    return replace(options, recipes=(wider,), gate=replace(options.gate, max_loss=1.0))
+    gate = replace(options.gate, max_loss=1.0, max_reference_loss=1.0)
+    return replace(options, recipes=(wider,), gate=gate)
 
 
 def run(options: PipelineOptions, places: Places) -> tuple[str | None, str]:
@@ -57,7 +58,9 @@ def test_a_rollback_is_not_undone_by_the_next_run(
     sentence = f"{second} was withdrawn by ann at "
 
     published, shown = run(other_student, places)
-    renamed, _ = run(replace(other_student, events=options.events, gate=replace(options.gate, max_loss=0.9)), places)
+    renamed, _ = run(
+        replace(other_student, events=options.events, gate=replace(other_student.gate, max_loss=0.9)), places
+    )
 
     assert (published, renamed, store.live_version()) == (None, None, first)
     assert f"nothing new to publish, {first} stays live: {sentence}" in shown
@@ -145,7 +148,7 @@ def test_other_data_stops_before_training_unless_it_is_to_replace_what_is_live(
 
 def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, options: PipelineOptions) -> None:
     """The error names the page; it and the output have why, which baseline won, and each way on. report.json has the same."""
-    beyond, shown = replace(options, gate=GateOptions(baseline="best", min_student_share=1.5)), io.StringIO()
+    beyond, shown = replace(options, gate=GateOptions(baseline="best", student_floor=100)), io.StringIO()
 
     with pytest.raises(StageFailed, match=r"nothing was published .*; report: .*report\.md") as refused:
         run_pipeline(beyond, places, Console(file=shown, width=400))
@@ -154,7 +157,7 @@ def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, optio
     page, found = path.read_text(), json.loads((path.parent / "report.json").read_text())
     assert page.startswith("# Not published: the gate refused these models\n")
     assert "published by force" not in page
-    assert found["gate"]["problems"][-1].endswith("under 150%")
+    assert found["gate"]["problems"][-1].endswith("(--student-floor)")
     assert any(step.startswith("--student-epochs") for step in found["gate"]["next_steps"])
     assert found["metrics"]["decoder"]["ndcg@10"] > 0
     for sentence in (*found["gate"]["problems"], *found["gate"]["next_steps"]):
@@ -164,7 +167,7 @@ def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, optio
 
 def test_forced_is_a_fact_of_the_publication_and_not_of_the_models(places: Places, options: PipelineOptions) -> None:
     """Models published by force, then by another gate that they pass, are two bundles: only the first is marked. An unchanged run changes nothing and opens no label."""
-    store, beyond = BundleStore(places.bundle_root), replace(options, gate=GateOptions(min_student_share=1.5))
+    store, beyond = BundleStore(places.bundle_root), replace(options, gate=GateOptions(student_floor=100))
     forced, _ = run(replace(beyond, force=True), places)
     openings = read_ledger(places.stages_dir / LEDGER)
 
@@ -172,7 +175,7 @@ def test_forced_is_a_fact_of_the_publication_and_not_of_the_models(places: Place
 
     assert (unchanged, store.live_version()) == (forced, forced)
     assert read_ledger(places.stages_dir / LEDGER) == openings
-    assert store.live().manifest["forced"][-1].endswith("under 150%")
+    assert store.live().manifest["forced"][-1].endswith("(--student-floor)")
     passed, _ = run(replace(options, gate=replace(options.gate, max_loss=0.5)), places)
     bundle = store.live()
     assert passed == bundle.version != forced

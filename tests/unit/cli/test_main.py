@@ -132,8 +132,11 @@ def test_bundles_are_listed_promoted_and_rolled_back(tailrace: Run, store: Bundl
     refused = tailrace("promote", "v2")
     forward = tailrace("promote", "v2", "--force")
 
-    states = [[line.split()[:2] for line in one.out.splitlines()[1:3]] for one in (listed, after)]
-    assert states == [[["previous", "v1"], ["live", "v2"]], [["live", "v1"], ["withdrawn", "v2"]]]
+    states = [[line.split("  ")[0] for line in one.out.splitlines()[1:3]] for one in (listed, after)]
+    assert [[line.strip() for line in one] for one in states] == [
+        ["previous, reference", "live"],
+        ["live, reference", "withdrawn"],
+    ]
     assert all(number in listed.out for number in ("0.1110", "0.2220", "ml-100k"))
     assert (back.code, live_after_rollback) == (0, "v1")
     assert f"v2 was withdrawn by {user_name()} at 2" in after.out
@@ -142,6 +145,25 @@ def test_bundles_are_listed_promoted_and_rolled_back(tailrace: Run, store: Bundl
     assert f"v2 was withdrawn by {user_name()} at 2" in refused.err
     assert (forward.code, store.live_version()) == (0, "v2")
     assert "withdrawn" not in tailrace("bundles").out
+
+
+def test_a_person_moves_the_reference(tailrace: Run, store: BundleStore, tmp_path: Path) -> None:
+    """The first whole training is it; a person's word is audited and listed with who and when; a rollback from it says which bundle it is now."""
+    first = tailrace("bundles")
+    moved = tailrace("bundles", "reference", "v2")
+    listed = tailrace("bundles")
+    unknown = tailrace("bundles", "reference", "v22")
+    back = tailrace("rollback")
+    refused = tailrace("bundles", "reference", "v2")
+
+    assert "note: v1 is the reference, the first whole training that is kept" in first.out
+    assert (moved.code, moved.out) == (0, "v2 is the reference\n")
+    assert f"note: v2 is the reference, set by {user_name()} at 2" in listed.out
+    assert (unknown.code, "nearest to it are v2" in unknown.err) == (1, True)
+    assert "v2 was the reference: now v1 is; `tailrace bundles reference VERSION` sets another" in back.out
+    assert (refused.code, "it is no reference; name another" in refused.err) == (1, True)
+    audit = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
+    assert [one["act"] for one in audit if one.get("version") == "v2"][:1] == ["reference"]
 
 
 def test_a_rollback_goes_to_a_named_version(tailrace: Run, store: BundleStore, tmp_path: Path) -> None:

@@ -125,6 +125,61 @@ def test_rollback_goes_to_any_kept_version(store: BundleStore, tmp_path: Path) -
     assert list(store.withdrawals()) == ["v3"]
 
 
+def test_the_reference_is_the_first_whole_training_until_a_person_moves_it(store: BundleStore, tmp_path: Path) -> None:
+    """Neither a promotion nor a newer whole training moves it; no warm start, bundle with added items or damaged one is it by default, and a person may set any that is whole and not withdrawn."""
+    started = {"lineage": {"parents": {"started_from": "v0"}}}
+    other = BundleStore(tmp_path / "other")
+    assert other.reference() is None
+    for version, about in (("a", started), ("b", {"lineage": {"items_added_to": "a"}}), ("c", {}), ("d", {})):
+        other.publish(source_with(tmp_path / "source", version), version, about)
+        other.promote(version)
+    (tmp_path / "other" / "c" / "manifest.json").write_text("{")
+
+    assert [one.version for one in (store.reference(), other.reference()) if one] == ["v1", "d"]
+    other.set_reference("a", "ann")
+    found = other.reference()
+    assert found is not None
+    assert found.describe().startswith("a is the reference, set by ann at 2")
+    for version, error, words in (("c", BundleCorrupt, "not JSON"), ("dd", BundleNotFound, "nearest to it are")):
+        with pytest.raises(error, match=words):
+            other.set_reference(version, "bob")
+    other.rollback("a")
+    with pytest.raises(BundleWithdrawn, match=r"d was withdrawn by .*: it is no reference"):
+        other.set_reference("d", "bob")
+    assert other.reference() == found
+
+
+def test_pruning_spares_the_reference(store: BundleStore, tmp_path: Path) -> None:
+    """However old it is, by default or by a person's word; once another is, it goes."""
+    for version in ("v3", "v4", "v5"):
+        store.publish(source_with(tmp_path / "source", version), version, {})
+    for age, version in enumerate(store.versions()):
+        os.utime(tmp_path / "bundles" / version, (1_000 + age, 1_000 + age))
+
+    store.prune(2)
+    assert store.versions() == ["v1", "v4", "v5"]
+    store.set_reference("v4", "ann")
+    store.publish(source_with(tmp_path / "source", "v6"), "v6", {})
+    store.prune(1)
+
+    assert store.versions() == ["v4", "v6"]
+
+
+def test_a_rollback_from_the_reference_moves_it_to_what_is_live_again(store: BundleStore) -> None:
+    """By the person who withdrew it, also where it was the reference by default; a rollback from another bundle leaves it."""
+    store.promote("v2")
+    store.promote("v1")
+
+    store.rollback(by="ann")
+    moved = store.reference()
+    store.promote("v1", force=True)
+    store.rollback(to="v2", by="bob")
+
+    assert moved is not None
+    assert (moved.version, moved.by) == ("v2", "ann")
+    assert store.reference() == moved
+
+
 def test_a_damaged_bundle_can_be_withdrawn(store: BundleStore, tmp_path: Path) -> None:
     """Also when its manifest cannot be read, which is when one rolls back."""
     store.promote("v1")

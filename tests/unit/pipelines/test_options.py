@@ -16,7 +16,8 @@ from services.errors import ConfigError
     [
         (lambda: read_recipes(epochs=0), "--epochs: 0 epochs train nothing; give at least 1"),
         (lambda: read_recipes(seed=-1), "--seed: -1 is out of range; give 0 to"),
-        (lambda: GateOptions(min_student_share=float("nan")), "--min-student-share: nan is no share; give 0 or more"),
+        (lambda: GateOptions(student_floor=float("nan")), "--student-floor: nan is no share; give 0 or more"),
+        (lambda: GateOptions(max_reference_loss=5), "--max-reference-loss: 5 is no share; give 0 to 1"),
         (lambda: PipelineOptions(until="lunch"), "--until: 'lunch' is no stage; the stages are ingest, "),
         (lambda: PipelineOptions(until="refit", refit=False), "--until refit: a run with --no-refit has no such stage"),
         (lambda: PipelineOptions(events=Path("e.csv")), "--events and --items: give both or none"),
