@@ -47,6 +47,8 @@ class PipelineOptions:
     """How to train, by the size of the data."""
     checks: CheckOptions = field(default_factory=CheckOptions)
     gate: GateOptions = field(default_factory=GateOptions)
+    llm_price_ndcg_per_ms: float = 0.001
+    """What a millisecond of the decoder's processor time must bring: the manifest lists the lengths of history where it does. `Settings` has the same default, and why."""
     force: bool = False
     """Publish what the gate or the checks of the data refuse, and what was withdrawn; the manifest says what was refused."""
     replace_live: bool = False

@@ -104,7 +104,7 @@ def _show(done: list[StageOutput], options: PipelineOptions, console: Console) -
             console.print(distill.describe_earned(distill.read_earned(output.path)), markup=False)
     if report.evaluation is not None:
         console.print(metrics_table(report.evaluation))
-        console.print(describe_gain(report.evaluation["gain"]), markup=False)
+        console.print(describe_gain(report.evaluation["gain"], options.llm_price_ndcg_per_ms), markup=False)
     for output in done:
         if output.stage == "refit":
             console.print(refit.describe(refit.read_found(output.path)), markup=False)
@@ -208,7 +208,8 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
         made_by.append(refitted)
 
     bars.begin("optimize")
-    key = content_key(recipe.prompt | judged.key(), [made_by[-1].key], [bundle])
+    made = recipe.prompt | judged.key() | {"llm_price": options.llm_price_ndcg_per_ms}
+    key = content_key(made, [made_by[-1].key], [bundle])
     now, beside = datetime.now(UTC), models if options.refit else None
     optimized = stages.run("optimize", key, lambda out: bundle.optimize(serving, evaluated.path, now, out, beside))
     bundle_dir, version = optimized.path / "bundle", (optimized.path / "version.txt").read_text()
@@ -246,9 +247,8 @@ def _manifest(
     folders = {output.stage: output.path for output in made_by}
     report, training = evaluate.read_report(folders["evaluate"]), train.read_training(folders["train"])
     parents = {"started_from": training["started_from"], **judged.parents()}
-    manifest = bundle.manifest_of(
-        report, training, recipe.prompt, tokenize.read_codes_report(folders["tokenize"])["depth"]
-    )
+    depth = tokenize.read_codes_report(folders["tokenize"])["depth"]
+    manifest = bundle.manifest_of(report, training, recipe.prompt, depth, options.llm_price_ndcg_per_ms)
     return (
         manifest
         | {"distillation": distill.read_earned(folders["distill"])}

@@ -18,7 +18,6 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
-from benchmarks.quality.decoder_times import decoder_ms
 from benchmarks.quality.nested import measure_nested, summarise_nested
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
@@ -107,7 +106,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
-    """Run the pipeline up to its evaluation, train and rank its variants, and time its decoder. Raises what the pipeline raises."""
+    """Run the pipeline up to its evaluation, train and rank its variants. Raises what the pipeline raises."""
     report = run_pipeline(replace(options, until="evaluate"), places, console)
     assert report.evaluation is not None
     at = {stage.stage: stage.path for stage in report.stages}
@@ -121,7 +120,6 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
         )
         bars.end(alone)
     cases = HeldOut(at["tokenize"], places.stages_dir, "benchmarks.quality").open("variants of decoder and student")
-    slices, repeats = read_slices(at["evaluate"]), report.evaluation["repeats"]
     return Run(
         seed=recipe.train.seed,
         split=options.split,
@@ -129,10 +127,10 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
         ranks=read_ranks(at["evaluate"]),
         variants=rank_variants(at["tokenize"], at["distill"], alone.path, cases),
         earned=distill.read_earned(at["distill"]),
-        slices=slices,
+        slices=read_slices(at["evaluate"]),
         level_sizes=load_catalogue(at["tokenize"] / "catalogue.parquet").level_sizes,
         num_parameters=num_parameters(at["train"] / "decoder", at["distill"]),
-        decoder_ms=decoder_ms(at["train"] / "decoder", at["tokenize"], slices, repeats=repeats, **recipe.prompt),
+        llm_price_ndcg_per_ms=options.llm_price_ndcg_per_ms,
     )
 
 

@@ -48,8 +48,12 @@ class Run:
     """The number of codes of each level: one level where an item is one token."""
     num_parameters: Mapping[str, Mapping[str, int]]
     """By model, as sizes.py counts them."""
-    decoder_ms: Mapping[str, float]
-    """By slice of the length of history, the decoder's time for one request."""
+    llm_price_ndcg_per_ms: float
+
+    @property
+    def decoder_ms(self) -> dict[str, float]:
+        """By slice of the length of history, the decoder's time for one request."""
+        return {row["slice"]: row["decoder_ms"] for row in self.evaluation["gain"] if "decoder_ms" in row}
 
     def ndcg(self, model: str) -> np.ndarray:
         """Return each user's NDCG@10, of the evaluation's models or the variants."""
@@ -66,8 +70,8 @@ class Run:
         return hit_rate(chosen, 10) if key.startswith("hr") else float(gains(chosen, 10).mean())
 
     def is_routed(self) -> np.ndarray:
-        """Return for which users the run's bundle would call the LLM: those with a length of history for which its gain is shown."""
-        paying = histories_that_pay(self.evaluation["gain"])
+        """Return for which users the run's bundle would call the LLM: those with a length of history for which it is shown to be worth its time."""
+        paying = histories_that_pay(self.evaluation["gain"], self.llm_price_ndcg_per_ms)
         routed = np.zeros_like(self.slices["all"])
         for name in paying:
             routed |= self.slices[name]
@@ -186,7 +190,8 @@ def _about(run: Run) -> dict[str, Any]:
         "level_sizes": list(run.level_sizes),
         "num_parameters": dict(run.num_parameters),
     }
-    return about | {"earned_in_validation": dict(run.earned), "decoder_ms": dict(run.decoder_ms), **kept}
+    about |= {"earned_in_validation": dict(run.earned), "decoder_ms": run.decoder_ms}
+    return about | {"llm_price_ndcg_per_ms": run.llm_price_ndcg_per_ms, **kept}
 
 
 def _by_user(runs: Sequence[Run], model: str) -> np.ndarray:

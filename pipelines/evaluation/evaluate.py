@@ -1,6 +1,6 @@
 """Stage 6: evaluates decoder and student beside their baselines, under one protocol.
 
-    report.json      metrics by model, and the decoder's gain over its student by slice
+    report.json      metrics by model, and the decoder's gain over its student by slice, with what it costs
     ranks.parquet    by model, the rank of each test case's label as served
     slices.parquet   by slice, whether each test case belongs to it
 
@@ -10,7 +10,7 @@ Beside the ranks, the lists that would be shown are measured (variety.py).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from models.catalogue import Catalogue, load_catalogue
 from models.decoder.config import read_config
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, read_student
-from pipelines.data.examples import SplitKind, read_sequences, read_split
-from pipelines.evaluation.gain import gain_by_slice, shelf_of, slices_of
+from pipelines.data.examples import Split, SplitKind, read_cases, read_sequences, read_split, sample_cases
+from pipelines.evaluation.decoder_times import decoder_ms
+from pipelines.evaluation.gain import gain_by_slice, shelf_of, slices_of, with_cost
 from pipelines.evaluation.gate import student_share
-from pipelines.evaluation.held_out import HeldOut
+from pipelines.evaluation.held_out import MOST_USERS, HeldOut
 from pipelines.evaluation.metrics import Ranks, Scorer, gains, rank_labels, summarise
 from pipelines.evaluation.variety import ListedScorer
 from pipelines.runner.stage import Progress
@@ -37,6 +38,7 @@ from pipelines.training.fit.memory import kept_memory
 from pipelines.training.speed import decoder_work
 
 REPORT = "report.json"
+_COMPARED = ("decoder", "student")
 _RANKS, _SLICES = "ranks.parquet", "slices.parquet"
 _PROTOCOL = "{split}, all items ranked, test split, mean rank on ties; ndcg@10_interval: 95 % bootstrap"
 _SPLITS = {
@@ -78,7 +80,9 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
     decoder = read_config(trained.decoder_dir)
     student = read_student(trained.students_dir / "student.safetensors").config
     split, slices = read_split(trained.tokenized), slices_of(cases, catalogue.popularity)
-    llm_ndcg, student_ndcg = (gains(served[name], 10) for name in ("decoder", "student"))
+    prompt = {"max_items": trained.max_items, "stride": trained.stride}
+    cost_ms = decoder_ms(trained.decoder_dir, catalogue, cases.histories, slices, repeats=trained.repeats, **prompt)
+    gain = gain_by_slice(*(gains(served[name], 10) for name in _COMPARED), slices)
     report = {
         "dataset": dataset,
         "protocol": _PROTOCOL.format(split=_SPLITS[SplitKind(split["kind"])]),
@@ -88,7 +92,7 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
         "num_items": len(catalogue.item_ids),
         "metrics": metrics,
         "student_share": student_share(metrics),
-        "gain": gain_by_slice(llm_ndcg, student_ndcg, slices),
+        "gain": with_cost(gain, _validated_gain(trained, catalogue, dict(scorers)), cost_ms),
         "multiply_adds": {
             "decoder": decoder_work(decoder, trained.max_items),
             "student": student_work(student, trained.max_items),
@@ -97,6 +101,14 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
     pl.DataFrame(served).write_parquet(out / _RANKS)
     pl.DataFrame(slices).write_parquet(out / _SLICES)
     (out / REPORT).write_text(json.dumps(report, indent=1))
+
+
+def _validated_gain(trained: Trained, catalogue: Catalogue, scorers: Mapping[str, Scorer]) -> list[dict[str, Any]]:
+    """Return the decoder's gain over its student by slice on the validation labels, of as many users as are tested."""
+    cases = sample_cases(read_cases(trained.tokenized, Split.VALID), MOST_USERS)
+    with kept_memory():
+        found = [rank_labels(scorers[name], cases).as_served(repeats=trained.repeats) for name in _COMPARED]
+    return gain_by_slice(*(gains(ranks, 10) for ranks in found), slices_of(cases, catalogue.popularity))
 
 
 def read_ranks(evaluated: Path) -> dict[str, np.ndarray]:

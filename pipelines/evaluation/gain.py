@@ -1,19 +1,26 @@
 """The gain of one model over another on the same users, by slice: paired, so that what is hard for both counts for neither. Pure; numpy only.
 
 A slice is a share of the test cases, by what is known of the user (history length, time since the last event) or of the label (how often training
-saw it). A gain whose interval holds 0, or of too few cases, is not shown.
+saw it).
+
+What a request's routing may depend on is the slices by length of history. The decoder pays in one where its gain is worth its processor time: NDCG@10 less a
+price for each millisecond. Validation labels choose the slices where that is above 0; test labels judge those, by Holm's method (1979), so of all runs
+in which the decoder is worth nothing anywhere at most 2.5 % call it for some histories, however many slices there are.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtr
 
 from pipelines.data.examples import Cases
 from pipelines.evaluation.metrics import interval
 
 MIN_CASES = 30
 """Of fewer cases the bootstrap knows too little: of a single one it has no width at all."""
+_LEVEL = 0.025
+"""Of the one-sided tests of all slices together."""
 _LENGTHS = (0, 10, 50, 200)
 """From how many known items on a history belongs to the next slice."""
 _HEAD, _TORSO = 0.5, 0.9
@@ -50,7 +57,7 @@ def slices_of(cases: Cases, popularity: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def gain_by_slice(llm: np.ndarray, student: np.ndarray, slices: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return rows {slice, history, num_cases, llm_ndcg, student_ndcg, llm_minus_student, low, high}: means of each case's NDCG, and of its difference with the 95 % paired bootstrap interval.
+    """Return rows {slice, history, num_cases, llm_ndcg, student_ndcg, llm_minus_student, low, high, std_error}: means of each case's NDCG, and of its difference with the 95 % paired bootstrap interval and its standard error.
 
     `history` is the slice's first and last length (None: no last) where it is one of history lengths, else None.
     """
@@ -59,7 +66,8 @@ def gain_by_slice(llm: np.ndarray, student: np.ndarray, slices: Mapping[str, np.
         difference = llm[members] - student[members]
         low, high = interval(difference, seed=0)
         means = {"llm_ndcg": float(llm[members].mean()), "student_ndcg": float(student[members].mean())}
-        gain = {"llm_minus_student": float(difference.mean()), "low": low, "high": high}
+        std_error = float(difference.std(ddof=1) / len(difference) ** 0.5) if len(difference) > 1 else 0.0
+        gain = {"llm_minus_student": float(difference.mean()), "low": low, "high": high, "std_error": std_error}
         about = {
             "slice": name,
             "history": list(HISTORIES[name]) if name in HISTORIES else None,
@@ -69,28 +77,63 @@ def gain_by_slice(llm: np.ndarray, student: np.ndarray, slices: Mapping[str, np.
     return rows
 
 
-def histories_that_pay(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the slices by length of history in which the decoder is shown to be better: what a request's routing may depend on.
+def with_cost(
+    rows: Sequence[Mapping[str, Any]], validated: Sequence[Mapping[str, Any]], decoder_ms: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """Return the rows, those of history lengths with `decoder_ms` of one request and `valid_llm_minus_student`, the same difference on validation labels (None: of too few).
 
-    Other slices go by the label, or by a time that no request is routed by.
+    `validated` are the rows of the validation labels.
     """
-    return [row["slice"] for row in rows if row["slice"] in HISTORIES and _is_shown(row)]
+    chosen_by = {row["slice"]: row["llm_minus_student"] for row in validated if row["num_cases"] >= MIN_CASES}
+    return [
+        {**row, "decoder_ms": decoder_ms[name], "valid_llm_minus_student": chosen_by.get(name)}
+        if (name := row["slice"]) in HISTORIES
+        else dict(row)
+        for row in rows
+    ]
 
 
-def llm_pays(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
+def weigh(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> list[dict[str, Any]]:
+    """Return {slice, decoder_ms, valid_net, net, p_value, pays} of each slice by history length: NDCG less the price of the decoder's time, and Holm's p-value.
+
+    `valid_net` and `p_value` are None where there are too few cases; `p_value` also where validation did not choose the slice.
+    """
+    weighed = []
+    for row in (row for row in rows if row["slice"] in HISTORIES):
+        cost, valid = price_ndcg_per_ms * row["decoder_ms"], row["valid_llm_minus_student"]
+        valid_net, net = None if valid is None else valid - cost, row["llm_minus_student"] - cost
+        is_chosen = valid_net is not None and valid_net > 0 and row["num_cases"] >= MIN_CASES
+        p_value = _p_value(net, row["std_error"], row["num_cases"]) if is_chosen else None
+        found = {"decoder_ms": row["decoder_ms"], "valid_net": valid_net, "net": net, "p_value": p_value}
+        weighed.append({"slice": row["slice"], **found})
+    tested, least = sorted((row for row in weighed if row["p_value"] is not None), key=lambda row: row["p_value"]), 0.0
+    for before, row in enumerate(tested):
+        row["p_value"] = least = min(1.0, max(least, row["p_value"] * (len(tested) - before)))
+    return [{**row, "pays": row["p_value"] is not None and row["p_value"] <= _LEVEL} for row in weighed]
+
+
+def histories_that_pay(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> list[str]:
+    """Return the slices by length of history in which the decoder is shown to be worth its time."""
+    return [row["slice"] for row in weigh(rows, price_ndcg_per_ms) if row["pays"]]
+
+
+def llm_pays(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> list[tuple[int, int | None]]:
     """Return the same as lengths of history, (first, last)."""
-    return [HISTORIES[name] for name in histories_that_pay(rows)]
+    return [HISTORIES[name] for name in histories_that_pay(rows, price_ndcg_per_ms)]
 
 
-def describe_gain(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence: in which slices the decoder is better than its student by more than the interval."""
-    better = [f"{row['slice']} (+{row['llm_minus_student']:.4f})" for row in rows if _is_shown(row)]
-    found = ", ".join(better) if better else f"none of {len(rows)} slices"
-    return f"the decoder's NDCG@10 is above its student's, beyond the 95 % interval, in: {found}"
+def describe_gain(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> str:
+    """Return a sentence: for which lengths of history the decoder is worth its time."""
+    better = [f"{row['slice']} ({row['net']:+.4f})" for row in weigh(rows, price_ndcg_per_ms) if row["pays"]]
+    found = ", ".join(better) if better else "none"
+    return f"the decoder's NDCG@10 above its student's, less {price_ndcg_per_ms:g} a millisecond of its time, is shown to be above 0 for: {found}"
 
 
-def _is_shown(row: Mapping[str, Any]) -> bool:
-    return bool(row["low"] > 0 and row["num_cases"] >= MIN_CASES)
+def _p_value(net: float, std_error: float, num_cases: int) -> float:
+    """Return how likely a mean of at least this is where the true one is 0: a one-sided t-test."""
+    if not std_error:
+        return 0.0 if net > 0 else 1.0
+    return float(stdtr(num_cases - 1, -net / std_error))
 
 
 def shelf_of(popularity: np.ndarray) -> np.ndarray:

@@ -119,7 +119,13 @@ def publish(
     return bundle
 
 
-def manifest_of(report: dict[str, Any], training: dict[str, Any], prompt: dict[str, int], depth: int) -> dict[str, Any]:
+def manifest_of(
+    report: dict[str, Any],
+    training: dict[str, Any],
+    prompt: dict[str, int],
+    depth: int,
+    llm_price_ndcg_per_ms: float,
+) -> dict[str, Any]:
     """Return the manifest's content on the models: all but the version, the hashes, and what the gate found."""
     return {
         "dataset": report["dataset"],
@@ -127,7 +133,9 @@ def manifest_of(report: dict[str, Any], training: dict[str, Any], prompt: dict[s
         "prompt": prompt,
         "depth": depth,
         "repeats": report["repeats"],
-        "llm_pays": llm_pays(report["gain"]),
+        "llm_pays": llm_pays(report["gain"], llm_price_ndcg_per_ms),
+        "llm_price_ndcg_per_ms": llm_price_ndcg_per_ms,
+        "decoder_ms": {row["slice"]: row["decoder_ms"] for row in report["gain"] if "decoder_ms" in row},
         "num_items": report["num_items"],
         "num_parameters": training["num_parameters"],
         "training": {"num_tokens": training["num_tokens"]} | training["speed"],

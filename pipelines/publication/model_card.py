@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipelines.evaluation.gain import MIN_CASES
+from pipelines.evaluation.gain import MIN_CASES, weigh
 from pipelines.training.distill import describe_earned
 
 CARD = "report.md"
@@ -52,7 +52,7 @@ def _page(begin: Sequence[str], manifest: Mapping[str, Any], report: Mapping[str
         *begin,
         _quality(report),
         _lists(report["metrics"]),
-        _gain(manifest["llm_pays"], report["gain"]),
+        _gain(report["gain"], manifest["llm_price_ndcg_per_ms"]),
         _against_live(manifest["against_live"], manifest.get("withdrawn")),
         _against_reference(manifest["against_reference"], manifest["about_reference"]),
         _data(manifest["data"], problems),
@@ -185,7 +185,7 @@ def _lists(metrics: Mapping[str, Any]) -> str:
     return "\n\n".join(["## What lists hold", words, table(("model", "coverage", "calibration", *shelves), rows)])
 
 
-def _gain(llm_pays: Sequence[Sequence[int | None]], gain: Sequence[Mapping[str, Any]]) -> str:
+def _gain(gain: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> str:
     rows = [
         (
             row["slice"],
@@ -201,11 +201,20 @@ def _gain(llm_pays: Sequence[Sequence[int | None]], gain: Sequence[Mapping[str, 
     plot = interval_plot(
         [(row["slice"], row["low"], row["llm_minus_student"], row["high"]) for row in enough], zero=True
     )
-    ranges = [f"{first} and more" if last is None else f"{first} to {last}" for first, last in llm_pays]
-    routed = f"histories of {', '.join(ranges)} items" if ranges else "no request: the student answers all"
     heads = ("slice", "test users", "decoder", "student", "difference", "95 %")
-    words = f"With `TAILRACE_LLM_ROUTING=gain` the LLM is called for {routed}."
-    return "\n\n".join(["## Gain of the decoder over its student, NDCG@10", table(heads, rows), plot, words])
+    weighed = weigh(gain, price_ndcg_per_ms)
+    costs = [
+        (row["slice"], f"{row['decoder_ms']:.2f}", _signed(row["valid_net"]), _signed(row["net"]), "-" if row["p_value"] is None else f"{row['p_value']:.4f}")
+        for row in weighed
+    ]  # fmt: skip
+    called = ", ".join(row["slice"] for row in weighed if row["pays"]) or "no request: the student answers all"
+    words = (
+        f"With `TAILRACE_LLM_ROUTING=gain` the LLM is called for {called}. Net is the difference less {price_ndcg_per_ms:g} for each millisecond of the decoder's processor time; "
+        "validation chooses the slices where it is above 0, and test labels judge those: p by Holm's method, at most 0.025."
+    )
+    cost_heads = ("slice", "decoder ms", "validation, net", "test, net", "p")
+    parts = [table(heads, rows), plot, words, table(cost_heads, costs)]
+    return "\n\n".join(["## Gain of the decoder over its student, NDCG@10", *parts])
 
 
 def _against_live(rows: Sequence[Mapping[str, Any]], withdrawn: str | None) -> str:
@@ -265,6 +274,10 @@ def _lineage(lineage: Mapping[str, Any]) -> str:
     ]
     options = json.dumps(lineage["options"], indent=1, sort_keys=True)
     return "\n\n".join(["## Lineage", table(("", ""), rows), f"Options:\n\n```json\n{options}\n```"])
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.4f}"
 
 
 def _interval(ends: Sequence[float], digits: int = 4) -> str:

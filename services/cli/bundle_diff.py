@@ -77,6 +77,7 @@ def _quality(reports: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
 def _gate(manifests: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     forced = [manifest.get("forced") for manifest in manifests]
     yield _named("published by force", ["; ".join(one) or "no" if one is not None else None for one in forced])
+    yield _number("price of the LLM, NDCG@10 a ms", [one.get("llm_price_ndcg_per_ms") for one in manifests], "g")
     yield _named("the LLM is called for", [_ranges(manifest.get("llm_pays")) for manifest in manifests])
 
 

@@ -258,6 +258,7 @@ def pipeline(
             max_reference_loss=max_reference_loss,
         ),
         refit=refit,
+        llm_price_ndcg_per_ms=settings.llm_price_ndcg_per_ms,
         force=force,
         replace_live=replace_live,
     )

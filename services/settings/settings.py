@@ -133,6 +133,8 @@ class Settings(BaseSettings):
     """Items of a history that the LLM needs; shorter ones are the student's."""
     llm_routing: Literal["gain", "always"] = "gain"
     """`gain`: the LLM is called for histories for which the live bundle's evaluation shows it to rank better than the student."""
+    llm_price_ndcg_per_ms: float = Field(0.001, ge=0)
+    """NDCG@10 that a millisecond of the LLM's processor time must bring where `gain` routes to it; taken at publication. A student's answer takes the stack 5 ms: a decoder that doubles this must bring .005, 4 to 8 % of what models reach on the measured data."""
     breaker_failures: int = Field(5, ge=1)
     """Failures of the LLM in a row after which its breaker opens."""
     breaker_open_s: float = Field(2.0, gt=0)

@@ -75,7 +75,7 @@ def test_a_rollback_is_not_undone_by_the_next_run(
     bundle = store.live()
     assert third == bundle.version
     assert third not in {first, second}
-    assert bundle.manifest["lineage"]["parents"] == {"started_from": first, "compared_with": first}
+    assert bundle.manifest["lineage"]["parents"] == {"started_from": first, "compared_with": first, "reference": first}
     assert f"(bad lists): {first} is live, and is compared with" in shown
     assert sentence in (bundle.path / "report.md").read_text()
     forced, shown = run(replace(other_student, force=True), places)
@@ -142,8 +142,14 @@ def test_other_data_stops_before_training_unless_it_is_to_replace_what_is_live(
     assert [line.split()[0] for line in shown.getvalue().splitlines()][:2] == ["ingest", "events"]
     assert store.live_version() == before
     run_pipeline(replace(other, replace_live=True), places, quiet())
-    assert store.live().manifest["lineage"]["parents"] == {"started_from": None, "compared_with": None}
+    assert set(store.live().manifest["lineage"]["parents"].values()) == {None}
+    assert (
+        store.live().manifest["about_reference"].startswith(f"not compared with the reference, {before}: 0 of 30 items")
+    )
     assert store.live_version() != before
+    reference = store.reference()
+    assert reference is not None
+    assert (reference.version, reference.by) == (store.live_version(), "tailrace pipeline --replace-live")
 
 
 def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, options: PipelineOptions) -> None:

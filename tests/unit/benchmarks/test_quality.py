@@ -17,7 +17,7 @@ from benchmarks.quality.summary import Run, summarise
 from pipelines.codes.embedding import texts_of
 from pipelines.data.roles import with_labels
 from pipelines.data.schema import check_events, check_items
-from pipelines.evaluation.gain import gain_by_slice
+from pipelines.evaluation.gain import gain_by_slice, with_cost
 from pipelines.evaluation.metrics import Ranks
 from services.contracts.event_roles import parse_event_roles
 from services.errors import ConfigError
@@ -32,7 +32,7 @@ BY_NDCG = {1.0: 1.0, 0.5: 3.0, 0.0: 11.0}
 
 def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one-out") -> Run:
     """A run of one seed with these users' NDCG@10; requests take the decoder 2 ms, and 6 ms for long histories."""
-    ndcg = {"decoder": llm, "student": student}
+    ndcg, gain = {"decoder": llm, "student": student}, gain_by_slice(llm, student, SLICES)
     metrics = {
         model: {
             "hr@10": 0.2 + seed / 10,
@@ -49,7 +49,7 @@ def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one
         "num_test_users": 80,
         "num_items": 9,
         "metrics": metrics,
-        "gain": gain_by_slice(llm, student, SLICES),
+        "gain": with_cost(gain, gain, {SHORT: 2.0, LONG: 6.0}),
         "multiply_adds": {},
     }
     ranks = {model: np.array([BY_NDCG[value] for value in values]) for model, values in ndcg.items()}
@@ -65,7 +65,7 @@ def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one
         "slices": SLICES,
         "level_sizes": (9,),
         "num_parameters": {"decoder": {"all": 9}, "student": {"all": 2}},
-        "decoder_ms": {SHORT: 2.0, LONG: 6.0},
+        "llm_price_ndcg_per_ms": 0.001,
     }
     return Run(seed=seed, split=split, **about)
 

@@ -4,17 +4,16 @@ One request at a time, with nothing cached of its prompt, in fp32 on one thread.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
 
-from models.catalogue import load_catalogue
+from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
-from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.gain import HISTORIES
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
@@ -27,20 +26,26 @@ _K = 10
 
 
 def decoder_ms(
-    decoder_dir: Path, tokenized: Path, slices: Mapping[str, np.ndarray], *, max_items: int, stride: int, repeats: bool
+    decoder_dir: Path,
+    catalogue: Catalogue,
+    histories: Sequence[np.ndarray],
+    slices: Mapping[str, np.ndarray],
+    *,
+    max_items: int,
+    stride: int,
+    repeats: bool,
 ) -> dict[str, float]:
     """Return, by slice of the length of history, the median milliseconds over users drawn from it.
 
     Args:
         decoder_dir: Its checkpoint.
-        tokenized: The stage's folder; of the test cases only the histories are used.
+        catalogue: The items.
+        histories: Those of the test cases.
         slices: By name, which test cases belong to it.
         max_items: The prompt's window in items.
         stride: By how many items that moves.
         repeats: Whether seen items are ranked too.
     """
-    catalogue = load_catalogue(tokenized / "catalogue.parquet")
-    histories = read_cases(tokenized, Split.TEST).histories
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     engine = Engine(
         load_decoder(decoder_dir, torch.float32, "cpu"), EngineConfig(), items=items, bundle_version="timed"
