@@ -38,7 +38,6 @@ from pipelines.training.fit.memory import kept_memory
 from pipelines.training.speed import decoder_work
 
 REPORT = "report.json"
-_COMPARED = ("decoder", "student")
 _RANKS, _SLICES = "ranks.parquet", "slices.parquet"
 _PROTOCOL = "{split}, all items ranked, test split, mean rank on ties; ndcg@10_interval: 95 % bootstrap"
 _SPLITS = {
@@ -75,14 +74,16 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
         with kept_memory():
             ranks[name] = rank_labels(listed, cases)
         metrics[name] = summarise(ranks[name], repeats=trained.repeats) | listed.summary()
-        progress(done, len(scorers), name)
+        progress(done, len(scorers) + 1, name)
     served = {name: found.as_served(repeats=trained.repeats) for name, found in ranks.items()}
     decoder = read_config(trained.decoder_dir)
     student = read_student(trained.students_dir / "student.safetensors").config
     split, slices = read_split(trained.tokenized), slices_of(cases, catalogue.popularity)
     prompt = {"max_items": trained.max_items, "stride": trained.stride}
     cost_ms = decoder_ms(trained.decoder_dir, catalogue, cases.histories, slices, repeats=trained.repeats, **prompt)
-    gain = gain_by_slice(*(gains(served[name], 10) for name in _COMPARED), slices)
+    gain = gain_by_slice(gains(served["decoder"], 10), gains(served["student"], 10), slices)
+    validated = _validated_gain(trained, catalogue, dict(scorers))
+    progress(len(scorers) + 1, len(scorers) + 1, "decoder and student on validation labels")
     report = {
         "dataset": dataset,
         "protocol": _PROTOCOL.format(split=_SPLITS[SplitKind(split["kind"])]),
@@ -92,7 +93,7 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
         "num_items": len(catalogue.item_ids),
         "metrics": metrics,
         "student_share": student_share(metrics),
-        "gain": with_cost(gain, _validated_gain(trained, catalogue, dict(scorers)), cost_ms),
+        "gain": with_cost(gain, validated, cost_ms),
         "multiply_adds": {
             "decoder": decoder_work(decoder, trained.max_items),
             "student": student_work(student, trained.max_items),
@@ -107,8 +108,11 @@ def _validated_gain(trained: Trained, catalogue: Catalogue, scorers: Mapping[str
     """Return the decoder's gain over its student by slice on the validation labels, of as many users as are tested."""
     cases = sample_cases(read_cases(trained.tokenized, Split.VALID), MOST_USERS)
     with kept_memory():
-        found = [rank_labels(scorers[name], cases).as_served(repeats=trained.repeats) for name in _COMPARED]
-    return gain_by_slice(*(gains(ranks, 10) for ranks in found), slices_of(cases, catalogue.popularity))
+        decoder, student = (
+            gains(rank_labels(scorers[name], cases).as_served(repeats=trained.repeats), 10)
+            for name in ("decoder", "student")
+        )
+    return gain_by_slice(decoder, student, slices_of(cases, catalogue.popularity))
 
 
 def read_ranks(evaluated: Path) -> dict[str, np.ndarray]:

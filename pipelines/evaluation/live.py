@@ -63,7 +63,7 @@ def reference_of(store: BundleStore, ingested: Path) -> tuple[Bundle | None, str
             return None, "no bundle is the reference yet: the first whole training is, until a person sets another"
         bundle = store.open(reference.version)
         bundle.verify()
-        other = describe_other(pl.read_parquet(ingested / "items.parquet"), bundle.catalogue())
+        other = describe_other(pl.read_parquet(ingested / "items.parquet"), bundle.catalogue(), "of that bundle")
     except BundleError as error:
         return None, f"not compared with the reference, which cannot be read ({error}); {_SET_REFERENCE}"
     if other:
@@ -71,7 +71,7 @@ def reference_of(store: BundleStore, ingested: Path) -> tuple[Bundle | None, str
     return bundle, reference.describe()
 
 
-def describe_other(items: pl.DataFrame, catalogue: Catalogue) -> str | None:
+def describe_other(items: pl.DataFrame, catalogue: Catalogue, whose: str = "that are live") -> str | None:
     """Return how few of these items the catalogue has; None where they are of the same data."""
     titles = dict(zip(catalogue.item_ids, catalogue.titles, strict=True))
     found = [
@@ -81,4 +81,4 @@ def describe_other(items: pl.DataFrame, catalogue: Catalogue) -> str | None:
     if num_same >= MIN_SHARED * min(items.height, len(titles)):
         return None
     renamed = f" ({len(found) - num_same} more share the id, with another title)" if len(found) > num_same else ""
-    return f"{num_same} of {items.height} items are among the {len(titles)} that are live{renamed}"
+    return f"{num_same} of {items.height} items are among the {len(titles)} {whose}{renamed}"

@@ -132,7 +132,7 @@ class Settings(BaseSettings):
     min_history_for_llm: int = Field(3, ge=1)
     """Items of a history that the LLM needs; shorter ones are the student's."""
     llm_routing: Literal["gain", "always"] = "gain"
-    """`gain`: the LLM is called for histories for which the live bundle's evaluation shows it to rank better than the student."""
+    """`gain`: the LLM is called for histories for which the live bundle's evaluation shows it to be worth its time."""
     llm_price_ndcg_per_ms: float = Field(0.001, ge=0)
     """NDCG@10 that a millisecond of the LLM's processor time must bring where `gain` routes to it; taken at publication. A student's answer takes the stack 5 ms: a decoder that doubles this must bring .005, 4 to 8 % of what models reach on the measured data."""
     breaker_failures: int = Field(5, ge=1)

@@ -80,7 +80,7 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
     assert "ml-100k" not in (bundle.path / "report.md").read_text()
     assert bundle.manifest["prompt"] == {"max_items": 10, "stride": 5}
     assert bundle.manifest["test_set"]["num_openings"] == 1
-    assert bundle.manifest["lineage"]["parents"] .keys() == {"started_from", "compared_with", "reference"}
+    assert bundle.manifest["lineage"]["parents"].keys() == {"started_from", "compared_with", "reference"}
     assert (bundle.path / "report.md").read_text().startswith(f"# Bundle {bundle.version}\n")
     shown = (places.state_dir / "shown.txt").read_text()
     assert f"report: {bundle.path / 'report.md'}" in shown

@@ -9,6 +9,7 @@ from pipelines.evaluation.gate import GateOptions
 from pipelines.options import PipelineOptions
 from pipelines.training.recipes import read_recipes
 from services.errors import ConfigError
+from services.settings.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,8 @@ def test_a_bad_number_names_its_option_and_the_fix(make: Callable[[], object], w
         make()
 
     assert str(refused.value).startswith(words)
+
+
+def test_the_setting_of_the_llms_price_has_the_pipelines_default() -> None:
+    """A benchmark, which reads no setting, routes as a stack does."""
+    assert Settings().llm_price_ndcg_per_ms == PipelineOptions().llm_price_ndcg_per_ms
