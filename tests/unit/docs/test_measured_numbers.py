@@ -17,6 +17,7 @@ MODELS = {
     "bigram": "bigram",
     "popularity": "popularity",
 }
+VARIANTS = {"quality-yelp": "Yelp"}
 SPLITS = {"leave-one-out": "leave one out", "global-time": "one cut in time"}
 ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
 ENGINE_CASES = {
@@ -93,6 +94,25 @@ def quality_lines() -> Iterator[str]:
         per_ms = "" if row["ndcg_per_decoder_ms"] is None else f"{row['ndcg_per_decoder_ms']:.4f}"
         cost = f"{row['ndcg10']:.4f} | {row['decoder_ms_per_request']:.2f} | {per_ms}"
         yield f"| {SPLITS[row['split']]} | {row['policy']} | {cost} | {100 * row['llm_share']:.0f} % |"
+
+
+def variant_lines() -> Iterator[str]:
+    """A line for each data set with variants on file: NDCG@10 as served, and what the decoder's targets, and its rows too, earn."""
+    for name, words in VARIANTS.items():
+        run = result(name)
+        served = {row["model"]: f"{row['ndcg10']:.4f}" for row in run["rows"]}
+        cells = [served[model] for model in ("decoder", "distilled", "twin", "student_alone", "graph")]
+        earned = {(row["model"], row["over"]): row for row in run["distillation"]}
+        for over in ("twin", "student_alone"):
+            row = earned["distilled", over]
+            cells.append(f"{row['difference']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})")
+        yield f"| [{words}](../benchmarks/results/{name}.json) | {' | '.join(cells)} |"
+
+
+def seen_items_line() -> Iterator[str]:
+    """What Yelp's student has by seen items."""
+    (row,) = result("quality-yelp")["seen_items"]
+    yield f"the student has {row['ndcg10']:.4f} with seen items and {row['other_ndcg10']:.4f} without ({row['difference']:+.4f}, {row['low']:+.4f} to {row['high']:+.4f})"
 
 
 def deep_codes_lines() -> Iterator[str]:
@@ -305,6 +325,8 @@ PAGES = {
         serve_ratios,
         freshness_line,
         quality_lines,
+        variant_lines,
+        seen_items_line,
         deep_codes_lines,
         nested_lines,
         cold_lines,
