@@ -116,7 +116,7 @@ class HttpApp(Starlette):
         else:
             status, code, headers = _NO_PATH, ErrorKind.NOT_FOUND.value, {}
             problem = f"there is no path {path:.{_MAX_PATH_CHARS}}"
-            fix = f"the nearest is {self._nearest(path[:_MAX_PATH_CHARS])}; see /docs for all"
+            fix = f"{self._nearest(path[:_MAX_PATH_CHARS])}see /docs for all"
         body = self._errors_of(http.scope.get("route")).no_route(code, problem, fix, call.request_id)
         response = json_response(body, status, headers)
         self.echo(call, response)
@@ -136,9 +136,9 @@ class HttpApp(Starlette):
         return [route for route in routes if route.matches(connection)[0] is not Match.NONE]
 
     def _nearest(self, path: str) -> str:
-        """Return the path of the public API that is most like this one."""
+        """Return the beginning of a sentence on the path of the public API that is most like this one; empty where none is."""
         public = {operation.public_path: None for operation in self._operations if operation.is_described}
-        return difflib.get_close_matches(path, public, n=1, cutoff=0.0)[0]
+        return "".join(f"the nearest is {near}; " for near in difflib.get_close_matches(path, public, n=1))
 
     def _errors_of(self, route: Route | None) -> ErrorFormat:
         """Return the format of the door to which the route belongs; for none, that of unknown paths."""

@@ -74,7 +74,7 @@ def parse_body(kind: type[B], body: bytes) -> B:
         sent = pydantic_core.from_json(body)
     except ValueError as error:
         is_deep = "recursion limit" in str(error)
-        problem = "nested more than 200 levels deep" if is_deep else "not JSON"
+        problem = "nested more than 200 levels deep" if is_deep else f"not JSON: {error}"
         raise InvalidRequest("body", problem, "send one JSON object" + " of fewer levels" * is_deep) from error
     if not isinstance(sent, dict):
         raise InvalidRequest("body", "not a JSON object", "send one JSON object")

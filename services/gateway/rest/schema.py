@@ -4,6 +4,7 @@ Strict: unknown fields and wrong types are refused by name, and nothing is conve
 the values.
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
@@ -31,6 +32,8 @@ from services.gateway.call.operation import PRINTABLE
 from services.gateway.events.record import Draft
 from services.gateway.records.reasons import REASONS, TIERS, ReasonText, TierText
 
+_OF_TYPE = re.compile(r"Input should be an? (?:valid )?(\w+)")
+"""pydantic's message on a value of a wrong type."""
 _MAX_NUM_FAULTS = 100
 """pydantic formats every fault to return the first, which took 0.3 s of the event loop for a body full of unknown fields."""
 
@@ -294,7 +297,7 @@ def parse_events(body: bytes) -> list[Draft]:
     try:
         sent = pydantic_core.from_json(body)
     except ValueError as error:
-        raise InvalidRequest("body", "not JSON", "send one JSON object") from error
+        raise InvalidRequest("body", f"not JSON: {error}", "send one JSON object") from error
     if isinstance(sent, dict) and "events" in sent:
         for name in sent.keys() - {"events"}:
             raise InvalidRequest(name, "unknown", "send events alone")
@@ -337,9 +340,14 @@ def _refusal(error: ValidationError) -> InvalidRequest:
         return InvalidRequest("body", f"{error.error_count()} unknown or wrong fields", f"the fields are {fields}")
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field, kind, message = field_path(first["loc"]), first["type"], first["msg"]
-    if kind == "json_invalid" or not first["loc"]:
+    if kind == "json_invalid":
+        return InvalidRequest("body", f"not JSON: {message.removeprefix('Invalid JSON: ')}", "send one JSON object")
+    if not first["loc"]:
         return InvalidRequest("body", "not a JSON object", "send one JSON object")
     if kind == "extra_forbidden":
         model = FiltersBody if len(first["loc"]) > 1 else RecommendBody
         return InvalidRequest(field, "unknown", f"the fields are {', '.join(sorted(model.model_fields))}")
+    if named := _OF_TYPE.fullmatch(message):
+        expected = f"{'an' if named[1][0] in 'aio' else 'a'} {named[1]}"
+        return InvalidRequest(field, f"not {expected}", f"send {expected}")
     return InvalidRequest(field, "wrong type or value", message.replace("Input should be", "send"))

@@ -48,6 +48,37 @@ async def test_a_bad_body_is_a_422_that_names_the_field(rest: RestClient, path: 
 
 
 @pytest.mark.parametrize(
+    ("body", "problem", "fix"),
+    [
+        (
+            b'{"user_id": "u", "k": 2',
+            "not JSON: EOF while parsing an object at line 1 column 23",
+            "send one JSON object",
+        ),
+        (b"{'user_id': 'u'}", "not JSON: key must be a string at line 1 column 2", "send one JSON object"),
+        (b"[]", "not a JSON object", "send one JSON object"),
+        (b'{"user_id": 7}', "not a string", "send a string"),
+        (b'{"user_id": "u", "k": 2.5}', "not an integer", "send an integer"),
+        (b'{"user_id": "u", "exclude_item_ids": "50"}', "not an array", "send an array"),
+        (b'{"user_id": "u", "filters": 3}', "not an object", "send an object"),
+    ],
+)
+async def test_a_slip_in_a_body_is_named(rest: RestClient, body: bytes, problem: str, fix: str) -> None:
+    """Where the JSON ends to be JSON, and which type a field takes."""
+    error = (await rest.http.post(RECOMMEND, content=body)).json()["error"]
+
+    assert (error["message"], error["fix"]) == (problem, fix)
+
+
+@pytest.mark.parametrize("path", [EVENTS, "/v1/completions"])
+async def test_the_other_bodies_name_where_they_are_no_json_too(rest: RestClient, path: str) -> None:
+    """In the envelope of their door."""
+    answer = await rest.http.post(path, content=b'{"user_id": "u",}')
+
+    assert "not JSON: trailing comma at line 1 column 17" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     "rest_of_body",
     [b'"k": "ten"}', b'"colour": 1}', b'"user_id": 7}', b'"user_id": "u", "k": 3, "filters": {"categories": ["Com'],
 )
@@ -134,6 +165,7 @@ async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClie
         ("/v1/explanation/r1", "/v1/explanations/{request_id}"),
         ("/v1/chat/completion", "/v1/chat/completions"),
         ("/v1/" + "x" * 5_000, ""),
+        ("/v1/users/196", ""),
     ],
 )
 async def test_an_unknown_path_is_answered_with_the_nearest(rest: RestClient, path: str, nearest: str) -> None:
@@ -143,7 +175,7 @@ async def test_an_unknown_path_is_answered_with_the_nearest(rest: RestClient, pa
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["field"]) == (404, "not_found", None)
     assert error["request_id"] == answer.headers["x-request-id"] == "mine"
-    assert f"the nearest is {nearest}" in error["fix"]
+    assert error["fix"] == (f"the nearest is {nearest}; see /docs for all" if nearest else "see /docs for all")
     assert len(answer.content) < 400
 
 
