@@ -14,6 +14,9 @@ _LIST_SENTENCES: Mapping[str, str] = {
 }
 
 
+_DAY_MS = 86_400_000
+
+
 def describe(explanation: Explanation) -> list[str]:
     """Return the explanation as sentences, the most important first."""
     if explanation.outcome != "ok":
@@ -94,7 +97,10 @@ def _longest_stage_sentence(explanation: Explanation) -> str:
 
 def _age_sentence(explanation: Explanation) -> str:
     age_ms = explanation.feature_age_ms
-    return "" if age_ms is None else f"The newest event that it took into account was {age_ms / 1_000:.1f} s old."
+    if age_ms is None:
+        return ""
+    age = f"{age_ms / _DAY_MS:,.1f} days" if age_ms >= _DAY_MS else f"{age_ms / 1_000:.1f} s"
+    return f"The newest event that it took into account was {age} old."
 
 
 def _request_sentence(explanation: Explanation) -> str:

@@ -121,6 +121,14 @@ def test_a_refusal_is_described_in_two_sentences() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("age_ms", "age"), [(86_399_900, "86399.9 s"), (86_400_000, "1.0 days"), (914_329_089_736, "10,582.5 days")]
+)
+def test_the_age_of_old_events_is_in_days(age_ms: int, age: str) -> None:
+    """From a day on: nobody reads 914329089.7 s."""
+    assert f"The newest event that it took into account was {age} old." in describe(explanation(feature_age_ms=age_ms))
+
+
 def test_a_stage_that_contains_others_is_not_the_longest() -> None:
     """`rank` contains the LLM and the student; it is the longest only without them."""
     rank = StageTime(name="rank", offset_ms=0.0, duration_ms=5.0)
