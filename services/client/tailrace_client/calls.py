@@ -154,7 +154,8 @@ def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recom
     A message over gRPC cannot tell an empty filter from none, and the server would show everything.
     """
     if unknown := options.keys() - RecommendOptions.__annotations__.keys():
-        raise TypeError(f"recommend has no option {', '.join(sorted(unknown))}")
+        options_are = ", ".join(sorted(RecommendOptions.__annotations__))
+        raise TypeError(f"recommend has no option {', '.join(sorted(unknown))}; the options are {options_are}")
     given = {name: value for name, value in options.items() if value is not None}
     fields = {name: _checked(_PLACES.get(name, name), value, name) for name, value in given.items()}
     request_id = fields["request_id"] = fields.get("request_id") or uuid.uuid4().hex

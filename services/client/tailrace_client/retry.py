@@ -52,9 +52,10 @@ class TailraceError(Exception):
         self.num_attempts = num_attempts
 
 
-def late() -> TailraceError:
-    """Return the error of a call whose deadline passed here, without an answer."""
-    return TailraceError("deadline_exceeded", "no answer came before the deadline")
+def late(before: TailraceError | None = None) -> TailraceError:
+    """Return the error of a call whose deadline passed here, without an answer. It names why the attempt before failed, if there was one."""
+    earlier = "" if before is None else f"; the attempt before: {before.message}"
+    return TailraceError("deadline_exceeded", f"no answer came before the deadline{earlier}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,7 @@ class Attempts:
         """Return how long this attempt may still take. Raises the error of a passed deadline."""
         left_s = self._ends_s + self._options.grace_ms / 1_000 - now_s
         if left_s <= 0:
-            raise late()
+            raise late(self._earlier)
         return left_s
 
     def server_deadline_ms(self, now_s: float) -> int:
@@ -131,6 +132,8 @@ class Attempts:
         Raises the error itself where there is no next attempt: it would not help, or come too late, or the budget is spent. Its
         cause is the error of the attempt before.
         """
+        if error.code == "deadline_exceeded" and self._earlier is not None:
+            error = late(self._earlier)
         error.num_attempts = self.num
         if error.code not in _RETRIED and (error.code not in _RETRIED_AFTER or error.retry_after_s is None):
             raise error from self._earlier

@@ -131,6 +131,8 @@ def _refusal(error: Any, request_id: str | None) -> TailraceError:
     if status == "DEADLINE_EXCEEDED" and stored is None:
         return late()
     found = _details(_Status.FromString(stored).details if stored is not None else ())
+    if stored is None and status not in _CODES:  # another server's answer, such as that of the REST door
+        found["fix"] = "check that grpc:// has the port of the gRPC door (9000 by default), http:// that of REST (8000)"
     return TailraceError(
         found.pop("code", _CODES.get(status, "internal")),
         found.pop("message", error.details() or status),

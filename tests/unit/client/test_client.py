@@ -321,6 +321,27 @@ def test_a_wrong_address_is_refused_at_once(address: str) -> None:
         Client(address)
 
 
+def test_an_option_that_does_not_exist_is_named_with_those_that_do() -> None:
+    """As `filters`, which is a field of the request but no option of the client."""
+    with Client("http://localhost:1") as client, pytest.raises(TypeError, match=r"no option filters; .*categories"):
+        client.recommend("u", filters={"categories": ["a"]})  # type: ignore[call-arg]
+
+
+def test_the_rest_port_behind_grpc_is_suspected() -> None:
+    """An error without Tailrace's details, of a status that no Tailrace sends without them, has the ports as its fix."""
+
+    class Refused(grpc.RpcError):
+        """What grpc makes of an HTTP server's 404."""
+
+        code = staticmethod(lambda: grpc.StatusCode.UNKNOWN)
+        details = staticmethod(lambda: "Received http2 header with status: 404")
+        trailing_metadata = staticmethod(lambda: None)
+
+    error = refusal_of(Refused(), "r")
+
+    assert (error.code, "grpc:// has the port of the gRPC door" in str(error)) == ("internal", True)
+
+
 def test_details_of_another_server_s_error_are_no_failure() -> None:
     """A proxy in front, or a newer server, may say more with its code: what is not known is left out."""
     status = status_pb2.Status()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace_client import CallOptions, TailraceError
-from tailrace_client.retry import Attempts, RetryBudget
+from tailrace_client.retry import Attempts, RetryBudget, late
 
 RETRIED = st.sampled_from(["unreachable", "dependency_away", "overloaded"])
 
@@ -36,6 +36,19 @@ def test_attempts_end_before_the_deadline_and_within_the_budget(
     assert attempts.num >= len(told)
     assert attempts.num - 1 <= reserve
     assert told == sorted(told, reverse=True)
+
+
+def test_a_late_retry_says_why_the_attempt_before_failed() -> None:
+    """Over gRPC a repeated call waits for a connection until the deadline: its error names the one that there is not."""
+    attempts = Attempts(CallOptions(), RetryBudget(CallOptions()), deadline_ms=1_000, now_s=0.0)
+    attempts.pause_s(TailraceError("unreachable", "connection refused"), 0.5, 0.1)
+
+    with pytest.raises(TailraceError, match=r"^deadline_exceeded: .*before: connection refused") as late_there:
+        attempts.pause_s(late(), 0.5, 1.0)
+    with pytest.raises(TailraceError, match="before: connection refused"):
+        attempts.left_s(1.0)
+
+    assert late_there.value.num_attempts == 2
 
 
 def is_sent_again(attempts: Attempts) -> bool:
