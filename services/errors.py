@@ -253,10 +253,11 @@ class ConfigError(TailraceError):
 
 
 class DataError(TailraceError):
-    """An input table breaks its schema; names the column and shows an example of what is expected."""
+    """An input table breaks its schema; names the column, if it is one, and shows an example of what is expected."""
 
     def __init__(self, column: str, problem: str, example: str) -> None:
-        super().__init__(f"column {column}: {problem}; expected for example {example}")
+        where = f"column {column}: " if column else ""
+        super().__init__(f"{where}{problem}; expected for example {example}")
         self.column = column
 
 

@@ -61,26 +61,33 @@ def _movielens_table(path: Path, name: str) -> pl.DataFrame:
 def read_table(path: Path) -> pl.DataFrame:
     """Read one file by its suffix; CSV columns stay text. Raises DataError for a missing, unreadable or unknown kind of file."""
     if not path.is_file():
-        raise DataError("(all)", f"no file {path}", _EXAMPLE)
+        raise DataError("", f"no file {path}", _EXAMPLE)
     try:
         _refuse_utf_16(path)
         match path.suffix.lower():
             case ".parquet" | ".pq":
                 return pl.read_parquet(path)
             case ".csv":
-                return pl.read_csv(path, infer_schema=False)
+                return _refuse_other_separators(path, pl.read_csv(path, infer_schema=False))
             case ".jsonl" | ".ndjson":
                 return pl.read_ndjson(_without_mark(path), infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
         why = str(error).partition("\n")[0]  # what follows is advice to who calls polars
-        raise DataError("(all)", f"{path} cannot be read ({why})", _EXAMPLE) from error
-    raise DataError("(all)", f"{path.name} is neither Parquet, CSV nor JSON Lines", _EXAMPLE)
+        raise DataError("", f"{path} cannot be read ({why})", _EXAMPLE) from error
+    raise DataError("", f"{path.name} is neither Parquet, CSV nor JSON Lines", _EXAMPLE)
+
+
+def _refuse_other_separators(path: Path, table: pl.DataFrame) -> pl.DataFrame:
+    """Raise DataError where the header is one column because no comma separates it, as spreadsheets export in much of Europe."""
+    if table.width == 1 and (separator := next((one for one in ";\t|" if one in table.columns[0]), None)):
+        raise DataError("", f"{path.name} separates its columns with {separator!r}; save it with commas", _EXAMPLE)
+    return table
 
 
 def _refuse_utf_16(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(2) in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:
-            raise DataError("(all)", f"{path} is UTF-16 text; save it as UTF-8", _EXAMPLE)
+            raise DataError("", f"{path} is UTF-16 text; save it as UTF-8", _EXAMPLE)
 
 
 def _without_mark(path: Path) -> Path | bytes:
