@@ -60,6 +60,10 @@ def chaos(
     logs: Annotated[Path | None, typer.Option(help="Folder for the logs of the separate stack.")] = None,
 ) -> None:
     """Inject faults into a separate stack, one after another, and report what callers see. A running stack is not touched."""
+    from benchmarks.faults.kinds import FAULTS
+
+    if unknown := next((name for name in fault or () if name not in FAULTS), None):
+        raise typer.BadParameter(f"there is no fault {unknown}; the faults are {', '.join(FAULTS)}")
     only = ["--fault", *fault] if fault else []
     kept = [] if logs is None else ["--logs", str(logs)]
     _run("faults", "--json", str(json), "--rate", str(rate), *only, *kept)

@@ -21,6 +21,7 @@ def describe_stack(settings: Settings, bundle_version: str) -> str:
         [
             f"bundle   {bundle_version}",
             f"REST     {http}    (OpenAPI page: {http}/docs)",
+            *([f"console  {http}/"] if settings.console else []),
             f"gRPC     {settings.grpc_address}    (tailrace.v1.Recommender, with reflection)",
             *_text_lines(settings),
             f"metrics  http://{settings.http_host}:{settings.metrics_port}/metrics",

@@ -1,6 +1,7 @@
 """The `tailrace` command."""
 
 import json
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -84,6 +85,15 @@ def test_an_error_is_one_line(tailrace: Run, arguments: list[str], settings: dic
     assert refused.code == 1
     assert words in error
     assert progress == (["starting a separate stack ..."] if arguments[0] == "chaos" else [])
+
+
+def test_an_unknown_fault_is_named_with_those_that_exist(tailrace: Run) -> None:
+    """By the command itself, not by the usage of the program behind it."""
+    refused = tailrace("chaos", "--fault", "nope")
+
+    assert refused.code == 2
+    assert {"nope", "store-hang", "llm-killed"} <= set(re.findall(r"[a-z-]+", refused.err))
+    assert "__main__" not in refused.err
 
 
 @pytest.mark.parametrize("command", ["up", "status", "rollback", "pipeline"])

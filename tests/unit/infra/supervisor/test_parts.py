@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from infra.local.commands.doctor import examine
-from infra.local.commands.guide import example_user, grpc_call, rest_call
+from infra.local.commands.guide import describe_stack, example_user, grpc_call, rest_call
 from infra.local.servers import binaries
 from infra.local.servers.access import check_access
 from infra.local.supervisor.parts import broker_address, stack_parts
@@ -56,6 +56,14 @@ def test_an_embedded_broker_needs_one_address(bootstrap: str) -> None:
     """A bootstrap other than host:port is refused by the setting's name."""
     with pytest.raises(ConfigError, match="TAILRACE_KAFKA_BOOTSTRAP"):
         broker_address(bootstrap)
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_the_console_s_address_is_printed_where_it_is_served(settings: Settings, is_served: bool) -> None:
+    """Beside the doors' addresses, since nothing else that is printed leads to it."""
+    printed = describe_stack(settings.model_copy(update={"console": is_served}), "v1")
+
+    assert ("console  http://127.0.0.1:8000/\n" in printed) is is_served
 
 
 def test_printed_calls_have_the_key_and_the_authority(settings: Settings, tmp_path: Path) -> None:
