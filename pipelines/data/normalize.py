@@ -42,6 +42,8 @@ def normalize(*tables: Raw) -> tuple[list[pl.DataFrame], list[Note]]:
     frames = [_stripped(table.kind, _as_text(table, frame), notes) for table, frame in zip(tables, frames, strict=True)]
     for column in _IDS:
         frames = _whole_numbers(column, tables, frames, notes)
+    for table in tables:
+        _note_commas(table, notes)
     return frames, notes
 
 
@@ -76,6 +78,17 @@ def _as_text(table: Raw, frame: pl.DataFrame) -> pl.DataFrame:
             values = values.cast(pl.String)
         frame = frame.with_columns(values)
     return frame
+
+
+def _note_commas(table: Raw, notes: list[Note]) -> None:
+    """Note categories that seem to be lists parted by commas; one may have a comma in its name, so they stay whole."""
+    if table.kind != "items" or table.rows.schema.get("categories") != pl.String:
+        return
+    values = table.rows["categories"].drop_nulls()
+    parted = values.filter(values.str.contains(",", literal=True))
+    if len(parted) and not values.str.contains("|", literal=True).any():
+        what = f"{len(parted)} values of column categories hold a comma and are one category each; part several by |"
+        notes.append(Note("items", what, parted[0]))
 
 
 def _no_ids(column: str, example: object, name: str) -> DataError:

@@ -84,11 +84,14 @@ class RecommendBody(_Body):
     recent_item_ids: list[Id] = Field(
         [],
         fail_fast=True,
-        description="Oldest first; what the store cannot know yet",
+        description="Oldest first; what the store cannot know yet. Items that the catalogue lacks have no effect",
         json_schema_extra=_IDS_SCHEMA,
     )
     exclude_item_ids: list[Id] = Field(
-        [], fail_fast=True, description="Never show these", json_schema_extra=_IDS_SCHEMA
+        [],
+        fail_fast=True,
+        description="Never show these; ids that the catalogue lacks have no effect",
+        json_schema_extra=_IDS_SCHEMA,
     )
     exclude_seen: bool | None = Field(
         None,

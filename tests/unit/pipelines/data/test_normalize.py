@@ -99,3 +99,22 @@ def test_a_header_is_read_whatever_its_case_and_blanks() -> None:
     assert str(notes[0]) == "events: column 'User ID' is read as user_id"
     with pytest.raises(DataError, match=r"column user_id: there as 'User_ID' and 'USER_ID' in clicks\.csv"):
         normalize(*tables({"User_ID": ["u"], "USER_ID": ["u"]}, {}))
+
+
+@pytest.mark.parametrize(
+    ("values", "is_noted"),
+    [
+        (["kitchen, garden", "kitchen"], True),
+        (["Home, living|sale", "kitchen"], False),
+        (["kitchen", None], False),
+        ([["Home, living"], ["kitchen"]], False),
+    ],
+)
+def test_categories_parted_by_commas_are_noted(values: list[object], is_noted: bool) -> None:
+    """Each is one category, which no request would name; with a | somewhere, or as lists, the commas are meant."""
+    given = {"item_id": ["a", "b"], "title": ["A", "B"], "categories": values}
+    (_, films), notes = normalize(*tables({"user_id": ["u"], "item_id": ["a"], "event_time": ["1"]}, given))
+
+    assert films["categories"].to_list() == values
+    noted = "items: 1 values of column categories hold a comma and are one category each; part several by |"
+    assert [str(note).partition(", such as")[0] for note in notes] == [noted] * is_noted
