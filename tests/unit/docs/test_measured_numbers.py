@@ -17,7 +17,7 @@ MODELS = {
     "bigram": "bigram",
     "popularity": "popularity",
 }
-VARIANTS = {"quality-yelp": "Yelp", "quality-lastfm": "LastFM"}
+VARIANTS = {"quality-yelp": "Yelp", "quality-lastfm": "LastFM", "quality-beauty-variants": "Beauty"}
 SPLITS = {"leave-one-out": "leave one out", "global-time": "one cut in time"}
 ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
 ENGINE_CASES = {
