@@ -112,12 +112,12 @@ def test_packages_are_installed_by_their_hashes_and_torch_from_one_index() -> No
 def test_a_failing_installation_prints_a_line_a_step_and_names_its_log(tmp_path: Path) -> None:
     """pip's lines go to the file, the last ones with its error to the terminal too, and make fails."""
     venv = tmp_path / "venv"
-    without_index = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MAKE", "MFLAGS"))}
 
     made = subprocess.run(
         ["make", f"VENV={venv}", f"PYTHON={sys.executable}", f"{venv}/.installed"],
         cwd=ROOT,
-        env={**without_index, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull},
+        env={**own, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull},
         capture_output=True,
         text=True,
         check=False,
