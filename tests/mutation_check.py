@@ -1,0 +1,157 @@
+"""Whether the unit tests notice a changed line in the code that decides: `python tests/mutation_check.py [--seed 0] [--sample 40]`.
+
+Draws single-line mutations (DeMillo, Lipton and Sayward 1978) of the modules under the purity contract in pyproject.toml, applies them one at a time
+to a scratch copy of the tree, and runs the test folder that mirrors the module, then for survivors all unit tests. The draw
+depends on the seed and the code alone, not on the folder a module is in. Exit code 1 when more than one in twenty survives.
+"""
+
+import argparse
+import ast
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+ROOT = Path(__file__).resolve().parents[1]
+CONTRACT = "What decides is pure"
+MOST_SURVIVORS = 1 / 20
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
+}  # fmt: skip
+"""By the operator in the code, the one that a mutation writes instead."""
+
+
+@dataclass(frozen=True, order=True)
+class Mutation:
+    """One expression of one line, and the source text that takes its place. `module` is the file's name without folders."""
+
+    module: str
+    scope: str
+    line: str
+    column: int
+    mutated: str
+    line_number: int
+    path: Path
+
+    def apply(self, tree: Path) -> None:
+        """Write the mutated line into the copy of the project at `tree`."""
+        file = tree / self.path
+        lines = file.read_text().splitlines(keepends=True)
+        lines[self.line_number - 1] = self.mutated + "\n"
+        file.write_text("".join(lines))
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line_number}: {self.line.strip()}  ->  {self.mutated.strip()}"
+
+
+def modules_that_decide() -> list[Path]:
+    """Return the files of the purity contract, relative to the root."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    names = next(one["source_modules"] for one in contracts if one["name"] == CONTRACT)
+    found: set[Path] = set()
+    for name in names:
+        place = ROOT / name.replace(".", "/")
+        found |= set(place.rglob("*.py")) if place.is_dir() else {place.with_suffix(".py")}
+    return sorted(path.relative_to(ROOT) for path in found if path.name != "__init__.py")
+
+
+def mutations_of(path: Path) -> Iterator[Mutation]:
+    """Yield every mutation of a file: a swapped operator, a dropped negation, a flipped truth value."""
+    source = (ROOT / path).read_text()
+    lines = source.splitlines()
+
+    def visit(node: ast.AST, scope: str) -> Iterator[Mutation]:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            scope = f"{scope}.{node.name}"
+        for before, replacement in replacements(node):
+            if before.lineno == before.end_lineno and scope:
+                line = lines[before.lineno - 1].encode()
+                new = line[: before.col_offset] + replacement.encode() + line[before.end_col_offset :]
+                yield Mutation(path.stem, scope, line.decode(), before.col_offset, new.decode(), before.lineno, path)
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, (ast.arg, ast.JoinedStr)) and child not in annotations(node):
+                yield from visit(child, scope)
+
+    yield from visit(ast.parse(source), "")
+
+
+def annotations(node: ast.AST) -> list[ast.AST]:
+    """Return the children of a node that are types, and its decorators: code that no test can run wrongly."""
+    names = ("annotation", "returns")
+    return [*getattr(node, "decorator_list", ()), *(child for name in names if (child := getattr(node, name, None)))]
+
+
+def replacements(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Yield the expressions at this node that a mutation replaces, each with its new source."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
+        yield node, written(ast.Compare(node.left, [SWAPS[type(node.ops[0])]()], node.comparators))
+    elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
+        yield node, written(ast.BinOp(node.left, SWAPS[type(node.op)](), node.right))
+    elif isinstance(node, ast.BoolOp):
+        yield node, written(ast.BoolOp(SWAPS[type(node.op)](), node.values))
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node, f"bool({ast.unparse(node.operand)})"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield node, str(not node.value)
+
+
+def written(expression: ast.expr) -> str:
+    """Return the source of an expression, in parentheses: the place it goes to may bind tighter."""
+    return f"({ast.unparse(expression)})"
+
+
+def mirrored_tests(path: Path) -> Path:
+    """Return the deepest test that mirrors a module: its file if there is one, otherwise a folder."""
+    place = Path("tests/unit", *path.parts[1:] if path.parts[0] == "services" else path.parts)
+    candidates = [place.with_name(f"test_{place.name}"), *place.parents]
+    return next(candidate for candidate in candidates if (ROOT / candidate).exists())
+
+
+def is_found(tree: Path, tests: Path, *options: str) -> bool:
+    """Return whether a test fails, or never ends, in the mutated copy."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, str(tests)]
+    try:
+        return subprocess.run(command, cwd=tree, capture_output=True, check=False, timeout=900).returncode != 0
+    except subprocess.TimeoutExpired:
+        return True
+
+
+def main() -> None:
+    """Draw the mutations, run the tests on each, and print those that no test noticed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sample", type=int, default=40)
+    options = parser.parse_args()
+    console = Console()
+    candidates = sorted(one for path in modules_that_decide() for one in mutations_of(path))
+    drawn = random.Random(options.seed).sample(candidates, min(options.sample, len(candidates)))
+    survivors = []
+    with tempfile.TemporaryDirectory() as scratch:
+        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, tracked.split("\0")):
+            target = Path(scratch, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target)
+        for one in track(drawn, "mutations", console=console):
+            one.apply(Path(scratch))
+            tests = mirrored_tests(one.path)
+            if not (is_found(Path(scratch), tests) or is_found(Path(scratch), Path("tests/unit"), "-n", "auto")):
+                survivors.append(one)
+                console.print(f"not noticed: {one}", markup=False, soft_wrap=True)
+            shutil.copy(ROOT / one.path, Path(scratch, one.path))
+    console.print(f"{len(drawn) - len(survivors)} of {len(drawn)} noticed, drawn from {len(candidates)}")
+    sys.exit(len(survivors) > MOST_SURVIVORS * len(drawn))
+
+
+if __name__ == "__main__":
+    main()
