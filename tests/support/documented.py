@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from services.cli.main import app
+from infra.cli.main import app
 from tests.support.pages import ROOT
 
 EXEMPT = {
@@ -18,7 +18,7 @@ EXEMPT = {
     r"make lock": "resolves every dependency from the network",
     r"make bench|tailrace bench": "loads the stack for minutes; its results are on file",
     r"tailrace pipeline|tailrace pipeline --no-live-log": "trains for minutes; the fixture has run it",
-    r"tailrace (promote|rollback)( .*)?": "would change the bundle under the other tests; tests/unit/cli/test_main.py runs it",
+    r"tailrace (promote|rollback)( .*)?": "would change the bundle under the other tests; tests/unit/infra/cli/test_main.py runs it",
     r"source \.venv/bin/activate": "the tests have their programs on the path already",
     r"python -m infra\.(slo|openapi)": "would write into the repository; `--check` is run",
     r"git clone .*|cd tailrace": "the tests run in a clone already",

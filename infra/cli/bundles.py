@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from services.cli.audit import audited, user_name
+from infra.cli.audit import audited, user_name
 from services.errors import BundleCorrupt, BundleNotFound
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def diff(
     """Show in what two bundles differ: data, items, quality, options, gate, size and origin."""
     from rich.table import Column, Table
 
-    from services.cli.bundle_diff import compare
+    from infra.cli.bundle_diff import compare
 
     store, _ = _store()
     columns = [Column(head, overflow="fold") for head in ("", version, other, "difference")]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.cli.audit import user_name
+from infra.cli.main import main
 from models.registry import BundleStore
-from services.cli.audit import user_name
-from services.cli.main import main
 from tests.support.servers import free_port
 from tests.support.training.bundles import build_catalogue
 

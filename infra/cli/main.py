@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from services.cli.audit import audited, write_act
-from services.cli.bundles import bundles_app, promote, rollback
-from services.cli.keys import keys_app
-from services.cli.load import bench_app, chaos, plan
-from services.cli.settings import show_settings
+from infra.cli.audit import audited, write_act
+from infra.cli.bundles import bundles_app, promote, rollback
+from infra.cli.keys import keys_app
+from infra.cli.load import bench_app, chaos, plan
+from infra.cli.settings import show_settings
 from services.errors import TailraceError
 
 if TYPE_CHECKING:
