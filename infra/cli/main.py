@@ -329,8 +329,10 @@ def explain(
     from services.settings.addresses import read_secret
 
     settings = _settings()
+    local_url = plaintext_rest_address(settings)
     door = Door(
-        url=url or plaintext_rest_address(settings),
+        url=url or local_url,
+        local_url=local_url,
         key=read_secret(key_file) if key_file is not None else key or None,
         ca_file=ca_file,
     )
