@@ -72,7 +72,7 @@ slo: $(INSTALLED) ## make rules, alerts, their tests, the objectives' dashboard 
 	$(BIN)/python -m infra.slo
 
 bench: $(INSTALLED) ## measure the running stack: load per tier and door, and freshness
-	@exec $(BIN)/tailrace bench
+	@$(BIN)/tailrace bench serve --json benchmarks/results/serve.json && exec $(BIN)/tailrace bench freshness --json benchmarks/results/freshness.json
 
 bench-peers: $(INSTALLED) $(PEERS)/vllm/.installed ## install the engines that the engine benchmark compares with
 

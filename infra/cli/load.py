@@ -1,72 +1,51 @@
-"""What `benchmarks` measures: load on a running stack (`bench`), faults on a separate one (`chaos`), and machines for a load (`plan`)."""
+"""The benchmarks as commands of `tailrace`: any of them by name (`bench`), faults (`chaos`), and machines for a load (`plan`)."""
 
 import subprocess
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.load.profiles import Profile
+from services.errors import NotFound
 
-bench_app = typer.Typer(
-    help="Measure the running stack: load per tier and door, then freshness. `bench load` sends one load profile."
-)
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Of a command whose options are those of the benchmark behind it, `--help` among them."""
+BENCHMARKS = {
+    "serve": "how fast the running stack answers, by tier and door; `serve overload`, `serve load`",
+    "freshness": "how soon an event shows in an answer of the running stack",
+    "capacity": "what a request, a user and an event of the running stack cost; `tailrace plan` computes from it",
+    "text": "what the OpenAI door costs beside the bare engine",
+    "faults": "what callers see while one part after another fails, on a stack of its own",
+    "soak": "whether every promise holds for a long time under faults, on a stack of its own",
+    "engine": "the engine beside transformers and vLLM; `engine curves`, `engine validity`, `engine kv-kinds`",
+    "quality": "how well decoder, student and baselines rank; `quality cold-items`, `quality warm-start`",
+    "pipeline": "what each offline stage takes as the data grows",
+    "scale": "how the cost of serving grows with size",
+    "gpu": "everything that a graphics card must show",
+}
+"""By name, the question that it answers."""
 
 
-class DoorName(StrEnum):
-    """The door to call."""
-
-    REST = "rest"
-    GRPC = "grpc"
-    BOTH = "both"
-
-
-@bench_app.callback(invoke_without_command=True)
 def bench(
     context: typer.Context,
-    out_dir: Annotated[Path, typer.Option(help="Folder for the JSON results.")] = Path("benchmarks/results"),
+    name: Annotated[str, typer.Argument(help="Which one; without it all are listed.", show_default=False)] = "",
 ) -> None:
-    """Measure load per tier and door, then freshness."""
-    if context.invoked_subcommand is None:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        for name in ("serve", "freshness"):
-            _run(name, "--json", str(out_dir / f"{name}.json"))
+    """Run a benchmark, with its own options, on the ports of the stack that runs from these settings."""
+    if name in {"", "--help"}:
+        for one, question in BENCHMARKS.items():
+            typer.echo(f"{one:10} {question}")
+        typer.echo("tailrace bench NAME --help lists the options of one")
+    elif name in BENCHMARKS:
+        _run(name, context.args)
+    else:
+        raise NotFound(f"there is no benchmark {name}", f"the benchmarks are {', '.join(BENCHMARKS)}")
 
 
-@bench_app.command()
-def load(
-    profile: Annotated[Profile, typer.Option(help="Load profile.")] = Profile.STEADY,
-    rate: Annotated[float, typer.Option(min=0.1, max=1_000, help="Average requests per second.")] = 50.0,
-    duration: Annotated[float, typer.Option(min=1, max=3_600, help="Duration in seconds.")] = 30.0,
-    door: Annotated[DoorName, typer.Option(help="Door to call.")] = DoorName.BOTH,
-    deadline_ms: Annotated[int, typer.Option(min=1, help="Deadline of each request in milliseconds.")] = 200,
-    key_file: Annotated[Path | None, typer.Option(help="File with the API key.")] = None,
-    low_key_file: Annotated[Path | None, typer.Option(help="File with the API key of the spike's callers.")] = None,
-    json: Annotated[Path | None, typer.Option(help="File for the JSON report.")] = None,
-) -> None:
-    """Send load to the running stack, open loop, with a live view of rate, tiers, latencies and deadlines."""
-    options = {"--profile": profile, "--rate": rate, "--duration": duration, "--door": door}
-    given = {"--deadline-ms": deadline_ms, "--key-file": key_file, "--low-key-file": low_key_file, "--json": json}
-    words = {**options, **{name: value for name, value in given.items() if value is not None}}
-    _run("profile_load", *(str(word) for pair in words.items() for word in pair))
-
-
-def chaos(
-    fault: Annotated[list[str] | None, typer.Option(help="Run only this fault; repeat for more. Default: all.")] = None,
-    rate: Annotated[float, typer.Option(min=1, max=200, help="Requests per second.")] = 50.0,
-    json: Annotated[Path, typer.Option(help="File for the JSON report.")] = Path("faults.json"),
-    logs: Annotated[Path | None, typer.Option(help="Folder for the logs of the separate stack.")] = None,
-) -> None:
-    """Inject faults into a separate stack, one after another, and report what callers see. A running stack is not touched."""
-    from benchmarks.faults.kinds import FAULTS
-
-    if unknown := next((name for name in fault or () if name not in FAULTS), None):
-        raise typer.BadParameter(f"there is no fault {unknown}; the faults are {', '.join(FAULTS)}")
-    only = ["--fault", *fault] if fault else []
-    kept = [] if logs is None else ["--logs", str(logs)]
-    _run("faults", "--json", str(json), "--rate", str(rate), *only, *kept)
+def chaos(context: typer.Context) -> None:
+    """Inject faults into a separate stack and report what callers see: `tailrace bench faults`, into faults.json unless --json names a file."""
+    words = context.args
+    _run("faults", words if {"--json", "--help"} & {*words} else ["--json", "faults.json", *words])
 
 
 def plan(
@@ -111,14 +90,14 @@ def plan(
         out.print(escape(f"note: {note}"))
 
 
-def _run(module: str, *arguments: str) -> None:
+def _run(name: str, arguments: list[str]) -> None:
     """Run a benchmark with these settings. Exits with its code when it fails."""
     from infra.local.supervisor.ports import of_running_stack
     from services.settings.settings import inherited_environment, load_settings
 
     settings = of_running_stack(load_settings())
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{module}", *arguments],
+        [sys.executable, "-m", f"benchmarks.{name}", *arguments],
         env={**inherited_environment(), **settings.as_environment()},
         check=False,
     )

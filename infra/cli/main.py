@@ -16,7 +16,7 @@ from rich.markup import escape
 from infra.cli.audit import audited, write_act
 from infra.cli.bundles import bundles_app, promote, rollback
 from infra.cli.keys import keys_app
-from infra.cli.load import bench_app, chaos, plan
+from infra.cli.load import PASSED_ON, bench, chaos, plan
 from infra.cli.settings import show_settings
 from services.errors import TailraceError
 
@@ -30,9 +30,9 @@ app = typer.Typer(
     help="Serve and train LLM recommendations. Settings are TAILRACE_* variables.",
 )
 app.add_typer(keys_app, name="keys")
-app.add_typer(bench_app, name="bench")
 app.add_typer(bundles_app, name="bundles")
-app.command()(chaos)
+app.command(context_settings=PASSED_ON)(bench)
+app.command(context_settings=PASSED_ON)(chaos)
 app.command()(plan)
 app.command()(promote)
 app.command()(rollback)

@@ -1,6 +1,6 @@
 """Cold items: how often a model finds an item that no training event named, beside what knows items by popularity or by text alone.
 
-    python -m benchmarks.cold_items --sequences FOLDER --json OUT [--share 0.05] [--depth 1] --state FOLDER [--epochs N] [--lifts F ...]
+    python -m benchmarks.quality cold-items --sequences FOLDER --json OUT [--share 0.05] [--depth 1] --state FOLDER [--epochs N] [--lifts F ...]
 
 The folder is one as benchmarks/quality/sequences.py describes it. A share of the items, drawn by seed, is
 removed from all training sequences. Where an item is one token (depth 1) training does not know these items at all, and both models get them as `tailrace
@@ -76,7 +76,7 @@ def main() -> None:
             catalogue, models = appended(data, before, trained, options.state / "train", lift)
         for name, scorer in make_scorers(models, catalogue):
             report.add(name, scorer, lift)
-    write_report(options.json, about_run("cold_items") | report.as_dict() | {"training_cpu_s": spent_s})
+    write_report(options.json, about_run("quality cold-items") | report.as_dict() | {"training_cpu_s": spent_s})
 
 
 class Data:
@@ -306,7 +306,3 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lifts", type=above_zero, nargs="+", default=_LIFTS, help="factors on the rows of new items")
     parser.add_argument("--cases", type=at_least_one, default=5_000, help="most cases that are ranked")
     return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()
