@@ -68,11 +68,11 @@ client: $(INSTALLED) ## build the wheel of the client that callers install, into
 docs: $(INSTALLED) ## generate docs/openapi.json
 	$(BIN)/python -m infra.openapi
 
-slo: $(INSTALLED) ## make rules, alerts, their tests, dashboards and the docs' table from infra/prometheus/objectives.yaml
+slo: $(INSTALLED) ## make rules, alerts, their tests, the objectives' dashboard and the docs' table from infra/prometheus/objectives.yaml
 	$(BIN)/python -m infra.slo
 
 bench: $(INSTALLED) ## measure the running stack: load per tier and door, and freshness
-	@exec $(BIN)/tailrace bench
+	@$(BIN)/tailrace bench serve --json benchmarks/results/serve.json && exec $(BIN)/tailrace bench freshness --json benchmarks/results/freshness.json
 
 bench-peers: $(INSTALLED) $(PEERS)/vllm/.installed ## install the engines that the engine benchmark compares with
 

@@ -241,14 +241,17 @@ class BundleStore:
         self._move(self.live_version() if isinstance(seen, Seen) else seen, version, force=force)
 
     def rollback(self, to: str | None = None, *, by: str = "unknown", reason: str = "", force: bool = False) -> str:
-        """Make `to`, or else the previously live version, live again and return it; record the one left as withdrawn by this person.
+        """Make `to`, or else the version before the live one, live again and return it; record the one left as withdrawn by this person.
 
+        The version before is the previously live one, or, where that was withdrawn, the newest published before the live one that was not.
         Where the one left is the reference, the target becomes that too: nothing is measured against what was withdrawn.
 
         Raises BundleNotFound, BundleMoved, BundleCorrupt or BundleIncomplete; BundleWithdrawn without `force` if the target was withdrawn itself.
         """
         with self._locked():  # both pointers of one promotion
             previous, live = self.previous_version(), self.live_version()
+            if to is None and not force and previous in self.withdrawals():
+                previous = self._kept_before(live)
         target = previous if to is None else to
         if target is None or live is None or (to is None and previous == live):  # equal when a promotion was cut short
             raise BundleNotFound("no earlier version to go back to")
@@ -276,6 +279,12 @@ class BundleStore:
         for folder in (*map(self._scratch, removed), *self._leftovers()):
             shutil.rmtree(folder, ignore_errors=True)  # the next pruning removes what is left
         return removed
+
+    def _kept_before(self, version: str | None) -> str | None:
+        """Return the newest version that was published before this one and is not withdrawn."""
+        versions, withdrawn = self.versions(), self.withdrawals()
+        older = versions[: versions.index(version)] if version in versions else []
+        return next((one for one in reversed(older) if one not in withdrawn), None)
 
     def _content(self, version: str) -> str:
         """Return what identifies the content of a version; nothing where it cannot be read, which must not hold up its withdrawal."""

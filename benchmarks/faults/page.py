@@ -1,4 +1,4 @@
-"""The fault matrix as a Markdown table: `python -m benchmarks.faults.page FAULTS.json`. Printed, for a page."""
+"""The fault matrix as a Markdown table: `python -m benchmarks.faults page FAULTS.json`. Printed, for a page."""
 
 import json
 from collections.abc import Sequence
@@ -49,7 +49,3 @@ def _mix(part: dict[str, Any]) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
-
-
-if __name__ == "__main__":
-    main()

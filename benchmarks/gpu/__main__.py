@@ -80,7 +80,6 @@ def steps(out: Path, *, tiny: bool) -> Iterator[Step]:
             else ("--device", "cuda")
         )
         yield Step(f"engine-{settings}", _module("benchmarks.engine", "--peers", "", *result, *words), 300)
-    yield Step("swap", _module("benchmarks.gpu.swap", device, str(out / "swap.json"), *small), 80)
     yield Step("profile", _module("benchmarks.gpu.profile", device, str(out / "profile.json"), *small), 100)
 
 

@@ -10,6 +10,8 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,15 @@ def report_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     return parser
+
+
+def run_named(modules: Mapping[str, str], default: Callable[[], None]) -> None:
+    """Run the module that the first argument names, which then sees the others alone; without such a name, the default."""
+    if (name := "".join(sys.argv[1:2])) in modules:
+        del sys.argv[1]
+        import_module(modules[name]).main()
+    else:
+        default()
 
 
 def results_file(description: str) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, report_parser, run_named, write_report
 from benchmarks.quality.nested import measure_nested, summarise_nested
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
@@ -148,4 +148,8 @@ def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[P
 
 
 if __name__ == "__main__":
-    main()
+    modules = {
+        "cold-items": "benchmarks.quality.cold_items",
+        "warm-start": "benchmarks.quality.warm_start",
+    }
+    run_named(modules, main)

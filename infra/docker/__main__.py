@@ -48,7 +48,7 @@ def _run(role: str, words: list[str]) -> int:
     if role in {"keys", "show-key"}:
         return _keys(role)
     if role == "tailrace":
-        _become("services.cli.main", *words)
+        _become("infra.cli.main", *words)
     settings = load_settings()
     if role == "prepare":
         return _prepare(settings)
@@ -99,7 +99,7 @@ def _pipeline(settings: Settings) -> int:
 
     version = BundleStore(settings.bundle_root).live_version()
     if version is None:
-        _become("services.cli.main", "pipeline")
+        _become("infra.cli.main", "pipeline")
     sys.stdout.write(f"{version} is live already; `tailrace pipeline` as this container's command trains anew\n")
     return 0
 

@@ -64,16 +64,23 @@ def read_table(path: Path) -> pl.DataFrame:
         raise DataError("", f"no file {path}", _EXAMPLE)
     try:
         _refuse_utf_16(path)
-        match path.suffix.lower():
-            case ".parquet" | ".pq":
-                return pl.read_parquet(path)
-            case ".csv":
-                return _refuse_other_separators(path, pl.read_csv(path, infer_schema=False))
-            case ".jsonl" | ".ndjson":
-                return pl.read_ndjson(_without_mark(path), infer_schema_length=None)
+        table = _table_of(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         why = str(error).partition("\n")[0]  # what follows is advice to who calls polars
         raise DataError("", f"{path} cannot be read ({why})", _EXAMPLE) from error
+    if table.is_empty():
+        raise DataError("", f"{path.name} has no rows", "a file with a row for each event or item")
+    return table
+
+
+def _table_of(path: Path) -> pl.DataFrame:
+    match path.suffix.lower():
+        case ".parquet" | ".pq":
+            return pl.read_parquet(path)
+        case ".csv":
+            return _refuse_other_separators(path, pl.read_csv(path, infer_schema=False))
+        case ".jsonl" | ".ndjson":
+            return pl.read_ndjson(_without_mark(path), infer_schema_length=None)
     raise DataError("", f"{path.name} is neither Parquet, CSV nor JSON Lines", _EXAMPLE)
 
 

@@ -65,7 +65,7 @@ def metrics_table(report: Mapping[str, Any]) -> Table:
         *heads[:4],
         "95 %",
         *heads[4:],
-        title=f"{report['dataset']}: test, {'unmasked' if report['repeats'] else 'masked unless unmasked is named'}",
+        title=f"{report['dataset']}: test set, items that the user has seen {'ranked too' if report['repeats'] else 'left out, but where unmasked'}",
         box=SIMPLE,
         padding=(0, 1, 0, 0),
         pad_edge=False,

@@ -23,6 +23,8 @@ from services.errors import ConfigError
 from services.settings.addresses import KafkaAddress, RedisAddress
 
 _PREFIX = "TAILRACE_"
+_ALIKE = 0.65
+"""How alike a setting's name must be to be suggested for an unknown one, without the prefix that all share."""
 _MIN_LOG_DAYS = 8
 _MIN_RPC_BYTES = 1_048_576
 """Ray Serve has one bound for requests and answers."""
@@ -460,12 +462,12 @@ def inspect_settings() -> tuple[Settings, dict[str, str]]:
 
 
 def _unknown_variables() -> dict[str, str]:
-    known = {variable_of(name) for name in Settings.model_fields}
+    known = {variable_of(name).removeprefix(_PREFIX) for name in Settings.model_fields}
     faults = {}
     for key in sorted(os.environ):
-        if key.startswith(_PREFIX) and key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            advice = f"did you mean {close[0]}?" if close else "`tailrace settings` lists all"
+        if key.startswith(_PREFIX) and (name := key.removeprefix(_PREFIX)) not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
+            advice = f"did you mean {_PREFIX}{close[0]}?" if close else "`tailrace settings` lists all"
             faults[key] = f"{key}: unknown setting; {advice}"
     return faults
 

@@ -8,7 +8,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from services.cli.main import app
+from infra.cli.load import BENCHMARKS
+from infra.cli.main import app
 from tests.support.pages import ROOT
 
 EXEMPT = {
@@ -16,9 +17,9 @@ EXEMPT = {
     r"make down|tailrace down": "would stop what the other tests still need",
     r"make (test|test-unit|test-grids|test-compose|lint|format)( .*)?": "is what runs this test, or runs beside it",
     r"make lock": "resolves every dependency from the network",
-    r"make bench|tailrace bench": "loads the stack for minutes; its results are on file",
+    r"make bench|tailrace bench (serve|freshness)": "loads the stack for minutes; its results are on file",
     r"tailrace pipeline|tailrace pipeline --no-live-log": "trains for minutes; the fixture has run it",
-    r"tailrace (promote|rollback)( .*)?": "would change the bundle under the other tests; tests/unit/cli/test_main.py runs it",
+    r"tailrace (promote|rollback)( .*)?": "would change the bundle under the other tests; tests/unit/infra/cli/test_main.py runs it",
     r"source \.venv/bin/activate": "the tests have their programs on the path already",
     r"python -m infra\.(slo|openapi)": "would write into the repository; `--check` is run",
     r"git clone .*|cd tailrace": "the tests run in a clone already",
@@ -54,6 +55,8 @@ def complaints(text: str) -> list[str]:
                     found += [f"no make target {word}" for word in arguments if not _is_target(word)]
                 case _ if arguments[:1] == ["-m"] and not _is_module(arguments[1]):
                     found.append(f"no module {arguments[1]}")
+                case _ if arguments[:1] == ["-m"] and arguments[1].startswith("benchmarks."):
+                    found += _benchmark(arguments[1].removeprefix("benchmarks."), arguments[2:])
     paths = [f"{folder}/{rest}" for folder, rest in _PATH.findall(text) if (ROOT / folder).is_dir()]
     return found + [f"no file {path}" for path in paths if not (ROOT / path).exists()]
 
@@ -65,9 +68,25 @@ def _tailrace(arguments: list[str]) -> list[str]:
         if rest[0] not in command.commands:
             return [f"tailrace has no {rest[0]}"]
         command, rest = command.commands[rest[0]], rest[1:]
+    if command.context_settings.get("ignore_unknown_options"):  # its options are those of a benchmark
+        return _benchmark(*(("faults", rest) if command.name == "chaos" else ("".join(rest[:1]), rest[1:])))
     options = {"--help", *(name for option in command.params for name in (*option.opts, *option.secondary_opts))}
     given = [word.partition("=")[0] for word in rest if word.startswith("--") and word != "--"]
     return [f"tailrace {command.name} has no {option}" for option in given if option not in options]
+
+
+def _benchmark(name: str, arguments: list[str]) -> list[str]:
+    """Return the options that no parser of this benchmark, or of what benchmarks share, adds."""
+    if name not in BENCHMARKS:
+        return [f"tailrace bench has no {name}"] if name not in {"", "NAME"} else []
+    files = [*(ROOT / "benchmarks" / name).glob("*.py"), ROOT / f"benchmarks/{name}.py"]
+    files += (ROOT / "benchmarks/load").glob("*.py")
+    source = "".join(file.read_text() for file in files if file.exists())
+    return [
+        f"benchmarks.{name} has no {word}"
+        for word in arguments
+        if word.startswith("--") and word != "--help" and f'"{word.partition("=")[0]}"' not in source
+    ]
 
 
 @cache

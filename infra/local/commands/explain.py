@@ -24,11 +24,19 @@ _WELL = "ok"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """Address of the REST door, the API key to send, and the certificate authority to trust."""
+    """Address of the REST door, the API key to send, the certificate authority to trust, and where this machine's stack has its own."""
 
     url: str
     key: str | None = None
     ca_file: Path | None = None
+    local_url: str = ""
+
+    @property
+    def hint(self) -> str:
+        """Return what to try where no gateway answers."""
+        if self.local_url and self.url.rstrip("/") != self.local_url:
+            return f"this machine's stack has its REST door at {self.local_url}"
+        return "is the stack up? `tailrace status`"
 
 
 def ask(door: Door, request_id: str) -> dict[str, Any]:
@@ -41,13 +49,11 @@ def ask(door: Door, request_id: str) -> dict[str, Any]:
         ) as client:
             answer = client.get(path)
     except httpx.HTTPError as error:
-        raise EnvironmentFault(
-            f"no gateway answers at {door.url} ({error}); is the stack up? `tailrace status`"
-        ) from error
+        raise EnvironmentFault(f"no gateway answers at {door.url} ({error}); {door.hint}") from error
     body = _json(answer)
     if answer.status_code == httpx.codes.OK and "sentences" in body:
         return body
-    raise _refusal(answer, body.get("error"))
+    raise _refusal(answer, body.get("error"), door.hint)
 
 
 def _trust(ca_file: Path | None) -> ssl.SSLContext | bool:
@@ -99,10 +105,10 @@ def _json(answer: httpx.Response) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def _refusal(answer: httpx.Response, error: Any) -> Exception:
+def _refusal(answer: httpx.Response, error: Any, hint: str) -> Exception:
     """Return the error for the door's refusal, in one line."""
     if not isinstance(error, dict):
-        return EnvironmentFault(f"{answer.url} is no Tailrace gateway: status {answer.status_code}")
+        return EnvironmentFault(f"{answer.url} is no Tailrace gateway: status {answer.status_code}; {hint}")
     if answer.status_code == httpx.codes.NOT_FOUND:
         return NotFound(error["message"], error["fix"])
     if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:

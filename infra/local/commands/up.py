@@ -96,7 +96,7 @@ def start_in_background(settings: Settings, out: IO[str]) -> None:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "services.cli.main", "up"],
+            [sys.executable, "-m", "infra.cli.main", "up"],
             env={**inherited_environment(), **settings.as_environment()},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -156,7 +156,7 @@ def with_environment(part: Part, environment: dict[str, str]) -> Part:
 
 def pipeline_part() -> Part:
     """Return the offline pipeline with its defaults."""
-    return Part(name="pipeline", command=(sys.executable, "-m", "services.cli.main", "pipeline"))
+    return Part(name="pipeline", command=(sys.executable, "-m", "infra.cli.main", "pipeline"))
 
 
 def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings) -> None:

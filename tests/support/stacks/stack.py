@@ -67,7 +67,7 @@ class Stack:
         self.settings.state_dir.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "services.cli.main", "up"],
+                [sys.executable, "-m", "infra.cli.main", "up"],
                 env={**inherited_environment(), **self.settings.as_environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -83,7 +83,7 @@ class Stack:
     def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
         """Run `tailrace ...` against this stack."""
         return subprocess.run(
-            [sys.executable, "-m", "services.cli.main", *arguments],
+            [sys.executable, "-m", "infra.cli.main", *arguments],
             env={**inherited_environment(), **self.settings.as_environment()},
             cwd=ROOT,
             capture_output=True,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.engine_curves import RankingRunner, build_engine, random_decoder, random_items
-from benchmarks.engine_validity import Count, Served, judged
+from benchmarks.engine.curves import RankingRunner, build_engine, random_decoder, random_items
+from benchmarks.engine.validity import Count, Served, judged
 
 
 def test_every_beam_is_a_valid_item() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.warm_start import Run, Trained, summarise, without_newest
+from benchmarks.quality.warm_start import Run, Trained, summarise, without_newest
 from models.catalogue import load_catalogue
 from pipelines.data.examples import Split, read_cases
 from pipelines.data.tokenize import tokenize

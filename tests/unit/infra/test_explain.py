@@ -98,8 +98,10 @@ def test_a_refusal_is_one_line_with_the_fix(
     with pytest.raises(error, match=words):
         ask(Door(url=door.url), "r")
     url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(EnvironmentFault, match=f"no gateway answers at {url}"):
-        ask(Door(url=url), "r")
+    with pytest.raises(EnvironmentFault, match=f"no gateway answers at {url} .*`tailrace status`"):
+        ask(Door(url=url, local_url=url), "r")
+    with pytest.raises(EnvironmentFault, match=f"this machine's stack has its REST door at {door.url}"):
+        ask(Door(url=url, local_url=door.url), "r")
 
 
 def test_the_sentences_come_first_then_the_stages() -> None:

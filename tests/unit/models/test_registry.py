@@ -62,16 +62,29 @@ def test_version_that_exists_is_kept(store: BundleStore, tmp_path: Path) -> None
 
 
 def test_what_was_rolled_back_stays_withdrawn(store: BundleStore, tmp_path: Path) -> None:
-    """Back to the version before; neither promotion nor another rollback brings the one left back, and both name who withdrew it, when and why."""
+    """Back to the version before; neither a promotion nor a rollback to it brings the one left back, and both name who withdrew it, when and why."""
     store.promote("v1")
     store.promote("v2")
 
     assert store.rollback(by="ann", reason="bad lists") == "v1"
     assert (store.live_version(), store.previous_version()) == ("v1", "v2")
-    for act in (store.rollback, lambda: store.promote("v2")):
+    for act in (lambda: store.rollback("v2"), lambda: store.promote("v2")):
         with pytest.raises(BundleWithdrawn, match=r"v2 was withdrawn by ann at 2\d+-.*Z \(bad lists\); --force"):
             act()
     assert BundleStore(tmp_path / "bundles").live_version() == "v1"
+
+
+def test_a_second_rollback_goes_further_back(store: BundleStore, tmp_path: Path) -> None:
+    """Not to the version that the first one withdrew, but to the newest before the live one; where none is left it says so."""
+    store.publish(source_with(tmp_path / "third", "third"), "v3", {})
+    for seconds, version in enumerate(("v1", "v2", "v3")):
+        os.utime(tmp_path / "bundles" / version, (seconds, seconds))
+        store.promote(version)
+
+    assert [store.rollback(), store.rollback()] == ["v2", "v1"]
+    assert list(store.withdrawals()) == ["v3", "v2"]
+    with pytest.raises(BundleNotFound, match="no earlier version"):
+        store.rollback()
 
 
 @pytest.mark.parametrize("force", ["promote", "rollback"])

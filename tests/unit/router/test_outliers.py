@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.outliers import SCENARIOS, Simulation
+from tests.support.outliers import SCENARIOS, Simulation
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -10,6 +10,7 @@ OPEN_HOSTS = ("0.0.0.0", "::", "192.168.1.5", "gateway.internal")
 TEXT_URL = "http://gpu-host:8001/v1"
 REFUSED = [
     ({"HTTP_PROT": "1"}, "TAILRACE_HTTP_PROT: unknown setting; did you mean TAILRACE_HTTP_PORT"),
+    ({"FOO": "1"}, "TAILRACE_FOO: unknown setting; `tailrace settings` lists all"),
     ({"HTTP_PORT": "eighty"}, "TAILRACE_HTTP_PORT"),
     ({"HTTP_PORT": "0"}, "TAILRACE_HTTP_PORT"),
     ({"HTTP_PORT": "70000"}, "TAILRACE_HTTP_PORT"),

@@ -76,32 +76,6 @@ def test_every_container_is_bounded_and_its_volumes_fit(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ray_pods_fit_kuberay(overlay: str) -> None:
-    """Settings without which KubeRay adds its own or restarts nothing.
-
-    It adds probes that need wget where one is missing, and replaces a pod for Ray's container alone, so that the others
-    restart by themselves. /dev/shm is larger than the object store. The budget of gateways leaves one to evict.
-    """
-    things = render(overlay)
-    cluster = the(things, "RayService")["spec"]["rayClusterConfig"]
-    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    for pod, group in zip([pod for pod in pods(things) if pod.name in RAY], groups, strict=True):
-        (container,) = pod.spec["containers"]
-        (shm,) = [one["emptyDir"] for one in pod.spec["volumes"] if one["name"] == "shm"]
-
-        assert {"livenessProbe", "readinessProbe"} <= container.keys(), pod.name
-        assert {one["restartPolicy"] for one in pod.spec.get("initContainers", ())} <= {"Always"}, pod.name
-        assert shm["medium"] == "Memory"
-        assert int(shm["sizeLimit"].removesuffix("Mi")) * 2**20 > int(group["rayStartParams"]["object-store-memory"])
-    gateways = pod_of(things, "tailrace-gateways").labels
-    (budget,) = [
-        one["spec"] for one in find(things, "PodDisruptionBudget") if matches(one["spec"]["selector"], gateways)
-    ]
-    least = {group["groupName"]: group["minReplicas"] for group in cluster["workerGroupSpecs"]}
-    assert budget["minAvailable"] == least["gateways"] - 1, "a RayCluster has no scale subresource for maxUnavailable"
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_reference_resolves(overlay: str) -> None:
     """ConfigMaps and claims that pods name are rendered, and docs/kubernetes.md creates every secret with its keys."""
     things = render(overlay)

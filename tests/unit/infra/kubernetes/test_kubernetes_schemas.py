@@ -1,8 +1,10 @@
 """Every manifest fits its schema."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.support.manifests import OVERLAYS, VERSIONS, complaints, render
+from tests.support.manifests import OVERLAYS, VERSIONS, complaints, render, with_component
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -15,3 +17,11 @@ def test_every_object_is_valid(overlay: str, version: str) -> None:
 
     assert len(things) > 15
     assert {name: found for name, found in wrong.items() if found} == {}
+
+
+@pytest.mark.parametrize(("overlay", "component"), [("dev", "text"), ("gpu", "text-gpu"), ("prod", "canary")])
+def test_a_component_leaves_every_object_valid(overlay: str, component: str, tmp_path: Path) -> None:
+    """So does each component upon an overlay."""
+    things = with_component(overlay, component, tmp_path)
+
+    assert [found for thing in things if (found := complaints(thing, VERSIONS[-1]))] == []

@@ -1,7 +1,5 @@
 """The Serve config of the RayService, read by Ray Serve's own schema, also with the components upon it."""
 
-from pathlib import Path
-
 import pytest
 from ray._common.utils import import_attr
 from ray.serve.schema import ServeDeploySchema
@@ -9,14 +7,11 @@ from ray.serve.schema import ServeDeploySchema
 from services.app import GRPC_SERVICERS
 from tests.support.manifests import (
     OVERLAYS,
-    VERSIONS,
-    complaints,
     pod_of,
     render,
     serve_config,
     settings_of,
     the,
-    with_component,
 )
 
 
@@ -60,30 +55,3 @@ def test_each_gateway_knows_how_many_there_may_be(overlay: str) -> None:
     worker = pod_of(things, "tailrace-gateways").container("ray-worker")
 
     assert settings_of(things, worker).gateway_replicas == scaling["max_replicas"]
-
-
-@pytest.mark.parametrize(("overlay", "component"), [("dev", "text"), ("prod", "text"), ("gpu", "text-gpu")])
-def test_text_has_its_resources_and_its_checkpoint(overlay: str, component: str, tmp_path: Path) -> None:
-    """One more deployment, last, with CPUs for its threads, which keeps it off the head, and a GPU where its device is one.
-
-    Each pod that may run it mounts the settings' path read-only from the shared volume.
-    """
-    things = with_component(overlay, component, tmp_path)
-    *others, text = serve_config(things)["applications"][0]["deployments"]
-    settings = settings_of(things, pod_of(things, "tailrace-llm").container("ray-worker"))
-    wanted = {"num_cpus": settings.text_threads} | ({"num_gpus": 1} if settings.llm_device == "cuda" else {})
-
-    assert text == {"name": "text", "ray_actor_options": wanted}
-    assert others == serve_config(render(overlay))["applications"][0]["deployments"]
-    for name in ("tailrace-gateways", "tailrace-llm"):
-        worker = pod_of(things, name).container("ray-worker")
-        checkpoint = {"name": "shared", "mountPath": settings.text_path, "subPath": "text", "readOnly": True}
-        assert checkpoint in worker["volumeMounts"], name
-
-
-def test_the_canary_moves_traffic_in_steps(tmp_path: Path) -> None:
-    """With the component the service is valid."""
-    service = the(with_component("prod", "canary", tmp_path), "RayService")
-
-    assert complaints(service, VERSIONS[-1]) == []
-    assert service["spec"]["upgradeStrategy"]["type"] == "NewClusterWithIncrementalUpgrade"

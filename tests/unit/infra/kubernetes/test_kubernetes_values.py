@@ -116,18 +116,6 @@ def files_in(pod: Pod, container: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ray_can_check_its_redis_certificate(overlay: str) -> None:
-    """Ray trusts no authority by itself: where its Redis has TLS, the head has the variable and the mounted file."""
-    things = render(overlay)
-    address = the(things, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
-    head = pod_of(things, "tailrace-head")
-    file = environment(things, head.containers()[0]).get("RAY_REDIS_CA_CERT")
-
-    assert address.startswith("rediss://") == (overlay != "dev")
-    assert (file in files_in(head, head.containers()[0])) == (overlay != "dev")
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_ports_are_those_of_the_settings(overlay: str) -> None:
     """Containers, Services and Ray Serve's config have the settings' ports, and the edge calls Services that exist."""
     things = render(overlay)
@@ -229,25 +217,6 @@ def test_log_lines_are_written_where_they_are_read(overlay: str) -> None:
                 assert reader["command"][0] == "tail"
                 assert reader["command"][-1] == log_file
                 assert mounts == ["/var/lib/tailrace"] * 2
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_probes_call_existing_paths(overlay: str) -> None:
-    """Probes use the paths of the metrics endpoint, HAProxy, and the two of Ray that need no token."""
-    asked = {
-        (probe["httpGet"]["port"], probe["httpGet"]["path"])
-        for pod in pods(render(overlay))
-        for container in pod.containers()
-        for key, probe in container.items()
-        if key.endswith("Probe") and "httpGet" in probe
-    }
-    rays_own = {("dashboard", "/api/gcs_healthz"), ("agent", "/api/local_raylet_healthz")}
-    assert asked - rays_own == {("node-metrics", "/healthz"), ("serve", "/-/healthz"), ("http", "/healthz")}
-    heartbeat = Settings(state_dir=Path("/var/lib/tailrace"), worker_index=3).worker_heartbeat
-    stream = pod_of(render(overlay), "tailrace-stream")
-    for probe in ("startupProbe", "livenessProbe"):
-        command = stream.container("worker")[probe]["exec"]["command"][-1]
-        assert str(heartbeat) in command.replace("$TAILRACE_WORKER_INDEX", "3")
 
 
 @pytest.mark.parametrize(("age_s", "code"), [(0, 0), (120, 1)])

@@ -282,7 +282,6 @@ def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("num_users", "events_per_user", "num_items", "suffix", "words"),
     [
-        (3, 0, 5, "", "of 0 positive events that can be used, no user has more than 0; 4 of one user are needed"),
         (3, 3, 5, "", "of 9 positive events that can be used, no user has more than 3; 4 of one user are needed"),
         (3, 4, 1, "", "1 items that can be used leave nothing to choose from; give at least 2"),
         (3, 4, 5, ".0", r"events: 12 set aside \(item_id not in items\), such as user_id=u000, item_id=i"),
@@ -343,3 +342,12 @@ def test_cached_wheel_is_used_without_a_download_and_read_in_file_order(
     items = sources.movielens_items(found)
     assert items["title"].to_list() == ['Toy "Story', "GoldenEye (1995)"]
     assert items["categories"].to_list() == [["Comedy", "Film-Noir"], []]
+
+
+def test_a_file_with_a_header_alone_is_named(tmp_path: Path) -> None:
+    """It says which file has no rows, and nothing about what rows would have meant."""
+    raw_events(3, 5, 0).write_csv(tmp_path / "events.csv")
+    raw_items(5).write_ndjson(tmp_path / "items.jsonl")
+
+    with pytest.raises(DataError, match=r"events\.csv has no rows"):
+        run(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path)

@@ -1,4 +1,4 @@
-"""Send one load profile to the running stack, with a live view: `python -m benchmarks.profile_load --profile spike`.
+"""Send one load profile to the running stack, with a live view: `python -m benchmarks.serve load --profile spike`.
 
 Open loop, counted from the intended departure. The requests of a spike use the low-priority key, if given, and are
 reported separately. Bounded in requests and time.
@@ -105,7 +105,7 @@ def _report(
         "spike": [shot for shot in load.shots if planned[shot.number].is_spike],
     }
     return {
-        **about_run("profile_load"),
+        **about_run("serve load"),
         "profile": options.profile,
         "rate_rps": options.rate,
         "duration_s": options.duration,
@@ -131,7 +131,3 @@ def _table(parts: dict[str, dict[str, Any]]) -> Table:
             " ".join(f"{tier}\N{NO-BREAK SPACE}{share:.0%}" for tier, share in part["tiers"].items()),
         )
     return table
-
-
-if __name__ == "__main__":
-    main()

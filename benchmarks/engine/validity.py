@@ -1,6 +1,6 @@
 """Count the beams, of a million, that name an item that may not be shown while catalogues are replaced: must be 0.
 
-    python -m benchmarks.engine_validity --json OUT [--beams N]
+    python -m benchmarks.engine validity --json OUT [--beams N]
 
 Each round draws a catalogue (of depth 1 to 4, some skewed) and a decoder, like a new bundle, and requests as many items as
 there are beams, with random histories, filters and seen items. The previous round's engine still has requests in flight when
@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.engine_curves import prompt_of, random_decoder, random_items
+from benchmarks.engine.curves import prompt_of, random_decoder, random_items
 from benchmarks.load.command import at_least_one, command_of, report_parser, write_report
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
@@ -50,7 +50,7 @@ def main() -> None:
         for outcome_beams in judged(options.beams, count):
             progress.advance(bar, outcome_beams)
     shown = {
-        "command": command_of("engine_validity"),
+        "command": command_of("engine validity"),
         "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
         "seconds": round(time.perf_counter() - began, 1),
     } | count.as_dict()
@@ -141,7 +141,3 @@ def _load(rng: np.random.Generator, count: Count) -> Served:
     config = EngineConfig(num_blocks=512, max_beam_rows=2_048, max_waiting=_REQUESTS_PER_ROUND)
     decoder = random_decoder(1 + sum(items.level_sizes), seed=count.catalogues, shape=_SHAPE)
     return Served(Engine(decoder, config, items=items, bundle_version="v"), items)
-
-
-if __name__ == "__main__":
-    main()

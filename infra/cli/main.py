@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from services.cli.audit import audited, write_act
-from services.cli.bundles import bundles_app, promote, rollback
-from services.cli.keys import keys_app
-from services.cli.load import bench_app, chaos, plan
-from services.cli.settings import show_settings
+from infra.cli.audit import audited, write_act
+from infra.cli.bundles import bundles_app, promote, rollback
+from infra.cli.keys import keys_app
+from infra.cli.load import PASSED_ON, bench, chaos, plan
+from infra.cli.settings import show_settings
 from services.errors import TailraceError
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ app = typer.Typer(
     help="Serve and train LLM recommendations. Settings are TAILRACE_* variables.",
 )
 app.add_typer(keys_app, name="keys")
-app.add_typer(bench_app, name="bench")
 app.add_typer(bundles_app, name="bundles")
-app.command()(chaos)
+app.command(context_settings=PASSED_ON)(bench)
+app.command(context_settings=PASSED_ON)(chaos)
 app.command()(plan)
 app.command()(promote)
 app.command()(rollback)
@@ -329,8 +329,10 @@ def explain(
     from services.settings.addresses import read_secret
 
     settings = _settings()
+    local_url = plaintext_rest_address(settings)
     door = Door(
-        url=url or plaintext_rest_address(settings),
+        url=url or local_url,
+        local_url=local_url,
         key=read_secret(key_file) if key_file is not None else key or None,
         ca_file=ca_file,
     )

@@ -1,6 +1,5 @@
 """What outliers cost the other requests: the share of light rankings that the LLM answers in time, in virtual time.
 
-    python -m benchmarks.outliers --json OUT [--seeds 3]
 
 Gateways, replicas and callers are simulated; gate, predictors, breakers, policy and engine scheduler are those of the stack, and a step
 has a cost. Light requests come at random from returning users, whose prompts the prefix cache holds after their first. A disturbance is
@@ -14,11 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from rich.console import Console
-from rich.progress import track
-
-from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
-from benchmarks.load.live_view import table_of
 from services.contracts.access import Priority
 from services.contracts.rank import EngineLoad
 from services.contracts.recommend import Tier
@@ -297,31 +291,3 @@ def _facts(view: LlmView, budget_s: float) -> Facts:
         predicted_s=view.predicted_s,
         budget_s=budget_s,
     )
-
-
-def main() -> None:
-    """Run every scenario, print a table and write the results file."""
-    parser = report_parser(__doc__)
-    parser.add_argument("--seeds", type=at_least_one, default=3, help="runs of each row")
-    options = parser.parse_args()
-    console, rows = Console(), []
-    for name in track(SCENARIOS, "simulating", console=console):
-        runs = [Simulation(SCENARIOS[name], seed).run() for seed in range(1, options.seeds + 1)]
-        rows.append(_row(name, runs))
-    console.print(table_of(rows, list(rows[0])))
-    write_report(options.json, {**about_run("outliers"), "rows": rows})
-
-
-def _row(name: str, runs: list[Counts]) -> dict[str, object]:
-    return {
-        "row": name,
-        "num_light": sum(run.num_light for run in runs),
-        "num_sent": sum(run.num_sent for run in runs),
-        "num_in_time": sum(run.num_in_time for run in runs),
-        "num_late": sum(run.num_late for run in runs),
-        "least_share": round(min(run.share for run in runs), 4),
-    }
-
-
-if __name__ == "__main__":
-    main()

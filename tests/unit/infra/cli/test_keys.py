@@ -9,9 +9,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from infra.cli.audit import AUDIT_FILE, audited
+from infra.cli.main import app
 from models.registry import BundleStore
-from services.cli.audit import AUDIT_FILE, audited
-from services.cli.main import app
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 from services.gateway.access.keys import hash_of, read_keys

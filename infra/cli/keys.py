@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.audit import audited
+from infra.cli.audit import audited
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 

@@ -1,10 +1,10 @@
 """Cold items: how often a model finds an item that no training event named, beside what knows items by popularity or by text alone.
 
-    python -m benchmarks.cold_items --sequences FOLDER --json OUT [--share 0.05] [--depth 1] --state FOLDER [--epochs N] [--lifts F ...]
+    python -m benchmarks.quality cold-items --sequences FOLDER --json OUT [--share 0.05] --state FOLDER [--epochs N] [--lifts F ...]
 
 The folder is one as benchmarks/quality/sequences.py describes it. A share of the items, drawn by seed, is
-removed from all training sequences. Where an item is one token (depth 1) training does not know these items at all, and both models get them as `tailrace
-add-items` appends them, from their texts; with deeper codes they stay in the catalogue. A case is each held-out item's event with at least one event of another kind
+removed from all training sequences. An item is one token, so training does not know these items at all, and both models get them as `tailrace
+add-items` appends them, from their texts. A case is each held-out item's event with at least one event of another kind
 before it; the item is ranked among ALL items that its user has not seen. `nearest_text` ranks items by the cosine of their text with that of the
 newest item, `nearest_embedding` by the whole embedding that a new item gets its codes from. recall@10 over all items (`all`), and among the held-out items
 alone (`among_cold`), with 95 % bootstrap intervals; `gains` are differences on the same cases. A lift (`--lifts`) is the factor on the rows of new items that `tailrace add-items` takes as well;
@@ -32,12 +32,10 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import StudentModel, read_student
 from pipelines.codes.append import with_items, with_text_rows
-from pipelines.codes.code_book import CODE_BOOK, make_code_book
 from pipelines.codes.embedding import ItemEncoder, fit_encoder, save_texts, texts_of
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import SPLIT, Cases, Split, SplitKind, read_cases, sample_cases
 from pipelines.evaluation.metrics import Scorer, gains, interval, rank_labels
-from pipelines.training.beam_scoring import BeamScorer
 from pipelines.training.dense import DecoderScorer
 from pipelines.training.distill import Inputs, StudentScorer, fit_and_save
 from pipelines.training.fit.checkpoints import Checkpoints
@@ -47,7 +45,6 @@ from pipelines.training.train import train
 
 _AT = 10
 _CASES_PER_BATCH = 64
-_WIDTH = 128
 _LIFTS = (1.0, 1.2, 1.4)
 
 
@@ -55,28 +52,25 @@ def main() -> None:
     """Train on what is left, rank the held-out items, and write the file."""
     options = _options()
     data = read_data(options.sequences, options.share, options.seed)
-    known = data.without_cold() if options.depth == 1 else data
     tokenized = options.state / "tokens"
     tokenized.mkdir(parents=True, exist_ok=True)
-    encoder = save_tokenized(known, CodesOptions(depth=options.depth, seed=options.seed), tokenized)
+    encoder = save_tokenized(data.without_cold(), CodesOptions(depth=1, seed=options.seed), tokenized)
     console, began = Console(stderr=True), time.process_time()
     trained = fit_models(tokenized, options, console)
     spent_s = time.process_time() - began
     before = load_catalogue(tokenized / "catalogue.parquet")
-    items = np.arange(len(data.items))
+    warm = np.setdiff1d(np.arange(len(data.items)), data.cold)
     ordinary = sample_cases(read_cases(tokenized, Split.VALID), options.cases)
-    report = _Report(data, np.setdiff1d(items, data.cold) if options.depth == 1 else items, ordinary, options.cases)
+    report = _Report(data, warm, ordinary, options.cases)
     for name, scorer in make_baselines(data, encoder):
         report.add(name, scorer)
     for name, scorer in make_scorers(trained, before):
         report.add_before(name, scorer)
-    for lift in options.lifts if options.depth == 1 else (1.0,):
-        catalogue, models = before, trained
-        if options.depth == 1:
-            catalogue, models = appended(data, before, trained, options.state / "train", lift)
+    for lift in options.lifts:
+        catalogue, models = appended(data, before, trained, options.state / "train", lift)
         for name, scorer in make_scorers(models, catalogue):
             report.add(name, scorer, lift)
-    write_report(options.json, about_run("cold_items") | report.as_dict() | {"training_cpu_s": spent_s})
+    write_report(options.json, about_run("quality cold-items") | report.as_dict() | {"training_cpu_s": spent_s})
 
 
 class Data:
@@ -124,20 +118,13 @@ def save_tokenized(data: Data, options: CodesOptions, out: Path) -> ItemEncoder:
     valid = [(sequence[:-1], int(sequence[-1])) for sequence in data.train if len(sequence) > 2]
     texts = texts_of(data.items)
     save_texts(texts, out)
-    depth = options.depth_for(num_items)
-    if depth == 1:
-        encoder, _ = fit_encoder(texts, train, options.embedding_size, options.seed)
-        codes = np.arange(num_items, dtype=np.int32).reshape(-1, 1)
-    else:
-        book, codes = make_code_book(texts, train, depth, options)
-        book.save(out / CODE_BOOK)
-        encoder = book.encoder
+    encoder, _ = fit_encoder(texts, train, options.embedding_size, options.seed)
     Catalogue(
         item_ids=tuple(data.items["item_id"]),
         titles=tuple(data.items["title"]),
         categories=tuple(tuple(names) for names in data.items["categories"].to_list()),
-        codes=codes,
-        level_sizes=(num_items,) if depth == 1 else book.level_sizes,
+        codes=np.arange(num_items, dtype=np.int32).reshape(-1, 1),
+        level_sizes=(num_items,),
         popularity=np.bincount(np.concatenate(train), minlength=num_items).astype(np.float64),
     ).save(out / "catalogue.parquet")
     rows: list[tuple[str, list[int], int | None]] = [(Split.TRAIN.value, sequence.tolist(), None) for sequence in train]
@@ -199,11 +186,9 @@ def make_baselines(data: Data, encoder: ItemEncoder) -> Sequence[tuple[str, Scor
 
 def make_scorers(trained: Models, catalogue: Catalogue) -> Sequence[tuple[str, Scorer]]:
     """Return the models by name."""
-    deep = catalogue.depth > 1
-    beams = BeamScorer(trained.decoder, catalogue, 200, 50, width=_WIDTH) if deep else None
     return (
         ("student", StudentScorer(trained.student)),
-        ("decoder", beams or DecoderScorer(trained.decoder, catalogue, 200, 50)),
+        ("decoder", DecoderScorer(trained.decoder, catalogue, 200, 50)),
     )
 
 
@@ -300,13 +285,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sequences", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--state", type=Path, required=True, metavar="FOLDER", help="folder of what was trained")
     parser.add_argument("--share", type=float, default=0.05, help="share of the items that is held out")
-    parser.add_argument("--depth", type=int, default=1, choices=(1, 2, 3, 4))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
     parser.add_argument("--lifts", type=above_zero, nargs="+", default=_LIFTS, help="factors on the rows of new items")
     parser.add_argument("--cases", type=at_least_one, default=5_000, help="most cases that are ranked")
     return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from services.cli.audit import audited, user_name
+from infra.cli.audit import audited, user_name
 from services.errors import BundleCorrupt, BundleNotFound
 
 if TYPE_CHECKING:
@@ -37,7 +37,13 @@ def _list(store: "BundleStore") -> None:
     reference = store.reference()
     if reference is not None:
         states[reference.version] = ", ".join(filter(None, (states.get(reference.version), "reference")))
-    table = Table("", Column("version", no_wrap=True), "data set", "decoder NDCG@10", "student", "item-kNN", box=None)
+    heads = ("decoder\nNDCG@10", "student", "item-kNN")
+    narrow = [
+        Column("", min_width=len("reference")),
+        Column("version", no_wrap=True),
+        Column("data set", overflow="fold"),
+    ]
+    table = Table(*narrow, *heads, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     damaged = []
     for version in store.versions():
         try:
@@ -60,11 +66,15 @@ def diff(
     """Show in what two bundles differ: data, items, quality, options, gate, size and origin."""
     from rich.table import Column, Table
 
-    from services.cli.bundle_diff import compare
+    from infra.cli.bundle_diff import compare
 
     store, _ = _store()
-    columns = [Column(head, overflow="fold") for head in ("", version, other, "difference")]
-    table = Table(*columns, box=None, pad_edge=False)
+    out.print(f"A  {version}\nB  {other}\n", markup=False)
+    width = max(len(version), len(other))  # versions are values too, and are not broken
+    values = [Column(head, overflow="fold", min_width=width) for head in ("A", "B")]
+    left = max(12, out.width - 2 * width - len("difference") - 3)
+    columns = [Column("", max_width=left), *values, Column("difference", overflow="fold", min_width=len("difference"))]
+    table = Table(*columns, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     rows, notes = compare(store.open(version), store.open(other))
     for row in rows:
         table.add_row(*map(escape, row))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from infra.cli.main import app
+from infra.cli.settings import RECORDED
 from infra.local.supervisor.ports import ports_of
 from infra.local.supervisor.stackfile import StackFile
-from services.cli.main import app
-from services.cli.settings import RECORDED
 from services.errors import NotFound
 from services.settings.settings import Settings
 
@@ -34,7 +34,7 @@ def listed(*words: str) -> dict[str, dict[str, Any]]:
 def test_every_setting_is_listed_with_its_meaning() -> None:
     """A field without a sentence below it is not listed; each fits a terminal of 80 columns."""
     found = listed()
-    command = [sys.executable, "-m", "services.cli.main", "settings"]
+    command = [sys.executable, "-m", "infra.cli.main", "settings"]
     lines = subprocess.check_output(command, text=True, env=os.environ | {"COLUMNS": "80"}).splitlines()
 
     assert found.keys() == {f"TAILRACE_{name.upper()}" for name in Settings.model_fields}

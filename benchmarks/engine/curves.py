@@ -1,6 +1,6 @@
-"""The cost of a ranking by catalogue size, beam width and history length.
+"""The cost of a ranking by catalogue size and history length, and what a large catalogue takes.
 
-    python -m benchmarks.engine_curves --json OUT [--rounds N]
+    python -m benchmarks.engine curves --json OUT [--rounds N]
 
 One request at a time on one thread, fp32, random weights of a small stated shape. The cases of a curve
 alternate round after round, and each figure is a median over the rounds: wall time, and CPU time, which other load on the
@@ -23,7 +23,6 @@ from rich.progress import track
 from benchmarks.load.command import at_least_one, command_of, report_parser, write_report
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
-from models.decoder.window import Window
 from services.llm.engine.beam.item_mask import ItemMasks
 from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
@@ -42,7 +41,6 @@ _SHAPE: dict[str, Any] = {
     "head_dim": 64,
 }
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-WIDTHS = (1, 4, 16, 32, 64, 128, 256, 512, 1_024)
 HISTORIES = (25, 50, 100, 200, 400, 800)
 _USUAL_HISTORY, _USUAL_WIDTH, _USUAL_SIZE = 50, 32, 100_000
 
@@ -93,33 +91,24 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     decoder = random_decoder(1 + 3 * LEVEL_SIZE)
-    callers = {size: _caller(decoder, size, 3) for size in SIZES}
+    callers = {size: _caller(decoder, size) for size in SIZES}
     usual = callers[_USUAL_SIZE]
     shown = {
-        "command": command_of("engine_curves"),
+        "command": command_of("engine curves"),
         "machine": {"processor": platform.processor() or platform.machine(), "threads": 1, "torch": torch.__version__},
         "model": describe(decoder) | {"dtype": "float32", "codes": [LEVEL_SIZE] * 3, "block_tokens": BLOCK_TOKENS},
         "rounds": options.rounds,
         "catalogue": _measure("catalogue", list(_by_size(callers)), options.rounds),
-        "catalogue_depth_1": _measure("catalogue, depth 1", list(_by_size(_shallow())), options.rounds),
-        "width": _measure("width", list(_by_width(callers[SIZES[-1]])), options.rounds),
-        "crowded": _measure("crowded codes", list(_crowded(decoder)), options.rounds),
         "history": _measure("history", list(_by_history(usual)), options.rounds),
-        "history_windowed": _measure("history, windowed", list(_windowed()), options.rounds),
         "trie_and_masks": catalogue_costs(SIZES[-1]),
     }
     shown["catalogue_ratio"] = {figure: flatness(shown["catalogue"], figure) for figure in ("ms", "cpu_ms")}
     write_report(options.json, shown)
 
 
-def _caller(decoder: Decoder, size: int, depth: int) -> RankingRunner:
-    items = random_items(size, depth)
+def _caller(decoder: Decoder, size: int) -> RankingRunner:
+    items = random_items(size, 3)
     return RankingRunner(build_engine(decoder, items), items, np.random.default_rng(size))
-
-
-def _shallow() -> dict[int, RankingRunner]:
-    """Build engines whose items are tokens: here the head itself grows with the catalogue."""
-    return {size: _caller(random_decoder(1 + size), size, 1) for size in SIZES}
 
 
 def _measure(title: str, cases: list[Case], rounds: int) -> list[dict[str, Any]]:
@@ -157,37 +146,11 @@ def _by_size(callers: dict[int, RankingRunner]) -> Iterator[Case]:
             yield {"num_items": size, "history_items": _USUAL_HISTORY, "beam_width": _USUAL_WIDTH, "state": state}, ask
 
 
-def _by_width(caller: RankingRunner) -> Iterator[Case]:
-    for width in WIDTHS:
-        ask = _states(caller, _USUAL_HISTORY, width)["new_event"]
-        yield {"num_items": SIZES[-1], "history_items": _USUAL_HISTORY, "beam_width": width, "state": "new_event"}, ask
-
-
 def _by_history(caller: RankingRunner) -> Iterator[Case]:
     for num_items in HISTORIES:
         for state, ask in _states(caller, num_items, _USUAL_WIDTH).items():
             about = {"history_items": num_items, "prompt_tokens": 1 + 3 * num_items, "beam_width": _USUAL_WIDTH}
             yield about | {"num_items": _USUAL_SIZE, "state": state}, ask
-
-
-def _crowded(decoder: Decoder) -> Iterator[Case]:
-    """Rank over a million items of which many share their first codes and some all of them."""
-    items = random_items(SIZES[-1], 3, skew=2.0)
-    caller = RankingRunner(build_engine(decoder, items), items, np.random.default_rng(0))
-    for width in (_USUAL_WIDTH, WIDTHS[-1]):
-        yield (
-            {"num_items": SIZES[-1], "skew": 2.0, "beam_width": width},
-            _states(caller, _USUAL_HISTORY, width)["new_event"],
-        )
-
-
-def _windowed() -> Iterator[Case]:
-    """Measure the curve over history length for a decoder whose every layer sees 256 positions and 4 sinks."""
-    window = Window(256, frozenset(range(4)), num_sinks=4)
-    caller = _caller(random_decoder(1 + 3 * LEVEL_SIZE, window), _USUAL_SIZE, 3)
-    return (
-        (about | {"window_tokens": window.size, "sinks": window.num_sinks}, ask) for about, ask in _by_history(caller)
-    )
 
 
 def flatness(rows: list[dict[str, Any]], figure: str) -> dict[str, float]:
@@ -257,13 +220,11 @@ def random_items(num_items: int, depth: int, seed: int = 0, skew: float = 1.0) -
     )
 
 
-def random_decoder(
-    vocab_size: int, window: Window | None = None, *, seed: int = 0, shape: dict[str, Any] = _SHAPE
-) -> Decoder:
+def random_decoder(vocab_size: int, *, seed: int = 0, shape: dict[str, Any] = _SHAPE) -> Decoder:
     """Draw a decoder in fp32."""
     torch.manual_seed(seed)
     positions = {"max_position_embeddings": _MAX_POSITIONS}
-    return Decoder(DecoderConfig(vocab_size=vocab_size, window=window, **{**positions, **shape})).eval()
+    return Decoder(DecoderConfig(vocab_size=vocab_size, **{**positions, **shape})).eval()
 
 
 def prompt_of(items: ItemCodes, history: np.ndarray) -> list[int]:
@@ -282,7 +243,3 @@ def build_engine(decoder: Decoder, items: ItemCodes) -> Engine:
         block_tokens=BLOCK_TOKENS, num_blocks=4_096, max_num_batched_tokens=4_096, max_chunk_tokens=4_096
     )
     return Engine(decoder, config, items=items, bundle_version="curves")
-
-
-if __name__ == "__main__":
-    main()

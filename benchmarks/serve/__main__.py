@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.load.audience import TIERS, Audience, find_audience
 from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
-from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, run_named, write_report
 from benchmarks.load.open_loop import RequestOutcome, Send, run_load, summary
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from services.settings.settings import Settings, load_settings
@@ -101,4 +101,8 @@ async def _case(
 
 
 if __name__ == "__main__":
-    main()
+    modules = {
+        "overload": "benchmarks.serve.overload",
+        "load": "benchmarks.serve.load",
+    }
+    run_named(modules, main)

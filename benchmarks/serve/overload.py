@@ -1,6 +1,6 @@
 """What overload does: the stack's own capacity, then multiples of it, open loop, by door and priority.
 
-    python -m benchmarks.overload --json OUT [--multiples 0.5 1 2 5] [--seconds 5] [--deadline-ms 200] [--url ...] [--grpc ...]
+    python -m benchmarks.serve overload --json OUT [--multiples 0.5 1 2 5] [--seconds 5] [--deadline-ms 200] [--url ...] [--grpc ...]
 
 `--up` starts a stack with a key for each priority and stops it afterwards; otherwise the running one is called without a key, which is
 normal priority. The capacity of a door is what callers of normal priority get in time that each send their next request when the last has
@@ -85,7 +85,7 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str]) ->
                         "is_after_overload": place == len(options.multiples),
                     }
                     rows.append(await _row(sender(callers[priority]), case, capacity_rps, options))
-    return {**about_run("overload"), "rows": rows}
+    return {**about_run("serve overload"), "rows": rows}
 
 
 async def _capacity_rps(send: Send, options: argparse.Namespace) -> float:
@@ -124,7 +124,3 @@ async def _row(send: Send, case: dict[str, Any], capacity_rps: float, options: a
         flush=True,
     )
     return row
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Warm start: how much of a whole training's NDCG@10 a start from an earlier one keeps, and in how much of its time.
 
-    python -m benchmarks.warm_start --json OUT [--state FOLDER] [--sequences FOLDER] [--new 0.005 0.02] [--seeds 3] [--recipes FILE] [--epochs N]
+    python -m benchmarks.quality warm-start --json OUT [--state FOLDER] [--sequences FOLDER] [--new 0.005 0.02] [--seeds 3] [--recipes FILE] [--epochs N]
 
 Default data: ml-100k; `--sequences` is a folder as benchmarks/quality/sequences.py describes it. For each share `--new` a live decoder and student are trained without that share of each
 user's newest training events; then both are trained on all events twice: from the beginning (`whole`), and from the live ones as the nightly pipeline does (`warm`). The recipe is the one
@@ -59,7 +59,7 @@ def main() -> None:
         runs = list(_runs(tokenized, state, options, console))
     except TailraceError as error:
         sys.exit(f"error: {error}")
-    write_report(options.json, about_run("warm_start") | summarise(runs))
+    write_report(options.json, about_run("quality warm-start") | summarise(runs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +234,3 @@ def _options() -> argparse.Namespace:
                 f"argument --new: with more than {MAX_NEW_SHARE:g} new, as with {share:g}, a warm start is refused; give a smaller share"
             )
     return options
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """The KV cache's data types: their cost in quality and their gain in capacity.
 
-    python -m benchmarks.kv_kinds --bundle PATH --json OUT [--cases FOLDER] [--checkpoint PATH --text FOLDER]
+    python -m benchmarks.engine kv-kinds --bundle PATH --json OUT [--cases FOLDER] [--checkpoint PATH --text FOLDER]
 
 `--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of the state folder it lies in, unless
 `--cases` names one. Rankings: each user's ten best, masked, against those of `model`; NDCG and HR on the labels. With
@@ -56,7 +56,7 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     shown: dict[str, Any] = {
-        "command": command_of("kv_kinds"),
+        "command": command_of("engine kv-kinds"),
         "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
         "rankings": _rankings(options.bundle, options.cases or _newest_cases(options.bundle)),
     }
@@ -209,7 +209,3 @@ def _in_order(window: list[int]) -> Sequence:
     sequence = Sequence(request_id="w", order=0, tokens=window, priority=0, arrival_s=0.0, deadline_s=None)
     sequence.block_table = list(range(-(-len(window) // _BLOCK_TOKENS)))
     return sequence
-
-
-if __name__ == "__main__":
-    main()
