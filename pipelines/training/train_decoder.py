@@ -2,7 +2,7 @@
 
     decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked)
     item_text.safetensors   where rows are learned from text: those of new items
-    teacher/         of a decoder with deeper codes that has one (item_teacher.py)
+    teacher/         of a decoder with deeper codes that has one (target/teacher.py)
     training.json    the curve, the parameters and the options
     speed.json       tokens and FLOPs per second of the steps, and the MFU (speed.py)
 
@@ -73,16 +73,16 @@ class TrainOptions:
     text_size: int = 0
     """Numbers of an item's text from which its row is learned, beside a row of its own (item_text.py); 0: none."""
     use_start: bool = False
-    """Whether the rows of items begin as what their users say of them (use_start.py), instead of as random numbers. A warm start goes before it."""
+    """Whether the rows of items begin as what their users say of them (start/from_interactions.py), instead of as random numbers. A warm start goes before it."""
     text_start: str = ""
-    """Folder of a text checkpoint, whose shape is taken instead of this one and whose weights are the start (text_start.py); empty: random weights."""
+    """Folder of a text checkpoint, whose shape is taken instead of this one and whose weights are the start (start/from_text_checkpoint.py); empty: random weights."""
     text_layers: int = 0
     """Number of the text checkpoint's first layers that are taken; 0: all."""
     mask_seen: bool = True
     """Learn and validate the next item among those not seen yet, as serving ranks by default. Codes deeper than 1 learn no repeats, among all items."""
     seed: int = 0
     teacher_weight: float = 0.0
-    """Share in [0, 1] that a decoder with one token an item has in the target of codes deeper than 1; it is trained first, with these options (item_teacher.py). 0: none."""
+    """Share in [0, 1] that a decoder with one token an item has in the target of codes deeper than 1; it is trained first, with these options (target/teacher.py). 0: none."""
     teacher_dropout: float = 0.3
     fit: FitOptions = field(
         default_factory=lambda: FitOptions(

@@ -6,8 +6,8 @@
     distillation.json       shapes, curves, the options, and what distillation earned
 
 The target at each position is a mixture of the decoder's distribution over the whole catalogue and the label. The twin's target is the label.
-Where codes are deeper than 1, a decoder that had a teacher shares it with the student (item_teacher.py). Without one, that distribution is over the items
-that the decoder's beams find (lessons.py), and the rows of items without training events are made from their codes (item_rows.py).
+Where codes are deeper than 1, a decoder that had a teacher shares it with the student (target/teacher.py). Without one, that distribution is over the items
+that the decoder's beams find (target/student_targets.py), and the rows of items without training events are made from their codes (start/student_rows.py).
 Else the two are equal: both start from the decoder's item embeddings (narrowed to their size), with the same dropout, batches and schedule. So
 the difference between them is what the decoder's distribution is worth.
 
@@ -40,11 +40,11 @@ from pipelines.training.fit.batches import Batch, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions, Fitted, Loss, Task, dropout_after, fit
-from pipelines.training.start.student_rows import fill_rows, spelled_rows
+from pipelines.training.start.student_rows import encoded_rows, fill_rows
 from pipelines.training.start.warm_start import NUM_CASES, Begun, WarmStart, rows_before
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
-from pipelines.training.target.student_targets import BeamLessons, LabelLessons, new_lessons
+from pipelines.training.target.student_targets import BeamTargets, LabelTargets, new_targets
 from pipelines.training.target.teacher import load_teacher
 from services.errors import CheckpointError
 
@@ -178,7 +178,7 @@ def fit_and_save(
     elif decoder_dir is not None:
         teacher = load_decoder(decoder_dir, torch.float32, inputs.device)
     student = new_student(catalogue, teacher, options).to(inputs.device)
-    lessons = new_lessons(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
+    lessons = new_targets(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
     begun = None if start is None else begin_warm(start, student, catalogue, options.fit)
     if begun is not None:
         valid = sample_cases(valid, NUM_CASES)
@@ -225,7 +225,7 @@ def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillO
             nn.init.normal_(parameter, std=0.02)
     if teacher is not None and teacher.config.hidden_size >= options.hidden_size:
         with torch.no_grad():
-            student.embedding.weight.copy_(_narrowed(spelled_rows(teacher, catalogue), options.hidden_size))
+            student.embedding.weight.copy_(_narrowed(encoded_rows(teacher, catalogue), options.hidden_size))
     return student
 
 
@@ -252,7 +252,7 @@ def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, op
 
 def imitation_loss(
     student: StudentModel,
-    lessons: LabelLessons | BeamLessons,
+    lessons: LabelTargets | BeamTargets,
     batch: Batch,
     options: DistillOptions,
     sampler: ItemSampler | None = None,

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 _BY_ROW = ("embedding.weight", "head.weight")
 _OWN_ROWS = "embedding.parametrizations.weight.original"
-"""The same, of a decoder whose rows are learned from text too (item_text)."""
+"""The same, of a decoder whose rows are learned from text too (text_rows)."""
 NUM_CASES = 2_000
 """How many cases validate: there is one validation, which chooses nothing."""
 MAX_NEW_SHARE = 0.025

@@ -16,7 +16,7 @@ from models.catalogue import Catalogue
 from pipelines.training.fit.batches import IGNORED, Batch
 from pipelines.training.fit.fitting import Loss
 from pipelines.training.target.softmax import PENALTY, catalogue_loss, next_unseen
-from pipelines.training.target.teacher import ItemTeacher, TaughtCodes
+from pipelines.training.target.teacher import ItemTeacher, TargetCodes
 from services.llm.engine.beam.trie import ItemCodes, Trie
 
 
@@ -61,7 +61,7 @@ class CodePaths:
         if mask_seen:
             chosen_BN = next_unseen(self._items(labels_BNX), is_label_BN)
         hidden_TXD, labels_TX = hidden_BNXD[chosen_BN], labels_BNX[chosen_BN]
-        taught: Sequence[TaughtCodes | None] = [None] * depth
+        taught: Sequence[TargetCodes | None] = [None] * depth
         if teacher is not None:
             codes_BNX = labels_BNX - torch.tensor(self.first_tokens, device=labels_BNX.device)
             taught = teacher.taught(codes_BNX.clamp(min=IGNORED), chosen_BN)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pipelines.training.fit.fitting import Loss
 from pipelines.training.target.sampled import ItemSampler, sampled_loss
-from pipelines.training.target.softmax import TaughtItems, Teacher, catalogue_loss, next_unseen, seen_before
+from pipelines.training.target.softmax import TargetItems, Teacher, catalogue_loss, next_unseen, seen_before
 
 
 def position_loss(
@@ -18,7 +18,7 @@ def position_loss(
     *,
     mask_seen: bool,
     sampler: ItemSampler | None = None,
-    teacher: Teacher | TaughtItems | None = None,
+    teacher: Teacher | TargetItems | None = None,
 ) -> Loss:
     """Return the mean cross-entropy over the positions learned from, and their number.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipelines.training.target.softmax import PENALTY, SeenItems, TaughtItems, Teacher
+from pipelines.training.target.softmax import PENALTY, SeenItems, TargetItems, Teacher
 
 _FLATTENING = 0.5
 """The power of an item's count of training events that its probability is proportional to."""
@@ -67,7 +67,7 @@ def sampled_loss(
     labels_T: Tensor,
     sample: Sample,
     seen: SeenItems | None = None,
-    teacher: Teacher | TaughtItems | None = None,
+    teacher: Teacher | TargetItems | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy (a scalar) against the labels, mixed with the teacher's; `seen` is over the sample's columns."""
     with torch.autocast(hidden_TD.device.type, enabled=False):  # differences of scores need fp32
@@ -77,7 +77,7 @@ def sampled_loss(
         scores_TS = _scores(hidden_TD.float(), head_VD, labels_T, sample, left_out_TS)
         log_p_TS = scores_TS.log_softmax(1)
         loss_T = -log_p_TS[:, 0]
-        if isinstance(teacher, TaughtItems):
+        if isinstance(teacher, TargetItems):
             log_sum_T = scores_TS[:, 0] - log_p_TS[:, 0]
             named_TN = torch.einsum("td,tnd->tn", hidden_TD.float(), head_VD[teacher.items_TN]) - log_sum_T.unsqueeze(1)
             loss_T = (1 - teacher.shares_TN.sum(1)) * loss_T - (teacher.shares_TN * named_TN).sum(1)

@@ -72,15 +72,15 @@ class Teacher:
 
 
 @dataclass(frozen=True, slots=True)
-class TaughtItems:
+class TargetItems:
     """The items that the teacher's beams found for each token, and their part of the target: sums of 0 where it was not asked."""
 
     items_TN: Tensor
     shares_TN: Tensor
 
-    def at(self, chosen_BL: Tensor) -> "TaughtItems":
+    def at(self, chosen_BL: Tensor) -> "TargetItems":
         """Return what is taught at these positions, where the lists are (B, L, N)."""
-        return TaughtItems(self.items_TN[chosen_BL], self.shares_TN[chosen_BL])
+        return TargetItems(self.items_TN[chosen_BL], self.shares_TN[chosen_BL])
 
     def share(self, rows: slice, _penalty_CV: Tensor | None, scores_CV: Tensor) -> Tensor:
         """Return (C, V): the teacher's part of the target of these tokens."""

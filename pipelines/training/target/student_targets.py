@@ -19,14 +19,14 @@ from pipelines.scoring.beams import BeamScorer
 from pipelines.scoring.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED
 from pipelines.training.start.student_rows import token_of_row
-from pipelines.training.target.softmax import TaughtItems, Teacher
+from pipelines.training.target.softmax import TargetItems, Teacher
 from pipelines.training.target.teacher import numbered
 
 _MAX_SEARCHED = 100_000
 _LIST_LEN = 32
 
 
-class LabelLessons:
+class LabelTargets:
     """The labels alone. A batch's tokens are the student's input rows."""
 
     def __init__(self, catalogue: Catalogue, sequences: Sequence[np.ndarray]) -> None:
@@ -36,12 +36,12 @@ class LabelLessons:
         """Return the student's input rows and the items to learn, IGNORED where there is none."""
         return tokens_BL, torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
 
-    def taught(self, _tokens_BL: Tensor, _labels_BL: Tensor) -> Teacher | TaughtItems | None:
+    def taught(self, _tokens_BL: Tensor, _labels_BL: Tensor) -> Teacher | TargetItems | None:
         """Return the decoder's part of the target, None for none."""
         return None
 
 
-class TeacherLessons(LabelLessons):
+class TeacherLessons(LabelTargets):
     """Lessons of a decoder whose items are one token each."""
 
     def __init__(self, decoder: Decoder, catalogue: Catalogue, sequences: Sequence[np.ndarray], weight: float) -> None:
@@ -56,7 +56,7 @@ class TeacherLessons(LabelLessons):
         return Teacher(hidden_BLD, self._decoder.head_weight_VD[self._token_of_row[1:]], self._weight)
 
 
-class BeamLessons:
+class BeamTargets:
     """Lessons of a decoder with deeper codes. A batch's tokens are 1 + the position among all sequences together."""
 
     def __init__(
@@ -92,28 +92,28 @@ class BeamLessons:
         rows_BL = torch.where(tokens_BL == BOS_TOKEN, START, self._items_P[(tokens_BL - 1).clamp(min=0)] + 1)
         return rows_BL, torch.where(labels_BL == IGNORED, IGNORED, self._items_P[(labels_BL - 1).clamp(min=0)])
 
-    def taught(self, _tokens_BL: Tensor, labels_BL: Tensor) -> TaughtItems:
+    def taught(self, _tokens_BL: Tensor, labels_BL: Tensor) -> TargetItems:
         """Return the items of the decoder's beams at every position."""
         list_BL = self._list_of_P[(labels_BL - 1).clamp(min=0)]
         items, shares = self._lists
-        return TaughtItems(items[list_BL], shares[list_BL])
+        return TargetItems(items[list_BL], shares[list_BL])
 
 
-def new_lessons(
+def new_targets(
     decoder: Decoder | None,
     catalogue: Catalogue,
     sequences: Sequence[np.ndarray],
     weight: float,
     *,
     mask_seen: bool,
-) -> LabelLessons | BeamLessons:
+) -> LabelTargets | BeamTargets:
     """Return the lessons of this decoder. `weight` is its share of the target; at 0, or without one, they are the labels."""
     if decoder is None or weight == 0:
-        return LabelLessons(catalogue, sequences)
+        return LabelTargets(catalogue, sequences)
     decoder.eval()
     if catalogue.depth == 1:
         return TeacherLessons(decoder, catalogue, sequences, weight)
-    return BeamLessons(decoder, catalogue, sequences, weight, mask_seen=mask_seen)
+    return BeamTargets(decoder, catalogue, sequences, weight, mask_seen=mask_seen)
 
 
 def _search(

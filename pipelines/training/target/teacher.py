@@ -46,7 +46,7 @@ def load_teacher(trained: Path, device: torch.device) -> tuple[Decoder, Catalogu
 
 
 @dataclass(frozen=True, slots=True)
-class TaughtCodes:
+class TargetCodes:
     """The teacher's part of the target of each token, by code of one level: the sums are its weight."""
 
     shares_TS: Tensor
@@ -81,7 +81,7 @@ class ItemTeacher:
             node = child.cpu().numpy()[node, code].astype(np.int64)
 
     @torch.no_grad()
-    def taught(self, codes_BNX: Tensor, chosen_BN: Tensor) -> list[TaughtCodes]:
+    def taught(self, codes_BNX: Tensor, chosen_BN: Tensor) -> list[TargetCodes]:
         """Return the targets of all levels at the chosen items of windows, whose codes are negative for none."""
         places_BN = self._places(codes_BNX)
         before_BN = places_BN.roll(1, dims=1)
@@ -95,7 +95,7 @@ class ItemTeacher:
                 self._shares(hidden_TE, seen, codes_TX, slice(start, start + size))
                 for start in range(0, max(1, len(codes_TX)), size)
             ]
-        return [TaughtCodes(torch.cat(level)) for level in zip(*chunks, strict=True)]
+        return [TargetCodes(torch.cat(level)) for level in zip(*chunks, strict=True)]
 
     def _places(self, codes_BNX: Tensor) -> Tensor:
         """Return each item's place in the order of paths, -1 for none."""

@@ -25,7 +25,7 @@ from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import Descent, DescentOptions, rate_at
 from pipelines.training.fit.fitting import FitOptions, Fitted, Task, dropout_after, fit
 from pipelines.training.target.sampled import ItemSampler
-from pipelines.training.target.student_targets import new_lessons
+from pipelines.training.target.student_targets import new_targets
 from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss
 from pipelines.training.train_student import (
     DistillOptions,
@@ -171,7 +171,7 @@ def test_everything_is_made_on_the_models_device() -> None:
         losses = [
             next_token_loss(decoder, catalogue, batch, mask_seen=True),
             imitation_loss(
-                student, new_lessons(decoder, catalogue, [], 0.8, mask_seen=True), batch, DistillOptions(), sampler
+                student, new_targets(decoder, catalogue, [], 0.8, mask_seen=True), batch, DistillOptions(), sampler
             ),
         ]
         stepped = [descent.step([loss], 0.1) for descent, loss in zip(descents, losses, strict=True)]
@@ -272,7 +272,7 @@ def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
     taught, alone = (
         [
             imitation_loss(
-                student, new_lessons(teacher, catalogue, [], chosen.teacher_weight, mask_seen=True), batch, chosen
+                student, new_targets(teacher, catalogue, [], chosen.teacher_weight, mask_seen=True), batch, chosen
             )[0].item()
             for teacher in (one, other)
         ]
