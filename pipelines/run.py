@@ -26,24 +26,25 @@ from rich.console import Console
 from models.catalogue import load_catalogue
 from models.files import file_sha256
 from models.registry import BundleStore
-from pipelines.codes import reuse
-from pipelines.data import ingest, tokenize
+from pipelines.codes import reuse, tokenize
+from pipelines.data import ingest
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation import evaluate, gate
 from pipelines.evaluation.gain import describe_gain
 from pipelines.evaluation.held_out import HeldOut
-from pipelines.evaluation.judge import Judgement, judge
-from pipelines.evaluation.live import live_of
 from pipelines.features import point_in_time, tables
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication import bundle, model_card, precompute, refit
+from pipelines.publication.judge import Judgement, judge
+from pipelines.publication.live import live_of
 from pipelines.runner.bars import Bars, metrics_table
 from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
-from pipelines.training import distill, recipes, text_start, train
+from pipelines.training import recipes, train_decoder, train_student
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
-from pipelines.training.warm_start import last_whole_training, verified_live
+from pipelines.training.start import from_text_checkpoint
+from pipelines.training.start.warm_start import last_whole_training, verified_live
 from services.errors import BundleWithdrawn, StageFailed
 from services.features.writer import FeatureWriter
 
@@ -101,7 +102,7 @@ def _show(done: list[StageOutput], options: PipelineOptions, console: Console) -
             size = recipes.data_size(output.path)
             console.print(recipes.describe(recipes.choose(options.recipes, size), size), markup=False)
         elif output.stage == "distill":
-            console.print(distill.describe_earned(distill.read_earned(output.path)), markup=False)
+            console.print(train_student.describe_earned(train_student.read_earned(output.path)), markup=False)
     if report.evaluation is not None:
         console.print(metrics_table(report.evaluation))
         console.print(describe_gain(report.evaluation["gain"], options.llm_price_ndcg_per_ms), markup=False)
@@ -158,22 +159,24 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     progress = bars.begin("train")
     device = choose_device(options.device)
     chosen = {"device": device.type, "started_from": start.version if start else None}
-    checkpoint = text_start.checkpoint_hash(recipe.train.text_start)
-    key = content_key(chosen | asdict(recipe.train), [tokenized.key, checkpoint], [train])
+    checkpoint = from_text_checkpoint.checkpoint_hash(recipe.train.text_start)
+    key = content_key(chosen | asdict(recipe.train), [tokenized.key, checkpoint], [train_decoder])
     saved = Checkpoints(stages.checkpoint_dir("train", key), "train", options.checkpoint_every_s)
     trained = stages.run(
-        "train", key, lambda out: train.train(tokenized.path, recipe.train, out, saved, device, progress, start)
+        "train", key, lambda out: train_decoder.train(tokenized.path, recipe.train, out, saved, device, progress, start)
     )
     decoder_dir = trained.path / "decoder"
     yield trained
 
     progress = bars.begin("distill")
-    key = content_key(asdict(recipe.distill), [trained.key], [distill])
+    key = content_key(asdict(recipe.distill), [trained.key], [train_student])
     both = Checkpoints(stages.checkpoint_dir("distill", key), "distill", options.checkpoint_every_s)
     distilled = stages.run(
         "distill",
         key,
-        lambda out: distill.distill(tokenized.path, decoder_dir, recipe.distill, out, both, device, progress, start),
+        lambda out: train_student.distill(
+            tokenized.path, decoder_dir, recipe.distill, out, both, device, progress, start
+        ),
     )
     yield distilled
 
@@ -245,13 +248,13 @@ def _manifest(
 ) -> dict[str, Any]:
     """Return a bundle's manifest without its version, its hashes and how its student serves. `made_by` are the stages so far."""
     folders = {output.stage: output.path for output in made_by}
-    report, training = evaluate.read_report(folders["evaluate"]), train.read_training(folders["train"])
+    report, training = evaluate.read_report(folders["evaluate"]), train_decoder.read_training(folders["train"])
     parents = {"started_from": training["started_from"], **judged.parents()}
     depth = tokenize.read_codes_report(folders["tokenize"])["depth"]
     manifest = bundle.manifest_of(report, training, recipe.prompt, depth, options.llm_price_ndcg_per_ms)
     return (
         manifest
-        | {"distillation": distill.read_earned(folders["distill"])}
+        | {"distillation": train_student.read_earned(folders["distill"])}
         | judged.record()
         | {"test_set": held_out.record(), "lineage": _lineage(made_by, options, recipe, parents)}
     )

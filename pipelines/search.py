@@ -25,12 +25,12 @@ from rich.console import Console
 from pipelines.data.examples import REFIT, Split
 from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import content_key, silent
-from pipelines.training import recipes, train
-from pipelines.training.distill import DistillOptions
+from pipelines.training import recipes, train_decoder
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import Device, choose_device
 from pipelines.training.recipes import Recipe
-from pipelines.training.train import TrainOptions
+from pipelines.training.train_decoder import TrainOptions
+from pipelines.training.train_student import DistillOptions
 from services.errors import ConfigError, StageFailed, TailraceError
 from services.settings.settings import load_settings
 
@@ -67,7 +67,7 @@ def search(
     import optuna
     from optuna.trial import TrialState
 
-    own = folder / content_key(asdict(base), [str(tokenized.resolve())], [train])
+    own = folder / content_key(asdict(base), [str(tokenized.resolve())], [train_decoder])
     data = without_test_labels(tokenized, own / "tokenized")
     study = optuna.create_study(
         storage=f"sqlite:///{own / 'trials.db'}",
@@ -121,11 +121,11 @@ class _Run:
 
         saved = Checkpoints(out / "checkpoints", "search", _CHECKPOINT_EVERY_S)
         try:
-            train.train(self.data, options, out, saved, self.device, silent, on_validation=report)
+            train_decoder.train(self.data, options, out, saved, self.device, silent, on_validation=report)
         except (StageFailed, optuna.TrialPruned) as ended:
             shutil.rmtree(out)
             raise optuna.TrialPruned(str(ended)) from ended
-        best: float = max(point["validation"] for point in train.read_training(out)["curve"])
+        best: float = max(point["validation"] for point in train_decoder.read_training(out)["curve"])
         shutil.rmtree(out)
         return best
 

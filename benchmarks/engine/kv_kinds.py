@@ -29,7 +29,7 @@ from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
 from models.registry import BundleStore
 from pipelines.data.examples import Cases, Split, read_cases
-from pipelines.evaluation.metrics import hit_rate, ndcg
+from pipelines.scoring.metrics import hit_rate, ndcg
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig, KvKind
 from services.llm.engine.engine import Engine

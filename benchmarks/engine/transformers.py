@@ -12,7 +12,7 @@ from benchmarks.engine.cases import NUM_LEVELS, code_table
 from benchmarks.engine.catalogue import CodeTrie, mask_scores
 from benchmarks.engine.worker import BenchmarkEngine, Reply, Request, serve
 from models.decoder.weights import load_decoder
-from pipelines.training.dense import hidden_states
+from pipelines.scoring.dense import hidden_states
 
 
 class TransformersEngine:

@@ -16,13 +16,14 @@ from benchmarks.pipeline.tables import EVENTS, ITEMS, write_tables
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
 from models.student import save_student
-from pipelines.data import ingest, tokenize
+from pipelines.codes import tokenize
+from pipelines.data import ingest
 from pipelines.evaluation import evaluate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.features import point_in_time, tables
 from pipelines.publication import precompute
 from pipelines.runner.stage import silent
-from pipelines.training import distill, recipes, train
+from pipelines.training import recipes, train_decoder, train_student
 from pipelines.training.fit.checkpoints import Checkpoints
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
@@ -73,12 +74,12 @@ def _tokenize(settings: Settings, done: Path, out: Path) -> None:
 
 
 def _train(_settings: Settings, done: Path, out: Path) -> None:
-    train.train(done / "tokenize", _recipe(done).train, out, _checkpoints(out), _CPU, silent)
+    train_decoder.train(done / "tokenize", _recipe(done).train, out, _checkpoints(out), _CPU, silent)
 
 
 def _distill(_settings: Settings, done: Path, out: Path) -> None:
     decoder = done / "train" / "decoder"
-    distill.distill(done / "tokenize", decoder, _recipe(done).distill, out, _checkpoints(out), _CPU, silent)
+    train_student.distill(done / "tokenize", decoder, _recipe(done).distill, out, _checkpoints(out), _CPU, silent)
 
 
 def _precompute(settings: Settings, done: Path, out: Path) -> None:
@@ -93,7 +94,7 @@ def _precompute(settings: Settings, done: Path, out: Path) -> None:
 def _evaluate(_settings: Settings, done: Path, out: Path) -> None:
     tokenized, decoder, recipe = done / "tokenize", done / "train" / "decoder", _recipe(done)
     catalogue, teacher = load_catalogue(tokenized / "catalogue.parquet"), load_decoder(decoder, torch.float32, _CPU)
-    student = distill.new_student(catalogue, teacher, recipe.distill)
+    student = train_student.new_student(catalogue, teacher, recipe.distill)
     for name in ("student", "twin"):
         save_student(student, out / f"{name}.safetensors")
     models = evaluate.Trained(tokenized, decoder, out, repeats=False, device=_CPU, **recipe.prompt)
@@ -112,7 +113,7 @@ _STAGES: dict[str, Callable[[Settings, Path, Path], None]] = {
 
 
 def _decoder_tokens(out: Path) -> int:
-    return int(train.read_training(out)["num_tokens"])
+    return int(train_decoder.read_training(out)["num_tokens"])
 
 
 def _student_tokens(out: Path) -> int:

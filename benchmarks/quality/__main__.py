@@ -34,7 +34,7 @@ from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
 from pipelines.runner.bars import Bars
 from pipelines.runner.stage import StageCache, content_key
-from pipelines.training import distill
+from pipelines.training import train_student
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
 from pipelines.training.recipes import choose, data_size, read_recipes
@@ -111,7 +111,10 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
     assert report.evaluation is not None
     at = {stage.stage: stage.path for stage in report.stages}
     recipe = choose(options.recipes, data_size(at["tokenize"]))
-    stages, key = StageCache(places.stages_dir), content_key(asdict(recipe.distill), [at["tokenize"].name], [distill])
+    stages, key = (
+        StageCache(places.stages_dir),
+        content_key(asdict(recipe.distill), [at["tokenize"].name], [train_student]),
+    )
     saved, device = Checkpoints(stages.checkpoint_dir(ALONE, key), ALONE, 60.0), choose_device(options.device)
     with Bars(console) as bars:
         show = bars.begin(ALONE)
@@ -126,7 +129,7 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
         evaluation=report.evaluation,
         ranks=read_ranks(at["evaluate"]),
         variants=rank_variants(at["tokenize"], at["distill"], alone.path, cases),
-        earned=distill.read_earned(at["distill"]),
+        earned=train_student.read_earned(at["distill"]),
         slices=read_slices(at["evaluate"]),
         level_sizes=load_catalogue(at["tokenize"] / "catalogue.parquet").level_sizes,
         num_parameters=num_parameters(at["train"] / "decoder", at["distill"]),

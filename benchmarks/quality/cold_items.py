@@ -31,17 +31,18 @@ from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import StudentModel, read_student
-from pipelines.codes.append import with_items, with_text_rows
 from pipelines.codes.embedding import ItemEncoder, fit_encoder, save_texts, texts_of
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import SPLIT, Cases, Split, SplitKind, read_cases, sample_cases
-from pipelines.evaluation.metrics import Scorer, gains, interval, rank_labels
-from pipelines.training.dense import DecoderScorer
-from pipelines.training.distill import Inputs, StudentScorer, fit_and_save
+from pipelines.publication.add_items import with_items, with_text_rows
+from pipelines.scoring.dense import DecoderScorer
+from pipelines.scoring.metrics import Scorer, gains, interval, rank_labels
+from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.item_text import load_item_text
 from pipelines.training.recipes import choose, data_size, read_recipes
-from pipelines.training.train import train
+from pipelines.training.start.text_rows import load_item_text
+from pipelines.training.train_decoder import train
+from pipelines.training.train_student import Inputs, fit_and_save
 
 _AT = 10
 _CASES_PER_BATCH = 64

@@ -19,11 +19,11 @@ from benchmarks.quality.summary import POOLING
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore, learned_repeats
 from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE, Cases
-from pipelines.evaluation.metrics import gains, interval, rank_labels
 from pipelines.evaluation.pair import load_pair
 from pipelines.features.tables import latest_histories
 from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
+from pipelines.scoring.metrics import gains, interval, rank_labels
 from services.contracts.event_roles import Role
 
 PROTOCOL = "each user's last label is held out from everything; the whole flow runs on what is before; all items ranked, as served, mean rank on ties"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.evaluation.gain import gain_by_slice, histories_that_pay
-from pipelines.evaluation.metrics import Ranks, gains, hit_rate, interval
+from pipelines.scoring.metrics import Ranks, gains, hit_rate, interval
 
 POOLING = (
     "each user's NDCG@10 is the mean over the seeds; ci95, low and high: 95 % bootstrap of its mean over users, paired for differences; "

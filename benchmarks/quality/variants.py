@@ -15,10 +15,11 @@ from benchmarks.quality.graph import TransitionGraph
 from models.student import read_student
 from pipelines.codes.embedding import read_texts
 from pipelines.data.examples import Cases, read_sequences
-from pipelines.evaluation.metrics import Ranks, Scorer, rank_labels
 from pipelines.runner.stage import Progress
-from pipelines.training.distill import DistillOptions, Inputs, StudentScorer, fit_and_save, without_targets
+from pipelines.scoring.metrics import Ranks, Scorer, rank_labels
+from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.train_student import DistillOptions, Inputs, fit_and_save, without_targets
 
 GRAPH, ALONE, DISTILLED, STUDENT = "graph", "student_alone", "distilled", "student"
 

@@ -32,16 +32,17 @@ from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
 from models.student import read_student
 from pipelines.data.examples import Split, read_cases, read_split
-from pipelines.evaluation.metrics import gains, interval, rank_labels
 from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
 from pipelines.runner.stage import Progress
-from pipelines.training.beam_scoring import decoder_scorer
-from pipelines.training.distill import Inputs, StudentScorer, fit_and_save
+from pipelines.scoring.beams import decoder_scorer
+from pipelines.scoring.metrics import gains, interval, rank_labels
+from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import Recipe, choose, data_size, read_recipes
-from pipelines.training.train import read_training, train
-from pipelines.training.warm_start import MAX_NEW_SHARE, WarmStart
+from pipelines.training.start.warm_start import MAX_NEW_SHARE, WarmStart
+from pipelines.training.train_decoder import read_training, train
+from pipelines.training.train_student import Inputs, fit_and_save
 from services.errors import StageFailed, TailraceError
 from services.settings.settings import load_settings
 

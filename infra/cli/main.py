@@ -300,8 +300,8 @@ def add_items(
     from datetime import UTC, datetime
 
     from models.registry import BundleStore
-    from pipelines.codes.append import append_items
     from pipelines.data.sources import read_table
+    from pipelines.publication.add_items import append_items
 
     settings = _settings()
     with audited(settings.state_dir, "add-items"):

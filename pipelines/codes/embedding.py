@@ -1,6 +1,6 @@
 """An embedding of each item from its text and from who uses it, such that a new item has one from its text alone.
 
-Training takes both parts too: the text's (pipelines.training.item_text) and that of use (pipelines.training.use_start).
+Training takes both parts too: the text's (pipelines.training.start.text_rows) and that of use (pipelines.training.start.from_interactions).
 
 Text: hashed words and pairs of words, weighted by rarity, reduced by a truncated SVD. Use: the truncated SVD of users by items, on training
 events only. What use says of an item is predicted from its text by ridge regression, and the more events an item has, the more its own

@@ -15,8 +15,8 @@ from models.catalogue import Catalogue, load_catalogue
 from models.registry import Bundle
 from pipelines.evaluation.evaluate import Trained, read_ranks
 from pipelines.evaluation.held_out import HeldOut
-from pipelines.evaluation.metrics import Scorer, gains, interval, rank_labels
 from pipelines.evaluation.pair import load_pair
+from pipelines.scoring.metrics import Scorer, gains, interval, rank_labels
 from services.errors import TailraceError
 
 log = structlog.get_logger()

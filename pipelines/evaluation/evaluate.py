@@ -29,11 +29,11 @@ from pipelines.evaluation.decoder_times import decoder_ms
 from pipelines.evaluation.gain import gain_by_slice, shelf_of, slices_of, with_cost
 from pipelines.evaluation.gate import student_share
 from pipelines.evaluation.held_out import MOST_USERS, HeldOut
-from pipelines.evaluation.metrics import Ranks, Scorer, gains, rank_labels, summarise
 from pipelines.evaluation.variety import ListedScorer
 from pipelines.runner.stage import Progress
-from pipelines.training.beam_scoring import decoder_scorer
-from pipelines.training.distill import StudentScorer
+from pipelines.scoring.beams import decoder_scorer
+from pipelines.scoring.metrics import Ranks, Scorer, gains, rank_labels, summarise
+from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.memory import kept_memory
 from pipelines.training.speed import decoder_work
 

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import stdtr
 
 from pipelines.data.examples import Cases
-from pipelines.evaluation.metrics import interval
+from pipelines.scoring.metrics import interval
 
 MIN_CASES = 30
 """Of fewer cases the bootstrap knows too little: of a single one it has no width at all."""

@@ -12,11 +12,11 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import StudentModel, read_student
 from pipelines.evaluation.evaluate import Trained
-from pipelines.evaluation.metrics import Scorer
-from pipelines.training.beam_scoring import decoder_scorer
-from pipelines.training.distill import StudentScorer
-from pipelines.training.item_teacher import TEACHER
-from pipelines.training.item_text import ITEM_TEXT
+from pipelines.scoring.beams import decoder_scorer
+from pipelines.scoring.metrics import Scorer
+from pipelines.scoring.student import StudentScorer
+from pipelines.training.start.text_rows import ITEM_TEXT
+from pipelines.training.target.teacher import TEACHER
 
 
 @dataclass(frozen=True, slots=True)

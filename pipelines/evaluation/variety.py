@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.evaluation.gain import SHELVES
-from pipelines.evaluation.metrics import Scorer, interval
+from pipelines.scoring.metrics import Scorer, interval
 
 _LENGTH = 10
 _SMOOTHING = 0.01

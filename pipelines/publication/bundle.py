@@ -29,7 +29,7 @@ from pipelines.evaluation.pair import save_pair
 from pipelines.publication.refit import read_found
 from pipelines.publication.student_table import GRAPH, export_student
 from pipelines.runner.stage import content_key
-from pipelines.training.distill import StudentScorer
+from pipelines.scoring.student import StudentScorer
 from services.errors import StageFailed
 from services.features.schema import SERVICE
 from services.student.ranker import StudentRanker

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.evaluation.gain import MIN_CASES, weigh
-from pipelines.training.distill import describe_earned
+from pipelines.training.train_student import describe_earned
 
 CARD = "report.md"
 _WIDTH = 40

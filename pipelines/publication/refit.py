@@ -21,16 +21,16 @@ from models.catalogue import load_catalogue
 from models.registry import JUDGED
 from pipelines.data.examples import REFIT, Cases, Split, read_cases, sample_cases
 from pipelines.evaluation.evaluate import Trained
-from pipelines.evaluation.metrics import Scorer, mean_ranks, ndcg
 from pipelines.evaluation.pair import load_pair, save_pair
 from pipelines.evaluation.variety import best_items
 from pipelines.runner.stage import Progress, content_key
-from pipelines.training.distill import DistillOptions, Inputs, chosen_options, fit_and_save
+from pipelines.scoring.metrics import Scorer, mean_ranks, ndcg
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.memory import kept_memory
 from pipelines.training.recipes import Recipe
-from pipelines.training.train import TrainOptions, train
-from pipelines.training.warm_start import MAX_NEW_SHARE, NIGHTLY, Onward, WarmStart
+from pipelines.training.start.warm_start import MAX_NEW_SHARE, NIGHTLY, Onward, WarmStart
+from pipelines.training.train_decoder import TrainOptions, train
+from pipelines.training.train_student import DistillOptions, Inputs, chosen_options, fit_and_save
 from services.errors import StageFailed
 
 _LEAST_EPOCHS, _LEAST_STEPS = 0.25, 200

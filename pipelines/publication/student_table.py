@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from models.student import START, StudentModel
 from pipelines.publication.student_graph import state_graph, student_graph
-from pipelines.training.dense import right_padded
+from pipelines.scoring.dense import right_padded
 from services.student.ranker import StudentRanker
 from services.student.table import TABLE, ItemTable, load_table, quantized
 

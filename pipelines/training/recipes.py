@@ -12,8 +12,8 @@ from typing import Any
 from models.catalogue import load_catalogue
 from pipelines.codes.embedding import read_texts, share_told_apart
 from pipelines.data.examples import read_sequences, read_split
-from pipelines.training.distill import DistillOptions
-from pipelines.training.train import TrainOptions
+from pipelines.training.train_decoder import TrainOptions
+from pipelines.training.train_student import DistillOptions
 from services.errors import ConfigError
 
 _MEASURES = ("events", "items", "mean_length", "events_per_item", "code_depth")

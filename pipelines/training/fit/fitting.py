@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipelines.runner.stage import Progress
+from pipelines.training.fit import parallel
 from pipelines.training.fit.batches import Batch, MakeBatch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints, FitState
 from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
@@ -59,7 +60,7 @@ class Task:
 
     batches: Callable[[], Sequence[MakeBatch]]
     rng: np.random.Generator
-    loss: Callable[[Batch], Loss]
+    loss: Callable[[nn.Module, Batch], Loss]
     validate: Callable[[], float]
     uniform_loss: float
     flops: Callable[[Batch, int], int] | None = None
@@ -137,6 +138,7 @@ class _Fit:
     ) -> None:
         self._model, self._task, self._options = model, task, options
         self._checkpoints, self._progress = checkpoints, progress
+        self._wrapped = parallel.wrap(model)
         self._device = next(model.parameters()).device
         self._descent = Descent(model, options.descent, start_shares)
         self._best: dict[str, Tensor] = {}
@@ -200,7 +202,7 @@ class _Fit:
     def _losses(self, batch: Batch) -> Iterator[Loss]:
         for part in split_batch(batch, self._options.num_parts):
             with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
-                mean, num_labels = self._task.loss(part)
+                mean, num_labels = self._task.loss(self._wrapped, part)
                 yield mean, num_labels
             self.at.num_tokens += sum(part.lengths)
             if self._task.flops is not None:
@@ -218,11 +220,14 @@ class _Fit:
                     self._best = {name: value.clone() for name, value in self._model.state_dict().items()}
             if self._task.on_validation is not None:
                 self._task.on_validation(at.epoch, score)
-        self._progress(at.epoch, epochs, f"loss {mean_loss:.3f}, best validation {max(at.best_score, 0):.4f}")
+        if parallel.is_main():
+            self._progress(at.epoch, epochs, f"loss {mean_loss:.3f}, best validation {max(at.best_score, 0):.4f}")
         at.epoch, at.batch, at.total_loss, at.num_steps = at.epoch + 1, 0, 0.0, 0
         at.rng = _state_of(self._task.rng)
 
     def _save(self) -> None:
+        if not parallel.is_main():
+            return
         tensors = {f"model.{name}": value for name, value in self._model.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self._best.items()}
         tensors |= {f"descent.{name}": value for name, value in self._descent.tensors().items()}

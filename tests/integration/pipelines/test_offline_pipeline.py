@@ -24,13 +24,13 @@ from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.gate import GateOptions
 from pipelines.evaluation.held_out import LEDGER, read_ledger
-from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.evaluation.pair import load_pair
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication.precompute import PrecomputeOptions
 from pipelines.refresh import refresh_lists
 from pipelines.run import run_pipeline
 from pipelines.runner.run_lock import run_lock
+from pipelines.scoring.metrics import ndcg, rank_labels
 from services.contracts.features import UserFeatures
 from services.errors import ConfigError, StageFailed
 from services.features.reader import FeatureReader

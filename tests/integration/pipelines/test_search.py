@@ -11,13 +11,13 @@ import optuna
 import polars as pl
 import pytest
 
+from pipelines.codes.tokenize import tokenize
 from pipelines.data.examples import REFIT, Split
-from pipelines.data.tokenize import tokenize
 from pipelines.search import as_toml, search, varied, without_test_labels
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions
 from pipelines.training.recipes import Recipe, read_recipes
-from pipelines.training.train import TrainOptions
+from pipelines.training.train_decoder import TrainOptions
 from tests.support.training.killed_fit import kill_before
 from tests.support.training.synthetic import histories_from, write_ingested
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from pipelines.data.tokenize import tokenize
+from pipelines.codes.tokenize import tokenize
 from pipelines.runner.stage import silent
 from pipelines.training.fit.checkpoints import Checkpoints, FitState
 from pipelines.training.speed import SPEED
-from pipelines.training.train import train
+from pipelines.training.train_decoder import train
 from services.errors import StageFailed
 from tests.support.training.killed_fit import fit_one
 from tests.support.training.synthetic import histories_from, write_ingested

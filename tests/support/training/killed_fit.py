@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.runner.stage import silent
-from pipelines.training.distill import Inputs, fit_and_save, without_targets
 from pipelines.training.fit import prefetch
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import Descent
-from pipelines.training.train import train
+from pipelines.training.train_decoder import train
+from pipelines.training.train_student import Inputs, fit_and_save, without_targets
 from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, DROPPED_STUDENT
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from pipelines.codes.tokenize import ReadHistories
 from pipelines.data.arrivals import arrange
 from pipelines.data.roles import with_labels
 from pipelines.data.schema import check_events, check_items, order_events
-from pipelines.data.tokenize import ReadHistories
 from services.contracts.event_roles import DEFAULT_ROLES
 
 STEP_S = 60

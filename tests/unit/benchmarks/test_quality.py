@@ -18,7 +18,7 @@ from pipelines.codes.embedding import texts_of
 from pipelines.data.roles import with_labels
 from pipelines.data.schema import check_events, check_items
 from pipelines.evaluation.gain import gain_by_slice, with_cost
-from pipelines.evaluation.metrics import Ranks
+from pipelines.scoring.metrics import Ranks
 from services.contracts.event_roles import parse_event_roles
 from services.errors import ConfigError
 from services.settings.settings import Settings

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.quality.warm_start import Run, Trained, summarise, without_newest
 from models.catalogue import load_catalogue
+from pipelines.codes.tokenize import tokenize
 from pipelines.data.examples import Split, read_cases
-from pipelines.data.tokenize import tokenize
 from tests.support.training.synthetic import histories_from, write_ingested
 
 

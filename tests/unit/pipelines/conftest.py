@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from pipelines.codes.options import CodesOptions
-from pipelines.data.tokenize import tokenize
+from pipelines.codes.tokenize import tokenize
 from pipelines.evaluation.evaluate import Trained, evaluate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import optimize
 from pipelines.runner.stage import silent
-from pipelines.training.distill import DistillOptions, Inputs, choose_student, fit_and_save, without_targets
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions
-from pipelines.training.train import TrainOptions, train
+from pipelines.training.train_decoder import TrainOptions, train
+from pipelines.training.train_student import DistillOptions, Inputs, choose_student, fit_and_save, without_targets
 from tests.support.training.synthetic import histories_from, write_ingested
 
 MADE_AT = datetime(2026, 11, 21, 12, tzinfo=UTC)

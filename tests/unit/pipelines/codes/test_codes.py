@@ -17,18 +17,18 @@ from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
 from models.registry import Bundle, BundleStore
 from pipelines.codes import quantizer
-from pipelines.codes.append import append_items
 from pipelines.codes.code_book import CODE_BOOK, describe, load_code_book, make_codes
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.paths import place
 from pipelines.codes.quantizer import CodeLevel
 from pipelines.codes.reuse import extended_codes, kept_codes
+from pipelines.codes.tokenize import describe_codes
 from pipelines.data.examples import Split, read_cases
-from pipelines.data.tokenize import describe_codes
 from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.pair import load_pair
+from pipelines.publication.add_items import append_items
 from pipelines.publication.model_card import CARD
-from pipelines.training.beam_scoring import BeamScorer
+from pipelines.scoring.beams import BeamScorer
 from services.errors import BundleMoved, BundleWithdrawn, ConfigError, StageFailed
 from services.llm.engine.beam.trie import ItemCodes
 from services.student.ranker import StudentRanker

@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 
 from models.catalogue import load_catalogue
+from pipelines.codes.tokenize import tokenize, with_histories
 from pipelines.data.arrivals import logged_events
 from pipelines.data.examples import Split, as_of_rows, read_cases, read_labelled_sequences, read_sequences
 from pipelines.data.roles import with_labels
-from pipelines.data.tokenize import tokenize, with_histories
 from pipelines.features.tables import replay
 from services.contracts.event_roles import parse_event_roles
 from services.stream.aggregate import history_limits

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from models.catalogue import load_catalogue
 from pipelines.codes.code_book import CODE_BOOK
 from pipelines.codes.options import CodesOptions
+from pipelines.codes.tokenize import describe_split, tokenize
 from pipelines.data.examples import Split, SplitKind, as_of_rows, global_cuts, read_split
 from pipelines.data.roles import with_labels
-from pipelines.data.tokenize import describe_split, tokenize
 from pipelines.options import PipelineOptions
 from services.contracts.event_roles import parse_event_roles
 from services.errors import ConfigError, StageFailed

@@ -11,7 +11,7 @@ from scipy.stats import ttest_1samp
 
 from pipelines.data.examples import Cases
 from pipelines.evaluation.gain import HISTORIES, describe_gain, gain_by_slice, llm_pays, slices_of, weigh, with_cost
-from pipelines.evaluation.metrics import gains
+from pipelines.scoring.metrics import gains
 from tests.support.pages import ROOT
 
 ALL = {"all": np.ones(400, dtype=bool)}

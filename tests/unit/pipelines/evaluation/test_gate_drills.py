@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pipelines.evaluation.gate import MODELS, Compared, GateOptions, find_problems
-from pipelines.evaluation.metrics import gains
+from pipelines.scoring.metrics import gains
 from tests.support.pages import ROOT
 
 ABOVE_FLOOR = {

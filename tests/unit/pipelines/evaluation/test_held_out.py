@@ -5,8 +5,8 @@ from pathlib import Path
 
 import polars as pl
 
+from pipelines.codes.tokenize import tokenize
 from pipelines.data.examples import Split, read_cases
-from pipelines.data.tokenize import tokenize
 from pipelines.evaluation.held_out import LEDGER, HeldOut
 from tests.support.pages import ROOT
 from tests.support.training.synthetic import histories_from, write_ingested

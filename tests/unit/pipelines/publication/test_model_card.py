@@ -14,7 +14,7 @@ from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import manifest_of, publish
 from pipelines.publication.model_card import CARD, interval_plot, render
-from pipelines.training.distill import describe_earned, read_earned
+from pipelines.training.train_student import describe_earned, read_earned
 from tests.unit.pipelines.conftest import Built
 
 VALUES = st.floats(-1, 1, allow_subnormal=False)

@@ -15,7 +15,7 @@ from pipelines.publication.bundle import publish
 from pipelines.publication.precompute import BatchRanker, PrecomputeOptions, busiest_users, key, precompute, read_rows
 from pipelines.runner import stage
 from pipelines.runner.stage import silent
-from pipelines.training.dense import DecoderScorer
+from pipelines.scoring.dense import DecoderScorer
 from services.contracts.rank import RankRequest
 from services.llm.engine.config import EngineConfig
 from services.llm.ranking.model import load_bundle

@@ -32,11 +32,11 @@ from pipelines.publication.refit import (
     serving_pair,
 )
 from pipelines.runner.stage import silent
-from pipelines.training import distill, train
-from pipelines.training.distill import new_student
+from pipelines.training import train_decoder, train_student
 from pipelines.training.recipes import Recipe
-from pipelines.training.train import new_decoder
-from pipelines.training.warm_start import last_whole_training
+from pipelines.training.start.warm_start import last_whole_training
+from pipelines.training.train_decoder import new_decoder
+from pipelines.training.train_student import new_student
 from services.errors import StageFailed
 from tests.unit.pipelines.conftest import CPU, MADE_AT, QUICK, SMALL_DECODER, SMALL_STUDENT, Built, checkpoints_in
 
@@ -203,8 +203,8 @@ def test_a_nightly_start_is_the_judged_pair(built: Built, bundle: Bundle) -> Non
     start = last_whole_training(BundleStore(bundle.path.parent), bundle, events)
 
     assert start is not None
-    assert train.begin_warm(start, decoder, catalogue, QUICK)
-    assert distill.begin_warm(start, student, catalogue, QUICK)
+    assert train_decoder.begin_warm(start, decoder, catalogue, QUICK)
+    assert train_student.begin_warm(start, student, catalogue, QUICK)
     judged = load_pair(bundle.path / JUDGED, CPU)
     assert torch.equal(weights(decoder), weights(judged.decoder))
     assert torch.equal(weights(student), weights(judged.student))

@@ -10,13 +10,13 @@ import torch
 
 from models.registry import BundleStore
 from models.student import Hop, StudentModel, read_student
-from pipelines.codes.append import append_items
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.evaluate import read_report
 from pipelines.publication import student_table
+from pipelines.publication.add_items import append_items
 from pipelines.publication.bundle import optimize
-from pipelines.training.distill import StudentScorer
+from pipelines.scoring.student import StudentScorer
 from services.errors import BundleCorrupt
 from services.student.ranker import StudentRanker, load_student
 from services.student.table import TABLE, load_table

@@ -9,7 +9,7 @@ import pytest
 from pipelines.data import examples
 from pipelines.evaluation import gate
 from pipelines.runner.stage import StageCache, content_key, sources
-from pipelines.training import train
+from pipelines.training import train_decoder
 
 
 def write(text: str, calls: list[Path]) -> Callable[[Path], None]:
@@ -98,16 +98,16 @@ def test_outputs_that_nobody_used_for_longest_are_removed(tmp_path: Path) -> Non
 
 def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:
     """A changed loss, mask or attention is another training, though the stage's own file is the same."""
-    names = {module.__name__ for module in sources([train])}
+    names = {module.__name__ for module in sources([train_decoder])}
 
     assert {
-        "pipelines.training.train",
-        "pipelines.training.losses.softmax",
+        "pipelines.training.train_decoder",
+        "pipelines.training.target.softmax",
         "pipelines.training.fit.batches",
-        "pipelines.evaluation.metrics",
+        "pipelines.scoring.metrics",
     } < names
     assert {"models.decoder.decoder", "models.decoder.rope", "models.catalogue"} < names
-    assert not names & {"pipelines.training.distill", "pipelines.run", "models.student"}
+    assert not names & {"pipelines.training.train_student", "pipelines.run", "models.student"}
 
 
 def test_key_depends_on_parameters_inputs_and_code_and_on_nothing_else() -> None:

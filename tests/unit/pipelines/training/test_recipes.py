@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.training.distill import DistillOptions
 from pipelines.training.recipes import DataSize, Recipe, choose, read_recipes
-from pipelines.training.train import TrainOptions
+from pipelines.training.train_decoder import TrainOptions
+from pipelines.training.train_student import DistillOptions
 from services.errors import ConfigError
 
 SMALL, LARGE = (

@@ -1,0 +1,216 @@
+"""Stage 3: assigns codes to items, and reads the history of each row of the split from the feature store, as of the row's time.
+
+    catalogue.parquet   every item, also those without events (models.catalogue)
+    examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows),
+                        is_label (of each item of a training row whether it is learned from; null: all are),
+                        idle_s (seconds from the user's event before to the target, null in training rows)
+    split.json          the kind of the split, the cuts of global-time, and whether the data has repeats, with the reason (pipelines.scoring.repeats)
+    item_texts.parquet  the text of each item, in the catalogue's order
+    codes.json          the codes' depth and why, their balance, dead codes and collisions
+    code_book.safetensors   where the depth is above 1 (pipelines.codes)
+
+Codes of depth 1 are one token an item. Everything after this stage reads the depth from the catalogue. How histories
+are read is an argument, `read_histories`.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from models.catalogue import Catalogue
+from pipelines.codes.code_book import CODE_BOOK, describe
+from pipelines.codes.embedding import save_texts, texts_of
+from pipelines.codes.options import CodesOptions
+from pipelines.codes.reuse import KeptCodes, new_codes
+from pipelines.data.examples import (
+    REFIT,
+    SPLIT,
+    Split,
+    SplitKind,
+    as_of_rows,
+    global_cuts,
+    read_cases,
+    read_sequences,
+    read_split,
+    refit_rows,
+)
+from pipelines.scoring.repeats import describe_repeats, find_repeats
+from services.errors import StageFailed
+
+ReadHistories = Callable[[pl.DataFrame], pl.DataFrame]
+"""Point-in-time join: (user_id, event_timestamp in UTC microseconds) -> the same rows with `history_item_ids`, oldest first."""
+
+
+def tokenize(
+    ingested: Path,
+    read_histories: ReadHistories,
+    max_items: int,
+    out: Path,
+    codes: CodesOptions | None = None,
+    kept: KeptCodes | None = None,
+    split: SplitKind = SplitKind.LEAVE_ONE_OUT,
+) -> None:
+    """Write catalogue and examples. `max_items` is how many items of a history the feature store keeps; `kept` codes stay as they are.
+
+    Raises StageFailed where the global time split leaves nothing to learn from, to validate or to test.
+    """
+    events, items = pl.read_parquet(ingested / "events.parquet"), pl.read_parquet(ingested / "items.parquet")
+    cuts = global_cuts(events) if split == SplitKind.GLOBAL_TIME else None
+    rows = as_of_rows(events, max_items, cuts)
+    about = {"kind": split} | ({name: when.isoformat() for name, when in asdict(cuts).items()} if cuts else {})
+    _require_all_parts(rows, about)
+    both = rows if cuts else pl.concat([rows, refit_rows(events, max_items)])
+    both = with_labels(to_indices(with_histories(both, read_histories), items), both["event_timestamp"], events)
+    examples, of_refit = both[: rows.height], both[rows.height :]
+    texts = texts_of(items.sort("item_id"))
+    save_texts(texts, out)
+    catalogue = _coded(build_catalogue(items, examples), texts, examples, codes or CodesOptions(), kept, out)
+    catalogue.save(out / "catalogue.parquet")
+    examples.write_parquet(out / "examples.parquet")
+    repeats = find_repeats(read_sequences(out), read_cases(out, Split.VALID), len(catalogue.item_ids))
+    (out / SPLIT).write_text(json.dumps(about | repeats, indent=1))
+    if cuts is None:
+        _save_refit(catalogue, of_refit, texts, out)
+
+
+def _save_refit(catalogue: Catalogue, examples: pl.DataFrame, texts: list[str], out: Path) -> None:
+    """Write the folder of what learns from all events, beside the files that it shares."""
+    folder = out / REFIT
+    folder.mkdir(exist_ok=True)
+    save_texts(texts, folder)
+    replace(catalogue, popularity=num_events(examples, len(texts))).save(folder / "catalogue.parquet")
+    examples.write_parquet(folder / "examples.parquet")
+    for name in (SPLIT, CODE_BOOK):
+        if (out / name).exists():
+            shutil.copyfile(out / name, folder / name)
+
+
+def describe_split(tokenized: Path) -> list[str]:
+    """Return a sentence on seen items, after one on the global time split: what was learned, validated and tested when."""
+    about = read_split(tokenized)
+    if about["kind"] == SplitKind.LEAVE_ONE_OUT:
+        return [describe_repeats(about)]
+    first, second = about["valid_from"], about["test_from"]
+    times = (
+        f"split {about['kind']}: events before {first} are learned, labels before {second} validate, later ones test"
+    )
+    return [times, describe_repeats(about)]
+
+
+def _require_all_parts(rows: pl.DataFrame, about: dict[str, str]) -> None:
+    missing = [part.value for part in Split if part not in rows["split"]]
+    if missing and about["kind"] == SplitKind.GLOBAL_TIME:
+        raise StageFailed(
+            "tokenize",
+            f"--split: {SplitKind.GLOBAL_TIME} with the cuts {about['valid_from']} and {about['test_from']} leaves no row for {' and '.join(missing)}; "
+            f"give events over a longer time, or --split {SplitKind.LEAVE_ONE_OUT}",
+        )
+
+
+def read_codes_report(tokenized: Path) -> dict[str, Any]:
+    """Read codes.json."""
+    report: dict[str, Any] = json.loads((tokenized / "codes.json").read_text())
+    return report
+
+
+def describe_codes(tokenized: Path) -> str:
+    """Return a sentence: the depth of the codes and why, and from 2 on their dead codes and collisions."""
+    report = read_codes_report(tokenized)
+    chosen = f"codes have depth {report['depth']} ({report['reason']})"
+    if report["depth"] == 1:
+        return chosen
+    dead = "+".join(str(level["dead"]) for level in report["levels"])
+    fullest = ", ".join(f"{level['fullest_to_mean']:.1f}" for level in report["levels"])
+    sizes = " x ".join(str(level["size"]) for level in report["levels"])
+    apart = f"{report['collisions_before_last_level']} items are told apart by the last level alone"
+    return f"{chosen}: {sizes}, {dead} dead, the fullest of each level {fullest} times the mean; {apart}"
+
+
+def with_histories(rows: pl.DataFrame, read_histories: ReadHistories) -> pl.DataFrame:
+    """Join each row with the history as of its time, empty for a user that the store does not have."""
+    found = read_histories(rows.select("user_id", "event_timestamp").unique(maintain_order=True))
+    answer = found.select("user_id", "event_timestamp", "history_item_ids")
+    joined = rows.join(answer, on=["user_id", "event_timestamp"], how="left", maintain_order="left")
+    return joined.with_columns(pl.col("history_item_ids").fill_null([]))
+
+
+def to_indices(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
+    """Replace item ids by indices in the catalogue's order; a history's items outside the catalogue are left out."""
+    ordered = items["item_id"].sort()
+    index = pl.int_range(len(ordered), dtype=pl.Int32, eager=True)
+    return rows.select(
+        "user_id",
+        "split",
+        history=pl.col("history_item_ids").list.eval(
+            pl.element().replace_strict(ordered, index, default=None).drop_nulls()
+        ),
+        target=pl.col("target_item_id").replace_strict(ordered, index, default=None),
+        idle_s="idle_s",
+    )
+
+
+def with_labels(examples: pl.DataFrame, as_of: pl.Series, events: pl.DataFrame) -> pl.DataFrame:
+    """Add `is_label`. A history holds the newest of its user's events as of its row's time, so its flags are the last as many."""
+    flags: list[list[bool] | None] = [None] * examples.height
+    if not events["is_label"].all():
+        of_user = {
+            user_id: (own["event_time"].dt.epoch("us").to_numpy(), own["is_label"].to_list())
+            for (user_id,), own in events.group_by("user_id", maintain_order=True)
+        }
+        rows = zip(
+            examples["user_id"], examples["split"], examples["history"].list.len(), as_of.dt.epoch("us"), strict=True
+        )
+        for number, (user_id, split, num_items, time_us) in enumerate(rows):
+            times_us, is_label = of_user[user_id]
+            end = int(np.searchsorted(times_us, time_us, side="right"))
+            if split == Split.TRAIN and not all(is_label[end - num_items : end]):
+                flags[number] = is_label[end - num_items : end]
+    return examples.with_columns(is_label=pl.Series(flags, dtype=pl.List(pl.Boolean)))
+
+
+def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:
+    """Return the catalogue: one token per item, in item-id order, with its count of training events."""
+    ordered = items.sort("item_id")
+    return Catalogue(
+        item_ids=tuple(ordered["item_id"]),
+        titles=tuple(ordered["title"]),
+        categories=tuple(tuple(names) for names in ordered["categories"].to_list()),
+        codes=np.arange(ordered.height, dtype=np.int32).reshape(-1, 1),
+        level_sizes=(ordered.height,),
+        popularity=num_events(examples, ordered.height),
+    )
+
+
+def num_events(examples: pl.DataFrame, num_items: int) -> np.ndarray:
+    """Return each item's number of training events (num_items,)."""
+    trained = examples.filter(pl.col("split") == Split.TRAIN)["history"].explode().drop_nulls()
+    return np.bincount(trained.to_numpy(), minlength=num_items).astype(np.float64)
+
+
+def _coded(
+    catalogue: Catalogue,
+    texts: list[str],
+    examples: pl.DataFrame,
+    options: CodesOptions,
+    kept: KeptCodes | None,
+    out: Path,
+) -> Catalogue:
+    """Return the catalogue with codes of the chosen depth, and write how good they are."""
+    num_items = len(catalogue.item_ids)
+    depth = options.depth_for(num_items)
+    report: dict[str, Any] = {"depth": depth, "reason": options.reason_for(num_items)}
+    if depth > 1:
+        trained = examples.filter(pl.col("split") == Split.TRAIN)["history"].to_list()
+        sequences = [np.array(history, dtype=np.int64) for history in trained]
+        book, codes = new_codes(catalogue.item_ids, texts, sequences, depth, options, kept)
+        book.save(out / CODE_BOOK)
+        catalogue = replace(catalogue, codes=codes, level_sizes=book.level_sizes)
+        report |= describe(codes, book.level_sizes)
+    (out / "codes.json").write_text(json.dumps(report, indent=1))
+    return catalogue

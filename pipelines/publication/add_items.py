@@ -1,0 +1,174 @@
+"""New items join the live bundle without training.
+
+Where codes are deeper than 1 they get codes from the bundle's book, the student's rows from these codes, and the decoder stays. Where an item
+is one token, the decoder gets a row for each from its text, and the student's come from these. Old items keep their codes and their rows. The bundle's judged pair gets them too, as later starts and comparisons take it.
+The new version is made live like any other, so gateways and replicas take it over within seconds.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor, nn
+
+from models.catalogue import Catalogue, load_catalogue
+from models.decoder.decoder import Decoder
+from models.decoder.weights import load_decoder, save_decoder
+from models.registry import JUDGED, Bundle, BundleStore
+from models.student import StudentModel, read_student, save_student
+from pipelines.codes.embedding import texts_of
+from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
+from pipelines.data import schema
+from pipelines.data.normalize import Raw, normalize
+from pipelines.publication.bundle import publish, version_of
+from pipelines.publication.model_card import CARD
+from pipelines.publication.student_table import export_with_items_added
+from pipelines.training.start.student_rows import fill_rows, rows_like_teachers
+from pipelines.training.start.text_rows import load_item_text
+from pipelines.training.start.warm_start import rows_before, tokens_before
+from services.errors import ConfigError
+
+_NUM_NAMED = 5
+_NO_LIFT = "has no effect where codes are deeper than 1: a new item shares its tokens with others; leave it out"
+
+
+def append_items(
+    store: BundleStore,
+    raw_items: pl.DataFrame,
+    table: str,
+    now: datetime,
+    lift: float = 1.0,
+    report: Callable[[str], object] = lambda _sentence: None,
+    *,
+    force: bool = False,
+) -> tuple[Bundle, int]:
+    """Publish the live bundle with the items that it lacks, and return it with their number; without new ones it stays as it is.
+
+    `lift` multiplies the rows of new items where an item is one token: above 1 they are shown more often among all others. `report` is called with a
+    sentence for each kind of row that is left out or changed.
+
+    Raises ConfigError for codes of depth 1 without text, which a training alone extends, and for a lift that cannot be; DataError naming `table`; BundleNotFound,
+    BundleCorrupt; BundleMoved if another bundle went live meanwhile, which has not these items; BundleWithdrawn without `force` if this one was withdrawn.
+    """
+    live = store.live()
+    live.verify()
+    (rows,), notes = normalize(Raw("items", table, raw_items))
+    checked = schema.check_items(rows, table)
+    kept = kept_codes(live.path)
+    if kept is None and load_item_text(live.path) is None:
+        raise ConfigError(
+            f"{live.version}: its codes have depth 1, a token an item, and its rows are not learned from text; "
+            "train once with a recipe whose decoder has a text_size, or with `tailrace pipeline --code-depth 3`"
+        )
+    if not 0 < lift < float("inf") or (kept is not None and lift != 1):
+        raise ConfigError(f"--lift: {lift:g} {_NO_LIFT if kept is not None else 'is no factor; give a number above 0'}")
+    is_known = pl.col("item_id").is_in(list(live.item_ids()))
+    new = checked.good.filter(~is_known).sort("item_id")
+    for sentence in (*notes, *checked.notes, *_left_out(checked, checked.good.filter(is_known))):
+        report(str(sentence))
+    if not len(new):
+        return live, 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "bundle"
+        shutil.copytree(live.path, folder, ignore=shutil.ignore_patterns("manifest.json"))
+        student = _extend(folder, new, kept, lift)
+        if live.judged_dir != live.path:
+            _extend(folder / JUDGED, new, kept, lift)
+        export_with_items_added(student, live.path, folder)
+        about = {name: value for name, value in live.manifest.items() if name not in {"version", "files"}}
+        about["num_items"] = student.config.num_items
+        about["lineage"] = about.get("lineage", {}) | {"items_added_to": live.version}
+        if (card := folder / CARD).exists():
+            note = f"This bundle is {live.version} with {len(new)} items more, without training; what follows is on that one.\n\n"
+            card.write_text(note + card.read_text())
+        return publish(store, folder, version_of(folder, now), about, seen=live.version, force=force), len(new)
+
+
+def _left_out(checked: schema.Checked, known: pl.DataFrame) -> list[str]:
+    """Return a sentence for each reason why rows are left out: how many, why, and the first ids."""
+    rejected = checked.rejected.with_columns(pl.col("reason").replace("item_id", "item_id cannot be used"))
+    groups = {str(reason): rows for (reason,), rows in rejected.group_by("reason", maintain_order=True)}
+    return [
+        f"items: {rows.height} left out ({reason}), such as item_id={', '.join(map(str, rows['item_id'].head(_NUM_NAMED)))}"
+        for reason, rows in (groups | {"in the bundle already": known}).items()
+        if rows.height
+    ]
+
+
+def _extend(pair: Path, new: pl.DataFrame, kept: KeptCodes | None, lift: float) -> StudentModel:
+    """Write the models and the catalogue of this folder with the new items, and return its student. Without codes to keep the folder knows its items' texts."""
+    before, text, student = (
+        load_catalogue(pair / "catalogue.parquet"),
+        load_item_text(pair),
+        read_student(pair / "student.safetensors"),
+    )
+    catalogue = with_items(before, new, kept)
+    if kept is not None:
+        student = with_rows(student, before, catalogue)
+    elif text is not None:
+        decoder = load_decoder(pair / "decoder", torch.float32, "cpu")
+        student, decoder = with_text_rows(student, decoder, before, catalogue, lift * text.rows(texts_of(new)))
+        save_decoder(decoder, pair / "decoder")
+    catalogue.save(pair / "catalogue.parquet")
+    save_student(student, pair / "student.safetensors")
+    return student
+
+
+def with_items(old: Catalogue, new: pl.DataFrame, kept: KeptCodes | None) -> Catalogue:
+    """Return the catalogue with new items, each at its place by id, with codes from the book (None: a token an item) and no training event."""
+    ids = (*old.item_ids, *new["item_id"])
+    place = sorted(range(len(ids)), key=ids.__getitem__)
+    codes, sizes = np.arange(len(ids), dtype=np.int32).reshape(-1, 1), old.level_sizes
+    if kept is None:
+        sizes = (len(ids),)
+    else:
+        codes = extended_codes(ids, ["" for _ in old.item_ids] + texts_of(new), kept)[place]
+    titles = (*old.titles, *new["title"])
+    categories = (*old.categories, *(tuple(names) for names in new["categories"].to_list()))
+    popularity = np.concatenate([old.popularity, np.zeros(len(new))])
+    return replace(
+        old,
+        item_ids=tuple(ids[number] for number in place),
+        titles=tuple(titles[number] for number in place),
+        categories=tuple(categories[number] for number in place),
+        codes=codes,
+        level_sizes=sizes,
+        popularity=popularity[place],
+    )
+
+
+@torch.no_grad()
+def with_text_rows(
+    student: StudentModel, decoder: Decoder, before: Catalogue, now: Catalogue, new_rows_ND: Tensor
+) -> tuple[StudentModel, Decoder]:
+    """Return both models over the larger catalogue of depth 1. `new_rows_ND` are the decoder's, of new items by id."""
+    wider_decoder = Decoder(replace(decoder.config, vocab_size=now.vocab_size))
+    _fill(wider_decoder, decoder, tokens_before(before, now), new_rows_ND)
+    wider = StudentModel(replace(student.config, num_items=len(now.item_ids)))
+    _fill(wider, student, rows_before(before, now), rows_like_teachers(student, decoder, before, new_rows_ND))
+    return wider.eval(), wider_decoder.eval()
+
+
+def _fill(wider: nn.Module, model: nn.Module, rows_before_V: np.ndarray, new_ND: Tensor) -> None:
+    """Load the weights of `model` into `wider`: its embedding's rows at their new places, and the new ones, in their order, at the others."""
+    weights = model.state_dict()
+    rows_VD = weights["embedding.weight"][torch.from_numpy(np.maximum(rows_before_V, 0))]
+    rows_VD[torch.from_numpy(np.flatnonzero(rows_before_V < 0))] = new_ND.to(rows_VD)
+    wider.load_state_dict(weights | {"embedding.weight": rows_VD})
+
+
+@torch.no_grad()
+def with_rows(student: StudentModel, before: Catalogue, now: Catalogue) -> StudentModel:
+    """Return the student over the larger catalogue: old rows as they are, those of new items from their codes."""
+    wider = StudentModel(replace(student.config, num_items=len(now.item_ids)))
+    rows_before_V = rows_before(before, now)
+    new = np.flatnonzero(rows_before_V < 0)
+    _fill(wider, student, rows_before_V, torch.zeros(len(new), student.config.hidden_size))
+    fill_rows(wider, now, new - 1)
+    return wider.eval()

@@ -1,0 +1,132 @@
+"""Judges new models and their data before publication: against the baselines, what is live, and the reference.
+
+Models are judged once by the same bounds: where the live bundle has these very models, its manifest says what was found. By other bounds they are judged
+again, against the bundles that they were compared with then, since they are no challenger of themselves.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from models.registry import Bundle, BundleStore
+from pipelines.data import checks
+from pipelines.data.examples import SplitKind
+from pipelines.evaluation import champion, evaluate, gate
+from pipelines.evaluation.held_out import HeldOut
+from pipelines.options import PipelineOptions
+from pipelines.publication.live import reference_of
+from pipelines.runner.stage import StageOutput
+from services.errors import BundleError
+
+_NO_COMPARISON = "not compared: every bundle has learned from what is after the cut"
+log = structlog.get_logger()
+
+_RECORDED = ("data", "against_live", "against_reference", "about_reference", "forced", "withdrawn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What was found of models and data. `problems` are beyond their bounds; `forced` are those that a publication passed over.
+
+    Args:
+        data: The facts of the data, for the manifest.
+        against_live: The rows of `pipelines.evaluation.champion`.
+        against_reference: The same for the reference.
+        about_reference: A sentence on which version that is, or why none was compared with.
+        compared_with: The bundle that was live, None if there was none of this data.
+        reference: The version of the reference, None if there was none of this data.
+        withdrawn: A sentence on the version that a rollback replaced by the live one, if there was one.
+        bounds: The options of gate and checks (JSON values).
+    """
+
+    data: Mapping[str, Any]
+    against_live: Sequence[Mapping[str, Any]]
+    against_reference: Sequence[Mapping[str, Any]]
+    about_reference: str
+    problems: Sequence[str]
+    forced: Sequence[str]
+    compared_with: str | None
+    reference: str | None
+    withdrawn: str | None
+    bounds: Mapping[str, Any]
+
+    def record(self) -> dict[str, Any]:
+        """Return what a bundle's manifest has of it, beside its lineage."""
+        return {name: getattr(self, name) for name in _RECORDED}
+
+    def key(self) -> dict[str, Any]:
+        """Return what a publication states of its gate: bundles that differ in it are two, though their models are the same."""
+        return {"bounds": self.bounds, "forced": self.forced} | self.parents()
+
+    def parents(self) -> dict[str, str | None]:
+        """Return the bundles that were compared with, for the lineage."""
+        return {"compared_with": self.compared_with, "reference": self.reference}
+
+
+def judge(
+    models: evaluate.Trained,
+    held_out: HeldOut,
+    evaluated: StageOutput,
+    ingested: Path,
+    store: BundleStore,
+    live: Bundle | None,
+    options: PipelineOptions,
+) -> Judgement:
+    """Judge what was evaluated. `live` is the bundle that these models are to replace, None without one."""
+    bounds = json.loads(json.dumps({"gate": asdict(options.gate), "checks": asdict(options.checks)}))
+    other, is_compared = live, options.split == SplitKind.LEAVE_ONE_OUT
+    reference, about_reference = reference_of(store, ingested) if is_compared else (None, _NO_COMPARISON)
+    if live is not None and _holds(live, evaluated):
+        lineage = live.manifest["lineage"]
+        parents = lineage["parents"]
+        if bounds == {name: lineage["options"].get(name) for name in bounds}:
+            found: dict[str, Any] = {name: live.manifest.get(name) for name in _RECORDED}
+            before = {name: parents[name] for name in ("compared_with", "reference")}
+            return Judgement(**found, **before, problems=(), bounds=bounds)
+        other = _open(store, parents["compared_with"])
+        if reference is not None and reference.version == live.version:
+            reference, about_reference = None, f"{about_reference}: it has these models itself"
+    if live is not None and is_compared and reference is None:
+        log.warning("reference_not_compared", why=about_reference)
+    before_data = other.manifest.get("data") if other else None
+    data = checks.describe(ingested, before_data, time.time_ns() // 1_000)
+    rows = {
+        bundle.version: champion.compare(models, held_out, evaluated.path, bundle)
+        for bundle in {one.version: one for one in (other, reference) if one}.values()
+    }
+    compared = gate.Compared(
+        live=rows[other.version] if other else [], reference=rows[reference.version] if reference else []
+    )
+    problems = gate.find_problems(evaluate.read_report(evaluated.path)["metrics"], compared, options.gate)
+    problems += checks.problems(data, before_data, options.checks)
+    return Judgement(
+        data=data,
+        against_live=compared.live,
+        against_reference=compared.reference,
+        about_reference=about_reference,
+        problems=problems,
+        forced=problems if options.force else (),
+        compared_with=other.version if other else None,
+        reference=reference.version if reference else None,
+        withdrawn=left.describe() if (left := store.rolled_back()) else None,
+        bounds=bounds,
+    )
+
+
+def _holds(bundle: Bundle, evaluated: StageOutput) -> bool:
+    """Whether the bundle's models are the ones that were evaluated, and no items were added to them."""
+    lineage = bundle.manifest.get("lineage", {})
+    return "items_added_to" not in lineage and lineage.get("stages", {}).get("evaluate") == evaluated.key
+
+
+def _open(store: BundleStore, version: str | None) -> Bundle | None:
+    """Return an earlier bundle, None where it was removed meanwhile."""
+    try:
+        return store.open(version) if version else None
+    except BundleError:
+        return None

@@ -1,0 +1,1 @@
+"""Scores of histories by a model, and the metrics of rankings. Beneath training and evaluation."""

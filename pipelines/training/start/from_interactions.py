@@ -1,0 +1,34 @@
+"""First rows of the decoder's tokens from who uses their items: items with the same users begin near each other.
+
+The vectors are the right singular vectors of users by items (pipelines.codes.embedding), on training events only. They are the factors of a
+matrix factorisation, so training begins where collaborative filtering ends, and needs less than half of the epochs that random rows need.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from models.catalogue import Catalogue
+from models.decoder.decoder import Decoder
+from pipelines.codes.embedding import PRIOR_EVENTS, item_use
+from pipelines.training.start.text_rows import by_token
+
+_STD = 0.05
+"""Of a row's numbers where an item has very many events; .025 learns slower, .1 as fast."""
+_SEED = 0
+"""Of the vectors, which belong to the data: all seeds of training share them."""
+
+
+@torch.no_grad()
+def start_from_use(decoder: Decoder, catalogue: Catalogue, sequences: Sequence[np.ndarray]) -> None:
+    """Set the rows of all tokens that these events name, the shorter the fewer they are: the users of few say little, and are soon learned by heart. Other rows stay random."""
+    size = decoder.config.hidden_size
+    items = [np.ma.getdata(sequence) for sequence in sequences]
+    num_events_I, use_IU = item_use(items, len(catalogue.item_ids), size, _SEED)
+    length_I = _STD * size**0.5 * num_events_I / (num_events_I + PRIOR_EVENTS)
+    rows_VU, _ = by_token(catalogue, use_IU * length_I[:, None])
+    used = np.flatnonzero(rows_VU.any(axis=1))
+    rows_ND = np.pad(rows_VU[used], ((0, 0), (0, size - rows_VU.shape[1])))
+    weight = decoder.embedding.weight
+    weight[torch.from_numpy(used).to(weight.device)] = torch.from_numpy(rows_ND).to(weight)

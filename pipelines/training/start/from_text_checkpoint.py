@@ -1,0 +1,132 @@
+"""Starts a decoder from a text checkpoint whose vocabulary becomes the catalogue's codes: shape and layers are the checkpoint's, and rows come from what it has for the words of the items.
+
+An item's text is the mean of the checkpoint's rows of its tokens, centred over the items; a code's row is the mean of the items that have it. Special tokens, and codes of which no text says
+anything, start at random. All rows get length 1, so that scores begin with a deviation of 1 and a student may begin with them; what layers add to the residual stream is scaled by as much as rows were, so a
+layer sees what it saw. Input and output share the rows. The result is an ordinary decoder, and a warm start that fits takes all its weights over.
+
+Shape suffixes: V tokens of the catalogue, W tokens of the text, I items, D hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import sparse
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+
+from models.catalogue import NUM_SPECIAL_TOKENS, Catalogue
+from models.decoder.config import FAMILIES
+from models.decoder.decoder import Decoder
+from models.decoder.weights import load_decoder
+from models.files import file_sha256
+from pipelines.training.start.text_rows import is_code
+from services.errors import CheckpointError, ConfigError
+
+_FIELD = "decoder.text_start"
+_TOKENIZER = "tokenizer.json"
+_ADDS = (".output.", ".down.")
+"""Names of the weights that make what a layer adds to the residual stream."""
+_SAYS_NOTHING = 1e-3
+"""A code whose row is smaller than this share of the checkpoint's rows starts at random: its items have the mean text."""
+
+
+def decoder_from_text(
+    folder: Path, num_layers: int, catalogue: Catalogue, texts: Sequence[str], num_positions: int, seed: int
+) -> Decoder:
+    """Return the decoder, with so many of the checkpoint's first layers (0: all). `texts` are the items'. Raises ConfigError naming the field."""
+    tokenizer, text = _read_tokenizer(folder), _read_decoder(folder)
+    has = text.config.num_hidden_layers
+    if num_layers > has:
+        raise ConfigError(f"decoder.text_layers: {num_layers}, and {folder} has {has}; give 1 to {has}, or 0 for all")
+    if len(texts) != len(catalogue.item_ids):
+        raise ConfigError(
+            f"{_FIELD}: there are {len(texts)} texts of {len(catalogue.item_ids)} items; "
+            "run the stage tokenize again, or leave it out"
+        )
+    config = replace(
+        text.config,
+        vocab_size=catalogue.vocab_size,
+        num_hidden_layers=num_layers or has,
+        max_position_embeddings=num_positions,
+        tie_word_embeddings=True,
+        window=None,  # training attends to the whole prompt, so serving has to
+    )
+    torch.manual_seed(seed)
+    decoder = Decoder(config)
+    table_WD = text.embedding.weight.detach()
+    size = float(table_WD.pow(2).sum(dim=1).mean().sqrt())
+    rows_VD = _rows(catalogue, _item_rows(tokenizer, texts, table_WD) / size)
+    weights = text.state_dict()
+    started = {"embedding.weight": rows_VD, "norm.weight": torch.ones(config.hidden_size)}
+    for name in decoder.state_dict().keys() - started.keys():
+        started[name] = weights[name] / size if any(part in name for part in _ADDS) else weights[name]
+    decoder.load_state_dict(started)
+    return decoder
+
+
+def checkpoint_hash(folder: str) -> str:
+    """Return a hash of what is read of a checkpoint; empty without a folder. Raises ConfigError for one that is absent."""
+    if not folder:
+        return ""
+    _check(Path(folder))
+    read = [path for path in sorted(Path(folder).iterdir()) if path.suffix in {".json", ".safetensors"}]
+    return " ".join(file_sha256(path) for path in read)
+
+
+def _rows(catalogue: Catalogue, items_ID: np.ndarray) -> Tensor:
+    """Return the rows (V, D) of codes from their items', where NaN is an item without a text and 1 the length of the checkpoint's rows."""
+    rows_VD = functional.normalize(torch.randn(catalogue.vocab_size, items_ID.shape[1]))
+    told_I = np.flatnonzero(~np.isnan(items_ID).any(axis=1))
+    if len(told_I):
+        is_code_SI = is_code(catalogue, told_I).T
+        sums_SD = is_code_SI @ (items_ID[told_I] - items_ID[told_I].mean(axis=0))
+        means_SD = torch.from_numpy(sums_SD / np.maximum(1, is_code_SI.sum(axis=1).reshape(-1, 1)))
+        says_S = means_SD.norm(dim=1) > _SAYS_NOTHING
+        rows_VD[NUM_SPECIAL_TOKENS:][says_S] = functional.normalize(means_SD[says_S]).float()
+    return rows_VD
+
+
+def _item_rows(tokenizer: Tokenizer, texts: Sequence[str], table_WD: Tensor) -> np.ndarray:
+    """Return the mean row (I, D) of each text's tokens; NaN for a text without any."""
+    found = [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+    tokens = np.concatenate([np.array(ids, dtype=np.int64) for ids in found])
+    if tokens.max(initial=0) >= len(table_WD):
+        raise ConfigError(
+            f"{_FIELD}: {_TOKENIZER} has the token {tokens.max()}, and the weights have {len(table_WD)} rows; "
+            "give a folder whose tokenizer and weights are of one checkpoint"
+        )
+    lengths = np.array([len(ids) for ids in found])
+    starts = np.concatenate(([0], lengths.cumsum()))
+    has_token_IW = sparse.csr_array((np.ones(len(tokens)), tokens, starts), shape=(len(texts), len(table_WD)))
+    with np.errstate(invalid="ignore"):  # 0 / 0 of a text without tokens
+        means_ID: np.ndarray = (has_token_IW @ table_WD.double().numpy()) / lengths[:, None]
+    return means_ID
+
+
+def _check(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"{_FIELD}: {folder} is no folder; give that of a checkpoint in Hugging Face layout")
+    if not (folder / _TOKENIZER).exists():
+        raise ConfigError(f"{_FIELD}: {folder} has no {_TOKENIZER}; put the checkpoint's own beside its weights")
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    _check(folder)
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
+    except Exception as error:  # the library raises nothing more specific
+        raise ConfigError(f"{_FIELD}: {folder / _TOKENIZER} cannot be read ({error}); fetch it anew") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_decoder(folder: Path) -> Decoder:
+    try:
+        return load_decoder(folder, torch.float32, "cpu")
+    except CheckpointError as error:
+        raise ConfigError(f"{_FIELD}: {error}; give a whole checkpoint of {', '.join(FAMILIES)}") from error

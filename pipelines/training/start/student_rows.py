@@ -1,0 +1,58 @@
+"""Rows of the student's embedding from codes: what the teacher's tokens say of an item, and what an item that nobody used inherits.
+
+An unused item's row is the sum of one vector for each of its codes. These vectors are fitted by ridge regression to the rows of the items that
+were trained, so that new items are ranked without training. For codes of depth 1 the decoder's rows of new items, which come from text, take the
+place of codes.
+
+Shape suffixes: I items, S codes of all levels, D hidden.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.catalogue import BOS_TOKEN, Catalogue
+from models.decoder.decoder import Decoder
+from models.student import StudentModel
+from pipelines.training.start.text_rows import is_code, ridge_map
+
+_RIDGE = 1.0
+_SMALL_RIDGE = 1e-3
+
+
+def token_of_row(catalogue: Catalogue, device: torch.device) -> Tensor:
+    """Map the student's input rows to the decoder's tokens (depth 1)."""
+    tokens = catalogue.tokens(range(len(catalogue.item_ids)))
+    return torch.tensor([BOS_TOKEN, *tokens], device=device)
+
+
+def encoded_rows(decoder: Decoder, catalogue: Catalogue) -> Tensor:
+    """Return a row for the beginning and each item: the sum of the decoder's embeddings of its tokens."""
+    weight_SD = decoder.embedding.weight
+    tokens = np.array(catalogue.tokens(range(len(catalogue.item_ids)))).reshape(-1, catalogue.depth)
+    items_ID = weight_SD[torch.from_numpy(tokens).to(weight_SD.device)].sum(dim=1)
+    return torch.cat([weight_SD[BOS_TOKEN : BOS_TOKEN + 1], items_ID])
+
+
+@torch.no_grad()
+def fill_rows(student: StudentModel, catalogue: Catalogue, unused: np.ndarray) -> None:
+    """Set the rows of these items by their codes, from the rows of the others."""
+    used = np.setdiff1d(np.arange(len(catalogue.item_ids)), unused)
+    if not len(unused) or not len(used):
+        return
+    weight = student.embedding.weight
+    trained_ID = student.head_weight_VD.detach().cpu().double().numpy()[used]
+    is_code_IS = is_code(catalogue, used)
+    gram_SS = (is_code_IS.T @ is_code_IS).toarray() + _RIDGE * np.eye(is_code_IS.shape[1])
+    vectors_SD = np.linalg.solve(gram_SS, is_code_IS.T @ trained_ID)
+    filled_ID = torch.from_numpy(is_code(catalogue, unused) @ vectors_SD)
+    weight[1 + torch.from_numpy(unused).to(weight.device)] = filled_ID.to(weight)
+
+
+@torch.no_grad()
+def rows_like_teachers(student: StudentModel, decoder: Decoder, before: Catalogue, new_rows_ND: Tensor) -> Tensor:
+    """Return the student's rows of new items by their rows in the decoder: by the map that fits the items of `before` which training saw."""
+    used = torch.from_numpy(np.flatnonzero(before.popularity > 0))
+    taught_IE, own_ID = encoded_rows(decoder, before)[1:][used].double(), student.head_weight_VD[used].double()
+    mapped_ND = new_rows_ND.double() @ ridge_map(taught_IE, own_ID, _SMALL_RIDGE)
+    return mapped_ND.to(student.embedding.weight)

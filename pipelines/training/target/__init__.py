@@ -1,0 +1,1 @@
+"""What is learned: losses, and the targets of decoder and student."""

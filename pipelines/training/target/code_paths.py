@@ -1,0 +1,81 @@
+"""The loss of an item's path of codes: at each level a softmax over the codes that items have below the label's prefix, and no others.
+
+That is how the engine's beams score items, so the shares of all items add up to 1, and nothing has to be learned of paths that no item has.
+
+Shape suffixes: B windows, L positions, N items of a window, T items learned from, C items of a chunk, D hidden, V tokens, P prefixes, S codes of a level.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.catalogue import Catalogue
+from pipelines.training.fit.batches import IGNORED, Batch
+from pipelines.training.fit.fitting import Loss
+from pipelines.training.target.softmax import PENALTY, catalogue_loss, next_unseen
+from pipelines.training.target.teacher import ItemTeacher, TargetCodes
+from services.llm.engine.beam.trie import ItemCodes, Trie
+
+
+@dataclass(frozen=True, slots=True)
+class OtherCodes:
+    """The codes that no item has below each label's prefix."""
+
+    child_PS: Tensor
+    prefix_T: Tensor
+
+    def penalty(self, rows: slice) -> Tensor:
+        """Return (C, S) for these labels: 0, or far below 0 where no item is."""
+        return (self.child_PS[self.prefix_T[rows]] < 0) * -PENALTY
+
+
+class CodePaths:
+    """A catalogue's paths by level, as the engine's trie numbers them: `child_PS[level]` is the node of a prefix with one code more, -1 where no item has one."""
+
+    def __init__(self, catalogue: Catalogue, device: torch.device) -> None:
+        self.first_tokens, self.level_sizes = catalogue.token_offsets, catalogue.level_sizes
+        items = ItemCodes(codes=catalogue.codes, level_sizes=self.level_sizes, token_offsets=self.first_tokens)
+        nodes = (*Trie(items, torch.device("cpu")).nodes_of_items, np.arange(len(catalogue.item_ids), dtype=np.int32))
+        self.child_PS: list[Tensor] = []
+        for level, size in enumerate(self.level_sizes):
+            child_PS = np.full((int(nodes[level].max()) + 1, size), -1, dtype=np.int32)
+            child_PS[nodes[level], catalogue.codes[:, level]] = nodes[level + 1]
+            self.child_PS.append(torch.from_numpy(child_PS).to(device))
+
+    def loss(
+        self, hidden_BLD: Tensor, head_VD: Tensor, batch: Batch, teacher: ItemTeacher | None = None, *, mask_seen: bool
+    ) -> Loss:
+        """Return the mean cross-entropy of all levels' codes, each among those below the codes before it, and their number.
+
+        With `mask_seen` only items new to their history are learned. Seen ones stay in the softmax, as in the engine, whose masks change no score.
+        With a teacher the target at each level is a mixture of the label's code and the teacher's shares.
+        """
+        depth = len(self.level_sizes)
+        labels_BNX = batch.labels.reshape(len(batch.labels), -1, depth)
+        hidden_BNXD = hidden_BLD.reshape(*labels_BNX.shape, -1)
+        is_label_BN = batch.is_label[:, ::depth]
+        chosen_BN = (labels_BNX[..., 0] >= 0) & is_label_BN
+        if mask_seen:
+            chosen_BN = next_unseen(self._items(labels_BNX), is_label_BN)
+        hidden_TXD, labels_TX = hidden_BNXD[chosen_BN], labels_BNX[chosen_BN]
+        taught: Sequence[TargetCodes | None] = [None] * depth
+        if teacher is not None:
+            codes_BNX = labels_BNX - torch.tensor(self.first_tokens, device=labels_BNX.device)
+            taught = teacher.taught(codes_BNX.clamp(min=IGNORED), chosen_BN)
+        prefix_T, losses = torch.zeros_like(labels_TX[:, 0]), []
+        for level, (first, size) in enumerate(zip(self.first_tokens, self.level_sizes, strict=True)):
+            others, codes_T = OtherCodes(self.child_PS[level], prefix_T), labels_TX[:, level] - first
+            head_SD = head_VD[first : first + size]
+            losses.append(catalogue_loss(hidden_TXD[:, level], head_SD, codes_T, others, taught[level]))
+            prefix_T = self.child_PS[level][prefix_T, codes_T].long()
+        return torch.stack(losses).mean(), labels_TX.numel()
+
+    def _items(self, labels_BNX: Tensor) -> Tensor:
+        """Return each label's item, IGNORED for none."""
+        node_BN = torch.zeros_like(labels_BNX[..., 0])
+        for child_PS, first, token_BN in zip(self.child_PS, self.first_tokens, labels_BNX.unbind(-1), strict=True):
+            node_BN = child_PS[node_BN, (token_BN - first).clamp(min=0)].clamp(min=0).long()
+        return torch.where(labels_BNX[..., 0] < 0, IGNORED, node_BN)

@@ -1,0 +1,93 @@
+"""Softmax cross-entropy over a sample of the catalogue, for catalogues whose whole softmax takes most of a step.
+
+Each item is drawn on its own, with its own probability q. In the sum over items a drawn one counts 1/q times, that is, log q is taken off its
+score (the logQ correction), so the sum's expectation is the sum over the whole catalogue. The label is always in the sum, once. If every q is 1
+the loss is the whole softmax's.
+
+Shape suffixes: B histories, L positions, T tokens, S drawn items, D hidden of the model, E hidden of the teacher, V items,
+N items that the teacher named.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipelines.training.target.softmax import PENALTY, SeenItems, TargetItems, Teacher
+
+_FLATTENING = 0.5
+"""The power of an item's count of training events that its probability is proportional to."""
+_ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The drawn items, ascending, and the logarithm of each one's probability to be drawn."""
+
+    items_S: Tensor
+    log_q_S: Tensor
+
+    def columns(self, items_BL: Tensor) -> Tensor:
+        """Return the place of each item in the sample, -1 for one that is not in it and for what is no item."""
+        places_BL = torch.searchsorted(self.items_S, items_BL.contiguous())
+        known_S1 = functional.pad(self.items_S, (0, 1), value=-1)  # where an item after the last one is placed
+        return torch.where((known_S1[places_BL] == items_BL) & (items_BL >= 0), places_BL, -1)
+
+
+class ItemSampler:
+    """Draws samples of about `size` items with torch's generator of the CPU, whose state checkpoints hold."""
+
+    def __init__(self, popularity_V: np.ndarray, size: int) -> None:
+        self.rate_V = torch.from_numpy(rates(popularity_V, size)).float()
+
+    def draw(self, device: torch.device) -> Sample:
+        """Return a fresh sample."""
+        items_S = (torch.rand(len(self.rate_V), device="cpu") < self.rate_V).nonzero().squeeze(1)
+        return Sample(items_S.to(device), self.rate_V[items_S].log().to(device))
+
+
+def rates(popularity_V: np.ndarray, size: int) -> np.ndarray:
+    """Return each item's probability to be drawn: at most 1, of sum `size` (or the number of items), larger for frequent items."""
+    weight_V = (popularity_V + 1.0) ** _FLATTENING
+    rate_V = np.zeros(len(weight_V))
+    for _ in range(_ROUNDS):  # what is cut at 1 is given to the others
+        is_free_V = rate_V < 1
+        if not is_free_V.any():
+            break
+        left = min(size, len(weight_V)) - int((~is_free_V).sum())
+        rate_V[is_free_V] = np.minimum(1.0, weight_V[is_free_V] * left / weight_V[is_free_V].sum())
+    return rate_V
+
+
+def sampled_loss(
+    hidden_TD: Tensor,
+    head_VD: Tensor,
+    labels_T: Tensor,
+    sample: Sample,
+    seen: SeenItems | None = None,
+    teacher: Teacher | TargetItems | None = None,
+) -> Tensor:
+    """Return the mean cross-entropy (a scalar) against the labels, mixed with the teacher's; `seen` is over the sample's columns."""
+    with torch.autocast(hidden_TD.device.type, enabled=False):  # differences of scores need fp32
+        left_out_TS = (sample.items_S == labels_T.unsqueeze(1)) * -PENALTY - sample.log_q_S
+        if seen is not None:
+            left_out_TS += seen.penalty(slice(None))
+        scores_TS = _scores(hidden_TD.float(), head_VD, labels_T, sample, left_out_TS)
+        log_p_TS = scores_TS.log_softmax(1)
+        loss_T = -log_p_TS[:, 0]
+        if isinstance(teacher, TargetItems):
+            log_sum_T = scores_TS[:, 0] - log_p_TS[:, 0]
+            named_TN = torch.einsum("td,tnd->tn", hidden_TD.float(), head_VD[teacher.items_TN]) - log_sum_T.unsqueeze(1)
+            loss_T = (1 - teacher.shares_TN.sum(1)) * loss_T - (teacher.shares_TN * named_TN).sum(1)
+        elif teacher is not None:
+            taught_TS = _scores(teacher.hidden_TE.float(), teacher.head_VE, labels_T, sample, left_out_TS).softmax(1)
+            loss_T = (1 - teacher.weight) * loss_T - teacher.weight * (taught_TS * log_p_TS).sum(1)
+        return loss_T.sum() / max(1, len(labels_T))
+
+
+def _scores(hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, sample: Sample, left_out_TS: Tensor) -> Tensor:
+    """Return (T, 1 + S): the label's score, then the corrected ones of the drawn items."""
+    own_T1 = (hidden_TD * head_VD[labels_T]).sum(1, keepdim=True)
+    return torch.cat([own_T1, torch.addmm(left_out_TS, hidden_TD, head_VD[sample.items_S].T)], dim=1)

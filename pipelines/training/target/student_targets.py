@@ -1,0 +1,139 @@
+"""What the student learns at each position: the items of the data, and the decoder's distribution over items.
+
+For codes of depth 1 the decoder's output matrix gives that distribution directly, over all items. For deeper codes it is what the decoder's
+beams find, searched once before the training, for at most `_MAX_SEARCHED` positions; at the others the label is the whole target.
+
+Shape suffixes: B windows, L positions, T tokens, D hidden, N items of a list, P positions of all sequences together.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.catalogue import BOS_TOKEN, Catalogue
+from models.decoder.decoder import Decoder
+from models.student import START
+from pipelines.scoring.beams import BeamScorer
+from pipelines.scoring.dense import hidden_states
+from pipelines.training.fit.batches import IGNORED
+from pipelines.training.start.student_rows import token_of_row
+from pipelines.training.target.softmax import TargetItems, Teacher
+from pipelines.training.target.teacher import numbered
+
+_MAX_SEARCHED = 100_000
+_LIST_LEN = 32
+
+
+class LabelTargets:
+    """The labels alone. A batch's tokens are the student's input rows."""
+
+    def __init__(self, catalogue: Catalogue, sequences: Sequence[np.ndarray]) -> None:
+        self.sequences, self.spelling = sequences, numbered(catalogue, len(catalogue.item_ids))
+
+    def read(self, tokens_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the student's input rows and the items to learn, IGNORED where there is none."""
+        return tokens_BL, torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
+
+    def taught(self, _tokens_BL: Tensor, _labels_BL: Tensor) -> Teacher | TargetItems | None:
+        """Return the decoder's part of the target, None for none."""
+        return None
+
+
+class TeacherLessons(LabelTargets):
+    """Lessons of a decoder whose items are one token each."""
+
+    def __init__(self, decoder: Decoder, catalogue: Catalogue, sequences: Sequence[np.ndarray], weight: float) -> None:
+        super().__init__(catalogue, sequences)
+        self._decoder, self._weight = decoder, weight
+        self._token_of_row = token_of_row(catalogue, decoder.embedding.weight.device)
+
+    @torch.no_grad()
+    def taught(self, tokens_BL: Tensor, _labels_BL: Tensor) -> Teacher:
+        """Return the decoder's distribution at every position."""
+        hidden_BLD = hidden_states(self._decoder, self._token_of_row[tokens_BL]).view(*tokens_BL.shape, -1)
+        return Teacher(hidden_BLD, self._decoder.head_weight_VD[self._token_of_row[1:]], self._weight)
+
+
+class BeamTargets:
+    """Lessons of a decoder with deeper codes. A batch's tokens are 1 + the position among all sequences together."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        catalogue: Catalogue,
+        sequences: Sequence[np.ndarray],
+        weight: float,
+        *,
+        mask_seen: bool,
+    ) -> None:
+        device = decoder.embedding.weight.device
+        items_P = np.concatenate([np.ma.getdata(sequence) for sequence in sequences])
+        starts = np.cumsum([0, *(len(sequence) for sequence in sequences)])
+        self.sequences = [
+            np.ma.MaskedArray(np.arange(start, end), mask=np.ma.getmaskarray(sequence))
+            for start, end, sequence in zip(starts, starts[1:], sequences, strict=False)
+        ]
+        self.spelling = numbered(catalogue, len(items_P))
+        self._items_P = torch.from_numpy(items_P).to(device)
+        searched = _evenly(len(items_P), _MAX_SEARCHED)
+        owners = np.searchsorted(starts, searched, side="right") - 1
+        histories = [items_P[starts[owner] : place] for owner, place in zip(owners, searched, strict=True)]
+        self._lists = tuple(
+            torch.from_numpy(values).to(device)
+            for values in _search(decoder, catalogue, histories, weight, mask_seen=mask_seen)
+        )
+        self._list_of_P = torch.zeros(len(items_P), dtype=torch.long, device=device)
+        self._list_of_P[torch.from_numpy(searched).to(device)] = torch.arange(1, 1 + len(searched), device=device)
+
+    def read(self, tokens_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the student's input rows and the items to learn, IGNORED where there is none."""
+        rows_BL = torch.where(tokens_BL == BOS_TOKEN, START, self._items_P[(tokens_BL - 1).clamp(min=0)] + 1)
+        return rows_BL, torch.where(labels_BL == IGNORED, IGNORED, self._items_P[(labels_BL - 1).clamp(min=0)])
+
+    def taught(self, _tokens_BL: Tensor, labels_BL: Tensor) -> TargetItems:
+        """Return the items of the decoder's beams at every position."""
+        list_BL = self._list_of_P[(labels_BL - 1).clamp(min=0)]
+        items, shares = self._lists
+        return TargetItems(items[list_BL], shares[list_BL])
+
+
+def new_targets(
+    decoder: Decoder | None,
+    catalogue: Catalogue,
+    sequences: Sequence[np.ndarray],
+    weight: float,
+    *,
+    mask_seen: bool,
+) -> LabelTargets | BeamTargets:
+    """Return the lessons of this decoder. `weight` is its share of the target; at 0, or without one, they are the labels."""
+    if decoder is None or weight == 0:
+        return LabelTargets(catalogue, sequences)
+    decoder.eval()
+    if catalogue.depth == 1:
+        return TeacherLessons(decoder, catalogue, sequences, weight)
+    return BeamTargets(decoder, catalogue, sequences, weight, mask_seen=mask_seen)
+
+
+def _search(
+    decoder: Decoder, catalogue: Catalogue, histories: Sequence[np.ndarray], weight: float, *, mask_seen: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the items and shares of each history's list, (1 + histories, N). List 0 is empty."""
+    width, depth = min(_LIST_LEN, len(catalogue.item_ids)), catalogue.depth
+    items_HN = np.zeros((1 + len(histories), width), dtype=np.int64)
+    shares_HN = np.zeros((1 + len(histories), width), dtype=np.float32)
+    if histories:
+        max_items = decoder.config.max_position_embeddings // depth - 1
+        scorer = BeamScorer(decoder, catalogue, max_items, max(1, max_items // 4))
+        seen = [np.unique(history) if mask_seen else () for history in histories]
+        for row, items, scores in scorer.lists(histories, seen, [width] * len(histories)):
+            shares = np.exp(scores - scores.max(initial=-np.inf))
+            items_HN[1 + row, : len(items)] = items
+            shares_HN[1 + row, : len(items)] = weight * shares / shares.sum()
+    return items_HN, shares_HN
+
+
+def _evenly(size: int, most: int) -> np.ndarray:
+    step = max(1, -(-size // most))
+    return np.arange(0, size, step)

@@ -1,0 +1,342 @@
+"""Stage 4: trains the decoder to predict the next item at every position of every history.
+
+    decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked)
+    item_text.safetensors   where rows are learned from text: those of new items
+    teacher/         of a decoder with deeper codes that has one (target/teacher.py)
+    training.json    the curve, the parameters and the options
+    speed.json       tokens and FLOPs per second of the steps, and the MFU (speed.py)
+
+One process, plain torch. The recipe is fixed here; its numbers come from `TrainOptions`.
+
+Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import structlog
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from models.catalogue import Catalogue, load_catalogue
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
+from models.decoder.weights import load_decoder, save_decoder
+from models.prompt import STRIDE_ITEMS
+from pipelines.codes.embedding import read_texts
+from pipelines.data.examples import Cases, Split, read_cases, read_labelled_sequences, sample_cases
+from pipelines.runner.stage import Progress
+from pipelines.scoring.beams import decoder_scorer
+from pipelines.scoring.dense import hidden_states
+from pipelines.scoring.metrics import ndcg, rank_labels
+from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.descent import DescentOptions
+from pipelines.training.fit.fitting import FitOptions, Fitted, Loss, OnValidation, Task, dropout_after, fit
+from pipelines.training.speed import SPEED, speed_of, training_flops
+from pipelines.training.start.from_interactions import start_from_use
+from pipelines.training.start.from_text_checkpoint import decoder_from_text
+from pipelines.training.start.text_rows import ItemText, add_text, folded, learned_text
+from pipelines.training.start.warm_start import NUM_CASES, Begun, WarmStart, tokens_before
+from pipelines.training.target.code_paths import CodePaths
+from pipelines.training.target.positions import position_loss
+from pipelines.training.target.sampled import ItemSampler
+from pipelines.training.target.teacher import TEACHER, ItemTeacher, numbered, save_teacher
+from services.errors import ConfigError
+
+log = structlog.get_logger()
+
+_BEAM_CASES = 2_000
+"""Cases of a validation by beam search, which takes far longer than dense scores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """The shape and the recipe of the decoder. `max_items` and `stride` are the prompt's (models.prompt)."""
+
+    hidden_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 2
+    feed_forward: int = 160
+    max_items: int = 200
+    stride: int = STRIDE_ITEMS
+    max_batch_tokens: int = 1_024
+    dropout: float = 0.3
+    sample_items: int = 0
+    """Number of items that the softmax is computed over in training, drawn for each batch; 0: all. With codes deeper than 1 only their teacher's."""
+    text_size: int = 0
+    """Numbers of an item's text from which its row is learned, beside a row of its own (item_text.py); 0: none."""
+    use_start: bool = False
+    """Whether the rows of items begin as what their users say of them (start/from_interactions.py), instead of as random numbers. A warm start goes before it."""
+    text_start: str = ""
+    """Folder of a text checkpoint, whose shape is taken instead of this one and whose weights are the start (start/from_text_checkpoint.py); empty: random weights."""
+    text_layers: int = 0
+    """Number of the text checkpoint's first layers that are taken; 0: all."""
+    mask_seen: bool = True
+    """Learn and validate the next item among those not seen yet, as serving ranks by default. Codes deeper than 1 learn no repeats, among all items."""
+    seed: int = 0
+    teacher_weight: float = 0.0
+    """Share in [0, 1] that a decoder with one token an item has in the target of codes deeper than 1; it is trained first, with these options (target/teacher.py). 0: none."""
+    teacher_dropout: float = 0.3
+    fit: FitOptions = field(
+        default_factory=lambda: FitOptions(
+            epochs=25,
+            validate_every=5,
+            descent=DescentOptions(learning_rate=4e-3, weight_decay=0.1, warm_up=0.1, average=0.99),
+        )
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained. Raises ConfigError naming the field."""
+        if self.text_size < 0:
+            raise ConfigError(f"text_size: {self.text_size} is no size; give 0 for none, or more, such as 64")
+        if self.text_layers < 0 or (self.text_layers and not self.text_start):
+            raise ConfigError(
+                f"text_layers: {self.text_layers} of no checkpoint; give text_start and a number of its first layers, or 0 for all"
+            )
+        if self.use_start and self.text_start:
+            raise ConfigError("use_start: true beside text_start, which sets the same rows; give one of them")
+        if not 0 <= self.teacher_weight <= 1:
+            raise ConfigError(f"teacher_weight: {self.teacher_weight} is no share; give 0 for no teacher, or up to 1")
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The shape that a text checkpoint overrules."""
+        return {name: getattr(self, name) for name in ("hidden_size", "num_layers", "num_heads", "feed_forward")}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """What decoders learn from: a catalogue with the sequences and validation cases of its items, and where it is computed."""
+
+    tokenized: Path
+    catalogue: Catalogue
+    sequences: Sequence[np.ndarray]
+    valid: Cases
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class FittedDecoder:
+    """The decoder as it is saved, what it learned of texts, and how the fit went."""
+
+    decoder: Decoder
+    item_text: ItemText | None
+    fitted: Fitted
+    begun: Begun | None
+    """How it began, if from a bundle."""
+
+
+def train(
+    tokenized: Path,
+    options: TrainOptions,
+    out: Path,
+    checkpoints: Checkpoints,
+    device: torch.device,
+    progress: Progress,
+    start: WarmStart | None = None,
+    on_validation: OnValidation | None = None,
+) -> None:
+    """Train, keep the best epoch by validation, and write the decoder with its curve. A decoder of deeper codes may have a teacher, trained before it."""
+    catalogue = load_catalogue(tokenized / "catalogue.parquet")
+    sequences, valid = read_labelled_sequences(tokenized), read_cases(tokenized, Split.VALID)
+    data = TrainingData(tokenized, catalogue, sequences, valid, device)
+    taught_by = None
+    if catalogue.depth > 1 and options.teacher_weight > 0:
+        taught_by = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start)
+    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, taught_by)
+    save_decoder(ours.decoder, out / "decoder")
+    if ours.item_text is not None:
+        ours.item_text.save(out)
+    about = {
+        "options": asdict(options),
+        "num_parameters": sum(parameter.numel() for parameter in ours.decoder.parameters()),
+        "epochs": (ours.begun.options if ours.begun else options.fit).epochs,
+        "text_start": shape_of(ours.decoder.config) if options.text_start else None,
+        "started_from": start.version if start is not None and ours.begun is not None else None,
+        **asdict(ours.fitted),
+    }
+    seconds = about.pop("seconds")
+    (out / "training.json").write_text(json.dumps(about, indent=1))
+    (out / SPEED).write_text(json.dumps(speed_of(ours.fitted.num_tokens, ours.fitted.flops, seconds, device), indent=1))
+
+
+def train_teacher(
+    data: TrainingData,
+    options: TrainOptions,
+    out: Path,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    start: WarmStart | None,
+) -> Decoder:
+    """Train the teacher of a decoder with these options, write it and return it."""
+    by_item = replace(data, catalogue=numbered(data.catalogue, len(data.catalogue.item_ids)))
+    own_start = None if start is None else replace(start, folder=start.folder / TEACHER)
+
+    def show(done: int, total: int, what: str) -> None:
+        progress(done, total, f"teacher: {what}")
+
+    own_options = replace(options, dropout=options.teacher_dropout)
+    teacher = fit_decoder(by_item, own_options, checkpoints, show, own_start).decoder
+    save_teacher(teacher, by_item.catalogue, out)
+    return teacher
+
+
+def fit_decoder(
+    data: TrainingData,
+    options: TrainOptions,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    start: WarmStart | None = None,
+    on_validation: OnValidation | None = None,
+    taught_by: Decoder | None = None,
+) -> FittedDecoder:
+    """Fit a decoder to the codes of the data's catalogue. `taught_by` is the teacher of deeper codes."""
+    catalogue, device = data.catalogue, data.device
+    decoder = first_decoder(data.tokenized, catalogue, options).to(device)
+    begun = None if start is None else begin_warm(start, decoder, catalogue, options.fit)
+    if options.use_start and begun is None:
+        start_from_use(decoder, catalogue, data.sequences)
+    rng = np.random.default_rng(options.seed)
+    samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small
+    sampler = ItemSampler(catalogue.popularity, options.sample_items) if samples else None
+    num_compared = 1 + options.sample_items if sampler else sum(catalogue.level_sizes) // catalogue.depth
+    paths = CodePaths(catalogue, device) if catalogue.depth > 1 else None
+    teacher = None
+    if paths is not None and taught_by is not None:
+        teacher = ItemTeacher(
+            taught_by, catalogue.codes, paths.child_PS, options.teacher_weight, mask_seen=options.mask_seen
+        )
+    encoder = None
+    if options.text_size:
+        encoder = add_text(decoder, catalogue, read_texts(data.tokenized), options.text_size)
+    valid = data.valid if catalogue.depth == 1 else sample_cases(data.valid, _BEAM_CASES)
+    if begun is not None:
+        valid = sample_cases(valid, NUM_CASES)
+
+    def loss(model: nn.Module, batch: Batch) -> Loss:
+        with parametrize.cached():  # rows with a part from text are computed once for input and output
+            return next_token_loss(
+                cast("Decoder", model),
+                catalogue,
+                batch,
+                mask_seen=options.mask_seen,
+                sampler=sampler,
+                paths=paths,
+                teacher=teacher,
+            )
+
+    def flops(batch: Batch, num_labels: int) -> int:
+        return training_flops(decoder.config, batch.lengths, num_labels * num_compared)
+
+    def validate() -> float:
+        scorer = decoder_scorer(folded(decoder), catalogue, options.max_items, options.stride)
+        return ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10)
+
+    adding = [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
+    with dropout_after(adding, options.dropout):
+        task = Task(
+            batches=lambda: batch_windows(
+                cut_windows(data.sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng
+            ),
+            rng=rng,
+            loss=loss,
+            validate=validate,
+            uniform_loss=math.log(max(2, *catalogue.level_sizes)),
+            flops=flops,
+            on_validation=on_validation,
+        )
+        fit_options, start_shares = (begun.options, begun.start_shares(decoder)) if begun else (options.fit, None)
+        fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares)
+    item_text = None if encoder is None else learned_text(decoder, encoder)
+    return FittedDecoder(folded(decoder), item_text, fitted, begun)
+
+
+def read_training(trained: Path) -> dict[str, Any]:
+    """Read training.json, with speed.json under `speed`."""
+    about: dict[str, Any] = json.loads((trained / "training.json").read_text())
+    return about | {"speed": json.loads((trained / SPEED).read_text())}
+
+
+def begin_warm(start: WarmStart, decoder: Decoder, catalogue: Catalogue, options: FitOptions) -> Begun | None:
+    """Start this decoder, which has fresh weights, from a bundle's. None if they do not fit."""
+
+    def read(folder: Path) -> Decoder:
+        return load_decoder(folder / "decoder", torch.float32, decoder.embedding.weight.device)
+
+    return start.begin("train", decoder, catalogue, options, read, tokens_before)
+
+
+def next_token_loss(
+    decoder: Decoder,
+    catalogue: Catalogue,
+    batch: Batch,
+    *,
+    mask_seen: bool,
+    sampler: ItemSampler | None = None,
+    paths: CodePaths | None = None,
+    teacher: ItemTeacher | None = None,
+) -> Loss:
+    """Return the mean cross-entropy over all positions, and their number. `paths` are those of a catalogue of codes deeper than 1, which does not sample, and `teacher` is theirs."""
+    tokens_BL, labels_BL = batch.tokens, batch.labels
+    hidden_BLD = hidden_states(decoder, tokens_BL).view(*tokens_BL.shape, -1)
+    if paths is not None:
+        return paths.loss(hidden_BLD, decoder.head_weight_VD, batch, teacher, mask_seen=mask_seen)
+    assert catalogue.depth == 1, "deeper codes have paths"
+    (first,), (size,) = catalogue.token_offsets, catalogue.level_sizes
+    items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
+    head_VD = decoder.head_weight_VD[first : first + size]
+    return position_loss(hidden_BLD, head_VD, items_BL, batch.is_label, mask_seen=mask_seen, sampler=sampler)
+
+
+def first_decoder(tokenized: Path, catalogue: Catalogue, options: TrainOptions) -> Decoder:
+    """Return the decoder that training begins with: of a text checkpoint, whose shape overrules the options', or with fresh weights. Raises ConfigError."""
+    if not options.text_start:
+        return new_decoder(catalogue, options)
+    folder, num_positions = Path(options.text_start), _num_positions(catalogue, options)
+    texts = read_texts(tokenized)
+    decoder = decoder_from_text(folder, options.text_layers, catalogue, texts, num_positions, options.seed)
+    log.info("decoder_from_text", checkpoint=str(folder), shape=shape_of(decoder.config), instead_of=options.shape)
+    return decoder
+
+
+def shape_of(config: DecoderConfig) -> dict[str, int]:
+    """Return a decoder's shape by the names of the options."""
+    return {
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "feed_forward": config.intermediate_size,
+    }
+
+
+def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
+    """Return a decoder with fresh weights: normal, narrower where layers add onto the residual stream."""
+    torch.manual_seed(options.seed)
+    decoder = Decoder(
+        DecoderConfig(
+            vocab_size=catalogue.vocab_size,
+            hidden_size=options.hidden_size,
+            intermediate_size=options.feed_forward,
+            num_hidden_layers=options.num_layers,
+            num_attention_heads=options.num_heads,
+            num_key_value_heads=options.num_heads,
+            head_dim=options.hidden_size // options.num_heads,
+            max_position_embeddings=_num_positions(catalogue, options),
+        )
+    )
+    for name, parameter in decoder.named_parameters():
+        if parameter.dim() > 1:
+            adds = name.endswith(("output.weight", "down.weight"))
+            nn.init.normal_(parameter, std=0.02 / (2 * options.num_layers) ** 0.5 if adds else 0.02)
+    return decoder
+
+
+def _num_positions(catalogue: Catalogue, options: TrainOptions) -> int:
+    return (options.max_items + 1) * catalogue.depth

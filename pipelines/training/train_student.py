@@ -1,0 +1,270 @@
+"""Stage 5: a student learns the decoder's distribution at every position, its twin the labels alone, and validation chooses which of them serves.
+
+    student.safetensors     weights of models.student: of the one that serves
+    twin.safetensors        of the twin
+    distilled.safetensors   of the other, where the twin serves
+    distillation.json       shapes, curves, the options, and what distillation earned
+
+The target at each position is a mixture of the decoder's distribution over the whole catalogue and the label. The twin's target is the label.
+Where codes are deeper than 1, a decoder that had a teacher shares it with the student (target/teacher.py). Without one, that distribution is over the items
+that the decoder's beams find (target/student_targets.py), and the rows of items without training events are made from their codes (start/student_rows.py).
+Else the two are equal: both start from the decoder's item embeddings (narrowed to their size), with the same dropout, batches and schedule. So
+the difference between them is what the decoder's distribution is worth.
+
+Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
+"""
+
+import json
+import math
+import multiprocessing
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.catalogue import Catalogue, load_catalogue
+from models.decoder.decoder import Decoder
+from models.decoder.weights import load_decoder
+from models.student import StudentConfig, StudentModel, read_student, save_student
+from pipelines.data.examples import Split, read_cases, read_labelled_sequences, sample_cases
+from pipelines.runner.stage import Progress, silent
+from pipelines.scoring.metrics import gains, interval, ndcg, rank_labels
+from pipelines.scoring.student import StudentScorer
+from pipelines.training.fit.batches import Batch, batch_windows, cut_windows
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.descent import DescentOptions
+from pipelines.training.fit.fitting import FitOptions, Fitted, Loss, Task, dropout_after, fit
+from pipelines.training.start.student_rows import encoded_rows, fill_rows
+from pipelines.training.start.warm_start import NUM_CASES, Begun, WarmStart, rows_before
+from pipelines.training.target.positions import position_loss
+from pipelines.training.target.sampled import ItemSampler
+from pipelines.training.target.student_targets import BeamTargets, LabelTargets, new_targets
+from pipelines.training.target.teacher import load_teacher
+from services.errors import CheckpointError
+
+_ABOUT = "distillation.json"
+_NUM_CHOOSING = 50_000
+"""Validation cases that choose, at most. A quarter of 30,000 did not show a gain that all of them and the test labels show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillOptions:
+    """The student's shape and recipe. `teacher_weight` is the decoder's share of the target in [0, 1]."""
+
+    hidden_size: int = 64
+    feed_forward: int = 128
+    num_heads: int = 4
+    num_hops: int = 2
+    max_items: int = 200
+    teacher_weight: float = 0.8
+    dropout: float = 0.1
+    sample_items: int = 0
+    """As of the decoder's TrainOptions."""
+    mask_seen: bool = True
+    """As of the decoder's TrainOptions."""
+    max_batch_tokens: int = 2_048
+    seed: int = 0
+    fit: FitOptions = field(
+        default_factory=lambda: FitOptions(
+            epochs=15,
+            validate_every=5,
+            descent=DescentOptions(learning_rate=4e-3, weight_decay=0.1, warm_up=0.1, average=0.99),
+        )
+    )
+
+
+def distill(
+    tokenized: Path,
+    decoder_dir: Path,
+    options: DistillOptions,
+    out: Path,
+    checkpoints: Checkpoints,
+    device: torch.device,
+    progress: Progress,
+    start: WarmStart | None = None,
+) -> None:
+    """Train both and write them with the choice; the twin in a process of its own beside. A student without a teacher is its own twin, and trained once."""
+    inputs, lesson = Inputs(tokenized, torch.get_num_threads(), device), without_targets(options)
+    path, twin_path = out / "student.safetensors", out / "twin.safetensors"
+
+    def fit_student() -> Fitted:
+        return fit_and_save(inputs, decoder_dir, options, path, checkpoints.of("student"), progress, start)
+
+    if options == lesson:
+        student = twin = fit_student()
+        shutil.copyfile(path, twin_path)
+    else:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
+            saved = checkpoints.of("twin")
+            fitting = beside.submit(fit_and_save, inputs, decoder_dir, lesson, twin_path, saved, silent, start)
+            student, twin = fit_student(), fitting.result()
+    choose_student(tokenized, options, out, student, twin)
+
+
+def choose_student(tokenized: Path, options: DistillOptions, out: Path, fitted: Fitted, twin_fitted: Fitted) -> None:
+    """Keep the distilled student of this folder where its validation NDCG@10 is above its twin's beyond the paired 95 % interval; else the twin serves. Write what was found.
+
+    Both are trained in any case, so a choice costs as much as one more validation of each.
+    """
+    path, twin_path, repeats = out / "student.safetensors", out / "twin.safetensors", not options.mask_seen
+    cases = sample_cases(read_cases(tokenized, Split.VALID), _NUM_CHOOSING)
+    student, twin = (
+        gains(rank_labels(StudentScorer(read_student(one)), cases).as_served(repeats=repeats), 10)
+        for one in (path, twin_path)
+    )
+    low, high = interval(student - twin, seed=0)
+    uses_targets = low > 0
+    if not uses_targets:
+        path.rename(out / "distilled.safetensors")
+        shutil.copyfile(twin_path, path)
+    means = {"ndcg10": float(student.mean()), "twin_ndcg10": float(twin.mean())}
+    difference = {"difference": float((student - twin).mean()), "low": low, "high": high}
+    earned = {"uses_targets": uses_targets, **means, **difference, "num_cases": len(cases)}
+    about = {"options": asdict(options), "student": asdict(fitted), "twin": asdict(twin_fitted), "earned": earned}
+    (out / _ABOUT).write_text(json.dumps(about, indent=1))
+
+
+def read_earned(students_dir: Path) -> dict[str, Any]:
+    """Read {uses_targets, ndcg10, twin_ndcg10, difference, low, high, num_cases}: which student serves, by the validation NDCG@10 of both."""
+    found: dict[str, Any] = json.loads((students_dir / _ABOUT).read_text())["earned"]
+    return found
+
+
+def describe_earned(earned: Mapping[str, Any]) -> str:
+    """Return a sentence: which student serves, and why."""
+    serves = "from the decoder's targets" if earned["uses_targets"] else "without the decoder's targets"
+    words = (
+        f"by validation these earn {earned['difference']:+.4f} NDCG@10 ({earned['low']:+.4f} to {earned['high']:+.4f})"
+    )
+    return f"the student learned {serves}: {words}"
+
+
+def chosen_options(students_dir: Path, options: DistillOptions) -> DistillOptions:
+    """Return the options of the student that serves."""
+    return options if read_earned(students_dir)["uses_targets"] else without_targets(options)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The data of a fit, and where it is computed."""
+
+    tokenized: Path
+    num_threads: int
+    device: torch.device
+
+
+def fit_and_save(
+    inputs: Inputs,
+    decoder_dir: Path | None,
+    options: DistillOptions,
+    path: Path,
+    checkpoints: Checkpoints,
+    progress: Progress = silent,
+    start: WarmStart | None = None,
+) -> Fitted:
+    """Train one student on the stage's inputs, write it, and return its curve. Without a decoder it starts at random and learns from the labels."""
+    torch.set_num_threads(inputs.num_threads)
+    catalogue = load_catalogue(inputs.tokenized / "catalogue.parquet")
+    sequences, valid = read_labelled_sequences(inputs.tokenized), read_cases(inputs.tokenized, Split.VALID)
+    teacher = None
+    if decoder_dir is not None and (own_teacher := load_teacher(decoder_dir.parent, inputs.device)) is not None:
+        teacher, catalogue = own_teacher
+    elif decoder_dir is not None:
+        teacher = load_decoder(decoder_dir, torch.float32, inputs.device)
+    student = new_student(catalogue, teacher, options).to(inputs.device)
+    lessons = new_targets(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
+    begun = None if start is None else begin_warm(start, student, catalogue, options.fit)
+    if begun is not None:
+        valid = sample_cases(valid, NUM_CASES)
+    rng, scorer = np.random.default_rng(options.seed), StudentScorer(student)
+    sampler = ItemSampler(catalogue.popularity, options.sample_items) if options.sample_items else None
+    task = Task(
+        batches=lambda: batch_windows(
+            cut_windows(lessons.sequences, options.max_items, rng), lessons.spelling, options.max_batch_tokens, rng
+        ),
+        rng=rng,
+        loss=lambda model, batch: imitation_loss(cast("StudentModel", model), lessons, batch, options, sampler),
+        validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
+        uniform_loss=math.log(max(2, len(catalogue.item_ids))),
+    )
+    modules = [module for name, module in student.named_modules() if name.endswith(("embedding", "output", "down"))]
+    with dropout_after(modules, options.dropout):
+        fit_options, start_shares = (begun.options, begun.start_shares(student)) if begun else (options.fit, None)
+        fitted = fit(student, task, fit_options, checkpoints, progress, start_shares)
+    if catalogue.depth > 1:
+        fill_rows(student, catalogue, np.flatnonzero(catalogue.popularity == 0))
+    save_student(student, path)
+    return fitted
+
+
+def without_targets(options: DistillOptions) -> DistillOptions:
+    """Return the twin's options: the labels are its whole target."""
+    return replace(options, teacher_weight=0.0)
+
+
+def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillOptions) -> StudentModel:
+    """Return a student with fresh weights, its embeddings taken from the teacher if there is one and it is no narrower."""
+    torch.manual_seed(options.seed)
+    config = StudentConfig(
+        num_items=len(catalogue.item_ids),
+        hidden_size=options.hidden_size,
+        feed_forward=options.feed_forward,
+        num_heads=options.num_heads,
+        num_hops=options.num_hops,
+        max_items=options.max_items,
+    )
+    student = StudentModel(config)
+    for name, parameter in student.named_parameters():
+        if name.endswith(".weight") and parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+    if teacher is not None and teacher.config.hidden_size >= options.hidden_size:
+        with torch.no_grad():
+            student.embedding.weight.copy_(_narrowed(encoded_rows(teacher, catalogue), options.hidden_size))
+    return student
+
+
+def _narrowed(rows_VE: Tensor, size: int) -> Tensor:
+    """Return rows of this size whose inner products are nearest to the given ones'; the rows themselves where they have it."""
+    if rows_VE.shape[1] == size:
+        return rows_VE
+    _, directions_EE = torch.linalg.eigh(rows_VE.T @ rows_VE)  # ascending
+    narrow_VD: Tensor = rows_VE @ directions_EE[:, -size:]
+    return narrow_VD
+
+
+def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, options: FitOptions) -> Begun | None:
+    """Start this student, which has fresh weights, from a bundle's. None if they do not fit."""
+
+    def read(folder: Path) -> StudentModel:
+        path = folder / "student.safetensors"
+        if not path.exists():
+            raise CheckpointError(f"{path}: the bundle was made before bundles kept their student's weights")
+        return read_student(path)
+
+    return start.begin("distill", student, catalogue, options, read, rows_before)
+
+
+def imitation_loss(
+    student: StudentModel,
+    lessons: LabelTargets | BeamTargets,
+    batch: Batch,
+    options: DistillOptions,
+    sampler: ItemSampler | None = None,
+) -> Loss:
+    """Return the student's mean cross-entropy over all positions, against labels and teacher, and their number."""
+    rows_BL, items_BL = lessons.read(batch.tokens, batch.labels)
+    return position_loss(
+        student(rows_BL),
+        student.head_weight_VD,
+        items_BL,
+        batch.is_label,
+        mask_seen=options.mask_seen,
+        sampler=sampler,
+        teacher=lessons.taught(batch.tokens, batch.labels),
+    )

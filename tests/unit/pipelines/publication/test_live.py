@@ -1,0 +1,119 @@
+"""Which live bundle a run is to replace, by the items of both."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from models.registry import BundleStore
+from pipelines.options import PipelineOptions
+from pipelines.publication.live import describe_other, live_of, reference_of
+from pipelines.runner.stage import StageOutput
+from services.errors import StageFailed
+from tests.support.training.bundles import build_catalogue
+
+OWN = PipelineOptions(events=Path("shop/events.csv"), items=Path("shop/items.csv"))
+COMMAND = "tailrace pipeline --events shop/events.csv --items shop/items.csv"
+
+
+def items(*numbers: int, title: str = "Item {}") -> pl.DataFrame:
+    """Items named as those of the test catalogue."""
+    return pl.DataFrame({"item_id": [f"i{n}" for n in numbers], "title": [title.format(n) for n in numbers]})
+
+
+def ingested(folder: Path, table: pl.DataFrame) -> StageOutput:
+    """The output of the stage `ingest`, its items alone."""
+    table.write_parquet(folder / "items.parquet")
+    return StageOutput("ingest", "key", folder, skipped=False, seconds=0.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BundleStore:
+    """A live bundle of 30 items."""
+    (tmp_path / "source").mkdir()
+    build_catalogue(30).save(tmp_path / "source" / "catalogue.parquet")
+    store = BundleStore(tmp_path / "bundles")
+    store.publish(tmp_path / "source", "v1", {"dataset": "ml-100k"})
+    store.promote("v1")
+    return store
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (items(*range(30)), None),
+        (items(0, 1), None),
+        (items(*range(27, 300)), None),
+        (items(*range(28, 300)), "2 of 272 items are among the 30 that are live"),
+        (items(*range(100, 140)), "0 of 40 items are among the 30 that are live"),
+        (
+            items(*range(40), title="Book {}"),
+            "0 of 40 items are among the 30 that are live (30 more share the id, with another title)",
+        ),
+    ],
+)
+def test_data_is_known_by_its_items(table: pl.DataFrame, words: str | None) -> None:
+    """A part of the catalogue, a larger one and one that was mostly replaced are the same shop's; numbers that two shops share are not."""
+    assert describe_other(table, build_catalogue(30)) == words
+
+
+@pytest.mark.parametrize("options", [OWN, replace(OWN, events=Path("renamed.csv")), replace(OWN, replace_live=True)])
+def test_the_live_bundle_of_the_same_data_is_compared_whatever_the_table_is_called(
+    store: BundleStore, tmp_path: Path, options: PipelineOptions
+) -> None:
+    """An option left over from the day on which other data was replaced does not open the gate."""
+    live = live_of(store, "v1", ingested(tmp_path, items(*range(30))), options, COMMAND)
+
+    assert live is not None
+    assert live.version == "v1"
+
+
+def test_other_data_is_refused_with_the_command_that_replaces_what_is_live(store: BundleStore, tmp_path: Path) -> None:
+    """Unless that option is given, or the run ends before the gate or publishes nothing."""
+    other = ingested(tmp_path, items(*range(100, 140)))
+
+    with pytest.raises(StageFailed) as refused:
+        live_of(store, "v1", other, OWN, COMMAND)
+
+    assert "the live bundle v1 (ml-100k)" in str(refused.value)
+    assert f"nothing was trained. To replace that bundle by one of this data: {COMMAND} --replace-live." in str(
+        refused.value
+    )
+    for options in (replace(OWN, replace_live=True), replace(OWN, until="train"), replace(OWN, split="global-time")):
+        assert live_of(store, "v1", other, options, COMMAND) is None
+
+
+def test_a_live_bundle_that_cannot_be_read_can_be_replaced(store: BundleStore, tmp_path: Path) -> None:
+    """Its manifest still bounds the volume; without one there is nothing to compare with."""
+    table = ingested(tmp_path, items(*range(30)))
+    (tmp_path / "bundles" / "v1" / "catalogue.parquet").write_bytes(b"")
+
+    damaged = live_of(store, "v1", table, OWN, COMMAND)
+
+    assert damaged is not None
+    (tmp_path / "bundles" / "v1" / "manifest.json").write_text("{")
+    assert live_of(store, "v1", table, OWN, COMMAND) is None
+    assert live_of(store, None, table, OWN, COMMAND) is None
+
+
+def test_why_nothing_is_compared_with_a_reference_is_said(store: BundleStore, tmp_path: Path) -> None:
+    """There is none, it is of other data, or its folder is damaged; otherwise the sentence has which it is."""
+    own, other = ingested(tmp_path, items(*range(30))).path, tmp_path / "other"
+    other.mkdir()
+    ingested(other, items(*range(100, 140)))
+
+    none, why = reference_of(BundleStore(tmp_path / "empty"), own)
+    found, which = reference_of(store, own)
+    foreign, why_foreign = reference_of(store, other)
+    (tmp_path / "bundles" / "v1" / "catalogue.parquet").write_bytes(b"")
+    damaged, why_damaged = reference_of(store, own)
+
+    assert (none, foreign, damaged) == (None, None, None)
+    assert found is not None
+    assert found.version == "v1"
+    assert why.startswith("no bundle is the reference yet")
+    assert which == "v1 is the reference, the first whole training that is kept"
+    assert why_foreign.startswith("not compared with the reference, v1: 0 of 40 items are among the 30 of that bundle")
+    assert "cannot be read" in why_damaged
+    assert why_damaged.endswith("tailrace bundles reference VERSION")

@@ -1,0 +1,75 @@
+"""Ranking metrics against values calculated by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.data.examples import Cases
+from pipelines.scoring.metrics import gains, hit_rate, interval, mean_ranks, ndcg, rank_labels
+
+
+@pytest.mark.parametrize(
+    ("scores", "target", "rank"),
+    [
+        ([3, 2, 1], 0, 1),
+        ([3, 2, 1], 2, 3),
+        ([1, 1, 1], 1, 2),
+        ([5, 1, 1], 2, 2.5),
+        ([-np.inf, 0, -np.inf], 0, 2.5),
+        ([np.nan] * 5, 2, 3),
+        ([np.nan, 1, np.nan, 2, np.nan], 2, 4),
+    ],
+)
+def test_ties_share_their_mean_rank(scores: list[float], target: int, rank: float) -> None:
+    """A label's rank is the mean of the places that it and its ties take; scores that are not numbers tie below all others."""
+    assert mean_ranks(np.array(scores, dtype=float), target, np.array([], dtype=np.int64)) == (rank, rank)
+
+
+SCORES = st.one_of(st.integers(-2, 3).map(float), st.sampled_from([np.nan, -np.inf]))
+
+
+@given(scores=st.lists(SCORES, min_size=1, max_size=12), data=st.data())
+def test_ranks_are_those_of_comparing_each_with_each(scores: list[float], data: st.DataObject) -> None:
+    """Whatever ties, has no score, is seen once or twice, or is the label itself: both ranks are those of plain loops."""
+    item = st.integers(0, len(scores) - 1)
+    target, history = data.draw(item), data.draw(st.lists(item))
+
+    def slow(seen: list[int]) -> float:
+        known = [-np.inf if np.isnan(score) or place in seen else score for place, score in enumerate(scores)]
+        above, tied = (sum(is_so(score, known[target]) for score in known) for is_so in (float.__gt__, float.__eq__))
+        return above + (tied + 1) / 2
+
+    found = mean_ranks(np.array(scores), target, np.array(history, dtype=np.int64))
+
+    assert found == (slow([]), slow(history))
+
+
+def test_the_bootstrap_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many draws are in memory at once changes no bit of the interval."""
+    values = np.random.default_rng(1).random(101)
+    whole = interval(values, seed=0)
+    monkeypatch.setattr("pipelines.scoring.metrics._DRAWN_AT_ONCE", 700)
+
+    assert interval(values, seed=0) == whole
+
+
+def test_metrics_of_known_ranks() -> None:
+    """Rank 10 of ten is a hit, a mean rank of 10.5 is not."""
+    ranks, last, beyond = np.array([1.0, 3.0, 20.0]), np.array([10.0]), np.array([10.5])
+
+    assert hit_rate(ranks, 10) == pytest.approx(2 / 3)
+    assert ndcg(ranks, 10) == pytest.approx(1.5 / 3)
+    assert gains(ranks, 2).tolist() == [1.0, 0.0, 0.0]
+    assert (hit_rate(last, 10), hit_rate(beyond, 10)) == (1.0, 0.0)
+    assert (ndcg(last, 10), ndcg(beyond, 10)) == (pytest.approx(1 / np.log2(11)), 0.0)
+
+
+def test_masking_removes_the_history_and_only_the_history() -> None:
+    """Masked, the label moves up by the seen items above it; one that repeats the history can only be missed."""
+    cases = Cases(("u", "v"), (np.array([0, 1]), np.array([2])), np.array([2, 2]), np.zeros(2))
+
+    ranks = rank_labels(lambda histories: np.tile([9.0, 8.0, 7.0, 6.0], (len(histories), 1)), cases)
+
+    assert ranks.unmasked.tolist() == [3.0, 3.0]
+    assert ranks.masked.tolist() == [1.0, 4.0]

@@ -1,0 +1,50 @@
+"""Whether seen items are left out is found by which of both loses less, and not by how many labels repeat."""
+
+import numpy as np
+import pytest
+
+from pipelines.data.examples import Cases
+from pipelines.scoring.repeats import describe_repeats, find_repeats
+
+NUM_ITEMS = 100
+
+
+def cases(histories: list[list[int]], targets: list[int]) -> Cases:
+    """Validation cases of so many users."""
+    users = tuple(f"u{number}" for number in range(len(targets)))
+    return Cases(users, tuple(map(np.array, histories)), np.array(targets), np.full(len(targets), np.nan))
+
+
+def test_few_repeats_that_are_predicted_well_are_learned() -> None:
+    """One label of twenty repeats, and always follows the item before it: masks lose that one and gain nothing elsewhere."""
+    sequences = [np.array([1, 2, 1])] * 3
+    histories, targets = [[1, 2], *([[50 + user, 70 + user] for user in range(19)])], [1, *range(3, 22)]
+
+    found = find_repeats(sequences, cases(histories, targets), NUM_ITEMS)
+
+    assert found == {"repeats": True, "masked_ndcg10": 0.0, "unmasked_ndcg10": pytest.approx(1 / 20)}
+    assert (
+        "learned and may be shown again: the bigram's NDCG@10 on validation labels is 0.0000 without them and 0.0500"
+        in (describe_repeats(found))
+    )
+
+
+def test_many_repeats_that_nothing_predicts_are_left_out() -> None:
+    """A quarter of the labels repeats, far down the list; of the others each has a seen item above it, which masks take away."""
+    sequences = [np.array([0, 1, 2, 1])] * 2 + [np.array([9, 2, 3])]
+    histories, targets = [[30, 1, 2], [31, 1, 2], [32, 1, 2], [33, 1, 2]], [30, 3, 3, 3]
+
+    found = find_repeats(sequences, cases(histories, targets), NUM_ITEMS)
+
+    assert found["repeats"] is False
+    assert found["masked_ndcg10"] == pytest.approx(3 / 4)
+    assert 0 < found["unmasked_ndcg10"] < found["masked_ndcg10"]
+
+
+@pytest.mark.parametrize(("histories", "targets"), [([[1, 2], [3, 4]], [3, 1]), ([], [])])
+def test_without_a_repeat_nothing_is_ranked(histories: list[list[int]], targets: list[int]) -> None:
+    """Masks then only lift labels."""
+    found = find_repeats([np.array([1, 2])], cases(histories, targets), NUM_ITEMS)
+
+    assert found == {"repeats": False, "masked_ndcg10": None, "unmasked_ndcg10": None}
+    assert describe_repeats(found) == "seen items are left out: no validation label repeats its user's history"

@@ -1,0 +1,322 @@
+"""Training: the learning rate, averaged weights, dropout, unusable batches, and the best validation is kept."""
+
+import json
+import math
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models.decoder.decoder import Decoder
+from models.student import read_student, save_student
+from pipelines.data.examples import Split, read_cases
+from pipelines.runner.stage import silent
+from pipelines.scoring.dense import DecoderScorer, hidden_states
+from pipelines.scoring.metrics import ndcg, rank_labels
+from pipelines.training.fit.batches import Batch, make_batch, split_batch
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.descent import Descent, DescentOptions, rate_at
+from pipelines.training.fit.fitting import FitOptions, Fitted, Task, dropout_after, fit
+from pipelines.training.target.sampled import ItemSampler
+from pipelines.training.target.student_targets import new_targets
+from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss
+from pipelines.training.train_student import (
+    DistillOptions,
+    Inputs,
+    StudentScorer,
+    choose_student,
+    chosen_options,
+    describe_earned,
+    distill,
+    fit_and_save,
+    imitation_loss,
+    new_student,
+    read_earned,
+    without_targets,
+)
+from services.errors import StageFailed
+from tests.support.training.bundles import build_catalogue
+from tests.unit.pipelines.conftest import CPU, SMALL_STUDENT, Built, checkpoints_in
+
+FITTED = Fitted(curve=[], skipped_batches=[], num_tokens=0, flops=0, seconds=0.0)
+DESCENT = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=0.9)
+
+
+def small_decoder() -> Decoder:
+    """A decoder with fresh weights over 30 items."""
+    return new_decoder(build_catalogue(), TrainOptions(hidden_size=16, num_heads=2, feed_forward=32, max_items=20))
+
+
+def test_rate_rises_then_falls_to_nothing() -> None:
+    """Linear up to the peak at the end of the warm-up, half a cosine down."""
+    assert rate_at(0.0, 0.1) < 0.05
+    assert rate_at(0.1, 0.1) == pytest.approx(1.0)
+    assert rate_at(0.55, 0.1) == pytest.approx(0.5)
+    assert rate_at(1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_averaged_weights_are_carried_only_inside_the_block() -> None:
+    """Validation uses the average; training continues from the weights themselves."""
+    model = nn.Linear(2, 1, bias=False)
+    descent = Descent(model, DESCENT)
+    for step in range(20):
+        descent.step([(model(torch.ones(1, 2)).pow(2).sum(), 1)], step / 20)
+    held = model.weight.detach().clone()
+
+    with descent.averaged():
+        averaged = model.weight.detach().clone()
+
+    assert not torch.equal(averaged, held)
+    assert torch.equal(model.weight, held)
+
+
+def fit_line(
+    model: nn.Linear, checkpoints: Checkpoints, scores: Iterable[float], epochs: int = 3, poison: float = 1.0
+) -> Fitted:
+    """Fit `model` to y = 5 in epochs of four batches; the loss of the third batch is multiplied by `poison`."""
+    left = iter(scores)
+    numbered = [
+        partial(Batch, torch.full((1, 1), number), torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1).bool(), (1,))
+        for number in range(4)
+    ]
+
+    def loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        usual = (model(torch.rand(1, 1)) - 5).pow(2).sum()
+        return usual * (poison if batch.tokens[0, 0] == 2 else 1.0), 1
+
+    task = Task(
+        batches=lambda: numbered,
+        rng=np.random.default_rng(0),
+        loss=loss,
+        validate=lambda: next(left),
+        uniform_loss=100.0,
+    )
+    torch.manual_seed(0)
+    return fit(model, task, FitOptions(epochs=epochs, validate_every=1, descent=DESCENT), checkpoints, lambda *_: None)
+
+
+def line() -> nn.Linear:
+    """A model of one weight, which is always the same."""
+    torch.manual_seed(0)
+    return nn.Linear(1, 1, bias=False)
+
+
+def test_best_validation_is_kept_whatever_came_later(tmp_path: Path) -> None:
+    """The model ends with the weights that validated best, in inference mode."""
+    early, late = line(), line()
+
+    fitted = fit_line(early, checkpoints_in(tmp_path / "early"), (0.1, 0.9, 0.3))
+    fit_line(late, checkpoints_in(tmp_path / "late"), (0.1, 0.3, 0.9))
+
+    assert early.weight.item() < late.weight.item()
+    assert [point["validation"] for point in fitted.curve] == [0.1, 0.9, 0.3]
+    assert not early.training
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e6])
+def test_a_poisoned_batch_is_named_and_left_out(tmp_path: Path, poison: float) -> None:
+    """NaN, infinity or a far too high loss: back to the checkpoint, on without that batch, whenever the checkpoint was written."""
+    near, far = line(), line()
+
+    fitted = fit_line(near, checkpoints_in(tmp_path / "near", every_s=0.0), count(), poison=poison)
+    fit_line(far, checkpoints_in(tmp_path / "far"), count(), poison=poison)
+
+    assert [(one["epoch"], one["batch"]) for one in fitted.skipped_batches] == [(1, 2), (2, 2), (3, 2)]
+    assert near.weight.isfinite().all()
+    assert torch.equal(near.weight, far.weight)
+
+
+def test_a_fit_that_stays_poisoned_gives_up_and_names_the_batches(tmp_path: Path) -> None:
+    """Three batches are left out; the fourth ends the stage, with all of them named."""
+    with pytest.raises(
+        StageFailed, match=r"4 batches are unusable \(batch 2 of epoch 1.*batch 2 of epoch 4.*learning rate"
+    ):
+        fit_line(line(), checkpoints_in(tmp_path), count(), epochs=4, poison=math.nan)
+
+
+@pytest.mark.parametrize("num_parts", [2, 3])
+def test_parts_of_a_batch_add_up_to_its_step(num_parts: int) -> None:
+    """A batch in two parts, of unequal numbers of labels, moves the weights as the whole one does."""
+    catalogue, moved = build_catalogue(), []
+    batch = make_batch([np.array([1, 2, 3, 4]), np.array([5, 6, 7, 5]), np.array([8, 9])], catalogue)
+    for parts in (1, num_parts):
+        decoder = small_decoder()
+        descent = Descent(decoder, DESCENT)
+        losses = [next_token_loss(decoder, catalogue, part, mask_seen=True) for part in split_batch(batch, parts)]
+        before = decoder.embedding.weight.detach().clone()
+        loss = descent.step(losses, 0.1)
+        moved.append((loss, decoder.embedding.weight.grad, decoder.embedding.weight.detach() - before))
+
+    (whole, grad, _), (added, grad_of_parts, _) = moved
+    assert added == pytest.approx(whole, rel=1e-5)
+    torch.testing.assert_close(grad_of_parts, grad, rtol=1e-4, atol=1e-7)
+
+
+def test_everything_is_made_on_the_models_device() -> None:
+    """With another default device, losses and scores still come out: no tensor relies on the default."""
+    catalogue, decoder = build_catalogue(), small_decoder()
+    student = new_student(catalogue, decoder, DistillOptions(hidden_size=16, num_heads=2, max_items=20))
+    batch = make_batch([np.array([1, 2, 3]), np.array([4, 5])], catalogue)
+    descents = [Descent(decoder, DESCENT), Descent(student, DESCENT)]
+    sampler = ItemSampler(catalogue.popularity, 10)
+
+    with torch.device("meta"):
+        losses = [
+            next_token_loss(decoder, catalogue, batch, mask_seen=True),
+            imitation_loss(
+                student, new_targets(decoder, catalogue, [], 0.8, mask_seen=True), batch, DistillOptions(), sampler
+            ),
+        ]
+        stepped = [descent.step([loss], 0.1) for descent, loss in zip(descents, losses, strict=True)]
+        scorers = DecoderScorer(decoder, catalogue, 20, 5), StudentScorer(student)
+        scores = [scorer([np.array([1, 2, 3]), np.array([4])]) for scorer in scorers]
+
+    assert all(math.isfinite(loss) for loss in stepped)
+    assert [score.shape for score in scores] == [(2, 30), (2, 30)]
+
+
+def test_a_narrow_student_starts_from_what_its_size_can_hold() -> None:
+    """Where the decoder's embeddings span no more directions than the student has, their inner products are the student's at its start."""
+    catalogue, decoder = build_catalogue(), small_decoder()
+    with torch.no_grad():
+        decoder.embedding.weight.copy_(torch.randn(31, 8) @ torch.randn(8, 16))
+
+    student = new_student(catalogue, decoder, DistillOptions(hidden_size=8, num_heads=2, max_items=20))
+
+    narrow, wide = student.embedding.weight, decoder.embedding.weight
+    torch.testing.assert_close(narrow @ narrow.T, wide @ wide.T, rtol=1e-3, atol=1e-3)
+
+
+def test_a_student_without_a_teacher_is_its_own_twin(built: Built, tmp_path: Path) -> None:
+    """It is trained once: what is written for the twin is the student."""
+    distill(
+        built.trained.tokenized,
+        built.trained.decoder_dir,
+        without_targets(SMALL_STUDENT),
+        tmp_path,
+        checkpoints_in(tmp_path / "saved", every_s=0.0),
+        CPU,
+        silent,
+    )
+
+    student, twin = (tmp_path / name for name in ("student.safetensors", "twin.safetensors"))
+    assert student.read_bytes() == twin.read_bytes()
+    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["student"]
+    fits = json.loads((tmp_path / "distillation.json").read_text())
+    assert fits["student"] == fits["twin"]
+
+
+@pytest.mark.parametrize("uses_targets", [True, False])
+def test_the_student_that_serves_learned_from_the_decoder_where_validation_shows_that_this_earned(
+    built: Built, tmp_path: Path, *, uses_targets: bool
+) -> None:
+    """One of two students is the ring's, the other knows nothing. The better one serves; both are kept, and a refit learns as the one that serves did."""
+    learned, nothing = built.trained.students_dir / "student.safetensors", tmp_path / "nothing"
+    student = read_student(learned)
+    with torch.no_grad():
+        student.embedding.weight.zero_()
+    save_student(student, nothing)
+    both = (learned, nothing) if uses_targets else (nothing, learned)
+    for path, name in zip(both, ("student", "twin"), strict=True):
+        shutil.copyfile(path, tmp_path / f"{name}.safetensors")
+
+    choose_student(built.trained.tokenized, SMALL_STUDENT, tmp_path, FITTED, FITTED)
+
+    earned = read_earned(tmp_path)
+    assert (tmp_path / "student.safetensors").read_bytes() == learned.read_bytes()
+    assert (tmp_path / "distilled.safetensors").exists() is not uses_targets
+    assert earned["uses_targets"] is uses_targets
+    assert earned["low"] <= earned["difference"] == pytest.approx(earned["ndcg10"] - earned["twin_ndcg10"])
+    assert (earned["difference"] > 0.3) is uses_targets
+    lessons = SMALL_STUDENT if uses_targets else without_targets(SMALL_STUDENT)
+    assert chosen_options(tmp_path, SMALL_STUDENT) == lessons
+    assert f"earn {earned['difference']:+.4f} NDCG@10" in describe_earned(earned)
+
+
+def test_equal_students_earn_nothing(built: Built, tmp_path: Path) -> None:
+    """A difference of 0 is not above 0: the labels suffice."""
+    for name in ("student", "twin"):
+        shutil.copyfile(built.trained.students_dir / "twin.safetensors", tmp_path / f"{name}.safetensors")
+
+    choose_student(built.trained.tokenized, SMALL_STUDENT, tmp_path, FITTED, FITTED)
+
+    assert read_earned(tmp_path)["uses_targets"] is False
+
+
+def test_a_student_without_a_decoder_learns_from_labels_and_a_start_of_its_own(built: Built, tmp_path: Path) -> None:
+    """It finds the next item of the ring, and the decoder's weights are nowhere in it."""
+    path = tmp_path / "alone.safetensors"
+
+    fit_and_save(Inputs(built.trained.tokenized, 1, CPU), None, SMALL_STUDENT, path, checkpoints_in(tmp_path / "saved"))
+
+    valid = read_cases(built.trained.tokenized, Split.VALID)
+    assert ndcg(rank_labels(StudentScorer(read_student(path)), valid).masked, 10) > 0.5
+    twin = read_student(built.trained.students_dir / "twin.safetensors")
+    assert not torch.allclose(read_student(path).embedding.weight, twin.embedding.weight, atol=0.1)
+
+
+def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
+    """Its options differ in the teacher's share and nothing else, and its loss is the same whoever the teacher is."""
+    catalogue, one, other = build_catalogue(), small_decoder(), small_decoder()
+    nn.init.normal_(other.embedding.weight)
+    options = DistillOptions(hidden_size=16, num_heads=2, max_items=20)
+    student, batch = new_student(catalogue, one, options), make_batch([np.array([1, 2, 3])], catalogue)
+
+    taught, alone = (
+        [
+            imitation_loss(
+                student, new_targets(teacher, catalogue, [], chosen.teacher_weight, mask_seen=True), batch, chosen
+            )[0].item()
+            for teacher in (one, other)
+        ]
+        for chosen in (options, without_targets(options))
+    )
+
+    assert replace(without_targets(options), teacher_weight=options.teacher_weight) == options
+    assert alone[0] == alone[1]
+    assert taught[0] != taught[1]
+
+
+def test_losses_keep_fp32_under_bf16_autocast() -> None:
+    """As on a GPU: products in bf16, weights, their gradients and the softmax over the catalogue in fp32."""
+    catalogue, decoder = build_catalogue(), small_decoder()
+    batch = make_batch([np.array([1, 2, 3]), np.array([4, 5])], catalogue)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = next_token_loss(decoder, catalogue, batch, mask_seen=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+
+    exact, _ = next_token_loss(decoder, catalogue, batch, mask_seen=True)
+    assert loss.dtype == decoder.embedding.weight.grad.dtype == torch.float32  # type: ignore[union-attr]
+    assert loss.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+def test_dropout_is_there_in_training_only_and_gone_afterwards() -> None:
+    """Inside the block a training module drops, the same module in inference does not; outside nothing does."""
+    layer, ones = nn.Identity(), torch.ones(1_000)
+
+    with dropout_after([layer], 0.5):
+        dropped = layer.train()(ones)
+        judged = layer.eval()(ones)
+
+    assert 0.3 < (dropped == 0).float().mean() < 0.7
+    assert torch.equal(judged, ones)
+    assert torch.equal(layer.train()(ones), ones)
+
+
+def test_a_row_depends_on_its_own_earlier_tokens_alone() -> None:
+    """Causality alone separates the rows of a padded batch: neither padding, nor a neighbour, nor a later item changes a state."""
+    decoder, rows = small_decoder().eval(), torch.tensor([[0, 3, 4, 5], [0, 7, 0, 0], [0, 3, 4, 6]])
+
+    states = hidden_states(decoder, rows).view(3, 4, -1)
+
+    torch.testing.assert_close(states[1, :2], hidden_states(decoder, rows[1:2, :2]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(states[0, :3], states[2, :3])
+    assert not torch.allclose(states[0, 3], states[2, 3])

@@ -1,0 +1,341 @@
+"""Rows learned from text: what is saved is an ordinary decoder, killed training goes on bit for bit, and without text nothing changes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from torch.nn.utils import parametrize
+
+from models.catalogue import Catalogue, load_catalogue
+from models.decoder.weights import load_decoder
+from models.registry import BundleStore
+from models.student import read_student
+from pipelines.codes.embedding import fit_text, read_texts, save_texts, share_told_apart, texts_of
+from pipelines.codes.options import CodesOptions
+from pipelines.codes.tokenize import tokenize
+from pipelines.data.examples import Split, read_cases
+from pipelines.evaluation.pair import load_pair
+from pipelines.publication.add_items import append_items
+from pipelines.runner.stage import silent
+from pipelines.scoring.beams import decoder_scorer
+from pipelines.scoring.dense import DecoderScorer, hidden_states
+from pipelines.scoring.metrics import ndcg, rank_labels
+from pipelines.training.start.text_rows import ITEM_TEXT, TextRows, add_text, folded, learned_text, load_item_text
+from pipelines.training.train_decoder import new_decoder, train
+from services.errors import BundleCorrupt, ConfigError
+from services.student.ranker import StudentRanker
+from tests.support.training.bundles import build_catalogue, with_judged_pair
+from tests.support.training.synthetic import histories_from, write_ingested
+from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, Built, checkpoints_in, learn_the_ring
+
+WITH_TEXT = replace(SMALL_DECODER, text_size=8, dropout=0.2)
+
+
+def texts_for(catalogue: Catalogue) -> list[str]:
+    """Two kinds of items, each item with a word of its own."""
+    return [f"{['shampoo', 'lipstick'][index % 2]} number{index}" for index in range(len(catalogue.item_ids))]
+
+
+def test_what_is_saved_computes_what_was_trained() -> None:
+    """Logits of the folded decoder are those of the decoder in training, bit for bit, and it has no parts left."""
+    catalogue = build_catalogue()
+    decoder = new_decoder(catalogue, SMALL_DECODER)
+    add_text(decoder, catalogue, texts_for(catalogue), 8)
+    rows = text_rows(decoder)
+    torch.nn.init.normal_(rows.map_TD)
+
+    plain = folded(decoder)
+
+    tokens = torch.tensor([[0, 3, 7, 1]])
+    with torch.inference_mode():
+        trained, served = (hidden_states(one, tokens) @ one.head_weight_VD.T for one in (decoder, plain))
+    assert torch.equal(trained, served)
+    assert plain.state_dict().keys() == new_decoder(catalogue, SMALL_DECODER).state_dict().keys()
+    assert parametrize.is_parametrized(decoder.embedding)
+    assert folded(plain) is plain
+
+
+def test_rows_begin_as_they_were() -> None:
+    """Fresh or warm: adding text changes no row at the start, except that an item without training events has what text predicts."""
+    catalogue = replace(build_catalogue(), popularity=np.arange(30, dtype=np.float64))  # item 0 has no events
+    decoder = new_decoder(catalogue, SMALL_DECODER)
+    before = decoder.embedding.weight.detach().clone()
+
+    add_text(decoder, catalogue, texts_for(catalogue), 8)
+
+    now, rows = decoder.embedding.weight.detach(), text_rows(decoder)
+    of_unused = catalogue.tokens([0])[0]
+    others = [token for token in range(catalogue.vocab_size) if token != of_unused]
+    torch.testing.assert_close(now[others], before[others])
+    torch.testing.assert_close(now[of_unused], rows.text_VT[of_unused] @ rows.map_TD)
+    assert not torch.allclose(now[of_unused], before[of_unused])
+
+
+def test_items_of_like_text_learn_together() -> None:
+    """A step on one item moves the row of an item with nearly its text further than that of one with other words."""
+    catalogue = build_catalogue()
+    texts = [f"word{index} thing{index}" for index in range(30)]
+    texts[4], texts[5] = "red lipstick matte", "red lipstick glossy"
+    decoder = new_decoder(catalogue, SMALL_DECODER)
+    add_text(decoder, catalogue, texts, 16)
+    before = decoder.embedding.weight.detach().clone()
+    first = catalogue.token_offsets[0]
+
+    decoder.embedding.weight[first + 4].sum().backward()
+    with torch.no_grad():
+        rows = text_rows(decoder)
+        rows.map_TD -= rows.map_TD.grad
+
+    moved = (decoder.embedding.weight - before).norm(dim=1)
+    assert moved[first + 5] > 3 * moved[first + 6]
+
+
+def test_a_new_item_borrows_from_items_of_like_text(tmp_path: Path) -> None:
+    """A text that a trained item has gets that item's row, one near two of them lies between, and one without any known word gets nothing."""
+    catalogue = build_catalogue()
+    texts = [f"word{index} thing{index}" for index in range(30)]
+    texts[4], texts[5] = "red lipstick matte", "red lipstick glossy"
+    decoder = new_decoder(catalogue, SMALL_DECODER)
+    encoder = add_text(decoder, catalogue, texts, 30)
+    learned_text(decoder, encoder).save(tmp_path)
+    learned = load_item_text(tmp_path)
+    assert learned is not None
+
+    same, between, empty = learned.rows([texts[7], "red lipstick", ""])
+
+    trained = decoder.head_weight_VD.detach()[catalogue.token_offsets[0] :]
+    torch.testing.assert_close(same, trained[7], atol=1e-3, rtol=1e-2)
+    near = torch.nn.functional.cosine_similarity(between, trained)
+    assert set(near.topk(2).indices.tolist()) == {4, 5}
+    assert not empty.any()
+
+
+def test_a_killed_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path) -> None:
+    """Text vectors are made again, not saved, and the weights are those of a fit without a break, bit for bit."""
+
+    def kill(done: int, _total: int, _words: str) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    tokens, saved = built.trained.tokenized, checkpoints_in(tmp_path / "saved", every_s=0.0)
+    train(tokens, WITH_TEXT, tmp_path / "whole", checkpoints_in(tmp_path / "other"), CPU, silent)
+    with pytest.raises(KeyboardInterrupt):
+        train(tokens, WITH_TEXT, tmp_path / "broken", saved, CPU, kill)
+    train(tokens, WITH_TEXT, tmp_path / "broken", saved, CPU, silent)
+
+    whole, broken = (load_decoder(tmp_path / name / "decoder", torch.float32, CPU) for name in ("whole", "broken"))
+    assert all(torch.equal(one, broken.state_dict()[name]) for name, one in whole.state_dict().items())
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_codes_of_any_depth_learn_from_text(depth: int, tmp_path: Path) -> None:
+    """The saved decoder finds the next item of the ring."""
+    ingested, tokens = write_ingested(tmp_path / "ingest"), tmp_path / "tokens"
+    tokens.mkdir()
+    tokenize(ingested, histories_from(ingested), 1_000, tokens, CodesOptions(depth=depth))
+    options = replace(WITH_TEXT, dropout=0.0, fit=replace(WITH_TEXT.fit, epochs=8 * depth))
+
+    train(tokens, options, tmp_path, checkpoints_in(tmp_path / "saved"), CPU, silent)
+
+    decoder = load_decoder(tmp_path / "decoder", torch.float32, CPU)
+    scorer = decoder_scorer(decoder, load_catalogue(tokens / "catalogue.parquet"), 10, 5)
+    assert ndcg(rank_labels(scorer, read_cases(tokens, Split.TEST)).masked, 10) > 0.7
+
+
+def test_without_text_size_texts_change_nothing(built: Built, tmp_path: Path) -> None:
+    """The weights are the same with texts beside the catalogue and without."""
+    bare = tmp_path / "tokens"
+    bare.mkdir()
+    for name in ("catalogue.parquet", "examples.parquet"):
+        (bare / name).write_bytes((built.trained.tokenized / name).read_bytes())
+
+    train(bare, SMALL_DECODER, tmp_path, checkpoints_in(tmp_path / "saved"), CPU, silent)
+
+    assert read_texts(bare) == []
+    assert len(read_texts(built.trained.tokenized)) == 30
+    one, other = (
+        load_decoder(folder, torch.float32, CPU) for folder in (tmp_path / "decoder", built.trained.decoder_dir)
+    )
+    assert torch.equal(one.head_weight_VD, other.head_weight_VD)
+
+
+def test_a_text_size_without_texts_is_refused_by_its_field(built: Built, tmp_path: Path) -> None:
+    """Before anything is trained, with what to do."""
+    bare = tmp_path / "tokens"
+    bare.mkdir()
+    for name in ("catalogue.parquet", "examples.parquet"):
+        (bare / name).write_bytes((built.trained.tokenized / name).read_bytes())
+
+    with pytest.raises(ConfigError, match=r"decoder\.text_size: .* 0 texts of 30 items; run the stage tokenize again"):
+        train(bare, WITH_TEXT, tmp_path, checkpoints_in(tmp_path / "saved"), CPU, silent)
+    with pytest.raises(ConfigError, match=r"text_size: -1 is no size; give 0"):
+        replace(WITH_TEXT, text_size=-1)
+
+
+@pytest.mark.parametrize("text", ["", "a", "untitled", "日本語", "\0"])
+def test_texts_that_tell_nothing_have_finite_vectors(text: str, tmp_path: Path) -> None:
+    """Whatever the texts are, vectors are finite, of a length of at most 1, and read back as written."""
+    texts = [text] * 5
+    save_texts(texts, tmp_path)
+
+    vectors = fit_text(texts, 64, 0).encode([*texts, "never seen"])
+
+    assert np.isfinite(vectors).all()
+    assert (np.linalg.norm(vectors, axis=1) <= 1 + 1e-5).all()
+    assert vectors.dtype == np.float32
+    assert read_texts(tmp_path) == texts
+    assert share_told_apart(texts) == 0.0
+
+
+def test_texts_are_in_the_catalogues_order(tmp_path: Path) -> None:
+    """However the items' table is ordered."""
+    ingested, tokens = write_ingested(tmp_path / "ingest"), tmp_path / "tokens"
+    tokens.mkdir()
+    items = pl.read_parquet(ingested / "items.parquet")
+    items.reverse().write_parquet(ingested / "items.parquet")
+
+    tokenize(ingested, histories_from(ingested), 1_000, tokens)
+
+    titles = load_catalogue(tokens / "catalogue.parquet").titles
+    assert all(text.startswith(title) for text, title in zip(read_texts(tokens), titles, strict=True))
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The ring, learned with text."""
+    return learn_the_ring(tmp_path_factory.mktemp("learned"), replace(WITH_TEXT, dropout=0.0))
+
+
+def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_path: Path) -> None:
+    """Appended to a live bundle of depth 1, an item has the decoder's row of its text; answers on old items stay, in both models."""
+    store = BundleStore(tmp_path)
+    bundle = learned.optimized / "bundle"
+    store.publish(bundle, "first", {"num_items": 30})
+    store.promote("first")
+    raw = pl.DataFrame({"item_id": ["z-new", "a-new", "i03"], "title": ["Item z", "Item i03", "Another title"]})
+
+    live, num_new = append_items(store, raw, "items", MADE_AT)
+
+    before, now = load_catalogue(bundle / "catalogue.parquet"), live.catalogue()
+    rows, names = now.indices(before.item_ids), ["i03", "i04", "i05"]
+    history, new_history = np.array(before.indices(names)), np.array(now.indices(names))
+    old_decoder, decoder = (load_decoder(one, torch.float32, CPU) for one in (bundle / "decoder", live.decoder_dir))
+    text = load_item_text(live.path)
+    assert text is not None
+    assert (num_new, live.manifest["num_items"], now.item_ids[0], now.item_ids[-1]) == (2, 32, "a-new", "z-new")
+    np.testing.assert_allclose(
+        DecoderScorer(decoder, now, 10, 5)([new_history])[0][rows],
+        DecoderScorer(old_decoder, before, 10, 5)([history])[0],
+        atol=1e-4,
+    )
+    np.testing.assert_allclose(
+        StudentRanker(live.student_path).score(new_history.tolist())[rows],
+        StudentRanker(bundle / "student.onnx").score(history.tolist()),
+        atol=1e-4,
+    )
+    tokens = now.tokens(now.indices(["a-new", "z-new"]))
+    torch.testing.assert_close(decoder.head_weight_VD[tokens].detach(), text.rows(["Item i03", "Item z"]))
+    assert append_items(store, raw, "items", MADE_AT) == (live, 0)
+
+
+def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, tmp_path: Path) -> None:
+    """By reason, with their number and the first ids; an item without a title joins under its id, one whose id became a floating-point number under its integer."""
+    store = BundleStore(tmp_path)
+    store.publish(learned.optimized / "bundle", "first", {"num_items": 30})
+    store.promote("first")
+    known = [f"i{number:02d}" for number in range(6)]
+    rows = [*((name, "Again") for name in known), ("7.0", ""), ("", "No id"), ("z", "Z"), ("z", "Other"), ("z", "Z")]
+    said: list[str] = []
+
+    live, num_new = append_items(
+        store, pl.DataFrame(rows, ["item_id", "title"], orient="row"), "new.csv", MADE_AT, report=said.append
+    )
+
+    assert num_new == 2
+    assert {"7": "7", "z": "Z"}.items() <= dict(
+        zip(live.catalogue().item_ids, live.catalogue().titles, strict=True)
+    ).items()
+    assert said == [
+        "items: 1 ids of column item_id are written as floating-point numbers and read as integers, such as 7.0 as 7",
+        "items: 1 exact duplicates are dropped, such as item_id=z",
+        "items: 1 without a title are kept under their id, such as item_id=7",
+        "items: 1 left out (item_id cannot be used), such as item_id=None",
+        "items: 1 left out (item_id repeated), such as item_id=z",
+        "items: 6 left out (in the bundle already), such as item_id=i00, i01, i02, i03, i04",
+    ]
+
+
+def test_a_title_that_is_the_id_is_no_text() -> None:
+    """Or an item's row would be learned from its id: as for an item without a title."""
+    items = {"item_id": ["a", "b"], "title": ["a", "Rake"], "categories": [["x"], []], "text": ["a", "b"]}
+
+    assert [text.split() for text in texts_of(pl.DataFrame(items))] == [["x"], ["Rake", "b"]]
+
+
+def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> None:
+    """Later starts and comparisons take it: it ranks the new items as the pair that serves does, where the two were the same."""
+    store = BundleStore(tmp_path / "bundles")
+    store.publish(with_judged_pair(learned.optimized / "bundle", tmp_path / "bundle"), "first", {"num_items": 30})
+    store.promote("first")
+
+    live, _ = append_items(store, pl.DataFrame({"item_id": ["z-new"], "title": ["Item z"]}), "items", MADE_AT)
+
+    history = [np.array(live.catalogue().indices(["i03", "i04"]))]
+    served, judged = (
+        load_pair(folder, CPU).scorers(load_catalogue(folder / "catalogue.parquet"), max_items=10, stride=5)
+        for folder in (live.path, live.judged_dir)
+    )
+    assert live.judged_dir != live.path
+    for name, scorer in served.items():
+        assert np.array_equal(judged[name](history), scorer(history))
+        assert scorer(history).shape == (1, 31)
+
+
+def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> None:
+    """In the decoder by itself, in the student through its map of the decoder's rows; what is no factor is refused by its option."""
+    store, raw = BundleStore(tmp_path), pl.DataFrame({"item_id": ["z-new"], "title": ["Item z"]})
+    store.publish(learned.optimized / "bundle", "first", {"num_items": 30})
+    rows = []
+    for lift in (1.0, 1.5):
+        store.promote("first")
+        live, _ = append_items(store, raw, "items", MADE_AT, lift)
+        decoder, student = (
+            load_decoder(live.decoder_dir, torch.float32, CPU),
+            read_student(live.path / "student.safetensors"),
+        )
+        rows.append((decoder.head_weight_VD.detach(), student.embedding.weight.detach()))
+
+    for plain, lifted in zip(*rows, strict=True):
+        torch.testing.assert_close(lifted[-1], 1.5 * plain[-1])
+        assert torch.equal(lifted[:-1], plain[:-1])
+    for lift in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=r"--lift: .* is no factor; give a number above 0"):
+            append_items(store, raw, "items", MADE_AT, lift)
+
+
+def test_new_items_of_a_bundle_without_text_are_refused(built: Built, tmp_path: Path) -> None:
+    """A token an item and no text: a training alone adds items, and the error names both ways out."""
+    store = BundleStore(tmp_path)
+    store.publish(built.optimized / "bundle", "first", {"num_items": 30})
+    store.promote("first")
+
+    with pytest.raises(ConfigError, match=r"first: its codes have depth 1.* text_size, or with .*--code-depth 3"):
+        append_items(store, pl.DataFrame({"item_id": ["new"], "title": ["New"]}), "items", MADE_AT)
+
+
+def test_a_damaged_map_is_named(learned: Built, tmp_path: Path) -> None:
+    """Bytes that are no map raise BundleCorrupt with the file's path; no file is no map."""
+    assert load_item_text(tmp_path) is None
+    (tmp_path / ITEM_TEXT).write_bytes((learned.optimized / "bundle" / ITEM_TEXT).read_bytes()[:100])
+
+    with pytest.raises(BundleCorrupt, match=ITEM_TEXT):
+        load_item_text(tmp_path)
+
+
+def text_rows(decoder: torch.nn.Module) -> TextRows:
+    """Return what computes the decoder's rows."""
+    (rows,) = (module for module in decoder.modules() if isinstance(module, TextRows))
+    return rows

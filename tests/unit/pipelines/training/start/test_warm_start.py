@@ -1,0 +1,176 @@
+"""A training that starts from a bundle: weights follow their items, a quarter of the epochs suffices, and the result is the mean of start and end."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from models.catalogue import Catalogue, load_catalogue
+from models.decoder.weights import load_decoder
+from models.registry import BundleStore
+from models.student import read_student
+from pipelines.codes.embedding import read_texts
+from pipelines.codes.tokenize import tokenize
+from pipelines.data.examples import Split, read_cases
+from pipelines.runner.stage import silent
+from pipelines.scoring.dense import DecoderScorer
+from pipelines.scoring.metrics import ndcg, rank_labels
+from pipelines.scoring.student import StudentScorer
+from pipelines.training import train_decoder, train_student
+from pipelines.training.fit.descent import Descent
+from pipelines.training.start.text_rows import add_text
+from pipelines.training.start.warm_start import NIGHTLY, WarmStart, last_whole_training, shortened
+from pipelines.training.train_decoder import TrainOptions, new_decoder
+from pipelines.training.train_student import Inputs, fit_and_save, new_student
+from tests.support.training.synthetic import histories_from, write_ingested
+from tests.unit.pipelines.conftest import CPU, QUICK, SMALL_DECODER, SMALL_STUDENT, Built, checkpoints_in
+
+
+def with_a_first_item(catalogue: Catalogue) -> Catalogue:
+    """Return the catalogue with a new item before all others, so that each old one has another index and token."""
+    num_items = len(catalogue.item_ids) + 1
+    return replace(
+        catalogue,
+        item_ids=("a-new", *catalogue.item_ids),
+        titles=("New", *catalogue.titles),
+        categories=((), *catalogue.categories),
+        codes=np.arange(num_items, dtype=np.int32).reshape(-1, 1),
+        level_sizes=(num_items,),
+        popularity=np.concatenate(([0.0], catalogue.popularity)),
+    )
+
+
+def test_rows_follow_their_items_and_a_new_item_starts_from_their_mean(built: Built) -> None:
+    """An item whose index has moved keeps its weights, in decoder and student; every other weight is the bundle's."""
+    bundle = built.optimized / "bundle"
+    now, start = with_a_first_item(load_catalogue(bundle / "catalogue.parquet")), WarmStart(bundle, "v1")
+    old = load_decoder(bundle / "decoder", torch.float32, CPU)
+    decoder = new_decoder(now, SMALL_DECODER)
+    student = new_student(now, decoder, SMALL_STUDENT)
+
+    begun = train_decoder.begin_warm(start, decoder, now, QUICK)
+    train_student.begin_warm(start, student, now, QUICK)
+
+    assert begun is not None
+    before_VD, rows_VD = old.embedding.weight, decoder.embedding.weight
+    items_VD = read_student(bundle / "student.safetensors").head_weight_VD
+    assert (begun.options.epochs, QUICK.epochs) == (2, 8)
+    assert torch.equal(rows_VD[0], before_VD[0])
+    assert torch.equal(rows_VD[2:], before_VD[1:])
+    assert (rows_VD[1] - before_VD.mean(dim=0)).abs().max() < 0.1
+    assert torch.equal(decoder.layers[0].q.weight, old.layers[0].q.weight)
+    assert torch.equal(student.head_weight_VD[1:], items_VD)
+
+
+def test_a_bundle_of_another_shape_is_refused_with_a_line_and_training_is_whole(built: Built) -> None:
+    """A wider decoder cannot take the weights over: fresh ones and the whole schedule stay, and the log names the tensor."""
+    catalogue = load_catalogue(built.optimized / "bundle" / "catalogue.parquet")
+    wider = TrainOptions(hidden_size=32, num_heads=2, feed_forward=32, max_items=10)
+    decoder, fresh = new_decoder(catalogue, wider), new_decoder(catalogue, wider)
+
+    with capture_logs() as logged:
+        begun = train_decoder.begin_warm(WarmStart(built.optimized / "bundle", "v1"), decoder, catalogue, QUICK)
+
+    assert begun is None
+    assert torch.equal(decoder.embedding.weight, fresh.embedding.weight)
+    assert "embedding.weight is (31, 16), and (31, 32) is wanted: full training" in logged[0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("num_late", "items", "refused"),
+    [(1, "i", None), (2, "i", "2.7%"), (0, "other-i", "100.0%")],
+    ids=["few-new-events", "many-new-events", "other-data"],
+)
+def test_a_bundle_to_which_many_events_are_new_is_refused_with_a_line(
+    built: Built, tmp_path: Path, num_late: int, items: str, refused: str | None
+) -> None:
+    """A start keeps up with few events that are later than its newest one. With more, or with other items, the training is whole."""
+    store, events = BundleStore(tmp_path / "bundles"), tmp_path / "events.parquet"
+    newest = datetime(2026, 1, 1, tzinfo=UTC)
+    store.publish(built.optimized / "bundle", "v1", {"data": {"newest_event_us": int(newest.timestamp()) * 1_000_000}})
+    store.promote("v1")
+    times = [newest - timedelta(hours=hour) for hour in range(73)] + [newest + timedelta(seconds=1)] * num_late
+    item_ids = [f"{items}{number % 30:02d}" for number in range(len(times))]
+    pl.DataFrame({"item_id": item_ids, "event_time": times}).write_parquet(events)
+
+    with capture_logs() as logged:
+        start = last_whole_training(store, store.live(), events)
+
+    why = f"{refused} of the events are new to v1, and a start keeps up with 2.5%: full training"
+    assert [line["why"] for line in logged] == ([why] if refused else [])
+    assert start == (None if refused else WarmStart(tmp_path / "bundles" / "v1", "v1"))
+
+
+@pytest.mark.parametrize(
+    ("text_size", "rows"), [(0, "embedding.weight"), (8, "embedding.parametrizations.weight.original")]
+)
+def test_the_result_is_half_way_between_start_and_end_and_new_rows_are_the_ends(
+    built: Built, text_size: int, rows: str
+) -> None:
+    """All weights' average moves by 1: the mean moves by a half, and the row of a new item, whose start is random, by 1, also where rows are learned from text."""
+    bundle = built.optimized / "bundle"
+    now = with_a_first_item(load_catalogue(bundle / "catalogue.parquet"))
+    decoder = new_decoder(now, SMALL_DECODER)
+    begun = train_decoder.begin_warm(WarmStart(bundle, "v1"), decoder, now, QUICK)
+    assert begun is not None
+    if text_size:
+        add_text(decoder, now, ["New", *read_texts(built.trained.tokenized)], text_size)
+    parameters = dict(decoder.named_parameters())
+    starts = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    descent = Descent(decoder, QUICK.descent, begun.start_shares(decoder))
+
+    for number, start in enumerate(starts.values()):
+        descent.tensors()[f"average.{number}"].copy_(start + 1)
+    with descent.averaged():
+        moved = {name: parameter.detach() - starts[name] for name, parameter in parameters.items()}
+
+    expected = {name: torch.full_like(start, 0.5) for name, start in starts.items()}
+    expected[rows][1] = 1.0
+    torch.testing.assert_close(moved, expected, atol=1e-5, rtol=0.0)
+    assert all(torch.equal(parameter, starts[name]) for name, parameter in parameters.items())
+
+
+def test_a_killed_warm_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path) -> None:
+    """The start is the bundle's again, and not what the checkpoint holds: bit for bit the weights of a fit without a break."""
+
+    def kill(done: int, _total: int, _words: str) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    tokens, start = built.trained.tokenized, WarmStart(built.optimized / "bundle", "v1")
+    saved = checkpoints_in(tmp_path / "saved", every_s=0.0)
+    train_decoder.train(
+        tokens, SMALL_DECODER, tmp_path / "whole", checkpoints_in(tmp_path / "other"), CPU, silent, start
+    )
+    with pytest.raises(KeyboardInterrupt):
+        train_decoder.train(tokens, SMALL_DECODER, tmp_path / "broken", saved, CPU, kill, start)
+    train_decoder.train(tokens, SMALL_DECODER, tmp_path / "broken", saved, CPU, silent, start)
+
+    whole, broken = (load_decoder(tmp_path / name / "decoder", torch.float32, CPU) for name in ("whole", "broken"))
+    assert all(torch.equal(one, broken.state_dict()[name]) for name, one in whole.state_dict().items())
+
+
+def test_a_quarter_of_the_epochs_reaches_a_full_retraining(built: Built, tmp_path: Path) -> None:
+    """More users have come: decoder and student from the bundle have at least 99 % of the NDCG of a whole new training."""
+    ingested, tokens = write_ingested(tmp_path / "ingest", num_users=80), tmp_path / "tokens"
+    tokens.mkdir()
+    tokenize(ingested, histories_from(ingested), 1_000, tokens)
+    catalogue, cases = load_catalogue(tokens / "catalogue.parquet"), read_cases(tokens, Split.TEST)
+    found = []
+    for start in (None, WarmStart(built.optimized / "bundle", "v1")):
+        out = tmp_path / ("whole" if start is None else "warm")
+        train_decoder.train(tokens, SMALL_DECODER, out, checkpoints_in(out / "saved"), CPU, silent, start)
+        saved, path = checkpoints_in(out / "student"), out / "student.safetensors"
+        fit_and_save(Inputs(tokens, 1, CPU), out / "decoder", SMALL_STUDENT, path, saved, silent, start)
+        decoder = DecoderScorer(load_decoder(out / "decoder", torch.float32, CPU), catalogue, 10, 5)
+        scorers = decoder, StudentScorer(read_student(path))
+        found.append([ndcg(rank_labels(scorer, cases).masked, 10) for scorer in scorers])
+
+    whole, warm = np.array(found)
+    assert shortened(QUICK, NIGHTLY).epochs * 4 == QUICK.epochs
+    assert (warm >= 0.99 * whole).all(), f"decoder and student: {warm} warm, {whole} whole"

@@ -1,0 +1,124 @@
+"""The chunked loss and its gradients equal torch's own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipelines.training.target.positions import position_loss
+from pipelines.training.target.sampled import ItemSampler
+from pipelines.training.target.softmax import Teacher, catalogue_loss, first_places, next_unseen, seen_before
+
+NUM_ITEMS, SIZE, NUM_TOKENS = 40, 8, 1_100
+
+
+def make() -> tuple[Tensor, Tensor, Tensor, Teacher]:
+    """Hidden states, head, labels and a teacher; more tokens than one chunk holds."""
+    torch.manual_seed(0)
+    hidden, head = torch.randn(NUM_TOKENS, SIZE, requires_grad=True), torch.randn(NUM_ITEMS, SIZE, requires_grad=True)
+    labels = torch.randint(0, NUM_ITEMS, (NUM_TOKENS,))
+    return hidden, head, labels, Teacher(torch.randn(NUM_TOKENS, 5), torch.randn(NUM_ITEMS, 5), 0.7)
+
+
+@pytest.mark.parametrize("taught", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("scores_at_once", [1 << 20, 300])
+def test_loss_and_gradients_equal_torch_own(
+    taught: bool, masked: bool, scores_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunked loss is the cross-entropy over all logits, with masks over those of unseen items; seen ones get no gradient.
+
+    So it is in chunks of few rows, as a large catalogue has them.
+    """
+    monkeypatch.setattr("pipelines.training.target.softmax._CHUNK_SCORES", scores_at_once)
+    hidden_TD, head, labels_T, teacher = make()
+    seen, is_seen = None, torch.zeros(NUM_TOKENS, NUM_ITEMS, dtype=torch.bool)
+    if masked:
+        labels_BL = torch.stack([torch.randperm(NUM_ITEMS)[:20] for _ in range(3)])
+        chosen_BL = next_unseen(labels_BL, torch.ones_like(labels_BL, dtype=torch.bool))
+        seen, labels_T = seen_before(labels_BL, chosen_BL, NUM_ITEMS), labels_BL[chosen_BL]
+        teacher = Teacher(teacher.hidden_TE[: len(labels_T)], teacher.head_VE, 0.7)
+        is_seen = is_seen[: len(labels_T)]
+        for token in range(len(labels_T)):
+            is_seen[token, labels_BL[token // 20, : token % 20]] = True
+    used_TD = hidden_TD[: len(labels_T)]
+    target = functional.one_hot(labels_T, NUM_ITEMS).float()
+    if taught:
+        answer = (teacher.hidden_TE @ teacher.head_VE.T).masked_fill(is_seen, -torch.inf).softmax(1)
+        target = 0.3 * target + 0.7 * answer
+    plain = -(target * (used_TD @ head.T).masked_fill(is_seen, -1e9).log_softmax(1)).sum(1).mean()
+
+    fused = catalogue_loss(used_TD, head, labels_T, seen, teacher if taught else None)
+
+    assert fused.item() == pytest.approx(plain.item(), rel=1e-5)
+    for one, other in zip(*(torch.autograd.grad(2 * loss, [hidden_TD, head]) for loss in (fused, plain)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_repeats_and_padding_are_not_learned() -> None:
+    """A label that its history holds already is left out, and so is what is no label; a weak event's item is seen all the same."""
+    is_label = torch.tensor([[True, False, True, True, True, True]])
+
+    chosen = next_unseen(torch.tensor([[3, 1, 3, 2, 1, -1]]), is_label)
+
+    assert chosen.tolist() == [[True, False, False, True, False, False]]
+
+
+def test_first_places_are_where_an_item_comes_first() -> None:
+    """An absent item has the row's length; padding counts for nothing, item 0 included."""
+    places = first_places(torch.tensor([[2, 1, 2, -1], [0, -1, -1, -1]]), 3)
+
+    assert places.tolist() == [[4.0, 1.0, 0.0], [0.0, 4.0, 4.0]]
+
+
+def test_certain_model_that_is_wrong_has_a_finite_loss() -> None:
+    """Probabilities that vanish do not make the loss undefined."""
+    hidden, head = torch.tensor([[100.0, 0.0]], requires_grad=True), torch.tensor([[10.0, 0.0], [-10.0, 0.0]])
+
+    loss = catalogue_loss(hidden, head.requires_grad_(), torch.tensor([1]))
+
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(loss, [hidden, head]))
+
+
+@pytest.mark.parametrize("taught", [False, True])
+@pytest.mark.parametrize("mask_seen", [False, True])
+def test_a_sample_of_everything_is_the_whole_softmax(taught: bool, mask_seen: bool) -> None:
+    """With every item drawn the sampled loss and its gradients equal the whole one's, repeats and masks included."""
+    _, head, _, teacher = make()
+    labels_BL = torch.randint(0, NUM_ITEMS, (3, 20))
+    hidden_BLD = torch.randn(3, 20, SIZE, requires_grad=True)
+    teacher = replace(teacher, hidden_TE=torch.randn(3, 20, 5)) if taught else None
+    losses = [
+        position_loss(
+            hidden_BLD,
+            head,
+            labels_BL,
+            torch.ones_like(labels_BL, dtype=torch.bool),
+            mask_seen=mask_seen,
+            sampler=sampler,
+            teacher=teacher,
+        )
+        for sampler in (None, ItemSampler(np.arange(NUM_ITEMS), NUM_ITEMS))
+    ]
+
+    (whole, num_labels), (sampled, num_sampled) = losses
+    assert num_labels == num_sampled
+    assert sampled.item() == pytest.approx(whole.item(), rel=1e-5)
+    for one, other in zip(*(torch.autograd.grad(loss, [hidden_BLD, head]) for loss, _ in losses), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_logq_correction_keeps_the_sum_over_items() -> None:
+    """Averaged over many draws, the sum over drawn items, each divided by its probability, is the sum over the catalogue."""
+    torch.manual_seed(0)
+    sampler, weight_V = ItemSampler(np.arange(NUM_ITEMS) ** 2, 12), torch.rand(NUM_ITEMS)
+    draws = [sampler.draw(torch.device("cpu")) for _ in range(4_000)]
+
+    sums = torch.stack([(weight_V[draw.items_S] / draw.log_q_S.exp()).sum() for draw in draws])
+
+    assert float(sampler.rate_V.sum()) == pytest.approx(12, rel=1e-4)
+    assert float(sums.mean()) == pytest.approx(float(weight_V.sum()), abs=4 * float(sums.std()) / 4_000**0.5)

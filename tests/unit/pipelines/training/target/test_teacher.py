@@ -1,0 +1,185 @@
+"""The teacher of deeper codes: its shares of codes, what is learned from them, and how it travels with the bundle."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from models.catalogue import BOS_TOKEN, Catalogue, load_catalogue
+from models.decoder.decoder import Decoder
+from models.student import read_student
+from pipelines.codes.options import CodesOptions
+from pipelines.runner.stage import silent
+from pipelines.scoring.dense import DecoderScorer
+from pipelines.scoring.student import StudentScorer
+from pipelines.training.fit.batches import make_batch
+from pipelines.training.start.warm_start import NIGHTLY, WarmStart, shortened
+from pipelines.training.target.code_paths import CodePaths
+from pipelines.training.target.teacher import TEACHER, ItemTeacher, load_teacher, numbered
+from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss, train
+from services.errors import ConfigError
+from tests.unit.pipelines.conftest import CPU, QUICK, SMALL_DECODER, checkpoints_in, learn_the_ring
+
+SIZES, NUM_ITEMS, WEIGHT = (3, 4, 5), 20, 0.7
+TAUGHT = replace(SMALL_DECODER, teacher_weight=WEIGHT, teacher_dropout=0.0)
+
+
+def make(seed: int = 0) -> tuple[Catalogue, Decoder, Decoder]:
+    """Return a catalogue of codes of depth 3, two items of which are alike, a decoder over it, and a teacher of its items."""
+    rng = np.random.default_rng(seed)
+    codes = rng.permutation(np.argwhere(np.ones(SIZES)))[:NUM_ITEMS].astype(np.int32)
+    codes[4] = codes[11]
+    ids = tuple(f"i{index:02}" for index in range(NUM_ITEMS))
+    catalogue = Catalogue(ids, ids, ((),) * NUM_ITEMS, codes, SIZES, np.ones(NUM_ITEMS))
+    teacher = new_decoder(numbered(catalogue, NUM_ITEMS), replace(SMALL_DECODER, seed=seed + 1))
+    with torch.no_grad():
+        teacher.embedding.weight.mul_(50)
+    return catalogue, new_decoder(catalogue, SMALL_DECODER), teacher
+
+
+def shares_by_loop(
+    teacher: Decoder, catalogue: Catalogue, history: np.ndarray, label: int, *, mask_seen: bool
+) -> list[np.ndarray]:
+    """Return each level's shares below the label's prefix, by adding up the items one by one."""
+    scores = DecoderScorer(teacher, numbered(catalogue, NUM_ITEMS), 10, 5)([history])[0].astype(np.float64)
+    if mask_seen:
+        scores[history] = -np.inf
+    share_I = np.exp(scores - scores.max())
+    found = []
+    for level, size in enumerate(SIZES):
+        shares = np.zeros(size)
+        for item, codes in enumerate(catalogue.codes):
+            if (codes[:level] == catalogue.codes[label, :level]).all():
+                shares[codes[level]] += share_I[item]
+        found.append(shares / shares.sum() if shares.sum() else shares)
+    return found
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(range(NUM_ITEMS)), min_size=1, max_size=6), min_size=1, max_size=3), st.booleans()
+)
+@settings(max_examples=30)
+def test_shares_are_the_sums_over_items_below_the_labels_prefix(windows: list[list[int]], mask_seen: bool) -> None:
+    """At every level of every item of a window, padding and duplicates of codes included; weighted, and over unseen items alone where those are learned."""
+    catalogue, _, teacher = make()
+    windows = [[4 if item == 11 else item for item in window] for window in windows]  # the first of two alike
+    batch = make_batch([np.array(window) for window in windows], catalogue)
+    codes_BNX = batch.labels.view(len(windows), -1, 3) - torch.tensor(catalogue.token_offsets)
+    chosen_BN = codes_BNX[..., 0] >= 0
+
+    paths = CodePaths(catalogue, CPU)
+    told = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=mask_seen)
+    taught = told.taught(codes_BNX.clamp(min=-1), chosen_BN)
+
+    labels = [(window[:place], item) for window in windows for place, item in enumerate(window)]
+    for row, (history, label) in enumerate(labels):
+        wanted = shares_by_loop(teacher, catalogue, np.array(history, dtype=int), label, mask_seen=mask_seen)
+        for level, shares in enumerate(wanted):
+            np.testing.assert_allclose(taught[level].shares_TS[row], WEIGHT * shares, atol=1e-5)
+
+
+def test_the_target_is_the_mixture_of_label_and_teacher() -> None:
+    """The loss is the mean over levels of the cross-entropy of what the decoder says below each prefix against the mixture."""
+    catalogue, decoder, teacher = make()
+    window, paths = np.array([3, 7, 12]), CodePaths(catalogue, CPU)
+    told = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=True)
+
+    batch = make_batch([window], catalogue)
+    loss, number = next_token_loss(decoder, catalogue, batch, mask_seen=False, paths=paths, teacher=told)
+
+    losses = []
+    for place, item in enumerate(window):
+        taught = shares_by_loop(teacher, catalogue, window[:place], item, mask_seen=True)
+        for level, size in enumerate(SIZES):
+            tokens = [BOS_TOKEN, *catalogue.tokens(window[:place]), *catalogue.tokens([item])[:level]]
+            hidden = decoder(torch.tensor(tokens), torch.arange(len(tokens)), _causal)[-1]
+            first = catalogue.token_offsets[level]
+            scores = (hidden @ decoder.head_weight_VD[first : first + size].T).detach().double().numpy()
+            below = {
+                codes[level] for codes in catalogue.codes if (codes[:level] == catalogue.codes[item, :level]).all()
+            }
+            scores[[code not in below for code in range(size)]] = -np.inf
+            logs = scores - np.logaddexp.reduce(scores)
+            target = WEIGHT * taught[level]
+            target[catalogue.codes[item, level]] += 1 - WEIGHT
+            losses.append(-sum(target[code] * logs[code] for code in below))
+    assert number == 9
+    assert loss.item() == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+def test_a_batch_of_which_nothing_is_learned_has_no_loss() -> None:
+    """Its history is context alone, as before a cut in time."""
+    catalogue, decoder, teacher = make()
+    paths, batch = CodePaths(catalogue, CPU), make_batch([np.array([3, 7])], catalogue)
+    batch.is_label[:] = False
+    told = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=True)
+
+    loss, number = next_token_loss(decoder, catalogue, batch, mask_seen=False, paths=paths, teacher=told)
+
+    assert (loss.item(), number) == (0.0, 0)
+
+
+def _causal(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(tmp_path: Path) -> None:
+    """A bundle of deeper codes holds it, its student ranks all items nearly as the teacher does, and a later training starts from both."""
+    built = learn_the_ring(tmp_path, TAUGHT, CodesOptions(depth=2, codes_per_level=8))
+    bundle = built.optimized / "bundle"
+    decoder, by_item = load_teacher(bundle, CPU) or pytest.fail("no teacher")
+    catalogue = load_catalogue(bundle / "catalogue.parquet")
+    histories = [np.array([5, 6, 7]), np.array([20])]
+
+    student = StudentScorer(read_student(bundle / "student.safetensors"))(histories)
+    teacher = DecoderScorer(decoder, by_item, 10, 5)(histories)
+    assert (catalogue.depth, by_item.depth, by_item.item_ids) == (2, 1, catalogue.item_ids)
+    assert all(np.corrcoef(one, other)[0, 1] > 0.9 for one, other in zip(student, teacher, strict=True))
+
+    again = tmp_path / "again"
+    with capture_logs() as logged:
+        train(
+            built.trained.tokenized,
+            TAUGHT,
+            again,
+            checkpoints_in(again / "saved"),
+            CPU,
+            silent,
+            WarmStart(bundle, "v1"),
+        )
+    assert not logged
+    assert shortened(QUICK, NIGHTLY).epochs < QUICK.epochs
+    assert (again / TEACHER / "decoder" / "config.json").exists()
+
+
+def test_a_bundle_without_a_teacher_gives_the_decoder_a_warm_start_all_the_same(tmp_path: Path) -> None:
+    """The log says why the teacher is trained in full."""
+    built = learn_the_ring(tmp_path, SMALL_DECODER, CodesOptions(depth=2, codes_per_level=8))
+    bundle, again = built.optimized / "bundle", tmp_path / "again"
+
+    with capture_logs() as logged:
+        train(
+            built.trained.tokenized,
+            TAUGHT,
+            again,
+            checkpoints_in(again / "saved"),
+            CPU,
+            silent,
+            WarmStart(bundle, "v1"),
+        )
+
+    assert load_teacher(bundle, CPU) is None
+    assert [(entry["event"], TEACHER in entry["why"]) for entry in logged] == [("warm_start_refused", True)]
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    """The error names the field and the fix."""
+    with pytest.raises(ConfigError, match=r"teacher_weight: 1.5 is no share; give 0 for no teacher, or up to 1"):
+        TrainOptions(teacher_weight=1.5)
