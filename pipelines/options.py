@@ -7,7 +7,6 @@ from pipelines.codes.options import CodesOptions
 from pipelines.data.checks import CheckOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.gate import GateOptions
-from pipelines.publication.precompute import PrecomputeOptions
 from pipelines.training.fit.device import Device, choose_device
 from pipelines.training.recipes import Recipe, read_recipes
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, read_event_roles
@@ -22,6 +21,14 @@ STAGES = (
 _AFTER_GATE = ("refit", "optimize", "precompute")
 """The stages that only a run which publishes has; "publish" itself is the default of `until`."""
 ML_100K = "ml-100k"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecomputeOptions:
+    """How many users get a list, and its maximum length."""
+
+    num_users: int = 300
+    list_len: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

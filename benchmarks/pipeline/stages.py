@@ -21,6 +21,7 @@ from pipelines.data import ingest
 from pipelines.evaluation import evaluate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.features import point_in_time, tables
+from pipelines.options import PrecomputeOptions
 from pipelines.publication import precompute
 from pipelines.runner.stage import silent
 from pipelines.training import recipes, train_decoder, train_student
@@ -83,7 +84,7 @@ def _distill(_settings: Settings, done: Path, out: Path) -> None:
 
 
 def _precompute(settings: Settings, done: Path, out: Path) -> None:
-    options, writer = precompute.PrecomputeOptions(), FeatureWriter(_address(settings))
+    options, writer = PrecomputeOptions(), FeatureWriter(_address(settings))
     users = precompute.busiest_users(pl.read_parquet(done / "ingest" / "events.parquet"), options.num_users)
     histories = list(writer.read_histories(users).values())
     catalogue = load_catalogue(done / "tokenize" / "catalogue.parquet")

@@ -278,8 +278,7 @@ def precompute(
 ) -> None:
     """Recompute the stored lists of the live bundle, without training. Run it regularly to keep them fresh."""
     from infra.local.servers.store import feature_store
-    from pipelines.options import PipelineOptions, Places
-    from pipelines.publication.precompute import PrecomputeOptions
+    from pipelines.options import PipelineOptions, Places, PrecomputeOptions
     from pipelines.refresh import refresh_lists
 
     settings = _settings()

@@ -83,7 +83,7 @@ def read_texts(tokenized: Path) -> list[str]:
     return pl.read_parquet(path)["text"].to_list() if path.exists() else []
 
 
-def share_told_apart(texts: Sequence[str]) -> float:
+def share_of_distinct_texts(texts: Sequence[str]) -> float:
     """Return the share of items with a text that no other item has; 0 without items."""
     return sum(number == 1 for number in Counter(texts).values()) / max(1, len(texts))
 

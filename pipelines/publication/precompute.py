@@ -17,6 +17,7 @@ import torch
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
+from pipelines.options import PrecomputeOptions
 from pipelines.runner.stage import Progress, content_key
 from services.contracts.recommend import Filters
 from services.features import schema
@@ -28,14 +29,6 @@ from services.llm.engine.outcome import EngineOutcome
 
 _TABLE = "precomputed.parquet"
 _RECENT_DAYS = 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrecomputeOptions:
-    """How many users get a list, and its maximum length."""
-
-    num_users: int = 300
-    list_len: int = 100
 
 
 def busiest_users(events: pl.DataFrame, num_users: int) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from models.catalogue import load_catalogue
-from pipelines.codes.embedding import read_texts, share_told_apart
+from pipelines.codes.embedding import read_texts, share_of_distinct_texts
 from pipelines.data.examples import read_sequences, read_split
 from pipelines.training.train_decoder import TrainOptions
 from pipelines.training.train_student import DistillOptions
@@ -75,7 +75,7 @@ def data_size(tokenized: Path) -> DataSize:
         items=len(catalogue.item_ids),
         code_depth=catalogue.depth,
         mean_length=sum(lengths) / max(1, len(lengths)),
-        own_texts=share_told_apart(read_texts(tokenized)),
+        own_texts=share_of_distinct_texts(read_texts(tokenized)),
         repeats=read_split(tokenized)["repeats"],
     )
 

@@ -47,7 +47,7 @@ from pipelines.training.start.warm_start import NUM_CASES, Begun, WarmStart, tok
 from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
-from pipelines.training.target.teacher import TEACHER, ItemTeacher, numbered, save_teacher
+from pipelines.training.target.teacher import TEACHER, ItemTeacher, save_teacher, single_level
 from services.errors import ConfigError
 
 log = structlog.get_logger()
@@ -147,10 +147,10 @@ def train(
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     sequences, valid = read_labelled_sequences(tokenized), read_cases(tokenized, Split.VALID)
     data = TrainingData(tokenized, catalogue, sequences, valid, device)
-    taught_by = None
+    teacher_decoder = None
     if catalogue.depth > 1 and options.teacher_weight > 0:
-        taught_by = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start)
-    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, taught_by)
+        teacher_decoder = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start)
+    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, teacher_decoder)
     save_decoder(ours.decoder, out / "decoder")
     if ours.item_text is not None:
         ours.item_text.save(out)
@@ -176,7 +176,7 @@ def train_teacher(
     start: WarmStart | None,
 ) -> Decoder:
     """Train the teacher of a decoder with these options, write it and return it."""
-    by_item = replace(data, catalogue=numbered(data.catalogue, len(data.catalogue.item_ids)))
+    by_item = replace(data, catalogue=single_level(data.catalogue, len(data.catalogue.item_ids)))
     own_start = None if start is None else replace(start, folder=start.folder / TEACHER)
 
     def show(done: int, total: int, what: str) -> None:
@@ -195,9 +195,9 @@ def fit_decoder(
     progress: Progress,
     start: WarmStart | None = None,
     on_validation: OnValidation | None = None,
-    taught_by: Decoder | None = None,
+    teacher_decoder: Decoder | None = None,
 ) -> FittedDecoder:
-    """Fit a decoder to the codes of the data's catalogue. `taught_by` is the teacher of deeper codes."""
+    """Fit a decoder to the codes of the data's catalogue. `teacher_decoder` is the teacher of deeper codes."""
     catalogue, device = data.catalogue, data.device
     decoder = first_decoder(data.tokenized, catalogue, options).to(device)
     begun = None if start is None else begin_warm(start, decoder, catalogue, options.fit)
@@ -209,9 +209,9 @@ def fit_decoder(
     num_compared = 1 + options.sample_items if sampler else sum(catalogue.level_sizes) // catalogue.depth
     paths = CodePaths(catalogue, device) if catalogue.depth > 1 else None
     teacher = None
-    if paths is not None and taught_by is not None:
+    if paths is not None and teacher_decoder is not None:
         teacher = ItemTeacher(
-            taught_by, catalogue.codes, paths.child_PS, options.teacher_weight, mask_seen=options.mask_seen
+            teacher_decoder, catalogue.codes, paths.child_PS, options.teacher_weight, mask_seen=options.mask_seen
         )
     encoder = None
     if options.text_size:

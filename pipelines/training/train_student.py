@@ -90,19 +90,19 @@ def distill(
     start: WarmStart | None = None,
 ) -> None:
     """Train both and write them with the choice; the twin in a process of its own beside. A student without a teacher is its own twin, and trained once."""
-    inputs, lesson = Inputs(tokenized, torch.get_num_threads(), device), without_targets(options)
+    inputs, label_options = Inputs(tokenized, torch.get_num_threads(), device), without_targets(options)
     path, twin_path = out / "student.safetensors", out / "twin.safetensors"
 
     def fit_student() -> Fitted:
         return fit_and_save(inputs, decoder_dir, options, path, checkpoints.of("student"), progress, start)
 
-    if options == lesson:
+    if options == label_options:
         student = twin = fit_student()
         shutil.copyfile(path, twin_path)
     else:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
             saved = checkpoints.of("twin")
-            fitting = beside.submit(fit_and_save, inputs, decoder_dir, lesson, twin_path, saved, silent, start)
+            fitting = beside.submit(fit_and_save, inputs, decoder_dir, label_options, twin_path, saved, silent, start)
             student, twin = fit_student(), fitting.result()
     choose_student(tokenized, options, out, student, twin)
 
@@ -178,7 +178,7 @@ def fit_and_save(
     elif decoder_dir is not None:
         teacher = load_decoder(decoder_dir, torch.float32, inputs.device)
     student = new_student(catalogue, teacher, options).to(inputs.device)
-    lessons = new_targets(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
+    targets = new_targets(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
     begun = None if start is None else begin_warm(start, student, catalogue, options.fit)
     if begun is not None:
         valid = sample_cases(valid, NUM_CASES)
@@ -186,10 +186,10 @@ def fit_and_save(
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if options.sample_items else None
     task = Task(
         batches=lambda: batch_windows(
-            cut_windows(lessons.sequences, options.max_items, rng), lessons.spelling, options.max_batch_tokens, rng
+            cut_windows(targets.sequences, options.max_items, rng), targets.encoding, options.max_batch_tokens, rng
         ),
         rng=rng,
-        loss=lambda model, batch: imitation_loss(cast("StudentModel", model), lessons, batch, options, sampler),
+        loss=lambda model, batch: imitation_loss(cast("StudentModel", model), targets, batch, options, sampler),
         validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
         uniform_loss=math.log(max(2, len(catalogue.item_ids))),
     )
@@ -252,13 +252,13 @@ def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, op
 
 def imitation_loss(
     student: StudentModel,
-    lessons: LabelTargets | BeamTargets,
+    targets: LabelTargets | BeamTargets,
     batch: Batch,
     options: DistillOptions,
     sampler: ItemSampler | None = None,
 ) -> Loss:
     """Return the student's mean cross-entropy over all positions, against labels and teacher, and their number."""
-    rows_BL, items_BL = lessons.read(batch.tokens, batch.labels)
+    rows_BL, items_BL = targets.read(batch.tokens, batch.labels)
     return position_loss(
         student(rows_BL),
         student.head_weight_VD,
@@ -266,5 +266,5 @@ def imitation_loss(
         batch.is_label,
         mask_seen=options.mask_seen,
         sampler=sampler,
-        teacher=lessons.taught(batch.tokens, batch.labels),
+        teacher=targets.of_batch(batch.tokens, batch.labels),
     )

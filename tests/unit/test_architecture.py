@@ -5,12 +5,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "services/client"
 PACKAGES = ("services", "models", "pipelines", "infra", "benchmarks", "feature_repo")
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
+
+WITHOUT_CIRCLES = (
+    "benchmarks",
+    "infra",
+    "models",
+    "pipelines",
+    "pipelines.training",
+    "services",
+    "services.llm",
+    "services.llm.engine",
+)
+"""The packages whose rooms have an order: no import leads from one room to another that imports it, over however many others."""
 
 IMPORT_ALL = """
 import importlib, os, sys
@@ -103,3 +116,12 @@ def test_files_are_named_for_what_they_hold() -> None:
     empty = {name for name in names if FORBIDDEN_NAMES & set(re.split(r"[/.]", name))}
 
     assert not empty
+
+
+def test_no_import_runs_back_up_between_rooms() -> None:
+    """The contracts state the orders that matter; this finds a circle among the folders and modules of a package that none of them names."""
+    graph = grimp.build_graph("benchmarks", "infra", "models", "pipelines", "services", cache_dir=None)
+
+    circles = {package: graph.nominate_cycle_breakers(package) for package in WITHOUT_CIRCLES}
+
+    assert not {package: back for package, back in circles.items() if back}

@@ -98,8 +98,8 @@ def make_batch(windows: Sequence[np.ndarray], catalogue: Catalogue) -> Batch:
     labels = np.full_like(tokens, IGNORED)
     is_label = np.zeros_like(tokens, dtype=bool)
     for row, window in enumerate(windows):
-        spelled = np.array(catalogue.tokens(np.ma.getdata(window)), dtype=np.int64)
-        tokens[row, 1 : len(spelled)] = spelled[:-1]
-        labels[row, : len(spelled)] = spelled
-        is_label[row, : len(spelled)] = np.repeat(~np.ma.getmaskarray(window), catalogue.depth)
+        encoded = np.array(catalogue.tokens(np.ma.getdata(window)), dtype=np.int64)
+        tokens[row, 1 : len(encoded)] = encoded[:-1]
+        labels[row, : len(encoded)] = encoded
+        is_label[row, : len(encoded)] = np.repeat(~np.ma.getmaskarray(window), catalogue.depth)
     return Batch(torch.from_numpy(tokens), torch.from_numpy(labels), torch.from_numpy(is_label), lengths)

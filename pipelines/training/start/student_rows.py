@@ -53,6 +53,6 @@ def fill_rows(student: StudentModel, catalogue: Catalogue, unused: np.ndarray) -
 def rows_like_teachers(student: StudentModel, decoder: Decoder, before: Catalogue, new_rows_ND: Tensor) -> Tensor:
     """Return the student's rows of new items by their rows in the decoder: by the map that fits the items of `before` which training saw."""
     used = torch.from_numpy(np.flatnonzero(before.popularity > 0))
-    taught_IE, own_ID = encoded_rows(decoder, before)[1:][used].double(), student.head_weight_VD[used].double()
-    mapped_ND = new_rows_ND.double() @ ridge_map(taught_IE, own_ID, _SMALL_RIDGE)
+    encoded_IE, own_ID = encoded_rows(decoder, before)[1:][used].double(), student.head_weight_VD[used].double()
+    mapped_ND = new_rows_ND.double() @ ridge_map(encoded_IE, own_ID, _SMALL_RIDGE)
     return mapped_ND.to(student.embedding.weight)

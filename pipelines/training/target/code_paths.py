@@ -61,15 +61,15 @@ class CodePaths:
         if mask_seen:
             chosen_BN = next_unseen(self._items(labels_BNX), is_label_BN)
         hidden_TXD, labels_TX = hidden_BNXD[chosen_BN], labels_BNX[chosen_BN]
-        taught: Sequence[TargetCodes | None] = [None] * depth
+        targets: Sequence[TargetCodes | None] = [None] * depth
         if teacher is not None:
             codes_BNX = labels_BNX - torch.tensor(self.first_tokens, device=labels_BNX.device)
-            taught = teacher.taught(codes_BNX.clamp(min=IGNORED), chosen_BN)
+            targets = teacher.targets(codes_BNX.clamp(min=IGNORED), chosen_BN)
         prefix_T, losses = torch.zeros_like(labels_TX[:, 0]), []
         for level, (first, size) in enumerate(zip(self.first_tokens, self.level_sizes, strict=True)):
             others, codes_T = OtherCodes(self.child_PS[level], prefix_T), labels_TX[:, level] - first
             head_SD = head_VD[first : first + size]
-            losses.append(catalogue_loss(hidden_TXD[:, level], head_SD, codes_T, others, taught[level]))
+            losses.append(catalogue_loss(hidden_TXD[:, level], head_SD, codes_T, others, targets[level]))
             prefix_T = self.child_PS[level][prefix_T, codes_T].long()
         return torch.stack(losses).mean(), labels_TX.numel()
 

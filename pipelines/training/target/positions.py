@@ -27,10 +27,10 @@ def position_loss(
     """
     chosen_BL = next_unseen(labels_BL, is_label_BL) if mask_seen else (labels_BL >= 0) & is_label_BL
     hidden_TD, labels_T = hidden_BLD[chosen_BL], labels_BL[chosen_BL]
-    taught = None if teacher is None else teacher.at(chosen_BL)
+    target = None if teacher is None else teacher.at(chosen_BL)
     if sampler is None:
         seen = seen_before(labels_BL, chosen_BL, len(head_VD)) if mask_seen else None
-        return catalogue_loss(hidden_TD, head_VD, labels_T, seen, taught), len(labels_T)
+        return catalogue_loss(hidden_TD, head_VD, labels_T, seen, target), len(labels_T)
     sample = sampler.draw(labels_BL.device)
     seen = seen_before(sample.columns(labels_BL), chosen_BL, len(sample.items_S)) if mask_seen else None
-    return sampled_loss(hidden_TD, head_VD, labels_T, sample, seen, taught), len(labels_T)
+    return sampled_loss(hidden_TD, head_VD, labels_T, sample, seen, target), len(labels_T)

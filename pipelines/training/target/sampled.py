@@ -82,8 +82,8 @@ def sampled_loss(
             named_TN = torch.einsum("td,tnd->tn", hidden_TD.float(), head_VD[teacher.items_TN]) - log_sum_T.unsqueeze(1)
             loss_T = (1 - teacher.shares_TN.sum(1)) * loss_T - (teacher.shares_TN * named_TN).sum(1)
         elif teacher is not None:
-            taught_TS = _scores(teacher.hidden_TE.float(), teacher.head_VE, labels_T, sample, left_out_TS).softmax(1)
-            loss_T = (1 - teacher.weight) * loss_T - teacher.weight * (taught_TS * log_p_TS).sum(1)
+            target_TS = _scores(teacher.hidden_TE.float(), teacher.head_VE, labels_T, sample, left_out_TS).softmax(1)
+            loss_T = (1 - teacher.weight) * loss_T - teacher.weight * (target_TS * log_p_TS).sum(1)
         return loss_T.sum() / max(1, len(labels_T))
 
 

@@ -43,7 +43,7 @@ class SeenItems:
         return first_CV.sub_(self.place_T[rows].unsqueeze(1)).clamp_(max=0).mul_(PENALTY)
 
 
-class Taught(Protocol):
+class SoftTarget(Protocol):
     """What a teacher says of each token."""
 
     def share(self, rows: slice, penalty_CV: Tensor | None, scores_CV: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class TargetItems:
     shares_TN: Tensor
 
     def at(self, chosen_BL: Tensor) -> "TargetItems":
-        """Return what is taught at these positions, where the lists are (B, L, N)."""
+        """Return the target at these positions, where the lists are (B, L, N)."""
         return TargetItems(self.items_TN[chosen_BL], self.shares_TN[chosen_BL])
 
     def share(self, rows: slice, _penalty_CV: Tensor | None, scores_CV: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def catalogue_loss(
     head_VD: Tensor,
     labels_T: Tensor,
     left_out: LeftOut | None = None,
-    teacher: Taught | None = None,
+    teacher: SoftTarget | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's. No label is left out."""
     with torch.autocast(hidden_TD.device.type, enabled=False):  # gradients of the scores need fp32
@@ -111,7 +111,7 @@ class _FusedLoss(torch.autograd.Function):
         head_VD: Tensor,
         labels_T: Tensor,
         left_out: LeftOut | None,
-        teacher: Taught | None,
+        teacher: SoftTarget | None,
     ) -> Tensor:
         grad_hidden_TD, grad_head_VD = torch.empty_like(hidden_TD), torch.zeros_like(head_VD)
         total, num_labels = hidden_TD.new_zeros(()), max(1, len(labels_T))
@@ -120,8 +120,8 @@ class _FusedLoss(torch.autograd.Function):
             rows = slice(start, start + size)
             penalty_CV = None if left_out is None else left_out.penalty(rows)
             scores_CV = _scores(hidden_TD[rows], head_VD, penalty_CV)
-            taught_CV = None if teacher is None else teacher.share(rows, penalty_CV, scores_CV)
-            loss, error_CV = _loss_and_error(scores_CV, labels_T[rows], taught_CV)
+            target_CV = None if teacher is None else teacher.share(rows, penalty_CV, scores_CV)
+            loss, error_CV = _loss_and_error(scores_CV, labels_T[rows], target_CV)
             total += loss
             error_CV /= num_labels
             torch.mm(error_CV, head_VD, out=grad_hidden_TD[rows])
@@ -140,17 +140,17 @@ def _scores(hidden_CD: Tensor, head_VD: Tensor, penalty_CV: Tensor | None) -> Te
     return scores_CV if penalty_CV is None else scores_CV.add_(penalty_CV)
 
 
-def _loss_and_error(scores_CV: Tensor, labels_C: Tensor, taught_CV: Tensor | None) -> tuple[Tensor, Tensor]:
+def _loss_and_error(scores_CV: Tensor, labels_C: Tensor, target_CV: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the chunk's summed loss and softmax minus target, which is the gradient of the scores."""
     at_label_C1 = labels_C.unsqueeze(1)
     error_CV, at_label_score_C1 = scores_CV.softmax(dim=1), scores_CV.gather(1, at_label_C1)
     log_norm_C1 = at_label_score_C1 - error_CV.gather(1, at_label_C1).clamp_min(_TINY).log()
-    if taught_CV is None:
+    if target_CV is None:
         return (log_norm_C1 - at_label_score_C1).sum(), _take(error_CV, at_label_C1, torch.ones_like(log_norm_C1))
-    label_share_C1 = 1 - taught_CV.sum(dim=1, keepdim=True)
-    taught = torch.dot(taught_CV.flatten(), scores_CV.flatten())
-    loss = (log_norm_C1 - label_share_C1 * at_label_score_C1).sum() - taught
-    return loss, _take(error_CV.sub_(taught_CV), at_label_C1, label_share_C1)
+    label_share_C1 = 1 - target_CV.sum(dim=1, keepdim=True)
+    target = torch.dot(target_CV.flatten(), scores_CV.flatten())
+    loss = (log_norm_C1 - label_share_C1 * at_label_score_C1).sum() - target
+    return loss, _take(error_CV.sub_(target_CV), at_label_C1, label_share_C1)
 
 
 def _take(error_CV: Tensor, at_label_C1: Tensor, share_C1: Tensor) -> Tensor:

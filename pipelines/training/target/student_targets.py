@@ -20,7 +20,7 @@ from pipelines.scoring.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED
 from pipelines.training.start.student_rows import token_of_row
 from pipelines.training.target.softmax import TargetItems, Teacher
-from pipelines.training.target.teacher import numbered
+from pipelines.training.target.teacher import single_level
 
 _MAX_SEARCHED = 100_000
 _LIST_LEN = 32
@@ -30,19 +30,19 @@ class LabelTargets:
     """The labels alone. A batch's tokens are the student's input rows."""
 
     def __init__(self, catalogue: Catalogue, sequences: Sequence[np.ndarray]) -> None:
-        self.sequences, self.spelling = sequences, numbered(catalogue, len(catalogue.item_ids))
+        self.sequences, self.encoding = sequences, single_level(catalogue, len(catalogue.item_ids))
 
     def read(self, tokens_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
         """Return the student's input rows and the items to learn, IGNORED where there is none."""
         return tokens_BL, torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
 
-    def taught(self, _tokens_BL: Tensor, _labels_BL: Tensor) -> Teacher | TargetItems | None:
+    def of_batch(self, _tokens_BL: Tensor, _labels_BL: Tensor) -> Teacher | TargetItems | None:
         """Return the decoder's part of the target, None for none."""
         return None
 
 
-class TeacherLessons(LabelTargets):
-    """Lessons of a decoder whose items are one token each."""
+class DenseTargets(LabelTargets):
+    """Targets of a decoder whose items are one token each."""
 
     def __init__(self, decoder: Decoder, catalogue: Catalogue, sequences: Sequence[np.ndarray], weight: float) -> None:
         super().__init__(catalogue, sequences)
@@ -50,14 +50,14 @@ class TeacherLessons(LabelTargets):
         self._token_of_row = token_of_row(catalogue, decoder.embedding.weight.device)
 
     @torch.no_grad()
-    def taught(self, tokens_BL: Tensor, _labels_BL: Tensor) -> Teacher:
+    def of_batch(self, tokens_BL: Tensor, _labels_BL: Tensor) -> Teacher:
         """Return the decoder's distribution at every position."""
         hidden_BLD = hidden_states(self._decoder, self._token_of_row[tokens_BL]).view(*tokens_BL.shape, -1)
         return Teacher(hidden_BLD, self._decoder.head_weight_VD[self._token_of_row[1:]], self._weight)
 
 
 class BeamTargets:
-    """Lessons of a decoder with deeper codes. A batch's tokens are 1 + the position among all sequences together."""
+    """Targets of a decoder with deeper codes. A batch's tokens are 1 + the position among all sequences together."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class BeamTargets:
             np.ma.MaskedArray(np.arange(start, end), mask=np.ma.getmaskarray(sequence))
             for start, end, sequence in zip(starts, starts[1:], sequences, strict=False)
         ]
-        self.spelling = numbered(catalogue, len(items_P))
+        self.encoding = single_level(catalogue, len(items_P))
         self._items_P = torch.from_numpy(items_P).to(device)
         searched = _evenly(len(items_P), _MAX_SEARCHED)
         owners = np.searchsorted(starts, searched, side="right") - 1
@@ -92,7 +92,7 @@ class BeamTargets:
         rows_BL = torch.where(tokens_BL == BOS_TOKEN, START, self._items_P[(tokens_BL - 1).clamp(min=0)] + 1)
         return rows_BL, torch.where(labels_BL == IGNORED, IGNORED, self._items_P[(labels_BL - 1).clamp(min=0)])
 
-    def taught(self, _tokens_BL: Tensor, labels_BL: Tensor) -> TargetItems:
+    def of_batch(self, _tokens_BL: Tensor, labels_BL: Tensor) -> TargetItems:
         """Return the items of the decoder's beams at every position."""
         list_BL = self._list_of_P[(labels_BL - 1).clamp(min=0)]
         items, shares = self._lists
@@ -107,12 +107,12 @@ def new_targets(
     *,
     mask_seen: bool,
 ) -> LabelTargets | BeamTargets:
-    """Return the lessons of this decoder. `weight` is its share of the target; at 0, or without one, they are the labels."""
+    """Return the targets of this decoder. `weight` is its share of the target; at 0, or without one, they are the labels."""
     if decoder is None or weight == 0:
         return LabelTargets(catalogue, sequences)
     decoder.eval()
     if catalogue.depth == 1:
-        return TeacherLessons(decoder, catalogue, sequences, weight)
+        return DenseTargets(decoder, catalogue, sequences, weight)
     return BeamTargets(decoder, catalogue, sequences, weight, mask_seen=mask_seen)
 
 

@@ -26,7 +26,7 @@ TEACHER = "teacher"
 _CHUNK_SCORES = 1 << 22
 
 
-def numbered(catalogue: Catalogue, size: int) -> Catalogue:
+def single_level(catalogue: Catalogue, size: int) -> Catalogue:
     """Return a catalogue under which the tokens of a window of numbers below `size` are 1 + these."""
     return replace(catalogue, codes=np.arange(size, dtype=np.int32).reshape(-1, 1), level_sizes=(size,))
 
@@ -52,7 +52,7 @@ class TargetCodes:
     shares_TS: Tensor
 
     def share(self, rows: slice, _penalty_CS: Tensor | None, _scores_CS: Tensor) -> Tensor:
-        """Return (C, S): as `softmax.Taught`."""
+        """Return (C, S): as `softmax.SoftTarget`."""
         return self.shares_TS[rows]
 
 
@@ -81,7 +81,7 @@ class ItemTeacher:
             node = child.cpu().numpy()[node, code].astype(np.int64)
 
     @torch.no_grad()
-    def taught(self, codes_BNX: Tensor, chosen_BN: Tensor) -> list[TargetCodes]:
+    def targets(self, codes_BNX: Tensor, chosen_BN: Tensor) -> list[TargetCodes]:
         """Return the targets of all levels at the chosen items of windows, whose codes are negative for none."""
         places_BN = self._places(codes_BNX)
         before_BN = places_BN.roll(1, dims=1)

@@ -10,8 +10,7 @@ from redis import Redis
 from rich.console import Console
 
 from pipelines.evaluation.gate import GateOptions
-from pipelines.options import PipelineOptions, Places
-from pipelines.publication.precompute import PrecomputeOptions
+from pipelines.options import PipelineOptions, Places, PrecomputeOptions
 from pipelines.run import run_pipeline
 from pipelines.training.recipes import Recipe
 from services.settings.settings import Settings

@@ -25,8 +25,7 @@ from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.gate import GateOptions
 from pipelines.evaluation.held_out import LEDGER, read_ledger
 from pipelines.evaluation.pair import load_pair
-from pipelines.options import PipelineOptions, Places
-from pipelines.publication.precompute import PrecomputeOptions
+from pipelines.options import PipelineOptions, Places, PrecomputeOptions
 from pipelines.refresh import refresh_lists
 from pipelines.run import run_pipeline
 from pipelines.runner.run_lock import run_lock

@@ -69,9 +69,9 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
     torch.set_num_threads(1)
     train(tokens, options, trained_dir, checkpoints_in(root / "saved"), CPU, silent)
     fitted = []
-    for name, lesson in (("student", SMALL_STUDENT), ("twin", without_targets(SMALL_STUDENT))):
+    for name, options in (("student", SMALL_STUDENT), ("twin", without_targets(SMALL_STUDENT))):
         saved, path = checkpoints_in(root / "saved").of(name), students / f"{name}.safetensors"
-        fitted.append(fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", lesson, path, saved))
+        fitted.append(fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", options, path, saved))
     choose_student(tokens, SMALL_STUDENT, students, *fitted)
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     evaluate(trained, HeldOut(tokens, root, "tailrace pipeline"), "ring", evaluated, silent)

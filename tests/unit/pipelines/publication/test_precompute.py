@@ -11,8 +11,9 @@ import torch
 from models.decoder.weights import load_decoder
 from models.files import file_sha256
 from models.registry import BundleStore
+from pipelines.options import PrecomputeOptions
 from pipelines.publication.bundle import publish
-from pipelines.publication.precompute import BatchRanker, PrecomputeOptions, busiest_users, key, precompute, read_rows
+from pipelines.publication.precompute import BatchRanker, busiest_users, key, precompute, read_rows
 from pipelines.runner import stage
 from pipelines.runner.stage import silent
 from pipelines.scoring.dense import DecoderScorer

@@ -57,7 +57,7 @@ def test_each_place_predicts_the_next_token() -> None:
 
 
 def test_codes_of_depth_two_take_two_places() -> None:
-    """An item is spelled level by level."""
+    """An item is encoded level by level."""
     deep = Catalogue(("a", "b"), ("A", "B"), ((), ()), np.array([[0, 1], [1, 0]], dtype=np.int32), (2, 2), np.ones(2))
 
     batch = make_batch([np.array([1, 0])], deep)

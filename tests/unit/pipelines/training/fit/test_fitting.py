@@ -235,8 +235,8 @@ def test_the_student_that_serves_learned_from_the_decoder_where_validation_shows
     assert earned["uses_targets"] is uses_targets
     assert earned["low"] <= earned["difference"] == pytest.approx(earned["ndcg10"] - earned["twin_ndcg10"])
     assert (earned["difference"] > 0.3) is uses_targets
-    lessons = SMALL_STUDENT if uses_targets else without_targets(SMALL_STUDENT)
-    assert chosen_options(tmp_path, SMALL_STUDENT) == lessons
+    expected = SMALL_STUDENT if uses_targets else without_targets(SMALL_STUDENT)
+    assert chosen_options(tmp_path, SMALL_STUDENT) == expected
     assert f"earn {earned['difference']:+.4f} NDCG@10" in describe_earned(earned)
 
 
@@ -269,7 +269,7 @@ def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
     options = DistillOptions(hidden_size=16, num_heads=2, max_items=20)
     student, batch = new_student(catalogue, one, options), make_batch([np.array([1, 2, 3])], catalogue)
 
-    taught, alone = (
+    distilled, alone = (
         [
             imitation_loss(
                 student, new_targets(teacher, catalogue, [], chosen.teacher_weight, mask_seen=True), batch, chosen
@@ -281,7 +281,7 @@ def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
 
     assert replace(without_targets(options), teacher_weight=options.teacher_weight) == options
     assert alone[0] == alone[1]
-    assert taught[0] != taught[1]
+    assert distilled[0] != distilled[1]
 
 
 def test_losses_keep_fp32_under_bf16_autocast() -> None:

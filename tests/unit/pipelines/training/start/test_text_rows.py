@@ -13,7 +13,7 @@ from models.catalogue import Catalogue, load_catalogue
 from models.decoder.weights import load_decoder
 from models.registry import BundleStore
 from models.student import read_student
-from pipelines.codes.embedding import fit_text, read_texts, save_texts, share_told_apart, texts_of
+from pipelines.codes.embedding import fit_text, read_texts, save_texts, share_of_distinct_texts, texts_of
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import tokenize
 from pipelines.data.examples import Split, read_cases
@@ -187,7 +187,7 @@ def test_texts_that_tell_nothing_have_finite_vectors(text: str, tmp_path: Path) 
     assert (np.linalg.norm(vectors, axis=1) <= 1 + 1e-5).all()
     assert vectors.dtype == np.float32
     assert read_texts(tmp_path) == texts
-    assert share_told_apart(texts) == 0.0
+    assert share_of_distinct_texts(texts) == 0.0
 
 
 def test_texts_are_in_the_catalogues_order(tmp_path: Path) -> None:

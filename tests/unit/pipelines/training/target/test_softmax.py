@@ -23,11 +23,11 @@ def make() -> tuple[Tensor, Tensor, Tensor, Teacher]:
     return hidden, head, labels, Teacher(torch.randn(NUM_TOKENS, 5), torch.randn(NUM_ITEMS, 5), 0.7)
 
 
-@pytest.mark.parametrize("taught", [False, True])
+@pytest.mark.parametrize("has_teacher", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("scores_at_once", [1 << 20, 300])
 def test_loss_and_gradients_equal_torch_own(
-    taught: bool, masked: bool, scores_at_once: int, monkeypatch: pytest.MonkeyPatch
+    has_teacher: bool, masked: bool, scores_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chunked loss is the cross-entropy over all logits, with masks over those of unseen items; seen ones get no gradient.
 
@@ -46,12 +46,12 @@ def test_loss_and_gradients_equal_torch_own(
             is_seen[token, labels_BL[token // 20, : token % 20]] = True
     used_TD = hidden_TD[: len(labels_T)]
     target = functional.one_hot(labels_T, NUM_ITEMS).float()
-    if taught:
+    if has_teacher:
         answer = (teacher.hidden_TE @ teacher.head_VE.T).masked_fill(is_seen, -torch.inf).softmax(1)
         target = 0.3 * target + 0.7 * answer
     plain = -(target * (used_TD @ head.T).masked_fill(is_seen, -1e9).log_softmax(1)).sum(1).mean()
 
-    fused = catalogue_loss(used_TD, head, labels_T, seen, teacher if taught else None)
+    fused = catalogue_loss(used_TD, head, labels_T, seen, teacher if has_teacher else None)
 
     assert fused.item() == pytest.approx(plain.item(), rel=1e-5)
     for one, other in zip(*(torch.autograd.grad(2 * loss, [hidden_TD, head]) for loss in (fused, plain)), strict=True):
@@ -84,14 +84,14 @@ def test_certain_model_that_is_wrong_has_a_finite_loss() -> None:
     assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(loss, [hidden, head]))
 
 
-@pytest.mark.parametrize("taught", [False, True])
+@pytest.mark.parametrize("has_teacher", [False, True])
 @pytest.mark.parametrize("mask_seen", [False, True])
-def test_a_sample_of_everything_is_the_whole_softmax(taught: bool, mask_seen: bool) -> None:
+def test_a_sample_of_everything_is_the_whole_softmax(has_teacher: bool, mask_seen: bool) -> None:
     """With every item drawn the sampled loss and its gradients equal the whole one's, repeats and masks included."""
     _, head, _, teacher = make()
     labels_BL = torch.randint(0, NUM_ITEMS, (3, 20))
     hidden_BLD = torch.randn(3, 20, SIZE, requires_grad=True)
-    teacher = replace(teacher, hidden_TE=torch.randn(3, 20, 5)) if taught else None
+    teacher = replace(teacher, hidden_TE=torch.randn(3, 20, 5)) if has_teacher else None
     losses = [
         position_loss(
             hidden_BLD,

@@ -20,13 +20,13 @@ from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.batches import make_batch
 from pipelines.training.start.warm_start import NIGHTLY, WarmStart, shortened
 from pipelines.training.target.code_paths import CodePaths
-from pipelines.training.target.teacher import TEACHER, ItemTeacher, load_teacher, numbered
+from pipelines.training.target.teacher import TEACHER, ItemTeacher, load_teacher, single_level
 from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss, train
 from services.errors import ConfigError
 from tests.unit.pipelines.conftest import CPU, QUICK, SMALL_DECODER, checkpoints_in, learn_the_ring
 
 SIZES, NUM_ITEMS, WEIGHT = (3, 4, 5), 20, 0.7
-TAUGHT = replace(SMALL_DECODER, teacher_weight=WEIGHT, teacher_dropout=0.0)
+WITH_TEACHER = replace(SMALL_DECODER, teacher_weight=WEIGHT, teacher_dropout=0.0)
 
 
 def make(seed: int = 0) -> tuple[Catalogue, Decoder, Decoder]:
@@ -36,7 +36,7 @@ def make(seed: int = 0) -> tuple[Catalogue, Decoder, Decoder]:
     codes[4] = codes[11]
     ids = tuple(f"i{index:02}" for index in range(NUM_ITEMS))
     catalogue = Catalogue(ids, ids, ((),) * NUM_ITEMS, codes, SIZES, np.ones(NUM_ITEMS))
-    teacher = new_decoder(numbered(catalogue, NUM_ITEMS), replace(SMALL_DECODER, seed=seed + 1))
+    teacher = new_decoder(single_level(catalogue, NUM_ITEMS), replace(SMALL_DECODER, seed=seed + 1))
     with torch.no_grad():
         teacher.embedding.weight.mul_(50)
     return catalogue, new_decoder(catalogue, SMALL_DECODER), teacher
@@ -46,7 +46,7 @@ def shares_by_loop(
     teacher: Decoder, catalogue: Catalogue, history: np.ndarray, label: int, *, mask_seen: bool
 ) -> list[np.ndarray]:
     """Return each level's shares below the label's prefix, by adding up the items one by one."""
-    scores = DecoderScorer(teacher, numbered(catalogue, NUM_ITEMS), 10, 5)([history])[0].astype(np.float64)
+    scores = DecoderScorer(teacher, single_level(catalogue, NUM_ITEMS), 10, 5)([history])[0].astype(np.float64)
     if mask_seen:
         scores[history] = -np.inf
     share_I = np.exp(scores - scores.max())
@@ -74,13 +74,13 @@ def test_shares_are_the_sums_over_items_below_the_labels_prefix(windows: list[li
 
     paths = CodePaths(catalogue, CPU)
     told = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=mask_seen)
-    taught = told.taught(codes_BNX.clamp(min=-1), chosen_BN)
+    targets = told.targets(codes_BNX.clamp(min=-1), chosen_BN)
 
     labels = [(window[:place], item) for window in windows for place, item in enumerate(window)]
     for row, (history, label) in enumerate(labels):
         wanted = shares_by_loop(teacher, catalogue, np.array(history, dtype=int), label, mask_seen=mask_seen)
         for level, shares in enumerate(wanted):
-            np.testing.assert_allclose(taught[level].shares_TS[row], WEIGHT * shares, atol=1e-5)
+            np.testing.assert_allclose(targets[level].shares_TS[row], WEIGHT * shares, atol=1e-5)
 
 
 def test_the_target_is_the_mixture_of_label_and_teacher() -> None:
@@ -94,7 +94,7 @@ def test_the_target_is_the_mixture_of_label_and_teacher() -> None:
 
     losses = []
     for place, item in enumerate(window):
-        taught = shares_by_loop(teacher, catalogue, window[:place], item, mask_seen=True)
+        targets = shares_by_loop(teacher, catalogue, window[:place], item, mask_seen=True)
         for level, size in enumerate(SIZES):
             tokens = [BOS_TOKEN, *catalogue.tokens(window[:place]), *catalogue.tokens([item])[:level]]
             hidden = decoder(torch.tensor(tokens), torch.arange(len(tokens)), _causal)[-1]
@@ -105,7 +105,7 @@ def test_the_target_is_the_mixture_of_label_and_teacher() -> None:
             }
             scores[[code not in below for code in range(size)]] = -np.inf
             logs = scores - np.logaddexp.reduce(scores)
-            target = WEIGHT * taught[level]
+            target = WEIGHT * targets[level]
             target[catalogue.codes[item, level]] += 1 - WEIGHT
             losses.append(-sum(target[code] * logs[code] for code in below))
     assert number == 9
@@ -132,7 +132,7 @@ def _causal(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> t
 
 def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(tmp_path: Path) -> None:
     """A bundle of deeper codes holds it, its student ranks all items nearly as the teacher does, and a later training starts from both."""
-    built = learn_the_ring(tmp_path, TAUGHT, CodesOptions(depth=2, codes_per_level=8))
+    built = learn_the_ring(tmp_path, WITH_TEACHER, CodesOptions(depth=2, codes_per_level=8))
     bundle = built.optimized / "bundle"
     decoder, by_item = load_teacher(bundle, CPU) or pytest.fail("no teacher")
     catalogue = load_catalogue(bundle / "catalogue.parquet")
@@ -147,7 +147,7 @@ def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(tmp_pat
     with capture_logs() as logged:
         train(
             built.trained.tokenized,
-            TAUGHT,
+            WITH_TEACHER,
             again,
             checkpoints_in(again / "saved"),
             CPU,
@@ -167,7 +167,7 @@ def test_a_bundle_without_a_teacher_gives_the_decoder_a_warm_start_all_the_same(
     with capture_logs() as logged:
         train(
             built.trained.tokenized,
-            TAUGHT,
+            WITH_TEACHER,
             again,
             checkpoints_in(again / "saved"),
             CPU,
