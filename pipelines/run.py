@@ -4,32 +4,35 @@
 
 Each stage is skipped when its output for these inputs exists; what has an effect outside of its folder (the online store,
 the live pointer) is done in any case, since that is cheap and the store may have been emptied in between. A run with the global time split ends after the gate.
+Where codes of two depths are possible, the stage `depth` before `tokenize` trains a decoder of each and takes the one that validates better.
 """
 
 import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import psutil
 import structlog
 import torch
 from rich.console import Console
 
 from models.catalogue import load_catalogue
 from models.files import file_sha256
-from models.registry import BundleStore
+from models.registry import Bundle, BundleStore
 from pipelines.codes import reuse, tokenize
+from pipelines.codes.options import CodesOptions
 from pipelines.data import ingest
 from pipelines.data.examples import SplitKind
-from pipelines.evaluation import evaluate, gate
+from pipelines.evaluation import code_depth, evaluate, gate
 from pipelines.evaluation.gain import describe_gain
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.features import point_in_time, tables
@@ -96,7 +99,9 @@ def _show(done: list[StageOutput], options: PipelineOptions, console: Console) -
     for sentence in (*found, *ingest.describe_future(ingested, datetime.now(UTC))):
         console.print(sentence, markup=False)
     for output in done:
-        if output.stage == "tokenize":
+        if output.stage == "depth":
+            console.print(code_depth.describe(output.path), markup=False)
+        elif output.stage == "tokenize":
             for sentence in (*tokenize.describe_split(output.path), tokenize.describe_codes(output.path)):
                 console.print(sentence, markup=False)
             size = recipes.data_size(output.path)
@@ -139,32 +144,48 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     tables.serve(built.path, places.feature_repo, places.offline_log_dir, progress)
     yield built
 
-    bars.begin("tokenize")
     read_histories = partial(point_in_time.histories_as_of, places.feature_repo)
     live_before = verified_live(store) if options.warm_start and (live or not seen) else None
     start = last_whole_training(store, live_before, ingested.path / "events.parquet") if live_before else None
     kept = reuse.kept_codes(live_before.path) if live_before else None  # whether or not its weights are
-    split = SplitKind(options.split)
-    parameters = {"max_items": max_items, "kept": kept.key if kept else None, "split": split} | asdict(options.codes)
-    key = content_key(parameters, [ingested.key, built.key], [tokenize, point_in_time])
-    tokenized = stages.run(
-        "tokenize",
-        key,
-        lambda out: tokenize.tokenize(ingested.path, read_histories, max_items, out, options.codes, kept, split),
-    )
+    split, device = SplitKind(options.split), choose_device(options.device)
+
+    def encode(codes: CodesOptions) -> StageOutput:
+        parameters = {"max_items": max_items, "kept": kept.key if kept else None, "split": split} | asdict(codes)
+        key = content_key(parameters, [ingested.key, built.key], [tokenize, point_in_time])
+        return stages.run(
+            "tokenize",
+            key,
+            lambda out: tokenize.tokenize(ingested.path, read_histories, max_items, out, codes, kept, split),
+        )
+
+    def fit(tokenized: StageOutput, recipe: recipes.Recipe, progress: Progress) -> StageOutput:
+        chosen = {"device": device.type, "started_from": start.version if start else None}
+        checkpoint = from_text_checkpoint.checkpoint_hash(recipe.train.text_start)
+        key = content_key(chosen | asdict(recipe.train), [tokenized.key, checkpoint], [train_decoder])
+        saved = Checkpoints(stages.checkpoint_dir("train", key), "train", options.checkpoint_every_s)
+        return stages.run(
+            "train",
+            key,
+            lambda out: train_decoder.train(tokenized.path, recipe.train, out, saved, device, progress, start),
+        )
+
+    num_items = pl.scan_parquet(ingested.path / "items.parquet").select(pl.len()).collect().item()
+    depth, *others = _depths(options, num_items, live_before)
+    if others:
+        by_depth = _compare_depths(stages, options, (depth, *others), encode, fit, bars.begin("depth"))
+        yield by_depth
+        depth = code_depth.read_comparison(by_depth.path)["depth"]
+    is_default = not others and depth == options.codes.depth_for(num_items)
+    codes = options.codes if is_default else replace(options.codes, depth=depth)
+
+    bars.begin("tokenize")
+    tokenized = encode(codes)
     yield tokenized
 
     size = recipes.data_size(tokenized.path)
     recipe, repeats = recipes.choose(options.recipes, size), size.repeats
-    progress = bars.begin("train")
-    device = choose_device(options.device)
-    chosen = {"device": device.type, "started_from": start.version if start else None}
-    checkpoint = from_text_checkpoint.checkpoint_hash(recipe.train.text_start)
-    key = content_key(chosen | asdict(recipe.train), [tokenized.key, checkpoint], [train_decoder])
-    saved = Checkpoints(stages.checkpoint_dir("train", key), "train", options.checkpoint_every_s)
-    trained = stages.run(
-        "train", key, lambda out: train_decoder.train(tokenized.path, recipe.train, out, saved, device, progress, start)
-    )
+    trained = fit(tokenized, recipe, bars.begin("train"))
     decoder_dir = trained.path / "decoder"
     yield trained
 
@@ -237,6 +258,41 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     store.prune(places.keep_bundles)
     FeatureWriter(places.feature_repo).remove_precomputed(store.versions())
     yield StageOutput("publish", version, published.path, skipped=False, seconds=0.0)
+
+
+def _depths(options: PipelineOptions, num_items: int, live_before: Bundle | None) -> tuple[int, ...]:
+    """Return the depths of codes between which validation decides, or the only one. A warm start keeps the depth that it starts from."""
+    if live_before is not None and options.codes.depth is None:
+        return (load_catalogue(live_before.path / "catalogue.parquet").depth,)
+    widest = max(recipe.train.hidden_size for recipe in options.recipes)
+    return options.codes.depths_to_compare(num_items, widest, psutil.virtual_memory().available)
+
+
+def _compare_depths(
+    stages: StageCache,
+    options: PipelineOptions,
+    depths: Sequence[int],
+    encode: Callable[[CodesOptions], StageOutput],
+    fit: Callable[[StageOutput, recipes.Recipe, Progress], StageOutput],
+    progress: Progress,
+) -> StageOutput:
+    """Run the stage `depth`: tokenize and train at each depth, which the stages of these names then find done, and compare on validation."""
+    candidates, keys, repeats = {}, [], False
+    for depth in depths:
+        tokenized = encode(replace(options.codes, depth=depth))
+        size = recipes.data_size(tokenized.path)
+        recipe, repeats = recipes.choose(options.recipes, size), size.repeats
+        trained = fit(tokenized, recipe, progress)
+        keys.append(trained.key)
+        candidates[depth] = code_depth.Candidate(
+            tokenized=tokenized.path, decoder_dir=trained.path / "decoder", **recipe.prompt
+        )
+    device = choose_device(options.device)
+    return stages.run(
+        "depth",
+        content_key({}, keys, [code_depth]),
+        lambda out: code_depth.compare(candidates, repeats=repeats, device=device, out=out),
+    )
 
 
 def _manifest(

@@ -180,7 +180,7 @@ def pipeline(
     seed: Annotated[int, typer.Option(help="Random seed of training.")] = 0,
     code_depth: Annotated[
         int | None,
-        typer.Option(help="Tokens of one item, 1 to 4.", show_default="1, and 3 from 100,000 items on"),
+        typer.Option(help="Tokens of one item, 1 to 4.", show_default="1; from 100,000 items on 1 or 3, by validation"),
     ] = None,
     warm_start: Annotated[
         bool, typer.Option(help="Start from the last whole training's weights, with a quarter of the epochs.")

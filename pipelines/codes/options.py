@@ -1,4 +1,4 @@
-"""How deep the codes are: chosen by the number of items, unless it is given. Pure."""
+"""How deep the codes are: as given, or by the number of items and the memory that a token an item takes in training. Pure."""
 
 import math
 from dataclasses import dataclass
@@ -7,8 +7,12 @@ from services.errors import ConfigError
 
 MAX_DEPTH = 4
 DEEP_FROM_ITEMS = 100_000
-"""From this many items on codes are deep by default: a token an item makes the decoder's table larger than the decoder, and each step scores all of it."""
+"""From this many items on codes may be deep by default: a token an item makes the decoder's table larger than the decoder, and each step scores all of it."""
 _DEEP = 3
+_COPIES = 5
+"""Of the table in training, in float32: weights, gradients, AdamW's two moments, and the average."""
+_MOST_MEMORY = 0.5
+"""Share of the free memory that the table may take in training."""
 _SPARE = 4
 """At least this many paths an item: room for new items, and for items whose own path is taken."""
 
@@ -21,6 +25,7 @@ class CodesOptions:
     codes_per_level: int = 256
     embedding_size: int = 64
     seed: int = 0
+    deep_from_items: int = DEEP_FROM_ITEMS
 
     def __post_init__(self) -> None:
         """Refuse what cannot be coded. Raises ConfigError naming the option."""
@@ -31,14 +36,21 @@ class CodesOptions:
         """Return the depth of the codes of this many items."""
         if self.depth is not None:
             return self.depth
-        return _DEEP if num_items >= DEEP_FROM_ITEMS else 1
+        return _DEEP if num_items >= self.deep_from_items else 1
+
+    def depths_to_compare(self, num_items: int, hidden_size: int, free_bytes: int) -> tuple[int, ...]:
+        """Return the depths between which validation decides, or the only one: a smaller catalogue has a token an item, and one too large for that deep codes."""
+        if self.depth is not None or num_items < self.deep_from_items:
+            return (self.depth_for(num_items),)
+        table_bytes = 4 * _COPIES * num_items * hidden_size
+        return (1, _DEEP) if table_bytes <= _MOST_MEMORY * free_bytes else (_DEEP,)
 
     def reason_for(self, num_items: int) -> str:
         """Return in words why the codes have that depth."""
         if self.depth is not None:
             return "as given"
-        side = "from" if num_items >= DEEP_FROM_ITEMS else "below"
-        return f"{num_items} items are {side} {DEEP_FROM_ITEMS}"
+        side = "from" if num_items >= self.deep_from_items else "below"
+        return f"{num_items} items are {side} {self.deep_from_items}"
 
     def level_size(self, num_items: int, depth: int) -> int:
         """Return the number of codes of each level: few items have fewer codes, and there are several paths an item."""

@@ -21,6 +21,7 @@ from models.catalogue import load_catalogue
 from models.registry import BundleStore
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
+from pipelines.evaluation import code_depth
 from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.gate import GateOptions
 from pipelines.evaluation.held_out import LEDGER, read_ledger
@@ -30,6 +31,7 @@ from pipelines.refresh import refresh_lists
 from pipelines.run import run_pipeline
 from pipelines.runner.run_lock import run_lock
 from pipelines.scoring.metrics import ndcg, rank_labels
+from pipelines.training.recipes import Recipe
 from services.contracts.features import UserFeatures
 from services.errors import ConfigError, StageFailed
 from services.features.reader import FeatureReader
@@ -40,7 +42,7 @@ from tests.integration.pipelines.conftest import places_in, quiet
 from tests.support.gateway.rows import declare_whole
 from tests.support.servers import HOST, Server, valkey_server
 from tests.support.training.synthetic import raw_events, raw_items
-from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, learn_the_ring
+from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, SMALL_STUDENT, learn_the_ring
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
@@ -331,6 +333,39 @@ def test_a_warm_start_keeps_the_live_codes_where_it_refuses_the_weights(
     ]
     assert np.array_equal(load_catalogue(kept).codes, of_bundle)
     assert not np.array_equal(load_catalogue(anew).codes, of_bundle)
+
+
+@pytest.mark.parametrize("poor", [1, 3])
+def test_validation_chooses_the_depth_of_a_large_catalogue(
+    tmp_path: Path, store: Server, options: PipelineOptions, poor: int
+) -> None:
+    """Of depth 1 and 3 the one whose decoder learns is taken, and its training is not repeated."""
+    descent = replace(SMALL_DECODER.fit.descent, learning_rate=1e-9)
+    stays = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=1, validate_every=1, descent=descent))
+    flat, deep = (stays if depth == poor else SMALL_DECODER for depth in (1, 3))
+    recipes = (
+        Recipe(at_most={"code_depth": 1}, train=flat, distill=SMALL_STUDENT),
+        Recipe(train=deep, distill=SMALL_STUDENT),
+    )
+    large = replace(options, recipes=recipes, codes=CodesOptions(deep_from_items=10, codes_per_level=8), until="train")
+
+    done = {stage.stage: stage for stage in run_pipeline(large, places_in(tmp_path, store), quiet()).stages}
+
+    found, better = code_depth.read_comparison(done["depth"].path), 4 - poor
+    assert found["depth"] == better
+    assert found["ndcg10"][str(better)] > found["ndcg10"][str(poor)]
+    assert (done["tokenize"].skipped, done["train"].skipped) == (True, True)
+    assert load_catalogue(done["tokenize"].path / "catalogue.parquet").depth == better
+
+
+def test_a_warm_start_keeps_the_live_depth(places: Places, options: PipelineOptions) -> None:
+    """The catalogue has become large enough for deep codes since the bundle was published; nothing is compared."""
+    grown = replace(options, codes=CodesOptions(deep_from_items=10), warm_start=True, until="tokenize")
+
+    stages = run_pipeline(grown, places, quiet()).stages
+
+    assert [stage.stage for stage in stages] == ["ingest", "features", "tokenize"]
+    assert load_catalogue(stages[-1].path / "catalogue.parquet").depth == 1
 
 
 def test_lists_are_not_refreshed_while_a_run_holds_the_lock(places: Places, options: PipelineOptions) -> None:

@@ -54,6 +54,26 @@ def test_every_stage_works_with_deep_codes(deep: Built) -> None:
     assert "codes have depth 3 (as given)" in describe_codes(deep.trained.tokenized)
 
 
+@pytest.mark.parametrize(
+    ("depth", "num_items", "free_gib", "expected"),
+    [
+        (None, 99_999, 64, (1,)),
+        (None, 100_000, 64, (1, 3)),
+        (None, 100_000, 0.1, (3,)),
+        (None, 10_000_000, 16, (3,)),
+        (2, 100_000, 64, (2,)),
+        (1, 10_000_000, 16, (1,)),
+    ],
+)
+def test_two_depths_are_compared_where_a_token_an_item_fits_in_memory(
+    depth: int | None, num_items: int, free_gib: float, expected: tuple[int, ...]
+) -> None:
+    """Below 100,000 items, without the memory, and with a given depth there is one."""
+    depths = CodesOptions(depth=depth).depths_to_compare(num_items, hidden_size=64, free_bytes=int(free_gib * 2**30))
+
+    assert depths == expected
+
+
 def test_beams_equal_dense_scores_of_all_items(deep: Built) -> None:
     """A beam as wide as the catalogue gives each item the score of exhaustive search, and the items' probabilities sum to 1."""
     catalogue = load_catalogue(deep.trained.tokenized / "catalogue.parquet")
