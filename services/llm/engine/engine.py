@@ -25,17 +25,17 @@ from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import CostModel, StepCost, number_sizes
 from services.llm.engine.cpu.forward import compute_dtype
-from services.llm.engine.forward.device import DeviceStream
-from services.llm.engine.forward.runner import Runner, RunningStep
+from services.llm.engine.device import DeviceStream
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts
 from services.llm.engine.kv.block_table import BlockNeed
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome, NewToken, Status
-from services.llm.engine.schedule.plan import StepPlan, StepSize
-from services.llm.engine.schedule.scheduler import Scheduler
-from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import GREEDY, SampledToken, SamplingParams, TextWork, TokenMask
+from services.llm.engine.plan import StepPlan, StepSize
+from services.llm.engine.runner import Runner, RunningStep
+from services.llm.engine.sampling_parameters import GREEDY, SampledToken, SamplingParams, TextWork, TokenMask
+from services.llm.engine.scheduler import Scheduler
+from services.llm.engine.sequence import Sequence
 
 _NOTHING = StepSize(num_batched_tokens=0, num_requests=0, num_beam_rows=0)
 

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from services.llm.engine.beam.trie import Trie
-from services.llm.engine.forward.device import to_device
+from services.llm.engine.device import to_device
 
 _MAX_BASES = 16
 

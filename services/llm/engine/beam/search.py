@@ -21,8 +21,8 @@ from services.llm.engine.beam.item_mask import RankWork
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.beam.top_k import TopK, choose_first, choose_next
 from services.llm.engine.beam.trie import Level, Trie
-from services.llm.engine.forward.device import to_device
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.device import to_device
+from services.llm.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,13 +19,13 @@ from services.llm.engine.beam.search import Beams, RankedItems
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.beam.top_k import TopK, choose_next
 from services.llm.engine.beam.trie import Level, Trie
+from services.llm.engine.device import to_device
 from services.llm.engine.forward.attention import UniformBatch
-from services.llm.engine.forward.device import to_device
 from services.llm.engine.forward.layers import LayerLoop, StepInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import BeamShape
 from services.llm.engine.gpu.step_table import StepTable
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.sequence import Sequence
 
 
 class BeamInputs:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from services.llm.engine.beam.item_mask import RankWork
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sequence import Sequence
 
 MAX_PROMPTS = 4
 _PROMPT_SIZES = (16, 64, 256, 512)

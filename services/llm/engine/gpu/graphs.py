@@ -30,9 +30,9 @@ from services.llm.engine.gpu.graph_shapes import (
 from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.gpu.token_graphs import PromptGraph, PromptTable, TextGraph
 from services.llm.engine.kv.block_table import BlockNeed
-from services.llm.engine.schedule.plan import StepPlan
-from services.llm.engine.schedule.sequence import Sequence as Text
-from services.llm.engine.text.parameters import TextWork
+from services.llm.engine.plan import StepPlan
+from services.llm.engine.sampling_parameters import TextWork
+from services.llm.engine.sequence import Sequence as Text
 from services.llm.engine.text.sampling import SampledBatch
 
 CaptureProgress = Callable[[int, int], None]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from services.llm.engine.beam.top_k import ordered_bits, top_by_score
-from services.llm.engine.forward.device import HostCopy, to_device
-from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import SampledToken, SamplingParams, TextWork
+from services.llm.engine.device import HostCopy, to_device
+from services.llm.engine.sampling_parameters import SampledToken, SamplingParams, TextWork
+from services.llm.engine.sequence import Sequence
 
 _LARGEST_LOGIT = 1e30
 """Bound of a logit after penalties and biases: divided by the smallest temperature it is still finite in fp32."""

@@ -9,7 +9,7 @@ It knows no tensors: `beams` belongs to the runner and is only dropped here.
 
 from dataclasses import dataclass, field
 
-from services.llm.engine.text.parameters import SampledToken
+from services.llm.engine.sampling_parameters import SampledToken
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
