@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from models.errors import BundleCorrupt, BundleIncomplete
 from models.registry import Bundle, BundleStore
-from services.errors import BundleCorrupt, BundleIncomplete
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ of depth L is L integers; those of level l are in [0, level_sizes[l]). The decod
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nlargest
@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from services.contracts.recommend import Filters
-from services.errors import BundleCorrupt, InvalidRequest
+from models.errors import BundleCorrupt, InvalidRequest
 
 BOS_TOKEN = 0
 NUM_SPECIAL_TOKENS = 1
@@ -73,28 +72,37 @@ class Catalogue:
         index = np.fromiter(indices, dtype=np.int64)
         return (self.codes[index] + np.array(self.token_offsets, dtype=np.int32)).ravel().tolist()
 
-    def allowed(self, filters: Filters, excluded_item_ids: Iterable[str]) -> np.ndarray:
-        """Return the mask (num_items,) bool of items that may be returned. Unknown excluded ids are ignored."""
+    def allowed(
+        self,
+        *,
+        categories: Sequence[str] | None = None,
+        allowed_item_ids: Sequence[str] | None = None,
+        excluded_item_ids: Iterable[str] = (),
+    ) -> np.ndarray:
+        """Return the mask (num_items,) bool of the items of any of these categories, among those allowed and not excluded.
+
+        None means no limit. Unknown names and ids are ignored.
+        """
         mask = np.ones(len(self.item_ids), dtype=bool)
-        if filters.categories is not None:
+        if categories is not None:
             mask[:] = False
-            for name in filters.categories:
+            for name in categories:
                 mask[self._items_by_category.get(name, [])] = True
-        if filters.allowed_item_ids is not None:
+        if allowed_item_ids is not None:
             listed = np.zeros_like(mask)
-            listed[self.indices(filters.allowed_item_ids)] = True
+            listed[self.indices(allowed_item_ids)] = True
             mask &= listed
         mask[self.indices(excluded_item_ids)] = False
         return mask
 
-    def check_filters(self, filters: Filters) -> None:
+    def check_filters(self, categories: Sequence[str] | None, allowed_item_ids: Sequence[str] | None) -> None:
         """Refuse filters with unknown categories or items. Raises InvalidRequest naming the entry."""
-        for position, name in enumerate(filters.categories or ()):
+        for position, name in enumerate(categories or ()):
             if name not in self._items_by_category:
                 raise InvalidRequest(
                     f"filters.categories[{position}]", f"unknown category {name!r}", self._fix_of_category(name)
                 )
-        for position, item_id in enumerate(filters.allowed_item_ids or ()):
+        for position, item_id in enumerate(allowed_item_ids or ()):
             if item_id not in self.index_of:
                 raise InvalidRequest(
                     f"filters.allowed_item_ids[{position}]",

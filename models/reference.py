@@ -8,8 +8,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from models.errors import BundleCorrupt
 from models.files import rename_durably
-from services.errors import BundleCorrupt
 
 FILE = "REFERENCE"
 _UNREADABLE = "no record of a reference; remove it, and `tailrace bundles reference VERSION` sets one"

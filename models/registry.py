@@ -39,11 +39,11 @@ from pathlib import Path
 from typing import Any
 
 from models.catalogue import Catalogue, load_catalogue, load_item_ids
+from models.errors import BundleCorrupt, BundleError, BundleIncomplete, BundleMoved, BundleNotFound, BundleWithdrawn
 from models.files import file_sha256, rename_durably
 from models.reference import FILE as REFERENCE
 from models.reference import Reference, read_reference, write_reference
 from models.withdrawals import FILE, Withdrawal, content_of, read_withdrawals, refuse, without, write_withdrawals
-from services.errors import BundleCorrupt, BundleError, BundleIncomplete, BundleMoved, BundleNotFound, BundleWithdrawn
 
 JUDGED = "judged"
 """The folder of the judged pair within a bundle."""

@@ -6,8 +6,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from models.errors import EnvironmentFault
 from models.files import file_sha256
-from services.errors import EnvironmentFault
 
 
 @dataclass(frozen=True, slots=True)

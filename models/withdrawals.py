@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from models.errors import BundleCorrupt, BundleWithdrawn
 from models.files import rename_durably
-from services.errors import BundleCorrupt, BundleWithdrawn
 
 FILE = "WITHDRAWN"
 _SERVING = ("decoder/", "student.onnx", "student_table/", "catalogue.parquet")

@@ -12,7 +12,7 @@ Clients are built inside the replica, in its event loop. Importing this module l
 import asyncio
 import gc
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,9 @@ import structlog
 from prometheus_client import REGISTRY
 
 from models.registry import BundleStore
-from services.contracts.text import TextWriter
-from services.errors import ConfigError
+from services.contracts.rank import RankRequest, RankResult
+from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
+from services.errors import ConfigError, DependencyAway
 from services.features.explanations import RedisExplanations
 from services.features.rate_counts import RedisRateCounts
 from services.features.reader import FeatureReader, read_event_times
@@ -43,7 +44,6 @@ from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
-from services.llm.absent import AbsentLlm, AbsentText
 from services.observability.log_lines import configure_logging
 from services.observability.metrics import AccessMetrics, ProcessMetrics
 from services.observability.node_metrics import node_registry, render_metrics
@@ -68,6 +68,8 @@ GRPC_SERVICERS = (
 
 _IMPRESSIONS_GATHER_S = 0.2
 """Impressions leave together: one by one they would cost a gateway a quarter of its time."""
+
+_ABSENT_RETRY_AFTER_S = 5.0
 
 
 class Gateway:
@@ -148,7 +150,8 @@ class Gateway:
 async def open_standby(settings: Settings) -> AsyncIterator[tuple[HttpApp, RpcDoor]]:
     """Yield both doors, without Ray and without an LLM, on the same data plane, keys, limits, drills and metrics.
 
-    The breaker never opens: there is no LLM to protect, and its metric is about the real LLM.
+    Its LLM and its own text model refuse like unavailable ones. The breaker never opens: there is no LLM to protect, and its
+    metric is about the real LLM.
     """
     alone = settings.model_copy(update={"gateway_replicas": 1, "breaker_failures": sys.maxsize})
     features, drills, access = open_features(alone), Drills(alone.drills_file), open_access(alone, is_peer=False)
@@ -174,6 +177,30 @@ async def open_standby(settings: Settings) -> AsyncIterator[tuple[HttpApp, RpcDo
             await part.stop()
         await _close(writer)
         await asyncio.to_thread(tracing.stop)
+
+
+class AbsentLlm:
+    """The standby's LLM, which is never available."""
+
+    def replicas(self) -> Sequence[str]:
+        """Return none."""
+        return ()
+
+    async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
+        """Raise DependencyAway."""
+        raise DependencyAway("llm", _ABSENT_RETRY_AFTER_S)
+
+
+class AbsentText:
+    """The standby's text model, which is never available."""
+
+    async def models(self) -> tuple[TextModel, ...]:
+        """Raise DependencyAway."""
+        raise DependencyAway("text", _ABSENT_RETRY_AFTER_S)
+
+    def write(self, request: TextRequest) -> AsyncIterator[TextEvent]:
+        """Raise DependencyAway."""
+        raise DependencyAway("text", _ABSENT_RETRY_AFTER_S)
 
 
 def build_app(settings: Settings) -> "Application":

@@ -27,58 +27,56 @@
     ├── StageFailed           an offline stage cannot continue: names the stage
     └── EnvironmentFault      this machine lacks something: a free port, a binary, memory
 
-Knows no transport: each door has one table from kind to its own status.
+Those that models raise come from `models/errors.py`; services import every error from here. Knows no transport: each door has one
+table from kind to its own status.
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import ClassVar
 
-_MAX_FIELD_CHARS = 120
-_BUNDLE_RETRY_AFTER_S = 1.0
+from models.errors import (
+    BundleCorrupt,
+    BundleError,
+    BundleIncomplete,
+    BundleMoved,
+    BundleNotFound,
+    BundleWithdrawn,
+    CheckpointError,
+    EnvironmentFault,
+    ErrorKind,
+    InvalidRequest,
+    TailraceError,
+)
 
-
-class ErrorKind(StrEnum):
-    """The error codes that callers see, the same at every door."""
-
-    INVALID_REQUEST = "invalid_request"
-    TOO_LARGE = "request_too_large"
-    UNAUTHENTICATED = "unauthenticated"
-    NOT_ALLOWED = "not_allowed"
-    NOT_FOUND = "not_found"
-    QUOTA = "quota_exceeded"
-    OVERLOADED = "overloaded"
-    AWAY = "dependency_away"
-    LATE = "deadline_exceeded"
-    INTERNAL = "internal"
-
-
-class TailraceError(Exception):
-    """Base of all errors that this project raises on purpose.
-
-    The attributes are what a caller may see; `str(error)` is for logs and operators. An error without a kind of its own is
-    internal, and its `problem` reveals nothing.
-    """
-
-    kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
-    problem: str = "something broke on our side; it is logged"
-    field: str | None = None
-    """The field of the request that is wrong."""
-    fix: str | None = None
-    """What to send instead."""
-    retry_after_s: float | None = None
-    """When a retry may succeed."""
-
-    @property
-    def summary(self) -> str:
-        """Field, problem and fix in one line."""
-        problem = f"{self.field}: {self.problem}" if self.field else self.problem
-        return f"{problem}; {self.fix}" if self.fix else problem
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the fault is on the server's side."""
-        return self.kind in {ErrorKind.AWAY, ErrorKind.LATE, ErrorKind.INTERNAL}
+__all__ = [
+    "BundleCorrupt",
+    "BundleError",
+    "BundleIncomplete",
+    "BundleMismatch",
+    "BundleMoved",
+    "BundleNotFound",
+    "BundleWithdrawn",
+    "CheckpointError",
+    "ConfigError",
+    "ContextTooLong",
+    "DataError",
+    "DeadlineExceeded",
+    "DependencyAway",
+    "EnvironmentFault",
+    "ErrorKind",
+    "InvalidRequest",
+    "NotAllowed",
+    "NotFound",
+    "Overloaded",
+    "OwnershipLost",
+    "QuotaExceeded",
+    "RequestTooLarge",
+    "RetryLater",
+    "RowChanged",
+    "StageFailed",
+    "TailraceError",
+    "Unauthenticated",
+    "as_tailrace_error",
+]
 
 
 class NotFound(TailraceError):
@@ -88,21 +86,6 @@ class NotFound(TailraceError):
 
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(f"{problem}; {fix}")
-        self.problem = problem
-        self.fix: str = fix
-
-
-class InvalidRequest(TailraceError):
-    """The caller's input is wrong; `field` says where, `fix` says what would be right.
-
-    The name of an unknown field is the caller's own and may be as long as a body; it is cut, since errors are logged and kept.
-    """
-
-    kind = ErrorKind.INVALID_REQUEST
-
-    def __init__(self, field: str, problem: str, fix: str) -> None:
-        self.field: str = field if len(field) <= _MAX_FIELD_CHARS else f"{field[:_MAX_FIELD_CHARS]}…"
-        super().__init__(f"{self.field}: {problem}; {fix}")
         self.problem = problem
         self.fix: str = fix
 
@@ -201,40 +184,6 @@ class DeadlineExceeded(TailraceError):
         super().__init__(self.problem)
 
 
-class BundleError(TailraceError):
-    """Something is wrong with a bundle."""
-
-    kind = ErrorKind.AWAY
-    problem = "bundle is away"
-    retry_after_s = _BUNDLE_RETRY_AFTER_S
-
-
-class BundleNotFound(BundleError):
-    """No such bundle version, or none is live yet."""
-
-
-class BundleCorrupt(BundleError):
-    """A bundle's file is missing or does not match the manifest."""
-
-
-class BundleIncomplete(BundleCorrupt):
-    """A file of a bundle is missing."""
-
-
-class BundleMoved(BundleError):
-    """Another promotion was faster."""
-
-    def __init__(self, expected: str | None, found: str | None) -> None:
-        super().__init__(
-            f"the live version is {found} and no longer {expected}, which was live when this command began; nothing was made live. "
-            f"Look at {found}, then run the command again (a pipeline goes on from its finished stages)"
-        )
-
-
-class BundleWithdrawn(BundleError):
-    """Somebody withdrew this version, or one with the same content; the message names who, when and why."""
-
-
 class BundleMismatch(BundleError):
     """The request was planned for another bundle version than the one that is loaded."""
 
@@ -242,10 +191,6 @@ class BundleMismatch(BundleError):
         super().__init__(f"bundle {wanted} was asked for, {loaded} is loaded")
         self.wanted = wanted
         self.loaded = loaded
-
-
-class CheckpointError(TailraceError):
-    """A checkpoint folder lacks tensors, has unknown ones, or has them in the wrong shape."""
 
 
 class ConfigError(TailraceError):
@@ -267,10 +212,6 @@ class StageFailed(TailraceError):
     def __init__(self, stage: str, why: str, advice: Sequence[str] = ()) -> None:
         super().__init__(f"stage {stage}: {why}")
         self.advice = advice
-
-
-class EnvironmentFault(TailraceError):
-    """This machine lacks something that is needed: a free port, a binary, memory."""
 
 
 def as_tailrace_error(error: Exception) -> TailraceError:

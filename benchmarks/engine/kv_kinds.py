@@ -38,8 +38,8 @@ from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.torch_attention import TorchAttention
 from services.llm.engine.forward.weights import join_weights
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sequence import Sequence
 
 KINDS: tuple[KvKind, ...] = ("model", "int8", "fp8")
 _K = 10

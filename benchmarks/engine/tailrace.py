@@ -33,7 +33,7 @@ from services.llm.engine.cost.cost_model import StepCost, StepKind
 from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import EngineOutcome
-from services.llm.engine.text.parameters import SamplingParams
+from services.llm.engine.sampling_parameters import SamplingParams
 
 _SHAPE = "shape:"
 

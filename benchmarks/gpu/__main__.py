@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _KERNEL_TESTS = (
     "tests/unit/llm/engine/gpu/test_triton_kernels.py",
     "tests/unit/llm/engine/gpu/test_triton_attention.py",
-    "tests/unit/llm/engine/forward/test_device.py",
+    "tests/unit/llm/engine/test_device.py",
 )
 _SLOWER = 6
 """On a CPU that others use too, the limits are this many times longer."""

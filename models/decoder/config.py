@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from models.decoder.window import Window
-from services.errors import CheckpointError
+from models.errors import CheckpointError
 
 Raw = dict[str, Any]
 RopeKind = Literal["linear", "llama3", "yarn"]

@@ -20,7 +20,7 @@ from models.decoder.config import FAMILIES
 from models.decoder.gguf_config import generation_config, model_config, tokenizer_config
 from models.decoder.gguf_tokenizer import build_tokenizer
 from models.decoder.layer import LAYER, LAYER_PREFIX, OUTSIDE_LAYERS, Projection
-from services.errors import CheckpointError
+from models.errors import CheckpointError
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")

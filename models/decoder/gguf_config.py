@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from models.decoder.config import FAMILIES, Raw
-from services.errors import CheckpointError
+from models.errors import CheckpointError
 
 Metadata = Mapping[str, Any]
 

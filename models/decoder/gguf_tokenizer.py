@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from models.decoder.gguf_config import Metadata, need
-from services.errors import CheckpointError
+from models.errors import CheckpointError
 
 _CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
 _WORDS = (

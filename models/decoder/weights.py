@@ -14,7 +14,7 @@ from torch import Tensor
 from models.decoder.config import describe_config, read_config
 from models.decoder.decoder import Decoder
 from models.decoder.layer import OUTSIDE_LAYERS, checkpoint_names
-from services.errors import CheckpointError
+from models.errors import CheckpointError
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -19,7 +19,6 @@ from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
 from pipelines.options import PrecomputeOptions
 from pipelines.runner.stage import Progress, content_key
-from services.contracts.recommend import Filters
 from services.features import schema
 from services.features.schema import USER_RECOMMENDATIONS, PrecomputedRow, UserHistory
 from services.llm.engine.beam.trie import ItemCodes
@@ -66,7 +65,7 @@ def precompute(
         items = catalogue.indices(history.item_ids)
         prompt = prompt_tokens(catalogue, items, ranker.max_items, ranker.stride)
         seen = () if ranker.repeats else history.item_ids
-        allowed = catalogue.allowed(Filters(), seen + history.disliked_item_ids)
+        allowed = catalogue.allowed(excluded_item_ids=seen + history.disliked_item_ids)
         engine.add_rank(history.user_id, prompt, k=options.list_len, allowed=allowed)
     row_times_us = {history.user_id: history.row_time_us for history in histories}
     rows = []

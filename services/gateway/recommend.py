@@ -100,7 +100,7 @@ class Recommend:
         """
         request.check_k(caller.max_k)
         live = self._live.current()
-        live.catalogue.check_filters(request.filters)
+        live.catalogue.check_filters(request.filters.categories, request.filters.allowed_item_ids)
         request = request.excluding_seen(default=not live.repeats)
         deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits)
         is_in_time = await self._load.turns.begin(caller.priority, deadline)

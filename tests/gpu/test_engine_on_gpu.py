@@ -5,7 +5,7 @@ numpy, safetensors, tokenizers, pytest and hypothesis; Triton's compiler takes m
 
 1. `python -m pytest tests/gpu/test_engine_on_gpu.py --maxfail 3`: this file.
 2. `python -m pytest -c tests/gpu/pytest.ini tests/unit/llm/engine/gpu/test_triton_kernels.py
-   tests/unit/llm/engine/gpu/test_triton_attention.py tests/unit/llm/engine/forward/test_device.py`: the kernels' own tests, compiled
+   tests/unit/llm/engine/gpu/test_triton_attention.py tests/unit/llm/engine/test_device.py`: the kernels' own tests, compiled
    instead of interpreted.
 
 If the first one fails, the second names the kernel. If that passes, `-k "ahead and False"` runs the engine without captured steps and
@@ -31,7 +31,7 @@ from services.llm.engine.forward.weights import join_weights
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome, Status
-from services.llm.engine.text.parameters import SamplingParams
+from services.llm.engine.sampling_parameters import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,

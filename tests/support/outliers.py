@@ -18,9 +18,9 @@ from services.contracts.rank import EngineLoad
 from services.contracts.recommend import Tier
 from services.errors import Overloaded
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.schedule.plan import StepPlan
-from services.llm.engine.schedule.scheduler import Scheduler
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.plan import StepPlan
+from services.llm.engine.scheduler import Scheduler
+from services.llm.engine.sequence import Sequence
 from services.router.breaker import Breaker
 from services.router.gate import LlmGate, LlmView
 from services.router.policy import Facts, LlmOutcome, plan

@@ -60,7 +60,11 @@ def masks_for(
     request: RecommendRequest, history: Iterable[str], catalogue: Catalogue, disliked: tuple[str, ...] = ()
 ) -> Masks:
     """Compose filters, exclusions, dislikes and the history into masks; what is excluded or disliked is in neither."""
-    wide = catalogue.allowed(request.filters, request.exclude_item_ids + disliked)
+    wide = catalogue.allowed(
+        categories=request.filters.categories,
+        allowed_item_ids=request.filters.allowed_item_ids,
+        excluded_item_ids=request.exclude_item_ids + disliked,
+    )
     num_wide = int(np.count_nonzero(wide))
     if not request.exclude_seen:
         return Masks(wide, wide, num_wide, num_wide)

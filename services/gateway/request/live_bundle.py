@@ -16,7 +16,6 @@ from prometheus_client import Gauge
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore, learned_repeats, llm_pays
-from services.contracts.recommend import Filters
 from services.errors import DependencyAway
 
 log = structlog.get_logger()
@@ -123,5 +122,5 @@ def _warm(live: Live) -> None:
     """Fill lazy tables and run the student once, before the first request."""
     num_items = len(live.catalogue.item_ids)
     live.catalogue.index_of  # noqa: B018 - fills the cached property
-    live.catalogue.allowed(Filters(categories=("",)), ())  # fills the table of categories: 0.5 s at 10^6 items
+    live.catalogue.allowed(categories=("",))  # fills the table of categories: 0.5 s at 10^6 items
     live.student.rank([0], np.ones(num_items, dtype=bool), min(10, num_items))

@@ -16,8 +16,8 @@ from services.errors import InvalidRequest
 from services.llm.engine.beam.item_mask import ItemMasks, RankWork
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import SamplingParams, TextWork, TokenMask
+from services.llm.engine.sampling_parameters import SamplingParams, TokenMask
+from services.llm.engine.sequence import Sequence, TextWork
 
 
 @dataclass(frozen=True, slots=True)

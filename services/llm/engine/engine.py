@@ -25,17 +25,17 @@ from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import CostModel, StepCost, number_sizes
 from services.llm.engine.cpu.forward import compute_dtype
-from services.llm.engine.forward.device import DeviceStream
-from services.llm.engine.forward.runner import Runner, RunningStep
+from services.llm.engine.device import DeviceStream
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts
 from services.llm.engine.kv.block_table import BlockNeed
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome, NewToken, Status
-from services.llm.engine.schedule.plan import StepPlan, StepSize
-from services.llm.engine.schedule.scheduler import Scheduler
-from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import GREEDY, SampledToken, SamplingParams, TextWork, TokenMask
+from services.llm.engine.plan import StepPlan, StepSize
+from services.llm.engine.runner import Runner, RunningStep
+from services.llm.engine.sampling_parameters import GREEDY, SampledToken, SamplingParams, TokenMask
+from services.llm.engine.scheduler import Scheduler
+from services.llm.engine.sequence import Sequence, TextWork
 
 _NOTHING = StepSize(num_batched_tokens=0, num_requests=0, num_beam_rows=0)
 
@@ -240,16 +240,10 @@ class Engine:
         for sequence in plan.late:
             self._end(sequence, Status.LATE)
         with self.stream.entered():
-            before, self._started = self._started, None
-            if before is not None and self._runner.can_feed(plan):
-                self._start(plan)
-                self._collect(before)
+            if self._is_asynchronous:
+                self._step_ahead(plan)
             else:
-                self._collect(before)
-                self._start(plan.without_ended())
-            if not self._is_asynchronous:
-                before, self._started = self._started, None
-                self._collect(before)
+                self._step_synchronously(plan)
         ended, self._ended = self._ended, []
         return ended
 
@@ -272,18 +266,34 @@ class Engine:
         with self.memory.lock:
             self._scheduler.check_integrity(*(other._scheduler for other in others))
 
-    def _start(self, plan: StepPlan) -> None:
+    def _step_synchronously(self, plan: StepPlan) -> None:
+        """Start the planned step and wait for its results."""
+        self._collect(self._start(plan))
+
+    def _step_ahead(self, plan: StepPlan) -> None:
+        """Collect the running step and leave the planned one running: started before that if it can be fed on the device, else after."""
+        before, self._started = self._started, None
+        if before is not None and self._runner.can_feed(plan):
+            self._started = self._start(plan)
+            self._collect(before)
+        else:
+            self._collect(before)
+            self._started = self._start(plan.without_ended())
+
+    def _start(self, plan: StepPlan) -> _Started | None:
+        """Start a step; None where there is nothing to run."""
         if plan.is_empty:
-            return
+            return None
         self.memory.order(self.stream)
         try:
             running = self._runner.submit(plan)
         finally:  # also after a failure: what it has started may still run when `close` frees the blocks
             self.stream.mark()
         size = StepSize(plan.num_batched_tokens, plan.num_requests, plan.num_beam_rows)
-        self._started = _Started(running, size, self._costs.of(plan))
+        started = _Started(running, size, self._costs.of(plan))
         with self.memory.lock:
             self._scheduler.advance(plan)
+        return started
 
     def _collect(self, started: _Started | None) -> None:
         """Wait for a running step, if any. Results of requests that ended meanwhile are dropped."""
@@ -299,12 +309,12 @@ class Engine:
                 self._append(sequence, sampled)
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
-        assert isinstance(sequence.work, TextWork), "only text gets tokens"
+        work = TextWork.of(sequence)
         sequence.append_token(sampled)
         self.new_tokens.append(NewToken(sequence.request_id, sampled, sequence.num_cached_tokens, sequence.arrival_s))
-        if sequence.work.mask is not None:
-            sequence.work.mask.take(sampled.token_id)
-        if sampled.token_id in sequence.work.stop_token_ids:
+        if work.mask is not None:
+            work.mask.take(sampled.token_id)
+        if sampled.token_id in work.stop_token_ids:
             self._end(sequence, Status.DONE)
         elif len(sequence.generated) == sequence.max_new_tokens:
             self._end(sequence, Status.LENGTH)

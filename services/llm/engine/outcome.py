@@ -5,8 +5,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import SampledToken
+from services.llm.engine.sampling_parameters import SampledToken
+from services.llm.engine.sequence import Sequence
 
 _NO_ITEMS = np.zeros(0, dtype=np.int64)
 _NO_SCORES = np.zeros(0, dtype=np.float32)

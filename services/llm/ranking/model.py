@@ -16,7 +16,6 @@ from models.decoder.weights import load_decoder
 from models.prompt import prompt_limits, prompt_tokens
 from models.registry import Bundle
 from services.contracts.rank import RankRequest, RankResult
-from services.contracts.recommend import Filters
 from services.errors import BundleCorrupt, Overloaded
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
@@ -45,8 +44,9 @@ class LoadedBundle:
         """Return the function that adds this request to the engine. `deadline_s` is on the engine's clock. Items not in the catalogue are ignored."""
         history = self.catalogue.indices(request.history_item_ids)
         prompt = prompt_tokens(self.catalogue, history, self.max_items, self.stride)
-        is_filtered = request.filters != Filters()
-        allowed = self.catalogue.allowed(request.filters, ()) if is_filtered else None
+        categories, listed = request.filters.categories, request.filters.allowed_item_ids
+        is_filtered = categories is not None or listed is not None
+        allowed = self.catalogue.allowed(categories=categories, allowed_item_ids=listed) if is_filtered else None
         excluded = self.catalogue.indices(request.excluded_item_ids)
 
         def add(engine: Engine, request_id: str, now_s: float) -> None:

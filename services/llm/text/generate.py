@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TokenLogprob
 from services.errors import DeadlineExceeded, InvalidRequest
 from services.llm.engine.outcome import NewToken, Status
-from services.llm.engine.text.parameters import SampledToken
+from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.serving.engine_thread import AddRequests, EngineThread
 from services.llm.serving.streams import Ended
 from services.llm.text.guided_decoding import JsonMask

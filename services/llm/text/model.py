@@ -18,7 +18,7 @@ from services.contracts.text import SamplingOptions, TextModel, TextRequest
 from services.errors import CheckpointError, ContextTooLong, InvalidRequest, NotFound, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.text.parameters import SamplingParams
+from services.llm.engine.sampling_parameters import SamplingParams
 from services.llm.serving.card import KvPoolSize, pool_of
 from services.llm.text.chat_template import (
     ChatTemplate,

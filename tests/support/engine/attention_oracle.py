@@ -17,8 +17,8 @@ from torch.nn import functional
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.gpu.attention import TritonAttention
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import StepPlan
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.plan import StepPlan
+from services.llm.engine.sequence import Sequence
 from tests.support.engine.attention_shapes import attention_shape
 from tests.support.interpreter import multiply_bf16_as_numbers
 from tests.support.training.sequences import PLACES, step_of, tails_of

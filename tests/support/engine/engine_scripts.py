@@ -14,8 +14,8 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.outcome import EngineOutcome, Status
-from services.llm.engine.schedule.plan import StepSize
-from services.llm.engine.text.parameters import SamplingParams
+from services.llm.engine.plan import StepSize
+from services.llm.engine.sampling_parameters import SamplingParams
 from tests.support.engine.engines import build_decoder, build_items, drain
 
 SAMPLINGS = (

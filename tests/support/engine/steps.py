@@ -14,7 +14,7 @@ from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.layers import Forward, StepInputs
 from services.llm.engine.forward.weights import Weights
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.plan import Chunk, StepPlan
 from tests.support.training.sequences import sequence_of
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from services.llm.engine.beam.tails import Tails
-from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sequence import Sequence
 
 PLACES = 3
 """Positions of a tail."""

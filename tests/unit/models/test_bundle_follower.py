@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from models.bundle_follower import BundleFollower
+from models.errors import BundleCorrupt
 from models.registry import Bundle, BundleStore
-from services.errors import BundleCorrupt
 from tests.support.clock import Clock
 from tests.support.training.bundles import publish_bundle
 from tests.support.wait import until

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.catalogue import BOS_TOKEN, Catalogue, load_catalogue
-from services.contracts.recommend import Filters
-from services.errors import BundleCorrupt, InvalidRequest
+from models.errors import BundleCorrupt, InvalidRequest
 
 
 def deep_catalogue() -> Catalogue:
@@ -48,12 +47,11 @@ def test_unknown_ids_are_left_out() -> None:
 def test_masks_compose(categories: set[str] | None, listed: set[str] | None, excluded: set[str]) -> None:
     """Allowed is: in one of the categories, and listed, and not excluded. The oracle decides item by item."""
     catalogue = deep_catalogue()
-    filters = Filters(
+    mask = catalogue.allowed(
         categories=None if categories is None else tuple(categories),
         allowed_item_ids=None if listed is None else tuple(listed),
+        excluded_item_ids=excluded,
     )
-
-    mask = catalogue.allowed(filters, excluded)
 
     for index, item_id in enumerate(catalogue.item_ids):
         in_category = categories is None or bool(categories & set(catalogue.categories[index]))
@@ -61,16 +59,18 @@ def test_masks_compose(categories: set[str] | None, listed: set[str] | None, exc
 
 
 @pytest.mark.parametrize(
-    ("filters", "field"),
+    ("categories", "listed", "field"),
     [
-        (Filters(categories=("x", "z")), r"filters.categories\[1\]"),
-        (Filters(allowed_item_ids=("gone",)), r"filters.allowed_item_ids\[0\]"),
+        (("x", "z"), None, r"filters.categories\[1\]"),
+        (None, ("gone",), r"filters.allowed_item_ids\[0\]"),
     ],
 )
-def test_filters_must_name_what_exists(filters: Filters, field: str) -> None:
+def test_filters_must_name_what_exists(
+    categories: tuple[str, ...] | None, listed: tuple[str, ...] | None, field: str
+) -> None:
     """An unknown category or item in a filter is refused by position."""
     with pytest.raises(InvalidRequest, match=field):
-        deep_catalogue().check_filters(filters)
+        deep_catalogue().check_filters(categories, listed)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_an_unknown_category_is_answered_with_the_nearest(name: str, fix: str) -
     )
 
     with pytest.raises(InvalidRequest) as refused:
-        catalogue.check_filters(Filters(categories=(name,)))
+        catalogue.check_filters((name,), None)
 
     assert refused.value.fix == fix
 
@@ -100,7 +100,7 @@ def test_without_categories_the_error_says_so() -> None:
     catalogue = replace(deep_catalogue(), categories=((),) * 4)
 
     with pytest.raises(InvalidRequest, match="no item of this catalogue has a category"):
-        catalogue.check_filters(Filters(categories=("Comedy",)))
+        catalogue.check_filters(("Comedy",), None)
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:

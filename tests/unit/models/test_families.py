@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 from models.decoder.decoder import Decoder, RMSNorm
 from models.decoder.weights import load_decoder, save_decoder
 from models.decoder.window import Window
-from services.errors import CheckpointError
+from models.errors import CheckpointError
 from tests.support.engine.hub_models import build_hub_model, largest_difference
 
 FAMILIES = {

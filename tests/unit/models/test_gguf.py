@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from models.decoder.gguf import convert_gguf
 from models.decoder.weights import load_decoder
-from services.errors import CheckpointError
+from models.errors import CheckpointError
 from tests.support.engine.checkpoints import LINES, SPECIAL, build_tokenizer
 from tests.support.engine.dense import logits_of
 from tests.support.engine.hub_models import build_hub_model, hub_logits

@@ -3,7 +3,7 @@
 import pytest
 
 from models.decoder.gguf_tokenizer import build_tokenizer
-from services.errors import CheckpointError
+from models.errors import CheckpointError
 
 PIECES = {"▁": -9.0, "t": -8.0, "h": -8.0, "e": -8.0, "th": -2.0, "he": -1.0, "▁t": -3.5}
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from models.errors import BundleCorrupt, BundleError, BundleMoved, BundleNotFound, BundleWithdrawn
 from models.registry import Bundle, BundleStore
-from services.errors import BundleCorrupt, BundleError, BundleMoved, BundleNotFound, BundleWithdrawn
 
 
 def source_with(folder: Path, text: str) -> Path:

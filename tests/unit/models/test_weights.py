@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 from models.decoder.weights import load_decoder, save_decoder
-from services.errors import CheckpointError
+from models.errors import CheckpointError
 from tests.support.engine.hub_models import build_hub_model, largest_difference
 
 INDEX = "model.safetensors.index.json"

@@ -14,7 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from services.llm.engine.beam.trie import Trie
-from services.llm.engine.forward.device import to_device
+from services.llm.engine.device import to_device
+from services.llm.engine.sequence import Sequence, Work
 
 _MAX_BASES = 16
 
@@ -28,11 +29,17 @@ class ItemMask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankWork:
+class RankWork(Work):
     """What a ranking request chooses among. `width_by_level[l]` is how many nodes level l keeps at most; at the last level, items."""
 
     item_mask: ItemMask
     width_by_level: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> "RankWork":
+        """Return the work of a ranking."""
+        assert isinstance(sequence.work, cls), "only rankings have levels"
+        return sequence.work
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,12 +21,12 @@ from services.llm.engine.beam.item_mask import RankWork
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.beam.top_k import TopK, choose_first, choose_next
 from services.llm.engine.beam.trie import Level, Trie
-from services.llm.engine.forward.device import to_device
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.device import to_device
+from services.llm.engine.sequence import BeamState, Sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beams:
+class Beams(BeamState):
     """One request's beams, best first. Their tails hold the keys and values of the `num_spelled` tokens before `token_W`."""
 
     num_spelled: int
@@ -36,12 +36,18 @@ class Beams:
     keys_YWLGK: Tensor
     values_YWLGK: Tensor
 
+    @classmethod
+    def of(cls, sequence: Sequence) -> "Beams":
+        """Return the beams of a ranking whose first level is selected."""
+        assert isinstance(sequence.beams, cls), "beam steps begin after the first level"
+        return sequence.beams
+
 
 class BeamBatch:
     """All beams of one step in one batch, requests in the given order. Owns copies of their tails for the step."""
 
     def __init__(self, sequences: list[Sequence]) -> None:
-        parts = [_beams_of(sequence) for sequence in sequences]
+        parts = [Beams.of(sequence) for sequence in sequences]
         self.sequences = sequences
         self.token_B = torch.cat([part.token_W for part in parts])
         self.node_B = torch.cat([part.node_W for part in parts])
@@ -68,11 +74,6 @@ class BeamBatch:
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return to_device(array, self.token_B.device)
-
-
-def _beams_of(sequence: Sequence) -> Beams:
-    assert isinstance(sequence.beams, Beams), "beam steps begin after the first level"
-    return sequence.beams
 
 
 Logits = Callable[[Tensor, int, int], Tensor]
@@ -103,7 +104,7 @@ class BeamSearch:
         if self._trie.depth == 1:
             return _rankings(sequences, top_k, 0)
         for place, sequence in enumerate(sequences):
-            width = _work(sequence).width_by_level[0]
+            width = RankWork.of(sequence).width_by_level[0]
             tail = self._empty_tail(width, hidden_RD)
             sequence.beams = _beams(0, level, top_k, place, width, tail, tail)
         return []
@@ -130,7 +131,7 @@ class BeamSearch:
         if level_index == self._trie.depth - 1:
             return _rankings(sequences, top_k, level_index)
         for place, sequence in enumerate(sequences):
-            width = _work(sequence).width_by_level[level_index]
+            width = RankWork.of(sequence).width_by_level[level_index]
             parent_rows = rows_RB[place, top_k.parent_RN[place, :width]]
             keys, values = batch.keys_YBLGK[:, parent_rows], batch.values_YBLGK[:, parent_rows]
             sequence.beams = _beams(level_index, level, top_k, place, width, keys, values)
@@ -146,19 +147,14 @@ class BeamSearch:
         return like.new_zeros(()).expand(config.num_hidden_layers, width, places, groups, config.head_dim)
 
 
-def _work(sequence: Sequence) -> RankWork:
-    assert isinstance(sequence.work, RankWork), "only rankings have levels"
-    return sequence.work
-
-
 def _bits_and_width(sequences: list[Sequence], level_index: int) -> tuple[Tensor, int]:
-    works = [_work(sequence) for sequence in sequences]
+    works = [RankWork.of(sequence) for sequence in sequences]
     bits_RX = torch.stack([work.item_mask.bits_by_level[level_index] for work in works])
     return bits_RX, max(work.width_by_level[level_index] for work in works)
 
 
 def _rankings(sequences: list[Sequence], top_k: TopK, level_index: int) -> list[RankedItems]:
-    widths = [_work(sequence).width_by_level[level_index] for sequence in sequences]
+    widths = [RankWork.of(sequence).width_by_level[level_index] for sequence in sequences]
     return [
         RankedItems(sequence, top_k.child_RN[place, :width], top_k.score_RN[place, :width])
         for place, (sequence, width) in enumerate(zip(sequences, widths, strict=True))

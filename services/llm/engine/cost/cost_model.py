@@ -12,8 +12,8 @@ from enum import StrEnum
 from models.decoder.config import DecoderConfig
 from models.decoder.layer import num_matrix_weights
 from services.llm.engine.config import KvKind, WeightKind
-from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from services.llm.engine.forward.device import DeviceStream
+from services.llm.engine.device import DeviceStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from services.llm.engine.forward.tiles import Tile, cut_tiles
 from services.llm.engine.forward.torch_attention import TorchAttention
 from services.llm.engine.forward.weights import Weights
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.plan import StepPlan
 
 _log = logging.getLogger(__name__)
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -1,1 +1,1 @@
-"""The forward pass: runner, layers, weights, attention."""
+"""The forward pass that CPU and GPU share: layers, operations, weights, attention."""

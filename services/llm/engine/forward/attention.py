@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.plan import StepPlan
 
 Prepared = TypeVar("Prepared")
 

@@ -20,7 +20,7 @@ from services.llm.engine.forward.attention import PagedAttention, TileBatch, Uni
 from services.llm.engine.forward.ops import Ops
 from services.llm.engine.forward.weights import LayerWeights, Weights
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

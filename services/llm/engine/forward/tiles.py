@@ -17,7 +17,7 @@ from torch import Tensor
 
 from models.decoder.window import Window
 from services.llm.engine.forward.attention import TileBatch, UniformBatch
-from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.attention import TileBatch, UniformBatch
 from services.llm.engine.forward.tiles import TileGroup, cut_tiles, group_tiles, recorded_group, uniform_group
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.plan import StepPlan
 
 _LOWEST_PEAK = -1e30
 """Replaces -inf as the maximum over no keys, because -inf minus -inf is NaN."""

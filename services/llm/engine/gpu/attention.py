@@ -12,8 +12,8 @@ from torch import Tensor
 
 from models.decoder.window import Window
 from services.llm.engine.beam.tails import Tails
+from services.llm.engine.device import to_device
 from services.llm.engine.forward.attention import TileBatch, UniformBatch
-from services.llm.engine.forward.device import to_device
 from services.llm.engine.forward.tiles import Tile, cut_tiles
 from services.llm.engine.gpu.attention_kernels import (
     MIN_PROGRAM_ROWS,
@@ -23,7 +23,7 @@ from services.llm.engine.gpu.attention_kernels import (
     merge_states,
 )
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.plan import StepPlan
 
 _MAX_PROGRAM_ROWS = 128
 _MULTIPROCESSORS = 132

@@ -19,13 +19,13 @@ from services.llm.engine.beam.search import Beams, RankedItems
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.beam.top_k import TopK, choose_next
 from services.llm.engine.beam.trie import Level, Trie
+from services.llm.engine.device import to_device
 from services.llm.engine.forward.attention import UniformBatch
-from services.llm.engine.forward.device import to_device
 from services.llm.engine.forward.layers import LayerLoop, StepInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import BeamShape
 from services.llm.engine.gpu.step_table import StepTable
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.sequence import Sequence
 
 
 class BeamInputs:
@@ -62,8 +62,7 @@ class BeamInputs:
         for bits_RX in self.bits_by_level[1:]:
             bits_RX[len(sequences) : shape.num_requests].zero_()
         for index, sequence in enumerate(sequences):
-            beams, work = sequence.beams, _work(sequence)
-            assert isinstance(beams, Beams), "beam steps begin with the first level's choice"
+            beams, work = Beams.of(sequence), RankWork.of(sequence)
             rows = slice(index * shape.num_beams, index * shape.num_beams + len(beams.token_W))
             self.token_B[rows] = beams.token_W
             self.node_B[rows] = beams.node_W
@@ -138,7 +137,7 @@ class BeamGraph:
         self._inputs.fill(sequences, self._shape)
         self._graph.replay()
         item_RN, score_RN = (output.clone() for output in self._graph.outputs)
-        widths = [_work(sequence).width_by_level[-1] for sequence in sequences]
+        widths = [RankWork.of(sequence).width_by_level[-1] for sequence in sequences]
         return [
             RankedItems(sequence, item_RN[index, :width], score_RN[index, :width])
             for index, (sequence, width) in enumerate(zip(sequences, widths, strict=True))
@@ -184,8 +183,3 @@ def _gather(tail_YBLGK: Tensor, row_B: Tensor) -> Tensor:
     first_Y1 = torch.arange(0, num_layers * stride, stride, device=row_B.device).unsqueeze(-1)
     flat = tail_YBLGK.as_strided((num_layers * stride, *place), tail_YBLGK.stride()[1:])
     return flat[first_Y1 + row_B]
-
-
-def _work(sequence: Sequence) -> RankWork:
-    assert isinstance(sequence.work, RankWork), "only rankings have levels"
-    return sequence.work

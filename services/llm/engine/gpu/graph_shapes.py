@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from services.llm.engine.beam.item_mask import RankWork
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sequence import Sequence
 
 MAX_PROMPTS = 4
 _PROMPT_SIZES = (16, 64, 256, 512)
@@ -93,7 +93,7 @@ class GraphShapes:
         texts = [chunk.sequence for chunk in plan.chunks if is_text_decode(chunk)]
         by_width: dict[int, list[Sequence]] = defaultdict(list)
         for sequence in plan.beam_steps:
-            widest = _widest(sequence)
+            widest = max(RankWork.of(sequence).width_by_level)
             if widest > self._beam_sizes[-1]:
                 rest.beam_steps.append(sequence)
             else:
@@ -123,11 +123,6 @@ def is_text_decode(chunk: Chunk) -> bool:
 def sizes_up_to(largest: int) -> list[int]:
     """Return the powers of two below `largest`, and `largest`."""
     return [*(1 << power for power in range((largest - 1).bit_length())), largest]
-
-
-def _widest(sequence: Sequence) -> int:
-    assert isinstance(sequence.work, RankWork), "only rankings have beams"
-    return max(sequence.work.width_by_level)
 
 
 def _round_up(count: int, sizes: list[int]) -> int:

@@ -30,9 +30,9 @@ from services.llm.engine.gpu.graph_shapes import (
 from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.gpu.token_graphs import PromptGraph, PromptTable, TextGraph
 from services.llm.engine.kv.block_table import BlockNeed
-from services.llm.engine.schedule.plan import StepPlan
-from services.llm.engine.schedule.sequence import Sequence as Text
-from services.llm.engine.text.parameters import TextWork
+from services.llm.engine.plan import StepPlan
+from services.llm.engine.sequence import Sequence as Text
+from services.llm.engine.sequence import TextWork
 from services.llm.engine.text.sampling import SampledBatch
 
 CaptureProgress = Callable[[int, int], None]
@@ -120,7 +120,7 @@ class StepGraphs:
     def can_feed(self, plan: StepPlan) -> bool:
         """Whether the plan can start before the tokens of the step before are on the host: all its texts that await one only decode it."""
         return all(
-            is_text_decode(chunk) and isinstance(work := chunk.sequence.work, TextWork) and not work.needs_last_token
+            is_text_decode(chunk) and not TextWork.of(chunk.sequence).needs_last_token
             for chunk in plan.chunks
             if chunk.sequence.num_pending
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.llm.engine.forward.attention import UniformBatch
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.sequence import Sequence
 
 _ALIGNED = 2
 """Columns begin at multiples of 16 bytes, so that each kernel is compiled for one pointer alignment only."""

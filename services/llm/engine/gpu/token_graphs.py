@@ -15,8 +15,8 @@ from services.llm.engine.forward.layers import LayerLoop, StepInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import MAX_PROMPTS, PromptShape, TextShape
 from services.llm.engine.gpu.step_table import StepTable
-from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sequence import Sequence
 from services.llm.engine.text.sampling import SampledBatch, SamplingInput, sample
 
 _COLUMNS = 3

@@ -15,7 +15,7 @@ import numpy as np
 from models.decoder.window import Window
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.kv.block_pool import BlockPool
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.sequence import Sequence
 
 
 class BlockNeed:

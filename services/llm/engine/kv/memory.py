@@ -14,7 +14,7 @@ import torch
 
 from models.decoder.decoder import Decoder
 from services.llm.engine.config import EngineConfig, KvKind
-from services.llm.engine.forward.device import DeviceStream
+from services.llm.engine.device import DeviceStream
 from services.llm.engine.kv.block_pool import BlockPool
 from services.llm.engine.kv.cache import KvCache
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from services.llm.engine.beam.top_k import ordered_bits, top_by_score
-from services.llm.engine.forward.device import HostCopy, to_device
-from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import SampledToken, SamplingParams, TextWork
+from services.llm.engine.device import HostCopy, to_device
+from services.llm.engine.sampling_parameters import SampledToken, SamplingParams
+from services.llm.engine.sequence import Sequence, TextWork
 
 _LARGEST_LOGIT = 1e30
 """Bound of a logit after penalties and biases: divided by the smallest temperature it is still finite in fp32."""
@@ -57,10 +57,9 @@ class SamplingInput:
     @classmethod
     def of(cls, sequence: Sequence) -> "SamplingInput":
         """Return the input for a text's next token."""
-        assert isinstance(sequence.work, TextWork), "only text is sampled"
-        mask = sequence.work.mask
-        allowed = mask.allowed() if mask is not None else None
-        return cls(sequence.work.sampling, sequence.tokens, sequence.num_prompt_tokens, allowed, sequence.num_pending)
+        work = TextWork.of(sequence)
+        allowed = work.mask.allowed() if work.mask is not None else None
+        return cls(work.sampling, sequence.tokens, sequence.num_prompt_tokens, allowed, sequence.num_pending)
 
 
 class SampledBatch:

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.decoder.window import Window
-from services.llm.engine.forward.runner import RunningStep
 from services.llm.engine.outcome import Status
-from services.llm.engine.text.parameters import SamplingParams
+from services.llm.engine.runner import RunningStep
+from services.llm.engine.sampling_parameters import SamplingParams
 from tests.support.engine.engine_scripts import (
     STOPS,
     Action,

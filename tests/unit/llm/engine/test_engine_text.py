@@ -5,7 +5,7 @@ import pytest
 from models.decoder.window import Window
 from services.errors import InvalidRequest
 from services.llm.engine.outcome import Status
-from services.llm.engine.text.parameters import SamplingParams
+from services.llm.engine.sampling_parameters import SamplingParams
 from tests.support.engine.engines import build_decoder, build_engine, build_items, drain
 
 DECODER = build_decoder(build_items(depth=1))

@@ -10,7 +10,7 @@ import pytest
 from services.errors import DependencyAway, InvalidRequest
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import NewToken, Status
-from services.llm.engine.text.parameters import SampledToken
+from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.serving.engine_thread import EngineThread, Stepped
 from services.llm.serving.streams import EngineStream
 from tests.support.engine.engines import build_decoder, build_engine, build_items

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.text import FinishReason
-from services.llm.engine.text.parameters import SampledToken
+from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.text.generate import StopStrings, TextChoice
 from services.llm.text.tokenizer import TextTokenizer
 from tests.support.engine.checkpoints import EOS_ID, build_tokenizer

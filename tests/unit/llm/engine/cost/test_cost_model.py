@@ -5,9 +5,9 @@ import pytest
 from models.decoder.config import DecoderConfig
 from models.decoder.window import Window
 from services.llm.engine.cost.cost_model import CostModel, NumberSizes, StepKind, number_sizes
-from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import SampledToken
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sampling_parameters import SampledToken
+from services.llm.engine.sequence import Sequence
 from tests.support.training.sequences import sequence_of
 
 SHAPE = DecoderConfig(

@@ -16,7 +16,7 @@ from services.llm.engine.forward.layers import LayerLoop
 from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.torch_attention import TorchAttention
 from services.llm.engine.forward.weights import join_weights
-from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.plan import Chunk, StepPlan
 from tests.support.engine.attention_shapes import attention_shape
 from tests.support.engine.steps import BLOCK, CPU, NUM_BLOCKS, VOCABULARY, decoders, plans, prompt_of, run_step
 from tests.support.training.sequences import sequence_of

@@ -11,7 +11,7 @@ from models.decoder.window import Window
 from services.llm.engine.forward.tiles import Tile, cut_tiles, group_tiles
 from services.llm.engine.forward.torch_attention import merge_states, paged_attention, tail_attention
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.plan import Chunk, StepPlan
 from tests.support.engine.attention_shapes import attention_shape
 from tests.support.engine.dense import seen_by_rows
 from tests.support.training.sequences import sequence_of

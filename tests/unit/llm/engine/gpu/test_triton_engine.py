@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from services.llm.engine import runner
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.forward import runner
 from services.llm.engine.gpu.forward import triton_forward
 from services.llm.engine.outcome import EngineOutcome
 from tests.support.engine.engine_scripts import assert_same_answer

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.forward.runner import RunningStep
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome
-from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.plan import StepPlan
+from services.llm.engine.runner import RunningStep
 from tests.support.engine.engine_scripts import assert_same_answer
 from tests.support.engine.engines import SMALL, build_decoder, build_items, drain
 

@@ -12,8 +12,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from services.errors import InvalidRequest
+from services.llm.engine.sampling_parameters import SamplingParams
 from services.llm.engine.text import sampling
-from services.llm.engine.text.parameters import SamplingParams
 from services.llm.engine.text.sampling import SamplingInput, cut_tails, sample
 
 VOCAB = 23

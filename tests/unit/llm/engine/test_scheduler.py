@@ -9,10 +9,10 @@ from models.decoder.window import Window
 from services.contracts.access import places_for
 from services.errors import Overloaded
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.schedule.plan import StepPlan
-from services.llm.engine.schedule.scheduler import Scheduler
-from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import SampledToken
+from services.llm.engine.plan import StepPlan
+from services.llm.engine.sampling_parameters import SampledToken
+from services.llm.engine.scheduler import Scheduler
+from services.llm.engine.sequence import Sequence
 from tests.support.training.sequences import sequence_of
 
 CONFIG = EngineConfig(

@@ -4,12 +4,24 @@
     block_table  covers at least the tokens of the prompt, later every computed token
     beam steps   begin when all tokens are computed; they never enter the blocks
 
-It knows no tensors: `beams` belongs to the runner and is only dropped here.
+It knows no tensors: what has some is declared here by its base (`Work`, `BeamState`), and only dropped.
 """
 
 from dataclasses import dataclass, field
 
-from services.llm.engine.text.parameters import SampledToken
+from services.llm.engine.sampling_parameters import SampledToken, SamplingParams, TokenMask
+
+
+class Work:
+    """What the runner computes for a request: `RankWork` or `TextWork`."""
+
+    __slots__ = ()
+
+
+class BeamState:
+    """A ranking's beams between two steps: `Beams`, on the runner's device."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,8 +46,7 @@ class Sequence:
     """Only sequences of an equal scope share cached blocks."""
     leader: "Sequence | None" = None
     """Another request with the same prompt, whose cached blocks this one waits for."""
-    work: object = None
-    """The runner's part of the request: `RankWork` or `TextWork`."""
+    work: Work | None = None
 
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0
@@ -57,7 +68,7 @@ class Sequence:
     num_preemptions: int = 0
     has_ended: bool = False
     """Whether it has an outcome; later results are ignored."""
-    beams: object = None
+    beams: BeamState | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
@@ -123,3 +134,23 @@ class Sequence:
         self.block_table = []
         self.beams = None
         self.num_preemptions += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextWork(Work):
+    """How the next token is sampled, and which tokens end the text. `mask` None: every token is allowed."""
+
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int]
+    mask: TokenMask | None = None
+
+    @property
+    def needs_last_token(self) -> bool:
+        """Whether the host must know the last token before it can prepare the next draw."""
+        return self.mask is not None or self.sampling.changes_logits
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> "TextWork":
+        """Return the work of a text."""
+        assert isinstance(sequence.work, cls), "only text is sampled"
+        return sequence.work

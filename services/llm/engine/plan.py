@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,17 +88,3 @@ class TokenMask(Protocol):
     def take(self, token_id: int) -> None:
         """Advance by a token that was allowed. Called once for each sampled token, the last one included."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextWork:
-    """How the next token is sampled, and which tokens end the text. `mask` None: every token is allowed."""
-
-    sampling: SamplingParams
-    stop_token_ids: frozenset[int]
-    mask: TokenMask | None = None
-
-    @property
-    def needs_last_token(self) -> bool:
-        """Whether the host must know the last token before it can prepare the next draw."""
-        return self.mask is not None or self.sampling.changes_logits

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from services.llm.engine.forward.device import HostCopy, to_device
+from services.llm.engine.device import HostCopy, to_device
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -16,16 +16,16 @@ from services.llm.engine.beam.search import BeamBatch, BeamSearch, RankedItems
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu.forward import cpu_forward
-from services.llm.engine.forward.device import HostCopy, to_device
+from services.llm.engine.device import HostCopy, to_device
 from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
 from services.llm.engine.forward.weights import Weights, join_weights
 from services.llm.engine.gpu.graph_device import CudaGraphDevice, GraphDevice
 from services.llm.engine.gpu.graph_shapes import TextShape
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts, StepGraphs
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import SampledToken
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sampling_parameters import SampledToken
+from services.llm.engine.sequence import Sequence
 from services.llm.engine.text.sampling import SampledBatch, SamplingInput, sample
 
 SampledTokens = list[tuple[list[Sequence], SampledBatch]]

@@ -2,10 +2,10 @@
 
 import pytest
 
+from services.app import AbsentLlm, AbsentText
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextRequest
 from services.errors import DependencyAway
-from services.llm.absent import AbsentLlm, AbsentText
 
 
 async def test_what_is_missing_refuses() -> None:

@@ -1,1 +1,0 @@
-"""Continuous batching: sequences, the queue, the scheduler, the step plan."""
