@@ -100,7 +100,7 @@ def _pipeline(settings: Settings) -> int:
     version = BundleStore(settings.bundle_root).live_version()
     if version is None:
         _become("infra.cli.main", "pipeline")
-    sys.stdout.write(f"{version} is live already; `tailrace pipeline` as this container's command trains anew\n")
+    sys.stdout.write(f"{version} is live already; `tailrace pipeline` as this container's command trains again\n")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Who owns each log partition, and up to where the store holds it: one hash in Redis, which two scripts alone change.
 
     tailrace:partitions
-        <p>:owner, <p>:lease, <p>:until_ms   the process that may write; its lease id is random and made anew by each process
+        <p>:owner, <p>:lease, <p>:until_ms   the process that may write; its lease id is random and a new one for each process
         <p>:topic_id, <p>:offset             the last record whose effect the rows hold
         <p>:leader_epoch                     that record's leader epoch, where known, and its offset
         <p>:saved                            the topic id and offset up to which the offline log holds them too
@@ -221,7 +221,7 @@ class Partitions:
 
         try:
             return run()
-        except NoScriptError:  # a store that was started anew has made none of the writes
+        except NoScriptError:  # a store that was restarted has made none of the writes
             self._client.script_load(_UPDATE)
             return run()
 

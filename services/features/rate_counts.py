@@ -110,7 +110,7 @@ class RedisRateCounts:
             return await within(timeout_s, self._join())
 
     async def _join(self) -> int:
-        """Load the script ahead: a Redis that was started anew has none, and loading it in a call takes two more exchanges."""
+        """Load the script ahead: a Redis that was restarted has none, and loading it in a call takes two more exchanges."""
         loading: Any = self._client.script_load(_COUNT)
         await loading
         return 1 if self._name is None else int(await self._report(keys=[_PROCESSES], args=[self._name]))

@@ -158,7 +158,7 @@ class FeatureWriter:
     def _write(self, view: ViewSchema[Any], rows: Sequence[Any], times_us: list[int]) -> None:
         """Write rows of a view, each with its event timestamp (Unix µs). Raises DependencyAway.
 
-        Feast's `push` does the same after it has read all views from its registry anew, which takes twice as long as writing.
+        Feast's `push` does the same after it has read all views from its registry again, which takes twice as long as writing.
         """
         import pandas as pd
 

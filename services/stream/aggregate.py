@@ -70,7 +70,7 @@ def apply(
 ) -> AppliedEvents:
     """Apply one user's events in log order, each in its role.
 
-    Offsets that the row has seen are skipped, unless they are of another topic id or partition: a topic made anew starts
+    Offsets that the row has seen are skipped, unless they are of another topic id or partition: a topic created again starts
     at 0 again. An event id that the row remembers is skipped too, and is then the one seen last: the row forgets the id that
     was not seen for longest, so an event may be repeated as long as fewer than `max_event_ids` others are sent meanwhile.
     """

@@ -95,7 +95,7 @@ class PopularCounts:
         self._count(owned - set(self._counts))
 
     def forget(self) -> None:
-        """Drop all: another process may have applied events. The next `own` counts anew."""
+        """Drop all: another process may have applied events. The next `own` counts again."""
         self._given_up.set()
         self._given_up = threading.Event()
         self._counting.clear()
@@ -129,7 +129,7 @@ class PopularCounts:
         return failures
 
     def rows(self, now_ms: int, num_items: int) -> list[PopularRow]:
-        """Return the windows of the partitions that are counted. Windows slide forward only: once the clock was set back, all are counted anew."""
+        """Return the windows of the partitions that are counted. Windows slide forward only: once the clock was set back, all are counted again."""
         if now_ms < self._asked_ms - _CLOCK_STEP_MS:
             owned = {*self._counts, *self._counting}
             self.forget()

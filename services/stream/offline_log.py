@@ -87,7 +87,7 @@ class OfflineLog:
         return self._last[key]
 
     def forget(self) -> None:
-        """Look at the disk anew at the next call: another process may have written since."""
+        """Look at the disk again at the next call: another process may have written since."""
         self._last.clear()
         self._earlier_s.clear()
 

@@ -185,7 +185,7 @@ class _Leaders:
 
     A *score* orders items: the total first, then the place of the id, so no two are equal. The members hold every listed item whose score
     reaches the floor. Rising totals keep that true one item at a time. Falling ones do not break it, but may leave too few members above the
-    floor; then the members are chosen anew over all items.
+    floor; then the members are chosen again over all items.
     """
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class _Leaders:
         self._listing: Listing | None = None
 
     def forget(self) -> None:
-        """Choose anew at the next call of `best`: totals have risen without a call of `rose`."""
+        """Choose again at the next call of `best`: totals have risen without a call of `rose`."""
         self._listing = None
 
     def rose(self, number: int, total: np.ndarray, listing: Listing) -> None:

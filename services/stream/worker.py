@@ -3,11 +3,11 @@
 At-least-once delivery, effect exactly once: rows are written before offsets are committed, and a row holds the last applied offset, so what
 is delivered again is skipped. The raw events wait in memory for the offline log, and offsets are committed only after they are on disk; a
 crash in between costs a replay of seconds. While Redis is unavailable the current batch is retried; while the log cannot be written, applied
-events wait, up to a bound at which polling pauses; when the broker is unavailable the consumer is opened anew, and what was not committed
+events wait, up to a bound at which polling pauses; when the broker is unavailable the consumer is opened again, and what was not committed
 comes again.
 
 A write that the store refuses ends the work too, because another process owns the partition or the store has lost writes: partitions are
-claimed anew, what the store lacks is replayed, and what was not logged yet is read from the broker again.
+claimed again, what the store lacks is replayed, and what was not logged yet is read from the broker again.
 """
 
 import threading

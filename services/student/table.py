@@ -181,7 +181,7 @@ class ItemTable:
         return scores_R
 
     def save(self, folder: Path) -> None:
-        """Write the folder; one that exists is written anew."""
+        """Write the folder; one that exists is overwritten."""
         folder.mkdir(exist_ok=True)
         arrays = (
             self.rows_VD,

@@ -97,7 +97,7 @@ class ClusterProcesses(StackProcesses):
     def replace_all(self) -> None:
         """Replace every node, one after another: the worker nodes out of service first, then the head.
 
-        Each is stopped in good order, started anew, and in service again before the next is touched. Raises EnvironmentFault when one does not
+        Each is stopped in good order, restarted, and in service again before the next is touched. Raises EnvironmentFault when one does not
         come back.
         """
         for node in self._layout.workers:

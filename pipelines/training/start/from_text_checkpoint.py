@@ -119,7 +119,7 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
     except Exception as error:  # the library raises nothing more specific
-        raise ConfigError(f"{_FIELD}: {folder / _TOKENIZER} cannot be read ({error}); fetch it anew") from error
+        raise ConfigError(f"{_FIELD}: {folder / _TOKENIZER} cannot be read ({error}); fetch it again") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

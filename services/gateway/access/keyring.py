@@ -1,7 +1,7 @@
 """The valid keys in memory, read again when the keys file changes.
 
 A file that is broken or cannot be read leaves the old keys valid: half an edit locks nobody out. A file that is gone leaves no key valid:
-whoever removes it means that. It must be gone at two polls, since some editors remove a file before they write it anew.
+whoever removes it means that. It must be gone at two polls, since some editors remove a file before they write it again.
 
 A key is looked up by the first bytes of its hash and compared in constant time, and an unknown key is compared too: the time
 of an answer does not reveal how close a wrong key was. Follows the file through symbolic links, which is how Kubernetes

@@ -106,7 +106,7 @@ class SampleRing:
             yield after.since(before)
 
     def _sharing_names(self, sample: Counts) -> Counts:
-        """Return the sample under the newest one's series where they are equal: a scrape reads their names anew, and they take six times its values."""
+        """Return the sample under the newest one's series where they are equal: a scrape reads their names again, and they take six times its values."""
         names = {series: series for series in self._fine[-1].values} if self._fine else {}
         return replace(sample, values={names.get(series, series): value for series, value in sample.values.items()})
 

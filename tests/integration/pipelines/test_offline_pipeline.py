@@ -108,7 +108,7 @@ def test_what_is_published_has_learned_all_events_and_the_judged_pair_is_kept(pl
 
 
 def test_the_global_time_split_is_evaluated_and_not_published(places: Places, options: PipelineOptions) -> None:
-    """It trains anew on what lies before the cut, ends at the gate, prints where the report is, and leaves the live bundle."""
+    """It trains from scratch on what lies before the cut, ends at the gate, prints where the report is, and leaves the live bundle."""
     before, shown = BundleStore(places.bundle_root).live_version(), io.StringIO()
 
     report = run_pipeline(replace(options, split="global-time"), places, Console(file=shown, width=300))
@@ -322,7 +322,7 @@ def test_a_warm_start_keeps_the_live_codes_where_it_refuses_the_weights(
     again = replace(options, events=tmp_path / "events.csv", codes=codes, until="tokenize")
 
     with capture_logs() as logged:
-        anew, kept = (
+        fresh, kept = (
             run_pipeline(replace(again, warm_start=warm_start), places, quiet()).stages[-1].path / "catalogue.parquet"
             for warm_start in (False, True)
         )
@@ -332,7 +332,7 @@ def test_a_warm_start_keeps_the_live_codes_where_it_refuses_the_weights(
         "v1: its manifest has no newest event: full training"
     ]
     assert np.array_equal(load_catalogue(kept).codes, of_bundle)
-    assert not np.array_equal(load_catalogue(anew).codes, of_bundle)
+    assert not np.array_equal(load_catalogue(fresh).codes, of_bundle)
 
 
 @pytest.mark.parametrize("poor", [1, 3])

@@ -76,11 +76,11 @@ def test_a_log_that_is_counted_after_sliding_keeps_no_past_buckets() -> None:
 
 
 def test_a_replay_counts_nothing_twice() -> None:
-    """Offsets and repeated deliveries count once; another user's event counts, and so does a topic made anew."""
+    """Offsets and repeated deliveries count once; another user's event counts, and so does a topic created again."""
     counts = counter()
     log = [event(0, "a"), event(1, "a"), event(2, "b", user_id="t1")]
     again = replace(event(3, "a"), user_id="t1")
-    for one in (*log, *log, again, event(0, "a", topic="anew")):
+    for one in (*log, *log, again, event(0, "a", topic="again")):
         counts.add(one)
 
     assert counts.top(NOW_MS, 10)["1h"] == PopularWindow(("a", "b"), (3, 1))
@@ -161,7 +161,7 @@ class WindowsAgainstSorting(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def few_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep so few leaders that they are cut and chosen anew all the time."""
+    """Keep so few leaders that they are cut and chosen again all the time."""
     monkeypatch.setattr(popularity, "_FEWEST_LEADERS", 6)
     monkeypatch.setattr(popularity, "_MOST_LEADERS", 9)
 

@@ -233,7 +233,7 @@ def test_popularity_is_counted_without_an_unreadable_file(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("is_continued", [True, False])
 def test_a_lost_consumer_costs_no_second_count_of_the_week(tmp_path: Path, is_continued: bool) -> None:
-    """Later consumers continue from the counts, unless another worker applied events meanwhile: then the log is counted anew."""
+    """Later consumers continue from the counts, unless another worker applied events meanwhile: then the log is counted again."""
     log, writer = logged_click(tmp_path), FakeWriter(num_writes=3, is_continued=is_continued)
 
     run_over(log, writer)
@@ -242,7 +242,7 @@ def test_a_lost_consumer_costs_no_second_count_of_the_week(tmp_path: Path, is_co
     assert (log.num_reads == 1) is is_continued
 
 
-def test_popularity_is_counted_anew_when_the_clock_was_set_back(tmp_path: Path) -> None:
+def test_popularity_is_counted_again_when_the_clock_was_set_back(tmp_path: Path) -> None:
     """A clock that ran ahead empties the windows; right again, they hold the events of before, those that are not logged yet too."""
     now_ms = time.time_ns() // 1_000_000
     clicks = [

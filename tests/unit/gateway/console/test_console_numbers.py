@@ -62,7 +62,7 @@ def test_windows_and_steps_equal_a_plain_list(gaps: list[int], length_s: int) ->
 
 
 def test_samples_share_the_names_of_series() -> None:
-    """Each scrape reads the names of the series anew, and the ring keeps them once: for an hour of samples they are most of the memory."""
+    """Each scrape reads the names of the series again, and the ring keeps them once: for an hour of samples they are most of the memory."""
     ring = SampleRing(FINE_S, KEEP_S, THIN_S)
     for second in range(int(KEEP_S)):
         ring.add(Counts(float(second), {(REQUESTS, frozenset({("tier", tier)})): 1.0 for tier in Tier}))

@@ -46,7 +46,7 @@ def recorded(folder: Path) -> tuple[Path, Path]:
 
 
 def clicks() -> list[LoggedInteraction]:
-    """Late events, equal times, all roles, ids repeated soon and long after, items outside the catalogue; midway the topic is made anew."""
+    """Late events, equal times, all roles, ids repeated soon and long after, items outside the catalogue; midway the topic is created again."""
     draw = random.Random(2)
     found: list[LoggedInteraction] = []
     for number in range(NUM_IMPRESSIONS):

@@ -136,7 +136,7 @@ def test_what_cannot_be_read_is_refused_by_its_field(text: Path, tmp_path: Path)
         start(odd, TEXTS)
     with pytest.raises(ConfigError, match=field + r"tokenizer\.json has the token \d+, and the weights have \d+ rows"):
         start(small, TEXTS)
-    with pytest.raises(ConfigError, match=field + r".*tokenizer\.json cannot be read .*; fetch it anew"):
+    with pytest.raises(ConfigError, match=field + r".*tokenizer\.json cannot be read .*; fetch it again"):
         start(garbled, TEXTS)
     with pytest.raises(ConfigError, match=r"^decoder\.text_layers: 3, and .* has 2; give 1 to 2, or 0 for all"):
         start(text, TEXTS, num_layers=3)
