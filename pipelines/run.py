@@ -77,6 +77,8 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
             for output in flow(options, places, bars):
                 bars.end(output)
                 done.append(output)
+                if output.stage == "ingest":
+                    _show_found(output.path, console)
                 if output.stage == options.until:
                     break
     except StageFailed as error:
@@ -92,12 +94,16 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
     return _show(done, options, console)
 
 
-def _show(done: list[StageOutput], options: PipelineOptions, console: Console) -> PipelineReport:
-    """Print what these stages found, and return it."""
-    report, ingested = _report(done), done[0].path
+def _show_found(ingested: Path, console: Console) -> None:
+    """Print what was found in the data, before hours of training on it."""
     found = (*ingest.describe_found(ingested), *ingest.set_aside(ingested))
     for sentence in (*found, *ingest.describe_future(ingested, datetime.now(UTC))):
         console.print(sentence, markup=False)
+
+
+def _show(done: list[StageOutput], options: PipelineOptions, console: Console) -> PipelineReport:
+    """Print what the stages after `ingest` found, and return the report."""
+    report = _report(done)
     for output in done:
         if output.stage == "depth":
             console.print(code_depth.describe(output.path), markup=False)

@@ -88,6 +88,19 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
     assert "refit on 480 events, of which the judged models had learned 400" in " ".join(shown.split())
 
 
+def test_what_is_found_in_the_data_is_printed_before_the_next_stage(places: Places, options: PipelineOptions) -> None:
+    """Whoever gave the wrong file reads so at once, and not after the training."""
+    console = Console(file=io.StringIO(), width=300)
+
+    run_pipeline(replace(options, until="features"), places, console)
+
+    assert isinstance(console.file, io.StringIO)
+    begins = [line.split()[0] for line in console.file.getvalue().splitlines()]
+    assert begins[0] == "ingest"
+    assert begins[-1] == "features"
+    assert "events" in begins[1:-1]
+
+
 def test_what_is_published_has_learned_all_events_and_the_judged_pair_is_kept(places: Places) -> None:
     """The store's lists, the catalogue and both models are of the refit; the judged pair has the metrics of the manifest, which names both."""
     bundle = BundleStore(places.bundle_root).live()
