@@ -40,6 +40,7 @@ from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Dr
 from services.gateway.events.producer import TopicProducer
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.openai.remote.client import RemoteWriter
+from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
@@ -48,7 +49,6 @@ from services.observability.log_lines import configure_logging
 from services.observability.metrics import AccessMetrics, ProcessMetrics
 from services.observability.node_metrics import node_registry, render_metrics
 from services.observability.tracing import open_tracing
-from services.router.admission import AdmissionLimits
 from services.router.deadline import DeadlineLimits
 from services.router.policy import LlmRule
 from services.settings.addresses import read_secret

@@ -21,6 +21,8 @@ from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
 from services.gateway.events.record import Draft, EventLog, RecordEvents
+from services.gateway.overload.admission import Admission, AdmissionLimits
+from services.gateway.overload.monitor import EdgeWatch, LoadMonitor
 from services.gateway.recommend import Recommend
 from services.gateway.records.answer import RefusalRecord, RefusalSink
 from services.gateway.records.explanations import Explanations, ExplanationStore
@@ -28,7 +30,6 @@ from services.gateway.records.metrics import AnswerMetrics
 from services.gateway.records.sinks import Impressions, RecordSink, log_answer, log_refusal, set_span_attributes
 from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
-from services.gateway.request.load_monitor import EdgeWatch, LoadMonitor
 from services.gateway.text.metrics import TextReport
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier
@@ -38,7 +39,6 @@ from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.student import StudentTier
 from services.gateway.tiers.tier import RankingTier
 from services.observability.metrics import GatewayMetrics, TextMetrics
-from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate

@@ -21,6 +21,8 @@ from services.contracts.recommend import (
     ScoredItem,
     Tier,
 )
+from services.gateway.overload.admission import Verdict
+from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.records.answer import AnswerRecord, AnswerSink, RoutingRecord
 from services.gateway.request.candidates import ItemRanking, as_items, choose
 from services.gateway.request.context import (
@@ -33,14 +35,12 @@ from services.gateway.request.context import (
     look_up_features,
 )
 from services.gateway.request.live_bundle import LiveBundle
-from services.gateway.request.load_monitor import LoadMonitor
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.tiers.llm import LlmTier
 from services.gateway.tiers.popular import PopularTier
 from services.gateway.tiers.tier import RankingTier, TierResult
 from services.observability.tracing import trace_id
 from services.router import policy
-from services.router.admission import Verdict
 from services.router.deadline import Arrival, Deadline, DeadlineLimits, deadline_from
 from services.router.policy import LlmRule, RoutingDecision
 
@@ -103,7 +103,7 @@ class Recommend:
         live.catalogue.check_filters(request.filters)
         request = request.excluding_seen(default=not live.repeats)
         deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits)
-        is_in_time = await self._load.turns.begin(caller.priority, deadline)
+        is_in_time = await self._load.queue.begin(caller.priority, deadline)
         if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:  # a slow upload is no queue
             raise self._load.refusal("expired")
         verdict = self._load.judge(caller.priority)

@@ -17,10 +17,10 @@ import structlog
 from services.contracts.access import nearest_class, places_for
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
 from services.errors import DependencyAway, InvalidRequest, Overloaded, TailraceError
-from services.gateway.request.load_monitor import LoadMonitor
+from services.gateway.overload.admission import Verdict
+from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.text.deadline import in_time
 from services.gateway.text.metrics import TextReport
-from services.router.admission import Verdict
 from services.router.breaker import Breaker, BreakerState
 
 log = structlog.get_logger()

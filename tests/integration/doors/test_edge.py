@@ -28,7 +28,7 @@ from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from services.contracts.access import Priority, Scope
 from services.gateway.access.keys import KeysFile, write_keys
-from services.gateway.request.load_monitor import DOORS
+from services.gateway.overload.monitor import DOORS
 from services.settings.settings import Settings, inherited_environment
 from tailrace_client import Client, TailraceError, Tls
 from tests.support.gateway.keys import bearer, stored_key

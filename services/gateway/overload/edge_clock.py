@@ -4,7 +4,7 @@ The edge's stamp and this process's clock differ by a constant and the wait; the
 one machine they are set together, and nothing is seen of it. Where they are not, the difference falls at once when the edge's clock is set forward. When that is set
 back, every request seems to have waited. But a wait grows no faster than time passes, except where a request was read before others that had come earlier, and those
 were in flight at the edge when it came. If more requests than that, one after the other, waited longer than the time since one came without waiting, the clock was set,
-and the constant is learned anew. Callers that gave up are not in flight any more, so the first request that contradicts this brings the former constant back. Where
+and the constant is learned again. Callers that gave up are not in flight any more, so the first request that contradicts this brings the former constant back. Where
 requests are further apart than the step is long, it goes unseen for at most twenty seconds.
 """
 
@@ -29,7 +29,7 @@ class _Step:
     unless_below_s: float
 
 
-class ArrivalClock:
+class EdgeClock:
     """Owns what is known of one edge's clock."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class ArrivalClock:
         self._least_s = min(self._least_s, difference_s)
         waited_s = difference_s - self._base_s
         if waited_s <= _MARGIN_S:
-            self._count_anew(now_s)
+            self._note_at_once(now_s)
             self._num_of_step = min(_MIN_WAITED - 1 + num_in_flight, _MAX_WAITED)
             return waited_s
         self._num_waited += 1
@@ -81,10 +81,10 @@ class ArrivalClock:
             self._least_s, self._began_s, self._step = difference_s, now_s, None
 
     def _learn(self, base_s: float, now_s: float) -> None:
-        """Begin anew with this difference as that of a request that did not wait."""
+        """Begin again with this difference as that of a request that did not wait."""
         self._least_s, self._least_before_s, self._began_s, self._step = base_s, math.inf, now_s, None
-        self._count_anew(now_s)
+        self._note_at_once(now_s)
 
-    def _count_anew(self, now_s: float) -> None:
+    def _note_at_once(self, now_s: float) -> None:
         """Note that a request came without waiting: those that waited are counted from here."""
         self._came_at_once_s, self._num_waited, self._least_waited_s = now_s, 0, math.inf
