@@ -209,14 +209,14 @@ def build_from_environment(_args: dict[str, str]) -> "Application":
 def open_access(settings: Settings, *, is_peer: bool = True) -> Access:
     """Read the API keys, and make the counter of their calls; without a keys file everybody is admitted. Raises ConfigError.
 
-    `is_peer`: whether this process is one of the gateways that share each key's limits while Redis is away.
+    `is_peer`: whether this process is one of the gateways that share each key's limits while Redis is unavailable.
     """
     if settings.api_keys_file is None:
         return open_to_all(settings.max_k, settings.own_names)
     metrics, num_processes = AccessMetrics(REGISTRY), settings.gateway_replicas
     keys = KeyRing(settings.api_keys_file, settings.max_k, on_state=metrics.keys_state.set)
     counts = RedisRateCounts(settings.redis_address, is_peer=is_peer)
-    return KeyedAccess(keys, SharedRates(counts, num_processes, on_away=metrics.rate_counts_away.set))
+    return KeyedAccess(keys, SharedRates(counts, num_processes, on_unavailable=metrics.rate_counts_unavailable.set))
 
 
 def open_features(settings: Settings) -> FeatureReader:

@@ -10,7 +10,7 @@
     ├── RetryLater            says when a retry may succeed
     │   ├── QuotaExceeded     the key's rate or quota is used up
     │   ├── Overloaded        no capacity at the moment
-    │   └── DependencyAway    a store or broker does not answer
+    │   └── DependencyUnavailable    a store or broker does not answer
     ├── OwnershipLost         another process owns the partition, or the store lost what was written
     ├── RowChanged            a row is not at the position at which it was read
     ├── DeadlineExceeded      a stage exceeded the request's deadline
@@ -48,7 +48,7 @@ class ErrorKind(StrEnum):
     NOT_FOUND = "not_found"
     QUOTA = "quota_exceeded"
     OVERLOADED = "overloaded"
-    AWAY = "dependency_away"
+    UNAVAILABLE = "unavailable"
     LATE = "deadline_exceeded"
     INTERNAL = "internal"
 
@@ -78,7 +78,7 @@ class TailraceError(Exception):
     @property
     def is_ours(self) -> bool:
         """Whether the fault is on the server's side."""
-        return self.kind in {ErrorKind.AWAY, ErrorKind.LATE, ErrorKind.INTERNAL}
+        return self.kind in {ErrorKind.UNAVAILABLE, ErrorKind.LATE, ErrorKind.INTERNAL}
 
 
 class NotFound(TailraceError):
@@ -171,13 +171,13 @@ class Overloaded(RetryLater):
         super().__init__(f"{service} is overloaded", retry_after_s)
 
 
-class DependencyAway(RetryLater):
+class DependencyUnavailable(RetryLater):
     """A dependency does not answer; nothing was done for the caller."""
 
-    kind = ErrorKind.AWAY
+    kind = ErrorKind.UNAVAILABLE
 
     def __init__(self, dependency: str, retry_after_s: float) -> None:
-        super().__init__(f"{dependency} is away", retry_after_s)
+        super().__init__(f"{dependency} is unavailable", retry_after_s)
 
 
 class OwnershipLost(TailraceError):
@@ -204,8 +204,8 @@ class DeadlineExceeded(TailraceError):
 class BundleError(TailraceError):
     """Something is wrong with a bundle."""
 
-    kind = ErrorKind.AWAY
-    problem = "bundle is away"
+    kind = ErrorKind.UNAVAILABLE
+    problem = "bundle is unavailable"
     retry_after_s = _BUNDLE_RETRY_AFTER_S
 
 

@@ -157,7 +157,7 @@ class DataPlane:
         return self._metrics.take_late_share()
 
     def bundle(self) -> BundleInfo:
-        """Return the live bundle's description. Raises DependencyAway before the first one is loaded."""
+        """Return the live bundle's description. Raises DependencyUnavailable before the first one is loaded."""
         live = self.live.current()
         about = {key: value for key, value in live.manifest.items() if key not in {"version", "files"}}
         return BundleInfo(

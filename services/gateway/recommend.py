@@ -96,7 +96,7 @@ class Recommend:
         """Answer a request of `caller` that arrived through `door`.
 
         Raises InvalidRequest for more items than the caller may request and for filters that name what the catalogue lacks,
-        DependencyAway before the first bundle, Overloaded if this priority gets no answer even from memory, or past the deadline.
+        DependencyUnavailable before the first bundle, Overloaded if this priority gets no answer even from memory, or past the deadline.
         """
         request.check_k(caller.max_k)
         live = self._live.current()

@@ -1,10 +1,10 @@
-"""Stand-ins for the LLM and the text model in the standby gateway, which has neither: every call raises DependencyAway."""
+"""Stand-ins for the LLM and the text model in the standby gateway, which has neither: every call raises DependencyUnavailable."""
 
 from collections.abc import AsyncIterator, Sequence
 
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import TextEvent, TextModel, TextRequest
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 
 RETRY_AFTER_S = 5.0
 
@@ -17,17 +17,17 @@ class AbsentLlm:
         return ()
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Raise DependencyAway."""
-        raise DependencyAway("llm", RETRY_AFTER_S)
+        """Raise DependencyUnavailable."""
+        raise DependencyUnavailable("llm", RETRY_AFTER_S)
 
 
 class AbsentText:
     """A text model that is never available."""
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Raise DependencyAway."""
-        raise DependencyAway("text", RETRY_AFTER_S)
+        """Raise DependencyUnavailable."""
+        raise DependencyUnavailable("text", RETRY_AFTER_S)
 
     def write(self, request: TextRequest) -> AsyncIterator[TextEvent]:
-        """Raise DependencyAway."""
-        raise DependencyAway("text", RETRY_AFTER_S)
+        """Raise DependencyUnavailable."""
+        raise DependencyUnavailable("text", RETRY_AFTER_S)

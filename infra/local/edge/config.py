@@ -63,7 +63,7 @@ def _refusal(body: str, condition: str) -> str:
     return f"    http-request return status 400 content-type application/json string '{body}' if {condition}\n"
 
 
-UNAVAILABLE = error_body("dependency_away", "the gateway is away")
+UNAVAILABLE = error_body("unavailable", "the gateway is unavailable")
 _NOT_UTF8 = (  # each kind of mistake by itself, with nothing repeated: the pattern costs no stack, however long the text
     r"[\xc0\xc1\xf5-\xff]|[\xc2-\xdf](?![\x80-\xbf])|[\xe0-\xef](?![\x80-\xbf]{2})|[\xf0-\xf4](?![\x80-\xbf]{3})"
     r"|\xe0(?![\xa0-\xbf])|\xed(?![\x80-\x9f])|\xf0(?![\x90-\xbf])|\xf4(?![\x80-\x8f])|(?<![\x80-\xbf\xc2-\xf4])[\x80-\xbf]"

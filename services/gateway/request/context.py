@@ -33,7 +33,7 @@ class Features(Protocol):
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
         """Return a user's features with the list of this bundle, within `timeout_s` and never later; an unknown user has none.
 
-        Raises DependencyAway or DeadlineExceeded.
+        Raises DependencyUnavailable or DeadlineExceeded.
         """
         ...
 
@@ -74,10 +74,10 @@ class StageTimer:
 
 @dataclass(frozen=True, slots=True)
 class FeatureLookup:
-    """The outcome of reading a user's features; empty if the store is away, was not read, or the visitor is anonymous."""
+    """The outcome of reading a user's features; empty if the store is unavailable, was not read, or the visitor is anonymous."""
 
     features: UserFeatures
-    is_away: bool = False
+    is_unavailable: bool = False
     is_shed: bool = False
 
 
@@ -126,7 +126,7 @@ class RequestContext:
             num_allowed_if_seen=self.masks.num_allowed_if_seen,
             list_covers=self.listed is not None,
             is_shed=self.lookup.is_shed,
-            features_away=self.lookup.is_away,
+            features_unavailable=self.lookup.is_unavailable,
             user_known=self.lookup.features.num_events > 0,
             num_history=len(self.history),
             min_history_for_llm=rule.min_history,
@@ -148,8 +148,8 @@ async def look_up_features(
     try:
         return FeatureLookup(await features.read(user_id, bundle_version, timeout_s))
     except Exception as error:  # noqa: BLE001 - whatever the store fails at, the request is answered without features
-        log.warning("features_away", error=repr(error))
-        return FeatureLookup(UserFeatures(), is_away=True)
+        log.warning("features_unavailable", error=repr(error))
+        return FeatureLookup(UserFeatures(), is_unavailable=True)
 
 
 def build_context(

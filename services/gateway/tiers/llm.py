@@ -18,7 +18,7 @@ from prometheus_client import Gauge
 from models.prompt import prompt_window
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Tier
-from services.errors import BundleError, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
+from services.errors import BundleError, DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
 from services.gateway.request.candidates import ItemRanking
 from services.gateway.request.context import RequestContext
 from services.gateway.tiers.tier import TierResult
@@ -40,7 +40,7 @@ class Llm(Protocol):
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank, within `timeout_s` and never later.
 
-        Raises Overloaded, DependencyAway, DeadlineExceeded, BundleError or InvalidRequest.
+        Raises Overloaded, DependencyUnavailable, DeadlineExceeded, BundleError or InvalidRequest.
         """
         ...
 
@@ -171,8 +171,8 @@ def _outcome_of(error: Exception) -> LlmOutcome:
             return LlmOutcome.LATE
         case Overloaded():
             return LlmOutcome.OVERLOADED
-        case DependencyAway():
-            return LlmOutcome.AWAY
+        case DependencyUnavailable():
+            return LlmOutcome.UNAVAILABLE
         case BundleError():
             return LlmOutcome.MISMATCH
         case InvalidRequest():

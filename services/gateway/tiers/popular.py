@@ -38,7 +38,7 @@ class PopularityWindows(Protocol):
     """Recent popularity, kept by the stream worker."""
 
     async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
-        """Return (item id, weight), for example events per hour; empty before the first events. Raises DependencyAway."""
+        """Return (item id, weight), for example events per hour; empty before the first events. Raises DependencyUnavailable."""
         ...
 
 

@@ -20,7 +20,7 @@ class PrecomputedTier:
 def list_state(context: RequestContext) -> ListState:
     """Return why the user's stored list was or was not usable."""
     lookup, stored = context.lookup, context.lookup.features.precomputed
-    if lookup.is_away or lookup.is_shed:
+    if lookup.is_unavailable or lookup.is_shed:
         return ListState.NOT_READ
     if stored is None:
         return ListState.NONE

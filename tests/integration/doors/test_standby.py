@@ -181,6 +181,6 @@ async def test_without_any_server_the_edge_answers(scene: EdgeScene) -> None:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=4)
 
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json()["error"]["code"] == "dependency_away"
+    assert answer.json()["error"]["code"] == "unavailable"
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert (scene.folder / "edge.log").read_text().count("Server rest/ray is DOWN") == 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tailrace_client import CallOptions, TailraceError
 from tailrace_client.retry import Attempts, RetryBudget, late
 
-RETRIED = st.sampled_from(["unreachable", "dependency_away", "overloaded"])
+RETRIED = st.sampled_from(["unreachable", "unavailable", "overloaded"])
 
 
 @given(
@@ -78,9 +78,9 @@ def test_a_thousand_failing_calls_add_a_tenth() -> None:
     ("code", "retry_after_s", "is_repeated"),
     [
         ("unreachable", None, True),
-        ("dependency_away", None, True),
-        ("dependency_away", 0.5, True),
-        ("dependency_away", 1.0, False),
+        ("unavailable", None, True),
+        ("unavailable", 0.5, True),
+        ("unavailable", 1.0, False),
         ("overloaded", 0.5, True),
         ("quota_exceeded", 0.5, True),
         ("quota_exceeded", 1.0, False),
@@ -89,7 +89,7 @@ def test_a_thousand_failing_calls_add_a_tenth() -> None:
     ],
 )
 def test_which_errors_are_repeated(code: str, retry_after_s: float | None, is_repeated: bool) -> None:
-    """Connections that fail and what is away; a refusal only where it names a time before the deadline."""
+    """Connections that fail and what is unavailable; a refusal only where it names a time before the deadline."""
     options = CallOptions()
     attempts = Attempts(options, RetryBudget(options), 1_000, now_s=0.0)
     error = TailraceError(code, "no", retry_after_s=retry_after_s)
