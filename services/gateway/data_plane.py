@@ -239,7 +239,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     gate = LlmGate(
         lambda: Replica(_breaker(config), LatencyPredictor(config.first_llm_prediction_s)), config.max_llm_in_flight
     )
-    llm = LlmTier(ports.llm, gate, metrics.breaker_open, ports.clock)
+    llm = LlmTier(ports.llm, gate, config.llm_rule, metrics.breaker_open, ports.clock)
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
     text_report = TextReport(TextMetrics(ports.registry))
@@ -247,9 +247,8 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     recommend = Recommend(
         live=live,
         features=ports.features,
-        tiers=_tiers(llm, StudentTier(ports.clock), popular),
-        popular=popular,
-        llm=llm,
+        tiers=_tiers(llm, StudentTier(ports.clock)),
+        last=popular,
         load=load,
         rationale=RationaleWriter(text, text_report.metrics.rationales, ports.wall_clock),
         sinks=(
@@ -261,7 +260,6 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         ),
         limits=config.deadlines,
         feature_timeout_s=config.feature_timeout_s,
-        llm_rule=config.llm_rule,
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )
@@ -300,9 +298,9 @@ async def warm_up(features: Features, llm: Llm) -> None:
             await opening
 
 
-def _tiers(llm: LlmTier, student: StudentTier, popular: PopularTier) -> Sequence[RankingTier]:
-    """Return the tiers, in order of quality."""
-    return (PrecomputedTier(), llm, student, popular)
+def _tiers(llm: LlmTier, student: StudentTier) -> Sequence[RankingTier]:
+    """Return the tiers before the last one, in order of quality."""
+    return (PrecomputedTier(), llm, student)
 
 
 def _text_tier(ports: Ports, config: PlaneConfig, load: LoadMonitor, report: TextReport) -> TextTier | None:

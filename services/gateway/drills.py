@@ -56,7 +56,7 @@ class Drills:
     def remaining_s(self) -> dict[DrillTarget, float]:
         """Return the dependencies that are off, and how many seconds each has left."""
         now_s = self._wall_clock()
-        return {target: until_s - now_s for target, until_s in self._until.items() if until_s > now_s}
+        return {target: round(until_s - now_s, 1) for target, until_s in self._until.items() if until_s > now_s}
 
     async def switch(self, wanted: Mapping[DrillTarget, bool]) -> None:
         """Switch dependencies off (True) or on again (False), here at once and elsewhere within a quarter of a second."""

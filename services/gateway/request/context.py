@@ -3,10 +3,10 @@
 An unavailable feature store is a fact here, not an error. Decides nothing: `services.router.policy` decides by these facts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from opentelemetry.trace import Span, SpanKind
@@ -18,8 +18,7 @@ from services.gateway.request.candidates import ItemRanking, Masks, masks_for, m
 from services.gateway.request.live_bundle import Live
 from services.observability.tracing import here, span
 from services.router.deadline import Deadline
-from services.router.gate import LlmView
-from services.router.policy import Facts, LlmRule, list_covers, list_is_fresh
+from services.router.policy import Facts, list_covers, list_is_fresh
 
 log = structlog.get_logger()
 
@@ -119,23 +118,17 @@ class RequestContext:
         """Whether the request names items that the store has not seen yet."""
         return len(self.history_item_ids) > len(self.lookup.features.history_item_ids)
 
-    def facts(self, llm: LlmView, rule: LlmRule, budget_s: float) -> Facts:
-        """Return the facts that the policy decides by."""
+    def facts(self, of_tiers: Iterable[Mapping[str, Any]], budget_s: float) -> Facts:
+        """Return the facts that the policy decides by: those of the request here, and those that each tier states of itself."""
         return Facts(
             num_allowed=self.masks.num_allowed,
             num_allowed_if_seen=self.masks.num_allowed_if_seen,
-            list_covers=self.listed is not None,
             is_shed=self.lookup.is_shed,
             features_unavailable=self.lookup.is_unavailable,
             user_known=self.lookup.features.num_events > 0,
             num_history=len(self.history),
-            min_history_for_llm=rule.min_history,
-            llm_pays=not rule.needs_gain or self.live.llm_pays(len(self.history)),
-            breaker_allows=llm.breaker_allows,
-            num_in_flight=llm.num_in_flight,
-            max_in_flight=llm.max_in_flight,
-            predicted_s=llm.predicted_s,
             budget_s=budget_s,
+            **{name: fact for facts in of_tiers for name, fact in facts.items()},
         )
 
 

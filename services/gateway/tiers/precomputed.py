@@ -1,5 +1,7 @@
 """The tier of stored lists: ranks by the list that the offline pipeline made for this user, which came with the features."""
 
+from collections.abc import Mapping
+
 from services.contracts.explanation import ListState
 from services.contracts.recommend import Tier
 from services.gateway.request.context import RequestContext
@@ -11,6 +13,10 @@ class PrecomputedTier:
     """Returns the stored list."""
 
     tier = Tier.PRECOMPUTED
+
+    def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, bool]:
+        """Return whether the stored list covers the request."""
+        return {"list_covers": context.listed is not None}
 
     def rank(self, context: RequestContext) -> TierResult:
         """Return the stored list; the policy chooses this tier only if the list covers the request."""
