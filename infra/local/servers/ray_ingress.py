@@ -3,7 +3,7 @@
     Ray's HAProxyManager ── -f FILE ... ──▶ ray_ingress.sh ──▶ this, with its options ──▶ HAProxy
 
 Ray writes that file from a template of its own and has no variables for what is changed here. When the file is not as
-expected, HAProxy does not start, and Ray logs why.
+expected, HAProxy does not start, and Ray logs why. The template was read in ray 2.60.0.
 """
 
 import argparse
