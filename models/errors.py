@@ -20,7 +20,7 @@ class ErrorKind(StrEnum):
     NOT_FOUND = "not_found"
     QUOTA = "quota_exceeded"
     OVERLOADED = "overloaded"
-    AWAY = "dependency_away"
+    UNAVAILABLE = "unavailable"
     LATE = "deadline_exceeded"
     INTERNAL = "internal"
 
@@ -50,7 +50,7 @@ class TailraceError(Exception):
     @property
     def is_ours(self) -> bool:
         """Whether the fault is on the server's side."""
-        return self.kind in {ErrorKind.AWAY, ErrorKind.LATE, ErrorKind.INTERNAL}
+        return self.kind in {ErrorKind.UNAVAILABLE, ErrorKind.LATE, ErrorKind.INTERNAL}
 
 
 class InvalidRequest(TailraceError):
@@ -71,8 +71,8 @@ class InvalidRequest(TailraceError):
 class BundleError(TailraceError):
     """Something is wrong with a bundle."""
 
-    kind = ErrorKind.AWAY
-    problem = "bundle is away"
+    kind = ErrorKind.UNAVAILABLE
+    problem = "bundle is unavailable"
     retry_after_s = _BUNDLE_RETRY_AFTER_S
 
 

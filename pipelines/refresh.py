@@ -23,7 +23,7 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
 
     Returns 0 while a whole flow runs, which ends with
     lists of its own. Raises BundleNotFound before the first bundle is live, ConfigError where it was made from tables and none are given,
-    DataError for tables that break their schema, DependencyAway.
+    DataError for tables that break their schema, DependencyUnavailable.
     """
     with run_lock_if_free(places.stages_dir) as is_free:
         if not is_free:

@@ -66,7 +66,7 @@ class PipelineReport:
 def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> PipelineReport:
     """Run the flow and show it on the console, also what the gate refuses. What was withdrawn is not published again.
 
-    Raises DataError, StageFailed, BundleMoved where another version went live meanwhile, EnvironmentFault, DependencyAway.
+    Raises DataError, StageFailed, BundleMoved where another version went live meanwhile, EnvironmentFault, DependencyUnavailable.
     """
     done: list[StageOutput] = []
     store = BundleStore(places.bundle_root)

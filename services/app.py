@@ -23,7 +23,7 @@ from prometheus_client import REGISTRY
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
-from services.errors import ConfigError, DependencyAway
+from services.errors import ConfigError, DependencyUnavailable
 from services.features.explanations import RedisExplanations
 from services.features.rate_counts import RedisRateCounts
 from services.features.reader import FeatureReader, read_event_times
@@ -41,6 +41,7 @@ from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Dr
 from services.gateway.events.producer import TopicProducer
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.openai.remote.client import RemoteWriter
+from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
@@ -48,7 +49,6 @@ from services.observability.log_lines import configure_logging
 from services.observability.metrics import AccessMetrics, ProcessMetrics
 from services.observability.node_metrics import node_registry, render_metrics
 from services.observability.tracing import open_tracing
-from services.router.admission import AdmissionLimits
 from services.router.deadline import DeadlineLimits
 from services.router.policy import LlmRule
 from services.settings.addresses import read_secret
@@ -187,20 +187,20 @@ class AbsentLlm:
         return ()
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Raise DependencyAway."""
-        raise DependencyAway("llm", _ABSENT_RETRY_AFTER_S)
+        """Raise DependencyUnavailable."""
+        raise DependencyUnavailable("llm", _ABSENT_RETRY_AFTER_S)
 
 
 class AbsentText:
     """The standby's text model, which is never available."""
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Raise DependencyAway."""
-        raise DependencyAway("text", _ABSENT_RETRY_AFTER_S)
+        """Raise DependencyUnavailable."""
+        raise DependencyUnavailable("text", _ABSENT_RETRY_AFTER_S)
 
     def write(self, request: TextRequest) -> AsyncIterator[TextEvent]:
-        """Raise DependencyAway."""
-        raise DependencyAway("text", _ABSENT_RETRY_AFTER_S)
+        """Raise DependencyUnavailable."""
+        raise DependencyUnavailable("text", _ABSENT_RETRY_AFTER_S)
 
 
 def build_app(settings: Settings) -> "Application":
@@ -236,14 +236,14 @@ def build_from_environment(_args: dict[str, str]) -> "Application":
 def open_access(settings: Settings, *, is_peer: bool = True) -> Access:
     """Read the API keys, and make the counter of their calls; without a keys file everybody is admitted. Raises ConfigError.
 
-    `is_peer`: whether this process is one of the gateways that share each key's limits while Redis is away.
+    `is_peer`: whether this process is one of the gateways that share each key's limits while Redis is unavailable.
     """
     if settings.api_keys_file is None:
         return open_to_all(settings.max_k, settings.own_names)
     metrics, num_processes = AccessMetrics(REGISTRY), settings.gateway_replicas
     keys = KeyRing(settings.api_keys_file, settings.max_k, on_state=metrics.keys_state.set)
     counts = RedisRateCounts(settings.redis_address, is_peer=is_peer)
-    return KeyedAccess(keys, SharedRates(counts, num_processes, on_away=metrics.rate_counts_away.set))
+    return KeyedAccess(keys, SharedRates(counts, num_processes, on_unavailable=metrics.rate_counts_unavailable.set))
 
 
 def open_features(settings: Settings) -> FeatureReader:

@@ -10,7 +10,7 @@
     ├── RetryLater            says when a retry may succeed
     │   ├── QuotaExceeded     the key's rate or quota is used up
     │   ├── Overloaded        no capacity at the moment
-    │   └── DependencyAway    a store or broker does not answer
+    │   └── DependencyUnavailable    a store or broker does not answer
     ├── OwnershipLost         another process owns the partition, or the store lost what was written
     ├── RowChanged            a row is not at the position at which it was read
     ├── DeadlineExceeded      a stage exceeded the request's deadline
@@ -60,7 +60,7 @@ __all__ = [
     "ContextTooLong",
     "DataError",
     "DeadlineExceeded",
-    "DependencyAway",
+    "DependencyUnavailable",
     "EnvironmentFault",
     "ErrorKind",
     "InvalidRequest",
@@ -154,13 +154,13 @@ class Overloaded(RetryLater):
         super().__init__(f"{service} is overloaded", retry_after_s)
 
 
-class DependencyAway(RetryLater):
+class DependencyUnavailable(RetryLater):
     """A dependency does not answer; nothing was done for the caller."""
 
-    kind = ErrorKind.AWAY
+    kind = ErrorKind.UNAVAILABLE
 
     def __init__(self, dependency: str, retry_after_s: float) -> None:
-        super().__init__(f"{dependency} is away", retry_after_s)
+        super().__init__(f"{dependency} is unavailable", retry_after_s)
 
 
 class OwnershipLost(TailraceError):

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from tailrace_client import AsyncClient, Event, TailraceError
 
 _EVERY_S = 4.0
@@ -106,7 +106,7 @@ class BatchProbe:
         }
 
     async def _count(self, user: BatchUser) -> None:
-        with suppress(DependencyAway):
+        with suppress(DependencyUnavailable):
             user.num_stored = await self._num_events(user.user_id)
 
     async def _send_all(self) -> None:

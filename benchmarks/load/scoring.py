@@ -10,10 +10,10 @@ DEGRADED = frozenset(
         "llm_overloaded",
         "llm_too_slow",
         "llm_late",
-        "llm_away",
+        "llm_unavailable",
         "llm_failed",
         "bundle_mismatch",
-        "features_away",
+        "features_unavailable",
         "student_failed",
         "shed",
     }

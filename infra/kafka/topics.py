@@ -10,7 +10,7 @@ from typing import Any
 
 from kafka import KafkaAdminClient
 
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.settings import kafka_topics
 from services.settings.kafka_clients import broker_as_dependency
 from services.settings.kafka_topics import Topic, wanted_topics
@@ -21,7 +21,7 @@ _RETRY_AFTER_S = 1.0
 
 
 def create_missing(connection: Mapping[str, Any], topics: Iterable[Topic]) -> list[str]:
-    """Create missing topics and return their names. `connection` has the client's arguments. Raises DependencyAway."""
+    """Create missing topics and return their names. `connection` has the client's arguments. Raises DependencyUnavailable."""
     with broker_as_dependency():
         admin = KafkaAdminClient(**connection, bootstrap_timeout_ms=_CONNECT_MS)
         try:
@@ -36,7 +36,7 @@ def main() -> None:
     while True:
         try:
             made = create_missing(settings.kafka_address.client_options(), wanted_topics(settings))
-        except DependencyAway as error:
+        except DependencyUnavailable as error:
             sys.stderr.write(f"{error} ({error.__cause__!r})\n")
             time.sleep(_RETRY_AFTER_S)
         else:

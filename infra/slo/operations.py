@@ -41,15 +41,15 @@ ALERTS = (
         summary="No gateway has a bundle: every recommendation is refused",
     ),
     Alert(
-        name="TailraceWorkerAway",
+        name="TailraceWorkerUnavailable",
         expr=f"absent({_LAG}) or count(count by (partition) (max_over_time({_LAG}[1d])) unless count by (partition) ({_LAG})) > 0",
         lasts="2m",
         severity="page",
         summary="A stream worker is unavailable: the events of its partitions wait in Kafka",
     ),
     Alert(
-        name="TailraceFeaturesAway",
-        expr='sum(rate(tailrace_requests_total{reason="features_away"}[5m])) / sum(rate(tailrace_requests_total[5m])) > 0.05',
+        name="TailraceFeaturesUnavailable",
+        expr='sum(rate(tailrace_requests_total{reason="features_unavailable"}[5m])) / sum(rate(tailrace_requests_total[5m])) > 0.05',
         lasts="2m",
         severity="page",
         summary="{{ $value | humanizePercentage }} of the answers are computed without the user's history",
@@ -90,7 +90,7 @@ ALERTS = (
         summary="The LLM's circuit breaker is open most of the time; the student answers",
     ),
     Alert(
-        name="TailraceLlmReplicasAway",
+        name="TailraceLlmReplicasUnavailable",
         expr="(sum(tailrace_llm_replicas) or vector(0)) < max(tailrace_llm_replicas_wanted)",
         lasts="2m",
         severity="ticket",

@@ -109,7 +109,7 @@ def replay(
 
 
 def serve(tables: Path, address: RepoAddress, offline_log_dir: Path, progress: Progress) -> None:
-    """Copy the tables to where they are used, apply the repository, and write the base rows online. Raises DependencyAway.
+    """Copy the tables to where they are used, apply the repository, and write the base rows online. Raises DependencyUnavailable.
 
     May be repeated. Rows of users whom the stream worker has taken over are left alone: they are newer, and the worker owns them.
     """

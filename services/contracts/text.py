@@ -151,12 +151,12 @@ class TextWriter(Protocol):
     """A text writer: our own deployment, or another OpenAI-compatible server."""
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return the models that are served. Raises DependencyAway."""
+        """Return the models that are served. Raises DependencyUnavailable."""
         ...
 
     def write(self, request: TextRequest) -> AsyncIterator[TextEvent]:
         """Write; closing the iterator cancels the work within one step.
 
-        Raises, before the first event or between events, InvalidRequest, NotFound, Overloaded, DeadlineExceeded or DependencyAway.
+        Raises, before the first event or between events, InvalidRequest, NotFound, Overloaded, DeadlineExceeded or DependencyUnavailable.
         """
         ...

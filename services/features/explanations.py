@@ -64,13 +64,13 @@ class RedisExplanations:
         self._limits = (bucket_s, max_bytes // self._num_buckets, self._num_buckets, _ENTRY_BYTES)
 
     async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
-        """Store records (request id, bytes) in one exchange. Raises DependencyAway; then they may have been stored."""
+        """Store records (request id, bytes) in one exchange. Raises DependencyUnavailable; then they may have been stored."""
         words = [part for request_id, record in records for part in (_digest(request_id), record)]
         with redis_as_dependency():
             await within(timeout_s, self._put_script(keys=[_HEAD], args=[*self._limits, *words]))
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
-        """Return the newest record of this id; None without one. Raises DependencyAway."""
+        """Return the newest record of this id; None without one. Raises DependencyUnavailable."""
         with redis_as_dependency():
             call = self._get_script(keys=[_HEAD], args=[_digest(request_id), self._num_buckets])
             found: bytes | None = await within(timeout_s, call)

@@ -2,6 +2,7 @@
 
 Rows are read and written here without Feast because Feast cannot write only if the row is as it was read, because its conversion over pandas
 takes several milliseconds a batch, and because its read of one user costs a gateway more processor time than all else of an answer.
+The hash of a field's name is a private function, read in feast 0.67.0.
 """
 
 from collections.abc import Sequence

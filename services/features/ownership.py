@@ -152,7 +152,7 @@ class Partitions:
         return tuple(self._positions)
 
     def claim(self, partition: int) -> Claim | None:
-        """Own a partition; None while another process does. Raises DependencyAway."""
+        """Own a partition; None while another process does. Raises DependencyUnavailable."""
         with redis_as_dependency():
             found = self._claim(keys=[KEY], args=[partition, self._lease, self._owner, LEASE_MS])
         if len(found) == 1:
@@ -182,7 +182,7 @@ class Partitions:
         """Write partitions, each once, and renew their leases, all in one exchange.
 
         A partition's rows and state are one step (per 200 rows; the state with the last ones). Raises OwnershipLost, RowChanged (then some
-        rows may have been written, but not the position) or DependencyAway; the other partitions are written all the same.
+        rows may have been written, but not the position) or DependencyUnavailable; the other partitions are written all the same.
         """
         for one in writes:
             rest = len(one.rows) - _MAX_ROWS
@@ -256,13 +256,13 @@ def whole_field(user_id: str, num_partitions: int) -> str:
 
 
 def mark_base(client: "Redis", base_id: str) -> None:
-    """Record that the store has all rows of these base tables. Raises DependencyAway."""
+    """Record that the store has all rows of these base tables. Raises DependencyUnavailable."""
     with redis_as_dependency():
         client.hset(KEY, "base", base_id)
 
 
 def write_unowned(client: "Redis", rows: Sequence[RowWrite]) -> None:
-    """Write rows that nobody owns while they are as expected. Raises RowChanged (then some may have been written) or DependencyAway."""
+    """Write rows that nobody owns while they are as expected. Raises RowChanged (then some may have been written) or DependencyUnavailable."""
     update = client.register_script(_UPDATE)
     for at in range(0, len(rows), _MAX_ROWS):
         if _run(update, ["", "", LEASE_MS, "", "", 0], rows[at : at + _MAX_ROWS]) == "row":
@@ -270,7 +270,7 @@ def write_unowned(client: "Redis", rows: Sequence[RowWrite]) -> None:
 
 
 def _run(script: Any, arguments: Sequence[Any], rows: Sequence[RowWrite]) -> str:
-    """Run the update of these rows and return its outcome. Raises DependencyAway."""
+    """Run the update of these rows and return its outcome. Raises DependencyUnavailable."""
     with redis_as_dependency():
         outcome: bytes = script(*_arguments(arguments, rows))
     return outcome.decode()

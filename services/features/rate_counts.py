@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from services.contracts.access import QUOTA, RATE, Allowance, Ask, Grant
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.features.redis_calls import redis_as_dependency, within
 from services.settings.addresses import RedisAddress
 
@@ -88,7 +88,7 @@ class RedisRateCounts:
         self._report = self._client.register_script(_REPORT)
 
     async def ask(self, key_id: str, allowance: Allowance, ask: Ask, timeout_s: float) -> Grant:
-        """Count, in one exchange. Raises DependencyAway; then it may have been counted."""
+        """Count, in one exchange. Raises DependencyUnavailable; then it may have been counted."""
         rate, quota = allowance.rate_per_s or 0, -1 if allowance.daily_quota is None else allowance.daily_quota
         limits = (rate, allowance.burst, quota)
         arguments = (ask.cost, ask.batch, ask.spent, ask.unspent, ask.taken_on)
@@ -105,7 +105,7 @@ class RedisRateCounts:
         )
 
     async def check(self, timeout_s: float) -> int:
-        """Connect if need be, prepare the first exchange, and report this process; return how many there are. Raises DependencyAway."""
+        """Connect if need be, prepare the first exchange, and report this process; return how many there are. Raises DependencyUnavailable."""
         with redis_as_dependency():
             return await within(timeout_s, self._join())
 
@@ -118,7 +118,7 @@ class RedisRateCounts:
     async def close(self) -> None:
         """Leave the processes that are counted, if Redis answers, and close the connection."""
         if self._name is not None:
-            with suppress(DependencyAway), redis_as_dependency():
+            with suppress(DependencyUnavailable), redis_as_dependency():
                 leaving: Any = self._client.zrem(_PROCESSES, self._name)
                 await within(_LEAVE_TIMEOUT_S, leaving)
         await self._client.aclose()

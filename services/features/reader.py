@@ -1,7 +1,7 @@
 """Reads features at request time: what Feast's feature service names, in one exchange with Redis.
 
 The same exchange says whether the store holds all rows of the user's partition, after the rows, so an emptied store shows nobody as unknown.
-The reader alone enforces the caller's timeout: a read ends within it, with features or with DependencyAway, also when redis-py
+The reader alone enforces the caller's timeout: a read ends within it, with features or with DependencyUnavailable, also when redis-py
 ignores its cancellation. Constructed and used in one process on one event loop (the Redis client is bound to the loop of its
 first read). Feast's registry is read once at construction, never on the request path.
 """
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from opentelemetry.trace import SpanKind
 
 from services.contracts.features import UserFeatures
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.features.layout import RowLayout
 from services.features.ownership import KEY, whole_field
 from services.features.redis_calls import redis_as_dependency, within
@@ -74,24 +74,24 @@ class FeatureReader:
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
         """Return a user's features with the list that this bundle made, within `timeout_s`.
 
-        Those of an unknown user are empty. Raises DependencyAway, also while the store lacks rows of the user's partition.
+        Those of an unknown user are empty. Raises DependencyUnavailable, also while the store lacks rows of the user's partition.
         """
         history, (listed_at, *listed), whole = await self._gated(self._read_rows(user_id, bundle_version), timeout_s)
         if whole != b"1":
-            raise DependencyAway("features", _RETRY_AFTER_S)
+            raise DependencyUnavailable("features", _RETRY_AFTER_S)
         row = self._histories.values(self._of_history, history) | self._lists.values(self._of_list, listed)
         return user_features(row | {BUNDLE_VERSION.name: bundle_version}, listed_at_s=self._lists.time_s(listed_at))
 
     async def read_popular(self, timeout_s: float) -> list[tuple[str, float]]:
         """Return items by recent popularity, best first, over all partitions; empty before the first events.
 
-        Windows that the worker last wrote longer ago than their own length are left out. Raises DependencyAway.
+        Windows that the worker last wrote longer ago than their own length are left out. Raises DependencyUnavailable.
         """
         rows = await self._gated(self._read_windows(), timeout_s)
         return merge_popularity(rows, now_ms=time.time_ns() // 1_000_000)
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some user ids that the store holds; for the console, not for requests. Raises DependencyAway."""
+        """Return some user ids that the store holds; for the console, not for requests. Raises DependencyUnavailable."""
         with redis_as_dependency(_RETRY_AFTER_S):
             return await within(timeout_s, self._sample_user_ids(limit))
 
@@ -135,11 +135,11 @@ class FeatureReader:
         return user_ids[:limit]
 
     async def _gated(self, call: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Await a read within `timeout_s`, unless the breaker is open. Raises DependencyAway."""
+        """Await a read within `timeout_s`, unless the breaker is open. Raises DependencyUnavailable."""
         started_s = time.monotonic()
         if not self._breaker.allows(started_s):
             call.close()
-            raise DependencyAway("features", _RETRY_AFTER_S)
+            raise DependencyUnavailable("features", _RETRY_AFTER_S)
         number = self._breaker.started(started_s)
         try:
             with redis_as_dependency(_RETRY_AFTER_S), span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):

@@ -5,20 +5,20 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 
 T = TypeVar("T")
 
 
 @contextmanager
 def redis_as_dependency(retry_after_s: float = 1.0) -> Iterator[None]:
-    """Raise DependencyAway for what redis-py raises, its timeouts and those of `within` included."""
+    """Raise DependencyUnavailable for what redis-py raises, its timeouts and those of `within` included."""
     from redis.exceptions import RedisError
 
     try:
         yield
     except (RedisError, OSError) as error:  # a timeout is an OSError
-        raise DependencyAway("features", retry_after_s) from error
+        raise DependencyUnavailable("features", retry_after_s) from error
 
 
 async def within(timeout_s: float, call: Coroutine[Any, Any, T]) -> T:

@@ -1,7 +1,7 @@
 """Writes features in batches, and reads back the rows that are about to change. For the stream worker and the pipeline.
 
 A history is written only if the store still has it at the position at which it was read; rows of a partition only by the process that owns
-it. No lost connection is retried here: DependencyAway goes to the caller, and a repeated write is harmless.
+it. No lost connection is retried here: DependencyUnavailable goes to the caller, and a repeated write is harmless.
 """
 
 import socket
@@ -57,7 +57,7 @@ class FeatureWriter:
         self.partitions = Partitions(self._client, uuid.uuid4().hex, owner or socket.gethostname())
 
     def read_histories(self, user_ids: Sequence[str]) -> dict[str, UserHistory]:
-        """Read these users' rows in one exchange; users without a row are absent. Raises DependencyAway."""
+        """Read these users' rows in one exchange; users without a row are absent. Raises DependencyUnavailable."""
         if not user_ids:
             return {}
         with redis_as_dependency():
@@ -76,7 +76,7 @@ class FeatureWriter:
     ) -> None:
         """Write owned partitions' rows in place of those read before, and that each partition's rows hold the log up to its position.
 
-        `leader_epochs` are those of the records there, where known. Raises OwnershipLost, RowChanged or DependencyAway.
+        `leader_epochs` are those of the records there, where known. Raises OwnershipLost, RowChanged or DependencyUnavailable.
         """
         self.partitions.write_all(
             [
@@ -93,7 +93,7 @@ class FeatureWriter:
     def write_histories(self, rows: Sequence[UserHistory]) -> None:
         """Write rows that nobody's events change meanwhile, one per user; a row of the same or a later time stays.
 
-        Raises RowChanged (then some were written; repeat it) or DependencyAway.
+        Raises RowChanged (then some were written; repeat it) or DependencyUnavailable.
         """
         before = self.read_histories([row.user_id for row in rows])
         later = [row for row in rows if row.user_id not in before or before[row.user_id].row_time_us < row.row_time_us]
@@ -102,7 +102,7 @@ class FeatureWriter:
     def write_base(self, rows: Sequence[UserHistory]) -> None:
         """Write rows of the base tables, but for users whom an event has reached: their rows began with one and have gone on.
 
-        Read and write are repeated as often as an event arrives at one of them in between. Raises DependencyAway.
+        Read and write are repeated as often as an event arrives at one of them in between. Raises DependencyUnavailable.
         """
         while True:
             before = self.read_histories([row.user_id for row in rows])
@@ -111,19 +111,19 @@ class FeatureWriter:
                 return self.write_histories([row for row in rows if row.user_id not in live])
 
     def mark_base(self, base_id: str) -> None:
-        """Record that the store has all rows of these base tables. Raises DependencyAway."""
+        """Record that the store has all rows of these base tables. Raises DependencyUnavailable."""
         mark_base(self._client, base_id)
 
     def write_popularity(self, rows: Sequence[PopularRow]) -> None:
-        """Write owned partitions' popularity windows. Raises OwnershipLost or DependencyAway."""
+        """Write owned partitions' popularity windows. Raises OwnershipLost or DependencyUnavailable."""
         self.partitions.write_all([PartitionWrite(row.partition, [self._popularity_write(row)]) for row in rows])
 
     def write_precomputed(self, rows: Sequence[PrecomputedRow], made_at_us: int) -> None:
-        """Store lists made at this time (Unix µs): a later one of a user and bundle replaces the earlier. Raises DependencyAway."""
+        """Store lists made at this time (Unix µs): a later one of a user and bundle replaces the earlier. Raises DependencyUnavailable."""
         self._write(USER_RECOMMENDATIONS, rows, [made_at_us] * len(rows))
 
     def remove_precomputed(self, kept_versions: Collection[str]) -> int:
-        """Remove the lists that other bundles than these made, and return their number. Raises DependencyAway.
+        """Remove the lists that other bundles than these made, and return their number. Raises DependencyUnavailable.
 
         Relies on how Feast writes a key: the entities' names, then their values, then the project.
         """
@@ -156,7 +156,7 @@ class FeatureWriter:
         return RowWrite(self._popularity.key(str(row.partition)), cells, expected={})
 
     def _write(self, view: ViewSchema[Any], rows: Sequence[Any], times_us: list[int]) -> None:
-        """Write rows of a view, each with its event timestamp (Unix µs). Raises DependencyAway.
+        """Write rows of a view, each with its event timestamp (Unix µs). Raises DependencyUnavailable.
 
         Feast's `push` does the same after it has read all views from its registry again, which takes twice as long as writing.
         """

@@ -21,6 +21,8 @@ from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
 from services.gateway.events.record import Draft, EventLog, RecordEvents
+from services.gateway.overload.admission import Admission, AdmissionLimits
+from services.gateway.overload.monitor import EdgeWatch, LoadMonitor
 from services.gateway.recommend import Recommend
 from services.gateway.records.answer import RefusalRecord, RefusalSink
 from services.gateway.records.explanations import Explanations, ExplanationStore
@@ -28,7 +30,6 @@ from services.gateway.records.metrics import AnswerMetrics
 from services.gateway.records.sinks import Impressions, RecordSink, log_answer, log_refusal, set_span_attributes
 from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
-from services.gateway.request.load_monitor import EdgeWatch, LoadMonitor
 from services.gateway.text.metrics import TextReport
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier
@@ -38,7 +39,6 @@ from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.student import StudentTier
 from services.gateway.tiers.tier import RankingTier
 from services.observability.metrics import GatewayMetrics, TextMetrics
-from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
@@ -157,7 +157,7 @@ class DataPlane:
         return self._metrics.take_late_share()
 
     def bundle(self) -> BundleInfo:
-        """Return the live bundle's description. Raises DependencyAway before the first one is loaded."""
+        """Return the live bundle's description. Raises DependencyUnavailable before the first one is loaded."""
         live = self.live.current()
         about = {key: value for key, value in live.manifest.items() if key not in {"version", "files"}}
         return BundleInfo(
@@ -239,7 +239,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     gate = LlmGate(
         lambda: Replica(_breaker(config), LatencyPredictor(config.first_llm_prediction_s)), config.max_llm_in_flight
     )
-    llm = LlmTier(ports.llm, gate, metrics.breaker_open, ports.clock)
+    llm = LlmTier(ports.llm, gate, config.llm_rule, metrics.breaker_open, ports.clock)
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
     text_report = TextReport(TextMetrics(ports.registry))
@@ -247,9 +247,8 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     recommend = Recommend(
         live=live,
         features=ports.features,
-        tiers=_tiers(llm, StudentTier(ports.clock), popular),
-        popular=popular,
-        llm=llm,
+        tiers=_tiers(llm, StudentTier(ports.clock)),
+        last=popular,
         load=load,
         rationale=RationaleWriter(text, text_report.metrics.rationales, ports.wall_clock),
         sinks=(
@@ -261,7 +260,6 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         ),
         limits=config.deadlines,
         feature_timeout_s=config.feature_timeout_s,
-        llm_rule=config.llm_rule,
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )
@@ -300,9 +298,9 @@ async def warm_up(features: Features, llm: Llm) -> None:
             await opening
 
 
-def _tiers(llm: LlmTier, student: StudentTier, popular: PopularTier) -> Sequence[RankingTier]:
-    """Return the tiers, in order of quality."""
-    return (PrecomputedTier(), llm, student, popular)
+def _tiers(llm: LlmTier, student: StudentTier) -> Sequence[RankingTier]:
+    """Return the tiers before the last one, in order of quality."""
+    return (PrecomputedTier(), llm, student)
 
 
 def _text_tier(ports: Ports, config: PlaneConfig, load: LoadMonitor, report: TextReport) -> TextTier | None:

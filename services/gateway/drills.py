@@ -1,6 +1,6 @@
 """Drills: switching the LLM or the feature store off on purpose, to see the tiers below take over.
 
-A drill is a wrapper around a port that raises DependencyAway, so everything behind the port behaves as in a real outage.
+A drill is a wrapper around a port that raises DependencyUnavailable, so everything behind the port behaves as in a real outage.
 All gateway replicas of a node share one small file, which each follows; a drill ends by itself after a few minutes.
 """
 
@@ -18,7 +18,7 @@ import structlog
 
 from services.contracts.features import UserFeatures
 from services.contracts.rank import RankRequest, RankResult
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.gateway.periodic_task import PeriodicTask
 from services.gateway.request.context import Features
 from services.gateway.tiers.llm import Llm
@@ -56,7 +56,7 @@ class Drills:
     def remaining_s(self) -> dict[DrillTarget, float]:
         """Return the dependencies that are off, and how many seconds each has left."""
         now_s = self._wall_clock()
-        return {target: until_s - now_s for target, until_s in self._until.items() if until_s > now_s}
+        return {target: round(until_s - now_s, 1) for target, until_s in self._until.items() if until_s > now_s}
 
     async def switch(self, wanted: Mapping[DrillTarget, bool]) -> None:
         """Switch dependencies off (True) or on again (False), here at once and elsewhere within a quarter of a second."""
@@ -110,7 +110,7 @@ class DrillableStore(Features, PopularityWindows, Protocol):
     """The feature store, as data plane and console need it."""
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some user ids that the store holds, perhaps with repetitions. Raises DependencyAway."""
+        """Return some user ids that the store holds, perhaps with repetitions. Raises DependencyUnavailable."""
         ...
 
 
@@ -126,9 +126,9 @@ class DrilledLlm:
         return self._llm.replicas()
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Rank. Raises DependencyAway during a drill."""
+        """Rank. Raises DependencyUnavailable during a drill."""
         if self._drills.is_off(DrillTarget.LLM):
-            raise DependencyAway("llm", _RETRY_AFTER_S)
+            raise DependencyUnavailable("llm", _RETRY_AFTER_S)
         return await self._llm.rank(request, timeout_s)
 
 
@@ -140,20 +140,20 @@ class DrilledStore:
         self._drills = drills
 
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
-        """Read a user. Raises DependencyAway during a drill."""
+        """Read a user. Raises DependencyUnavailable during a drill."""
         self._check()
         return await self._store.read(user_id, bundle_version, timeout_s)
 
     async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
-        """Read the popularity windows. Raises DependencyAway during a drill."""
+        """Read the popularity windows. Raises DependencyUnavailable during a drill."""
         self._check()
         return await self._store.read_popular(timeout_s)
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some user ids. Raises DependencyAway during a drill."""
+        """Return some user ids. Raises DependencyUnavailable during a drill."""
         self._check()
         return await self._store.sample_user_ids(limit, timeout_s)
 
     def _check(self) -> None:
         if self._drills.is_off(DrillTarget.FEATURES):
-            raise DependencyAway("features", _RETRY_AFTER_S)
+            raise DependencyUnavailable("features", _RETRY_AFTER_S)

@@ -1,7 +1,7 @@
 """The request, from top to bottom: features, masks, routing, ranking, answer, record.
 
 It always answers before the deadline: every failure is a fact for `services.router.policy`, which alone decides which tier
-answers. Knows neither JSON nor protobuf, no tier by name but the last one, and no clock but the two it is given.
+answers. Knows neither JSON nor protobuf, no tier by name, and no clock but the two it is given.
 """
 
 import asyncio
@@ -21,6 +21,8 @@ from services.contracts.recommend import (
     ScoredItem,
     Tier,
 )
+from services.gateway.overload.admission import Verdict
+from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.records.answer import AnswerRecord, AnswerSink, RoutingRecord
 from services.gateway.request.candidates import ItemRanking, as_items, choose
 from services.gateway.request.context import (
@@ -33,16 +35,12 @@ from services.gateway.request.context import (
     look_up_features,
 )
 from services.gateway.request.live_bundle import LiveBundle
-from services.gateway.request.load_monitor import LoadMonitor
 from services.gateway.text.rationale import RationaleWriter
-from services.gateway.tiers.llm import LlmTier
-from services.gateway.tiers.popular import PopularTier
-from services.gateway.tiers.tier import RankingTier, TierResult
+from services.gateway.tiers.tier import LastTier, RankingTier, TierResult
 from services.observability.tracing import trace_id
 from services.router import policy
-from services.router.admission import Verdict
 from services.router.deadline import Arrival, Deadline, DeadlineLimits, deadline_from
-from services.router.policy import LlmRule, RoutingDecision
+from services.router.policy import RoutingDecision
 
 _FEATURES_SHARE = 0.5
 
@@ -66,29 +64,25 @@ class Recommend:
         live: LiveBundle,
         features: Features,
         tiers: Sequence[RankingTier],
-        popular: PopularTier,
-        llm: LlmTier,
+        last: LastTier,
         load: LoadMonitor,
         rationale: RationaleWriter,
         sinks: Sequence[AnswerSink],
         limits: DeadlineLimits,
         feature_timeout_s: float,
-        llm_rule: LlmRule,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take the parts. `tiers` are in order of quality; the last is `popular`, which fills what they leave open."""
+        """Take the parts. `tiers` are in order of quality; `last` fills what they leave open."""
         self._live = live
         self._features = features
-        self._tiers: Mapping[Tier, RankingTier] = {tier.tier: tier for tier in tiers}
-        self._popular = popular
-        self._llm = llm
+        self._tiers: Mapping[Tier, RankingTier] = {tier.tier: tier for tier in (*tiers, last)}
+        self._last = last
         self._load = load
         self._rationale = rationale
         self._sinks = sinks
         self._limits = limits
         self._feature_timeout_s = feature_timeout_s
-        self._llm_rule = llm_rule
         self._clock = clock
         self._wall_clock = wall_clock
 
@@ -96,14 +90,14 @@ class Recommend:
         """Answer a request of `caller` that arrived through `door`.
 
         Raises InvalidRequest for more items than the caller may request and for filters that name what the catalogue lacks,
-        DependencyAway before the first bundle, Overloaded if this priority gets no answer even from memory, or past the deadline.
+        DependencyUnavailable before the first bundle, Overloaded if this priority gets no answer even from memory, or past the deadline.
         """
         request.check_k(caller.max_k)
         live = self._live.current()
         live.catalogue.check_filters(request.filters.categories, request.filters.allowed_item_ids)
         request = request.excluding_seen(default=not live.repeats)
         deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits)
-        is_in_time = await self._load.turns.begin(caller.priority, deadline)
+        is_in_time = await self._load.queue.begin(caller.priority, deadline)
         if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:  # a slow upload is no queue
             raise self._load.refusal("expired")
         verdict = self._load.judge(caller.priority)
@@ -112,7 +106,7 @@ class Recommend:
         if not is_in_time:
             verdict = Verdict.SHED
         admitted = _Admitted(request, caller, door, deadline, live.version)
-        if verdict is Verdict.SHED and (items := self._popular.items_from_memory(request, live)) is not None:
+        if verdict is Verdict.SHED and (items := self._last.items_from_memory(request, live)) is not None:
             return self._answer_from_memory(admitted, items)
 
         stages = StageTimer(self._clock, arrival.at_s)
@@ -121,7 +115,7 @@ class Recommend:
         with stages.measure("route"):
             context = build_context(request, caller, deadline, live, lookup, stages)
             budget_s = deadline.budget_s(self._clock())
-            facts = context.facts(self._llm.view(context, budget_s), self._llm_rule, budget_s)
+            facts = context.facts((tier.facts(context, budget_s) for tier in self._tiers.values()), budget_s)
             planned = policy.plan(facts)
         with self._load.working(), stages.measure("rank"):
             decided, results = await self._rank(context, planned)
@@ -134,8 +128,8 @@ class Recommend:
         return self._answered(admitted, planned, decided, items, stages.as_ms(), rationale, routing)
 
     def _answer_from_memory(self, admitted: _Admitted, items: tuple[ScoredItem, ...]) -> Recommendation:
-        """Answer a request that is shed with these popular items."""
-        shed = RoutingDecision(Tier.POPULAR, Reason.SHED)
+        """Answer a request that is shed with these items."""
+        shed = RoutingDecision(self._last.tier, Reason.SHED)
         stages_ms = {"answer": round((self._clock() - admitted.deadline.arrived_s) * 1_000, 3)}
         rationale = Rationale(RationaleOutcome.BUSY) if admitted.request.rationale else None
         return self._answered(admitted, shed, shed, items, stages_ms, rationale, routing=None)
@@ -216,13 +210,14 @@ class Recommend:
                 fallback.cancel()
 
     def _in_order(self, context: RequestContext, results: Mapping[Tier, TierResult]) -> Iterator[ItemRanking]:
-        """Yield the rankings in the order in which they fill the answer; popularity is ranked only if it is needed."""
+        """Yield the rankings in the order in which they fill the answer; the last tier ranks only if it is needed."""
+        last = self._last.tier
         for tier in self._tiers:
-            if tier is not Tier.POPULAR and tier in results and (ranking := results[tier].ranking) is not None:
+            if tier is not last and tier in results and (ranking := results[tier].ranking) is not None:
                 yield ranking
-        popular = results[Tier.POPULAR] if Tier.POPULAR in results else self._popular.rank(context)
-        if popular.ranking is not None:
-            yield popular.ranking
+        filling = results[last] if last in results else self._last.rank(context)
+        if filling.ranking is not None:
+            yield filling.ranking
 
     async def _write_rationale(self, context: RequestContext, items: tuple[ScoredItem, ...]) -> Rationale:
         """Write the rationale within the rest of the deadline; the items do not wait longer for it."""

@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import TextBegan, TextDone, TextEvent, TextModel, TextRequest
-from services.errors import DeadlineExceeded, DependencyAway, Overloaded
+from services.errors import DeadlineExceeded, DependencyUnavailable, Overloaded
 from services.llm.serving.replica_names import running
 from services.llm.serving.reply import LLM, TEXT, Refusal
 
@@ -45,7 +45,7 @@ class LlmHandle:
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank, waiting `timeout_s` at most; a wait that ends early cancels the work on the replica.
 
-        Raises Overloaded, DeadlineExceeded, DependencyAway, BundleMismatch, BundleNotFound or InvalidRequest.
+        Raises Overloaded, DeadlineExceeded, DependencyUnavailable, BundleMismatch, BundleNotFound or InvalidRequest.
         """
         sticky = self._rank if request.user_id is None else self._rank.options(session_id=request.user_id)
         response = sticky.remote(request)
@@ -61,7 +61,7 @@ class LlmHandle:
         except BackPressureError as error:
             raise Overloaded(LLM, _RETRY_AFTER_S) from error
         except (RayError, RayServeException) as error:
-            raise DependencyAway(LLM, _RETRY_AFTER_S) from error
+            raise DependencyUnavailable(LLM, _RETRY_AFTER_S) from error
         if isinstance(reply, Refusal):
             raise reply.as_error()
         result: RankResult = reply
@@ -78,18 +78,18 @@ class TextHandle:
         self._models_timeout_s = models_timeout_s
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return the available models. Raises DependencyAway."""
+        """Return the available models. Raises DependencyUnavailable."""
         try:
             async with asyncio.timeout(self._models_timeout_s):
                 found: tuple[TextModel, ...] = await self._models.remote()
         except (TimeoutError, RayError, RayServeException) as error:
-            raise DependencyAway(TEXT, _RETRY_AFTER_S) from error
+            raise DependencyUnavailable(TEXT, _RETRY_AFTER_S) from error
         return found
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Yield a text's events; closing the iterator cancels the request. If a replica dies before any text, another is tried.
 
-        Raises InvalidRequest, NotFound, Overloaded, DeadlineExceeded or DependencyAway.
+        Raises InvalidRequest, NotFound, Overloaded, DeadlineExceeded or DependencyUnavailable.
         """
         until_s = self._until_s(request)
         sticky = self._write.options(session_id=session_of(request))
@@ -104,7 +104,7 @@ class TextHandle:
                         has_begun, has_text = True, has_text or not is_beginning
             except RayActorError as error:
                 if has_text or not num_tries_left:
-                    raise DependencyAway(TEXT, _RETRY_AFTER_S) from error
+                    raise DependencyUnavailable(TEXT, _RETRY_AFTER_S) from error
             else:
                 return
 
@@ -143,7 +143,7 @@ async def _events(response: Any, until_s: float) -> AsyncGenerator[TextEvent, No
         raise
     except (RayError, RayServeException) as error:
         is_over = True
-        raise DependencyAway(TEXT, _RETRY_AFTER_S) from error
+        raise DependencyUnavailable(TEXT, _RETRY_AFTER_S) from error
     finally:
         if not is_over:
             response.cancel()

@@ -84,8 +84,8 @@ class AccessMetrics(_Metrics):
         "tailrace_keys_file_state",
         "API keys: 0 as in the file; 1 as in the last right file, because the present one is refused; 2 none, the file is gone",
     )
-    rate_counts_away = _gauge(
-        "tailrace_rate_counts_away",
+    rate_counts_unavailable = _gauge(
+        "tailrace_rate_counts_unavailable",
         "1 while a gateway counts the calls of each key by itself, because Redis does not answer",
     )
 

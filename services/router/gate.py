@@ -80,7 +80,7 @@ class LlmGate:
         match outcome:
             case LlmOutcome.IN_TIME if answered_by in {None, sent.replica}:
                 replica.answered(sent, now_s)
-            case LlmOutcome.FAILED | LlmOutcome.AWAY:
+            case LlmOutcome.FAILED | LlmOutcome.UNAVAILABLE:
                 replica.failed(sent, now_s)
             case LlmOutcome.LATE:
                 replica.was_late(sent, now_s)

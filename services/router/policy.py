@@ -24,7 +24,7 @@ class LlmOutcome(StrEnum):
     IN_TIME = "in_time"
     LATE = "late"
     OVERLOADED = "overloaded"
-    AWAY = "away"
+    UNAVAILABLE = "unavailable"
     FAILED = "failed"
     REFUSED = "refused"
     MISMATCH = "mismatch"
@@ -70,7 +70,7 @@ class Facts:
     num_allowed_if_seen: int
     list_covers: bool
     is_shed: bool
-    features_away: bool
+    features_unavailable: bool
     user_known: bool
     num_history: int
     min_history_for_llm: int
@@ -107,8 +107,8 @@ def failure_of(outcome: LlmOutcome) -> Reason | None:
             return Reason.LLM_LATE
         case LlmOutcome.OVERLOADED:
             return Reason.LLM_OVERLOADED
-        case LlmOutcome.AWAY:
-            return Reason.LLM_AWAY
+        case LlmOutcome.UNAVAILABLE:
+            return Reason.LLM_UNAVAILABLE
         case LlmOutcome.MISMATCH:
             return Reason.BUNDLE_MISMATCH
         case LlmOutcome.FAILED | LlmOutcome.REFUSED | LlmOutcome.ABANDONED:
@@ -131,20 +131,20 @@ def list_covers(*, shows_seen: bool, holds_seen: bool, num_survivors: int, num_a
 
 
 def _no_history_reason(facts: Facts) -> Reason:
-    if facts.features_away:
-        return Reason.FEATURES_AWAY
+    if facts.features_unavailable:
+        return Reason.FEATURES_UNAVAILABLE
     return Reason.SHORT_HISTORY if facts.user_known else Reason.UNKNOWN_USER
 
 
 def _llm_refusal(facts: Facts) -> Reason | None:
-    if facts.features_away:
-        return Reason.FEATURES_AWAY
+    if facts.features_unavailable:
+        return Reason.FEATURES_UNAVAILABLE
     if facts.num_history < facts.min_history_for_llm:
         return Reason.SHORT_HISTORY
     if not facts.llm_pays:
         return Reason.STUDENT_SUFFICES
     if not facts.breaker_allows:
-        return Reason.LLM_AWAY
+        return Reason.LLM_UNAVAILABLE
     if facts.num_in_flight >= facts.max_in_flight:
         return Reason.LLM_OVERLOADED
     fits = facts.budget_s > 0 and facts.predicted_s <= facts.budget_s

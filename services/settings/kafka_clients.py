@@ -6,7 +6,7 @@ from typing import Any
 
 from kafka.errors import KafkaError
 
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.settings.addresses import KafkaAddress
 
 _RETRY_AFTER_S = 1.0
@@ -14,11 +14,11 @@ _RETRY_AFTER_S = 1.0
 
 @contextmanager
 def broker_as_dependency() -> Iterator[None]:
-    """Raise DependencyAway for every failure of the broker inside this block."""
+    """Raise DependencyUnavailable for every failure of the broker inside this block."""
     try:
         yield
     except (KafkaError, OSError) as error:
-        raise DependencyAway("broker", _RETRY_AFTER_S) from error
+        raise DependencyUnavailable("broker", _RETRY_AFTER_S) from error
 
 
 def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:

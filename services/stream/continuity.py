@@ -63,7 +63,7 @@ def _split(log_id: str) -> tuple[str, int]:
 
 
 class BrokerLog:
-    """What a broker has of a topic's logs: bounds, leader epochs, and single records. Every call raises DependencyAway.
+    """What a broker has of a topic's logs: bounds, leader epochs, and single records. Every call raises DependencyUnavailable.
 
     It asks through a consumer, whose assignment it changes. kafka-python 3.0.12 asks about the epochs of its own positions only, through connections
     that are private to it: `knows_epochs` and `_end_of_epoch` use them, and their tests fail when these move.
@@ -182,7 +182,7 @@ class Continuity:
     ) -> LogPosition:
         """Return the first record to read of a whole partition: the first that may lack its effect on a row, or its place in the offline log.
 
-        Its topic id is that of the log from there on. Raises OwnershipLost or DependencyAway.
+        Its topic id is that of the log from there on. Raises OwnershipLost or DependencyUnavailable.
         """
         claim, position = claims[partition], self._partitions.position(partition)
         known = [one.topic_id for one in (position, claim.saved) if one is not None]

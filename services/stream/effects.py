@@ -82,7 +82,7 @@ class HistoryEffects:
     def apply(self, events: Sequence[LoggedInteraction], is_wanted: Wanted | None = None) -> Outcomes:
         """Apply events in log order; return each user's outcome and events.
 
-        Those that are not wanted for a user's row count as applied. Raises OwnershipLost or DependencyAway; RowChanged when rows
+        Those that are not wanted for a user's row count as applied. Raises OwnershipLost or DependencyUnavailable; RowChanged when rows
         change again and again.
         """
         for _ in range(_MAX_TRIES - 1):

@@ -3,7 +3,7 @@
 Partitions are sought by number, not by group membership: worker i of n wants the partitions p with p mod n == i, and owns those
 whose lease it gets (services/features/ownership.py). Offsets are committed under a group's name all the same. A recreated topic
 (the embedded broker keeps nothing) has another topic id; the id is checked after each fetch, so that no record is taken for one
-of the former topic. A log that came back shorter ends the consumer; for the next one it has another id (services/stream/continuity.py). Records of a producer's transaction are read once it is committed; aborted ones never. Every failure of the broker is DependencyAway, with one remedy: close, and open a new consumer.
+of the former topic. A log that came back shorter ends the consumer; for the next one it has another id (services/stream/continuity.py). Records of a producer's transaction are read once it is committed; aborted ones never. Every failure of the broker is DependencyUnavailable, with one remedy: close, and open a new consumer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from kafka.errors import (
 )
 from kafka.structs import OffsetAndMetadata
 
-from services.errors import ConfigError, DependencyAway
+from services.errors import ConfigError, DependencyUnavailable
 from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.settings.addresses import KafkaAddress
@@ -63,12 +63,12 @@ class LogAddress:
 
 
 class PartitionConsumer:
-    """Reads, commits and dead-letters. Used from one thread; close it when any call raises DependencyAway."""
+    """Reads, commits and dead-letters. Used from one thread; close it when any call raises DependencyUnavailable."""
 
     def __init__(self, address: LogAddress) -> None:
         """Connect and create missing topics; nothing is read before `assign`.
 
-        Raises DependencyAway, and ConfigError for a topic of another number of partitions than the address has, by which readers look for
+        Raises DependencyUnavailable, and ConfigError for a topic of another number of partitions than the address has, by which readers look for
         each user's partition.
         """
         self._address = address
@@ -97,7 +97,7 @@ class PartitionConsumer:
     def assign(self, partitions: Sequence[int], start: Callable[[int, LogPosition | None], LogPosition]) -> None:
         """Read these partitions from now on, each from `start(partition, position committed last)`, or from its oldest record if that is later.
 
-        The start's topic id is that of all records of its partition. Raises DependencyAway, and what `start` does.
+        The start's topic id is that of all records of its partition. Raises DependencyUnavailable, and what `start` does.
         """
         starts = {partition: start(partition, self._committed(partition)) for partition in partitions}
         self._log_ids = {partition: first.topic_id for partition, first in starts.items()}
@@ -107,7 +107,7 @@ class PartitionConsumer:
                 self._consumer.seek(place, max(begin, starts[place.partition].offset))
 
     def poll(self, wait_ms: int) -> list[Record]:
-        """Return the next records, each partition's in order; empty when none came in `wait_ms`. Raises DependencyAway.
+        """Return the next records, each partition's in order; empty when none came in `wait_ms`. Raises DependencyUnavailable.
 
         A batch that cannot be decoded is one record.
         """
@@ -122,20 +122,20 @@ class PartitionConsumer:
         ]
 
     def check_topic(self) -> None:
-        """Raise DependencyAway when the broker does not answer, or the topic was recreated or has more partitions."""
+        """Raise DependencyUnavailable when the broker does not answer, or the topic was recreated or has more partitions."""
         with broker_as_dependency():
             found = self._describe()
         if found != (self.topic_id, self.num_partitions):
-            raise DependencyAway("broker", _RETRY_AFTER_S)
+            raise DependencyUnavailable("broker", _RETRY_AFTER_S)
 
     def lag(self) -> dict[int, int]:
-        """Return, by partition, the number of records in the topic that `poll` has not returned yet. Raises DependencyAway, also where a log came back shorter."""
+        """Return, by partition, the number of records in the topic that `poll` has not returned yet. Raises DependencyUnavailable, also where a log came back shorter."""
         with broker_as_dependency():
             ends = self._consumer.end_offsets(self._places, timeout_ms=_REQUEST_MS)
             return {place.partition: self._num_behind(place, end) for place, end in ends.items()}
 
     def commit(self, positions: Mapping[int, LogPosition]) -> None:
-        """Commit, by partition, the last position that need not be read again, with its topic id. Raises DependencyAway."""
+        """Commit, by partition, the last position that need not be read again, with its topic id. Raises DependencyUnavailable."""
         offsets = {
             TopicPartition(self._address.topic, partition): OffsetAndMetadata(last.offset + 1, last.topic_id, -1)
             for partition, last in positions.items()
@@ -145,7 +145,7 @@ class PartitionConsumer:
                 self._consumer.commit(offsets, timeout_ms=_REQUEST_MS)
 
     def dead_letter(self, letters: Sequence[DeadLetter]) -> None:
-        """Copy records to the dead-letter topic, bytes unchanged, reason and position as headers. Raises DependencyAway.
+        """Copy records to the dead-letter topic, bytes unchanged, reason and position as headers. Raises DependencyUnavailable.
 
         Of a record that is too large for that topic only the headers are kept: it must not stop those behind it.
         """
@@ -153,7 +153,7 @@ class PartitionConsumer:
             self._deliver(self._deliver(letters, self._send), self._send_headers)
 
     def reroute(self, misplaced: Sequence[Misplaced]) -> list[Misplaced]:
-        """Copy records to their users' partitions, with a header that names where they were. Raises DependencyAway.
+        """Copy records to their users' partitions, with a header that names where they were. Raises DependencyUnavailable.
 
         Return those that are too large for the topic: one that was compressed may be.
         """
@@ -197,7 +197,7 @@ class PartitionConsumer:
         """Return the number of records before the end. The embedded broker reports its last batch's first record as the end; fetches do not."""
         fetched, position = self._consumer.highwater(place), int(self._consumer.position(place))
         if fetched is not None and max(end, fetched) < position:
-            raise DependencyAway("broker", _RETRY_AFTER_S)
+            raise DependencyUnavailable("broker", _RETRY_AFTER_S)
         return max(0, max(end, fetched or 0) - position)
 
     def _committed(self, partition: int) -> LogPosition | None:
@@ -216,7 +216,7 @@ class PartitionConsumer:
     def _describe(self) -> tuple[str, int]:
         (found,) = self._admin.describe_topics([self._address.topic])
         if found["error_code"]:
-            raise DependencyAway("broker", _RETRY_AFTER_S)
+            raise DependencyUnavailable("broker", _RETRY_AFTER_S)
         return str(found["topic_id"]), len(found["partitions"])
 
     def _deliver(self, each: Sequence[_Sent], send: Callable[[_Sent], Any]) -> list[_Sent]:

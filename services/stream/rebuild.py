@@ -59,7 +59,7 @@ class Rebuild:
     def make_whole(self, claims: Mapping[int, Claim], num_partitions: int, stop: threading.Event) -> None:
         """Write what these owned partitions lack, then declare them whole, unless stopped before.
 
-        Raises OwnershipLost, RowChanged or DependencyAway; OSError where base tables or log cannot be read.
+        Raises OwnershipLost, RowChanged or DependencyUnavailable; OSError where base tables or log cannot be read.
         """
         base = base_id(self._table)
         baseless = {number for number, claim in claims.items() if base and base not in claim.base_ids}

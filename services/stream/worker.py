@@ -23,7 +23,7 @@ import structlog
 from opentelemetry.trace import Span
 
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
-from services.errors import DependencyAway, OwnershipLost, RowChanged
+from services.errors import DependencyUnavailable, OwnershipLost, RowChanged
 from services.features.ownership import Claim, PartitionWrite
 from services.features.schema import PopularRow
 from services.features.writer import FeatureWriter
@@ -93,7 +93,7 @@ class StreamWorker:
             try:
                 with closing(self._open_consumer()) as consumer:
                     self._work(consumer, stop)
-            except DependencyAway as error:
+            except DependencyUnavailable as error:
                 _log.warning("stream.consumer_lost", error=str(error))
                 self._beat()
                 stop.wait(self._pace.retry_after_s)
@@ -138,7 +138,7 @@ class StreamWorker:
                     self._publish()
                 if compact.due():
                     self._keep_log(owned)
-        except DependencyAway:
+        except DependencyUnavailable:
             self._save(pending)  # what was applied is logged even when the consumer fails
             raise
         self._checkpoint(consumer, pending)
@@ -167,7 +167,7 @@ class StreamWorker:
         try:
             self._renew()
             return any(self._writer.partitions.claim(number) is not None for number in self._missing)
-        except DependencyAway:  # while the store is away nobody can take a partition
+        except DependencyUnavailable:  # while the store is unavailable nobody can take a partition
             return False
 
     def _renew(self) -> None:
@@ -226,7 +226,7 @@ class StreamWorker:
                 for outcome, own in self._effects.apply(events):
                     self._report.applied(outcome, own)
                 break
-            except DependencyAway as error:
+            except DependencyUnavailable as error:
                 _log.warning("stream.features_unavailable", error=str(error), num_events=len(events))
                 self._beat()
                 self._report_lag(consumer, events)
@@ -256,7 +256,7 @@ class StreamWorker:
                     for number, at in pending.positions.items()
                 ]
             )
-        except DependencyAway as error:  # the next checkpoint writes it
+        except DependencyUnavailable as error:  # the next checkpoint writes it
             _log.warning("stream.checkpoint_not_written", error=str(error))
         consumer.commit(pending.positions)
         pending.clear()
@@ -264,7 +264,7 @@ class StreamWorker:
     def _save(self, pending: Pending) -> None:
         """Write what was applied to the log, unless another process owns a partition by now. Raises OwnershipLost or OSError."""
         if pending.by_partition:
-            with suppress(DependencyAway):
+            with suppress(DependencyUnavailable):
                 self._renew()
         for events in pending.by_partition.values():
             self._log.append(events)
@@ -281,7 +281,7 @@ class StreamWorker:
         changed = [row for row in rows if self._has_changed(row)]
         try:
             self._writer.write_popularity(changed)
-        except DependencyAway as error:
+        except DependencyUnavailable as error:
             _log.warning("stream.popularity_not_written", error=str(error))
         else:
             self._published |= {row.partition: row for row in changed}

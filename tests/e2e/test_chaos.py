@@ -34,7 +34,7 @@ async def test_faults_through_the_wire_and_a_spike(scene: Scene, stack: Stack) -
     assert [row["availability"] for row in rows.values()] == [1, 1, 1]
     assert [row[sent]["lost"] for row in rows.values() for sent in ("events", "batches")] == [0] * 6
     assert [row[sent]["doubled"] for row in rows.values() for sent in ("events", "batches")] == [0] * 6
-    assert "features_away" in rows["store-hang"]["during"]["reasons"]
+    assert "features_unavailable" in rows["store-hang"]["during"]["reasons"]
     assert rows["broker-stop"]["events"]["acknowledged"] < rows["broker-stop"]["events"]["sent"]
     assert rows["low-priority-spike"]["by_priority"]["low"]["num_requests"] == 12 * RATE_RPS * PHASES.during_s
     assert stack.is_healthy()

@@ -280,7 +280,7 @@ def _facts(view: LlmView, budget_s: float) -> Facts:
         num_allowed_if_seen=100,
         list_covers=False,
         is_shed=False,
-        features_away=False,
+        features_unavailable=False,
         user_known=True,
         num_history=_LIGHT_ITEMS,
         min_history_for_llm=3,

@@ -16,7 +16,7 @@ from infra.local.supervisor.parts import stack_parts
 from infra.local.supervisor.ports import why_taken, with_free_ports
 from infra.local.supervisor.probes import accepts
 from infra.local.supervisor.stackfile import StackFile
-from services.errors import ConfigError, DependencyAway, EnvironmentFault
+from services.errors import ConfigError, DependencyUnavailable, EnvironmentFault
 from services.settings.settings import Settings
 
 MIN_CORES = 2
@@ -113,7 +113,7 @@ def _topics(settings: Settings) -> list[Finding]:
             closing(open_client(KafkaAdminClient, settings.kafka_address, **limits_ms)) as admin,
         ):
             found = replication(admin, wanted_topics(settings))
-    except (ConfigError, DependencyAway):  # files of credentials are checked by themselves
+    except (ConfigError, DependencyUnavailable):  # files of credentials are checked by themselves
         return []
     return [
         Finding(

@@ -53,17 +53,23 @@ _LEAST_DEADLINE_MS = 100
 
 
 def error_body(code: str, message: str, field: str | None = None, fix: str | None = None) -> str:
-    """Return the envelope of an error that HAProxy answers itself."""
-    error = {"code": code, "message": message, "field": field, "fix": fix, "request_id": ""}
-    return json.dumps({"error": error}, separators=(",", ":"))
+    """Return the envelope of an error that HAProxy answers itself, in HAProxy's log format, which writes the request's id into it."""
+    error = {"code": code, "message": message, "field": field, "fix": fix, "request_id": "ID"}
+    text = json.dumps({"error": error}, separators=(",", ":")).replace("%", "%%")
+    return text.replace('"ID"', '"%[var(txn.request_id),json(utf8s)]"')
 
 
 def _refusal(body: str, condition: str) -> str:
     """Return the rule that answers 400 with this body."""
-    return f"    http-request return status 400 content-type application/json string '{body}' if {condition}\n"
+    return f"    http-request return status 400 content-type application/json lf-string '{body}' if {condition}\n"
 
 
-UNAVAILABLE = error_body("dependency_away", "the gateway is away")
+NAMED = """    http-request set-var(txn.request_id) req.fhdr(x-request-id)
+    http-request set-var(txn.request_id) uuid() if !{ var(txn.request_id) -m len gt 0 }
+"""
+"""The rules that name a request for the errors above: as its caller did, else by a new id."""
+
+UNAVAILABLE = error_body("unavailable", "the gateway is unavailable")
 _NOT_UTF8 = (  # each kind of mistake by itself, with nothing repeated: the pattern costs no stack, however long the text
     r"[\xc0\xc1\xf5-\xff]|[\xc2-\xdf](?![\x80-\xbf])|[\xe0-\xef](?![\x80-\xbf]{2})|[\xf0-\xf4](?![\x80-\xbf]{3})"
     r"|\xe0(?![\xa0-\xbf])|\xed(?![\x80-\x9f])|\xf0(?![\x90-\xbf])|\xf4(?![\x80-\x8f])|(?<![\x80-\xbf\xc2-\xf4])[\x80-\xbf]"
@@ -183,6 +189,7 @@ class EdgePlan:
             patience_grpc=self._patience("grpc"),
             not_twice=NOT_TWICE,
             readable_id=_READABLE_ID,
+            named=NAMED,
             one_reading=_ONE_READING,
             unavailable=UNAVAILABLE,
             in_flight=IN_FLIGHT_TABLE,
@@ -318,7 +325,7 @@ defaults
     http-check set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0)
     http-check set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0)
     default-server inter 300ms fastinter 100ms downinter 200ms fall 2 rise 3
-    http-error status 503 content-type application/json hdr retry-after 1 string '{unavailable}'
+    http-error status 503 content-type application/json hdr retry-after 1 lf-string '{unavailable}'
 
 backend {in_flight}
     # recommendations in flight through each door (1: REST, 2: gRPC), and those refused
@@ -326,9 +333,9 @@ backend {in_flight}
 
 frontend rest
     bind {bind_http}
-{one_reading}    {count_rest}
+{named}{one_reading}    {count_rest}
     http-request sc-inc-gpc0(0) if {over_limit_rest}
-    http-request return status 429 content-type application/json hdr retry-after 1 string '{overloaded}' if {over_limit_rest}
+    http-request return status 429 content-type application/json hdr retry-after 1 lf-string '{overloaded}' if {over_limit_rest}
     {mark}
     # the caller's own address counts, not what its headers claim, and no caller switches Ray Serve's time limit off
     http-request set-header x-forwarded-for %[src]

@@ -18,7 +18,7 @@ from services.settings.settings import Settings, load_settings
 
 _SERVE = Path(__file__).resolve().parents[2] / "kubernetes/overlays/prod/serve.yaml"
 _RECONNECT_S = 600
-"""How long nodes wait for a head that is away, as under KubeRay; their replicas answer meanwhile."""
+"""How long nodes wait for a head that is unavailable, as under KubeRay; their replicas answer meanwhile."""
 
 
 def node_environment(settings: Settings, standby_host: str, token_file: Path) -> dict[str, str]:

@@ -3,7 +3,7 @@
     Ray's HAProxyManager ── -f FILE ... ──▶ ray_ingress.sh ──▶ this, with its options ──▶ HAProxy
 
 Ray writes that file from a template of its own and has no variables for what is changed here. When the file is not as
-expected, HAProxy does not start, and Ray logs why.
+expected, HAProxy does not start, and Ray logs why. The template was read in ray 2.60.0.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from infra.local.edge.config import (
     CONNECT_TIMEOUT,
+    NAMED,
     NOT_TWICE,
     RESOLVERS,
     RETRYABLE,
@@ -71,7 +72,7 @@ class IngressPlan:
         if self.doors_host is not None:
             host = f"[{self.doors_host}]" if ":" in self.doors_host else self.doors_host
             config = _replace(_DOOR, rf"\g<1>{host}\2", config)
-        config = _replace(_HTTP_DOOR, lambda found: found[1] + _healthz(config), config)
+        config = _replace(_HTTP_DOOR, lambda found: found[1] + NAMED + _healthz(config), config)
         config = _FALLBACK.sub(r"\1 disabled", config)
         near = _near(config)
         return _MARK + _APPLICATION.sub(lambda found: self._application(found, near), config) + RESOLVERS
@@ -97,7 +98,7 @@ def _replace(pattern: re.Pattern[str], by: str | Callable[[re.Match[str]], str],
 
 def _errors() -> str:
     return "".join(
-        f"    http-error status {status} content-type application/json hdr retry-after 1 string '{UNAVAILABLE}'\n"
+        f"    http-error status {status} content-type application/json hdr retry-after 1 lf-string '{UNAVAILABLE}'\n"
         for status in (502, 503, 504)
     )
 

@@ -20,7 +20,7 @@ _CODES = {
     422: "invalid_request",
     429: "overloaded",
     502: "unreachable",
-    503: "dependency_away",
+    503: "unavailable",
     504: "deadline_exceeded",
 }
 """For answers that are not the server's own, such as a proxy's."""

@@ -8,7 +8,7 @@ load while a server is down.
 import threading
 from dataclasses import dataclass
 
-_RETRIED = frozenset({"unreachable", "dependency_away"})
+_RETRIED = frozenset({"unreachable", "unavailable"})
 """Codes of errors that are retried in any case."""
 
 _RETRIED_AFTER = frozenset({"overloaded", "quota_exceeded"})
@@ -20,7 +20,7 @@ class TailraceError(Exception):
 
     Attributes:
         code: One of the server's codes (invalid_request, request_too_large, unauthenticated, not_allowed, not_found,
-            quota_exceeded, overloaded, dependency_away, deadline_exceeded, internal), or "unreachable": no answer came.
+            quota_exceeded, overloaded, unavailable, deadline_exceeded, internal), or "unreachable": no answer came.
         message: What is wrong, in one sentence.
         field: The field of the request that is wrong.
         fix: What to send instead.
@@ -53,7 +53,12 @@ class TailraceError(Exception):
 
 
 def late(before: TailraceError | None = None) -> TailraceError:
-    """Return the error of a call whose deadline passed here, without an answer. It names why the attempt before failed, if there was one."""
+    """Return the error of a call whose deadline passed here, without an answer. It names why the attempt before failed, if there was one.
+
+    If that reached nobody, this is no different: gRPC waits for a connection until the deadline where REST is refused at once.
+    """
+    if before is not None and before.code == "unreachable":
+        return TailraceError(before.code, f"{before.message}; no answer came before the deadline")
     earlier = "" if before is None else f"; the attempt before: {before.message}"
     return TailraceError("deadline_exceeded", f"no answer came before the deadline{earlier}")
 
@@ -132,10 +137,12 @@ class Attempts:
         Raises the error itself where there is no next attempt: it would not help, or come too late, or the budget is spent. Its
         cause is the error of the attempt before.
         """
-        if error.code == "deadline_exceeded" and self._earlier is not None:
+        is_late = error.code == "deadline_exceeded"
+        if is_late and error.request_id is None and self._earlier is not None:
             error = late(self._earlier)
         error.num_attempts = self.num
-        if error.code not in _RETRIED and (error.code not in _RETRIED_AFTER or error.retry_after_s is None):
+        may_help = error.code in _RETRIED or (error.code in _RETRIED_AFTER and error.retry_after_s is not None)
+        if is_late or not may_help:
             raise error from self._earlier
         longest_ms = min(self._options.longest_pause_ms, self._options.first_pause_ms * 2.0 ** min(self.num - 1, 16))
         pause_s: float = (error.retry_after_s or 0.0) + chance * longest_ms / 1_000

@@ -13,7 +13,7 @@ from services.contracts.access import DAY_S, QUOTA, RATE, WHOLE, Allowance, Ask,
 from services.errors import QuotaExceeded
 
 REFRESH_S, IDLE_S = 1.0, 60.0
-"""How often a process asks how a key stands that it has seen lately: it must know that when the shared counts go away."""
+"""How often a process asks how a key stands that it has seen lately: it must know that when the shared counts become unavailable."""
 LEASE_S = 0.1
 """How long a lease lasts, and for how long a caller's calls are granted ahead."""
 MIN_HOLD_S, MAX_HOLD_S = 0.02, 1.0

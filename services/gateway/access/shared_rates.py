@@ -4,7 +4,7 @@
          ─▶ covered by this process's lease ───────────▶ admitted
          ─▶ refused a moment ago ──────────────────────▶ refused
          ─▶ shared counts, one exchange of a few ms ───▶ admitted, with the next lease | refused
-         └─▶ shared counts are away ─▶ own counts, this process's share ─▶ admitted | refused; reported to the shared counts later
+         └─▶ shared counts are unavailable ─▶ own counts, this process's share ─▶ admitted | refused; reported to the shared counts later
 
 A process's share is that of one of all that asked lately; of the most that there may be, where it never learned how many that are. Together
 they admit the limits then, each rounded up to a call. Processes that start meanwhile add their small shares, so that all admit less than twice
@@ -22,7 +22,7 @@ from typing import Protocol
 import structlog
 
 from services.contracts.access import DAY_S, Allowance, Ask, Grant
-from services.errors import DependencyAway, QuotaExceeded
+from services.errors import DependencyUnavailable, QuotaExceeded
 from services.gateway.access.rates import Lease, Peers, Rates, Remaining
 from services.gateway.periodic_task import PeriodicTask
 from services.router.breaker import Breaker, BreakerState
@@ -41,11 +41,11 @@ class SharedCounts(Protocol):
     """The counts that all processes share."""
 
     async def ask(self, key_id: str, allowance: Allowance, ask: Ask, timeout_s: float) -> Grant:
-        """Count. Raises DependencyAway; then it may have been counted."""
+        """Count. Raises DependencyUnavailable; then it may have been counted."""
         ...
 
     async def check(self, timeout_s: float) -> int:
-        """Report that this process counts, and return how many do. Raises DependencyAway."""
+        """Report that this process counts, and return how many do. Raises DependencyUnavailable."""
         ...
 
     async def close(self) -> None:
@@ -98,32 +98,32 @@ class SharedRates:
         num_processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        on_away: Callable[[bool], None] = lambda _: None,
+        on_unavailable: Callable[[bool], None] = lambda _: None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Make the counter.
 
         Args:
             counts: The shared counts; closed by `stop`.
-            num_processes: How many processes there may be at most: divides the limits while the shared counts are away, unless these
+            num_processes: How many processes there may be at most: divides the limits while the shared counts are unavailable, unless these
                 reported how many there are for some seconds.
             clock: Monotonic.
             wall_clock: Unix time.
-            on_away: Called with whether the shared counts are away, at each change.
+            on_unavailable: Called with whether the shared counts are unavailable, at each change.
             timeout_s: How long a call waits for the shared counts.
         """
         self._counts = counts
         self._peers = Peers(num_processes, clock())
         self._clock = clock
         self._wall_clock = wall_clock
-        self._on_away = on_away
+        self._on_unavailable = on_unavailable
         self._timeout_s = timeout_s
         self._own = Rates()
         self._own_at_grant: dict[str, int] = {}
         self._leases: dict[str, Lease] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
-        self._is_away = False
+        self._is_unavailable = False
         self._settling = PeriodicTask(self.settle, _SETTLE_EVERY_S)
 
     async def start(self) -> None:
@@ -178,12 +178,12 @@ class SharedRates:
     async def settle(self) -> None:
         """Report calls that no exchange will report soon, and read the counts of each key and of processes.
 
-        While the store is away, try to connect.
+        While the store is unavailable, try to connect.
         """
         if self._counts is None:
             return
         if self._breaker.state(self._clock()) is BreakerState.CLOSED:
-            with suppress(DependencyAway):  # the calls notice
+            with suppress(DependencyUnavailable):  # the calls notice
                 await self._count_peers(self._counts)
         else:
             await self._try_to_reach(self._counts)
@@ -215,7 +215,7 @@ class SharedRates:
         return None
 
     async def _exchange(self, counts: SharedCounts, key_id: str, lease: Lease, ask: Ask) -> Grant | None:
-        """Ask the shared counts; None if they are away."""
+        """Ask the shared counts; None if they are unavailable."""
         started_s = self._clock()
         if self._breaker.state(started_s) is not BreakerState.CLOSED:
             lease.unanswered(ask)
@@ -225,12 +225,12 @@ class SharedRates:
         except asyncio.CancelledError:
             lease.unanswered(ask)
             raise
-        except DependencyAway as error:
+        except DependencyUnavailable as error:
             lease.unanswered(ask)
             now_s = self._clock()
             if not (isinstance(error.__cause__, TimeoutError) and now_s - started_s > self._timeout_s + _BLOCKED_S):
                 self._breaker.failed(now_s)
-                self._tell_if_away(repr(error.__cause__))
+                self._report_if_unavailable(repr(error.__cause__))
             return None
         self._breaker.succeeded()
         self._own_at_grant[key_id] = self._own.today(key_id, self._wall_clock())
@@ -240,26 +240,26 @@ class SharedRates:
         """Connect outside of any call, which takes longer than a call may wait."""
         try:
             await self._count_peers(counts)
-        except DependencyAway as error:
+        except DependencyUnavailable as error:
             for _ in range(_MAX_FAILURES):
                 self._breaker.failed(self._clock())
-            self._tell_if_away(repr(error.__cause__))
+            self._report_if_unavailable(repr(error.__cause__))
         else:
-            if self._is_away:
+            if self._is_unavailable:
                 log.info("rate_counts_back")
             self._breaker.succeeded()
-            self._is_away = False
-            self._on_away(False)
+            self._is_unavailable = False
+            self._on_unavailable(False)
 
     async def _count_peers(self, counts: SharedCounts) -> None:
-        """Report that this process counts, and take note of how many do. Raises DependencyAway."""
+        """Report that this process counts, and take note of how many do. Raises DependencyUnavailable."""
         self._peers.reported(await counts.check(_CHECK_TIMEOUT_S), self._clock())
 
-    def _tell_if_away(self, why: str) -> None:
-        if not self._is_away and self._breaker.state(self._clock()) is not BreakerState.CLOSED:
-            self._is_away = True
-            self._on_away(True)
-            log.warning("rate_counts_away", why=why)
+    def _report_if_unavailable(self, why: str) -> None:
+        if not self._is_unavailable and self._breaker.state(self._clock()) is not BreakerState.CLOSED:
+            self._is_unavailable = True
+            self._on_unavailable(True)
+            log.warning("rate_counts_unavailable", why=why)
 
     def _spend_alone(self, key_id: str, lease: Lease, cost: int) -> Standing:
         """Count in this process."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from services.contracts.access import Caller
 from services.contracts.recommend import check_id
 from services.errors import InvalidRequest
-from services.router.edge_limit import EdgeMark
+from services.gateway.overload.edge_limit import EdgeMark
 
 REQUEST_ID = "x-request-id"
 DEADLINE_MS = "x-deadline-ms"

@@ -254,6 +254,14 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
+def refuse_query(http: Request) -> None:
+    """Refuse query parameters where everything is in the body, which would be ignored. Raises InvalidRequest naming the first."""
+    for name in http.query_params:
+        raise InvalidRequest(
+            name, "a query parameter, of which this call has none", "send it as a field of the JSON body"
+        )
+
+
 def field_path(location: Iterable[int | str]) -> str:
     """Write the names and indices that lead to a field of a JSON body: `messages[0].content`."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)

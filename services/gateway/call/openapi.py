@@ -18,7 +18,7 @@ ERROR_MEANINGS: Mapping[ErrorKind, str] = {
     ErrorKind.NOT_FOUND: "no such name, or it is no longer kept",
     ErrorKind.QUOTA: "the key's rate or quota is used up; retry after `retry-after`",
     ErrorKind.OVERLOADED: "no capacity at the moment; retry after `retry-after`",
-    ErrorKind.AWAY: "a dependency does not answer and nothing was done; retry after `retry-after`",
+    ErrorKind.UNAVAILABLE: "a dependency does not answer and nothing was done; retry after `retry-after`",
     ErrorKind.LATE: "a stage exceeded the deadline",
     ErrorKind.INTERNAL: "an internal error; it is logged under the request id",
 }
@@ -29,7 +29,7 @@ _HEADERS: Mapping[ErrorKind, dict[str, Any]] = {
     ErrorKind.UNAUTHENTICATED: {"WWW-Authenticate": {"schema": {"type": "string"}}},
     **{
         kind: {"Retry-After": {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds"}}
-        for kind in (ErrorKind.QUOTA, ErrorKind.OVERLOADED, ErrorKind.AWAY)
+        for kind in (ErrorKind.QUOTA, ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE)
     },
 }
 _RATE_HEADERS: Mapping[str, dict[str, Any]] = {

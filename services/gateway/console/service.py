@@ -135,19 +135,19 @@ class ConsoleService:
         )
 
     async def users(self) -> list[ListedUser]:
-        """Return some users that the store holds, read again every few seconds. Raises DependencyAway."""
+        """Return some users that the store holds, read again every few seconds. Raises DependencyUnavailable."""
         now_s = self._clock()
         if self._listed is None or now_s - self._listed[0] > _USERS_KEPT_S:
             self._listed = (now_s, await choose_users(self._users, self._live.current().version, NUM_USERS))
         return self._listed[1]
 
     async def history(self, user_id: str) -> History:
-        """Return a user's history with titles. Raises InvalidRequest or DependencyAway."""
+        """Return a user's history with titles. Raises InvalidRequest or DependencyUnavailable."""
         check_id("user_id", user_id)
         return await read_history(self._users, user_id, self._live.current(), self._event_times)
 
     async def bundle(self) -> ConsoleBundle:
-        """Return the live bundle. Raises DependencyAway before the first one, BundleError if its report is gone."""
+        """Return the live bundle. Raises DependencyUnavailable before the first one, BundleError if its report is gone."""
         live = self._live.current()
         if self._bundle is None or self._bundle.version != live.version:
             report = await asyncio.to_thread(self._read_report, live.version)

@@ -22,7 +22,7 @@ class UserDirectory(Features, Protocol):
     """The feature store, as far as the console needs it."""
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some user ids that the store holds, possibly with repeats. Raises DependencyAway."""
+        """Return some user ids that the store holds, possibly with repeats. Raises DependencyUnavailable."""
         ...
 
 
@@ -61,7 +61,7 @@ EventTimes = Callable[[str], Mapping[int, int]]
 
 
 async def choose_users(directory: UserDirectory, bundle_version: str, limit: int) -> list[ListedUser]:
-    """Return some known users. Raises DependencyAway."""
+    """Return some known users. Raises DependencyUnavailable."""
     user_ids = await directory.sample_user_ids(_SAMPLED_PER_USER * limit, _TIMEOUT_S)
     # a Redis scan may return a key again while the table grows
     found = [
@@ -80,7 +80,7 @@ def spread(found: Sequence[ListedUser], limit: int) -> list[ListedUser]:
 
 
 async def read_history(directory: UserDirectory, user_id: str, live: Live, event_times: EventTimes) -> History:
-    """Return a user's history with titles. Raises DependencyAway."""
+    """Return a user's history with titles. Raises DependencyUnavailable."""
     features = await directory.read(user_id, live.version, _TIMEOUT_S)
     times = await asyncio.to_thread(event_times, user_id) if features.history_item_ids else {}
     return History(

@@ -26,7 +26,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError
 from opentelemetry.trace import SpanKind
 
-from services.errors import DependencyAway, Overloaded
+from services.errors import DependencyUnavailable, Overloaded
 from services.observability.tracing import note, span, trace_headers
 from services.router.breaker import Breaker
 from services.settings.addresses import KafkaAddress
@@ -94,7 +94,7 @@ class TopicProducer:
     async def record(self, records: Sequence[Record]) -> None:
         """Send records and wait until the broker has them all.
 
-        Raises Overloaded when too much is in flight, DependencyAway when the broker does not acknowledge in time.
+        Raises Overloaded when too much is in flight, DependencyUnavailable when the broker does not acknowledge in time.
         """
         with span(f"send {self._topic}", SpanKind.PRODUCER, self._about):
             note({"messaging.batch.message_count": len(records)})
@@ -105,7 +105,7 @@ class TopicProducer:
                 await asyncio.wait_for(asyncio.wrap_future(job.done), self._ack_timeout_s)
             except (TimeoutError, KafkaError) as error:
                 log.warning("records_refused", topic=self._topic, num_records=len(records), error=repr(error))
-                raise DependencyAway(self._topic, _RETRY_AFTER_S) from error
+                raise DependencyUnavailable(self._topic, _RETRY_AFTER_S) from error
 
     def offer(self, record: Record, on_done: Callable[[bool], None]) -> bool:
         """Send a record without waiting; return False if too much is in flight. `on_done` is called with whether it arrived."""
@@ -151,7 +151,7 @@ class TopicProducer:
         except Exception as raised:  # noqa: BLE001 - the thread must survive any failure of the client
             client, error = None, repr(raised)
         if client is None:
-            log.warning("broker_away", topic=self._topic, error=error)
+            log.warning("broker_unavailable", topic=self._topic, error=error)
             self._connecting.failed(time.monotonic())
         else:
             self._connecting.succeeded()

@@ -23,7 +23,7 @@ class EventLog(Protocol):
     """A durable log of events."""
 
     async def record(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Return once all records (key, value) are acknowledged. Raises DependencyAway or Overloaded."""
+        """Return once all records (key, value) are acknowledged. Raises DependencyUnavailable or Overloaded."""
         ...
 
 
@@ -38,7 +38,7 @@ class RecordEvents:
     async def __call__(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
         """Record the events and return their ids in the same order.
 
-        Raises InvalidRequest naming the event and the field before anything is sent; DependencyAway or Overloaded when
+        Raises InvalidRequest naming the event and the field before anything is sent; DependencyUnavailable or Overloaded when
         the broker has not acknowledged all of them.
         """
         events = check_events(drafts, self.max_events, now_ms=int(self._wall_clock() * 1_000))

@@ -33,7 +33,7 @@ STATUS = {
     ErrorKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     ErrorKind.QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ErrorKind.AWAY: grpc.StatusCode.UNAVAILABLE,
+    ErrorKind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     ErrorKind.LATE: grpc.StatusCode.DEADLINE_EXCEEDED,
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
 }

@@ -142,7 +142,7 @@ def _generator_for(plane: DataPlane, completion: CompletionCall, route: str) -> 
 
 
 async def _list_models(plane: DataPlane) -> list[Json]:
-    """Return the models of text. Raises DependencyAway if the text writer does not answer."""
+    """Return the models of text. Raises DependencyUnavailable if the text writer does not answer."""
     return [
         {
             "id": model.name,

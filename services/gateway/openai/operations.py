@@ -38,7 +38,7 @@ ERRORS = {
     ErrorKind.NOT_FOUND: OpenAiError(404, "invalid_request_error", "model_not_found"),
     ErrorKind.QUOTA: OpenAiError(429, "rate_limit_error", "rate_limit_exceeded"),
     ErrorKind.OVERLOADED: OpenAiError(429, "rate_limit_error", "overloaded"),
-    ErrorKind.AWAY: OpenAiError(503, "server_error", "unavailable"),
+    ErrorKind.UNAVAILABLE: OpenAiError(503, "server_error", "unavailable"),
     ErrorKind.LATE: OpenAiError(504, "timeout_error", "deadline_exceeded"),
     ErrorKind.INTERNAL: OpenAiError(500, "server_error", "internal_error"),
 }
@@ -65,7 +65,7 @@ OPENAI_ERRORS = ErrorFormat(
     no_route=lambda code, problem, fix, _: _envelope(f"{problem}; {fix}", "invalid_request_error", code),
 )
 
-_GENERATION_KINDS = frozenset({ErrorKind.NOT_FOUND, ErrorKind.OVERLOADED, ErrorKind.AWAY, ErrorKind.LATE})
+_GENERATION_KINDS = frozenset({ErrorKind.NOT_FOUND, ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE, ErrorKind.LATE})
 _DEADLINE = Parameter(
     name="X-Deadline-Ms",
     where="header",
@@ -90,7 +90,7 @@ MODELS = Operation(
     summary="List the models",
     scope=Scope.TEXT,
     errors=OPENAI_ERRORS,
-    kinds=frozenset({ErrorKind.AWAY}),
+    kinds=frozenset({ErrorKind.UNAVAILABLE}),
     answers=json_answer(ModelsBody),
 )
 MODEL = Operation(
@@ -100,7 +100,7 @@ MODEL = Operation(
     summary="Describe a model",
     scope=Scope.TEXT,
     errors=OPENAI_ERRORS,
-    kinds=frozenset({ErrorKind.NOT_FOUND, ErrorKind.AWAY}),
+    kinds=frozenset({ErrorKind.NOT_FOUND, ErrorKind.UNAVAILABLE}),
     parameters=(
         Parameter(name="model_id", where="path", schema={"type": "string"}, description="As /v1/models lists it"),
     ),

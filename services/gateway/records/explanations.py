@@ -15,7 +15,7 @@ from prometheus_client import Counter
 
 from services.contracts.explanation import OWN_FIELDS, Explanation, ListState, decode_explanation, encode_explanation
 from services.contracts.recommend import Tier
-from services.errors import DependencyAway, NotFound
+from services.errors import DependencyUnavailable, NotFound
 from services.gateway.periodic_task import PeriodicTask
 from services.gateway.records.answer import AnswerRecord, RefusalRecord
 from services.gateway.tiers.llm import LlmResult
@@ -38,11 +38,11 @@ class ExplanationStore(Protocol):
     """Keeps explanations for a while, for all replicas."""
 
     async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
-        """Keep records (request id, bytes); a later one replaces an earlier one. Raises DependencyAway."""
+        """Keep records (request id, bytes); a later one replaces an earlier one. Raises DependencyUnavailable."""
         ...
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
-        """Return the record under this id; None if there is none, or none any more. Raises DependencyAway."""
+        """Return the record under this id; None if there is none, or none any more. Raises DependencyUnavailable."""
         ...
 
     async def close(self) -> None:
@@ -57,7 +57,7 @@ class Explanations:
         self._store = store
         self._waiting: list[AnswerRecord | RefusalRecord] = []
         self._kept, self._dropped = outcomes.labels("kept"), outcomes.labels("dropped")
-        self._is_away = False
+        self._is_unavailable = False
         self._flushing = PeriodicTask(self.flush, _FLUSH_EVERY_S)
 
     def answered(self, record: AnswerRecord) -> None:
@@ -80,7 +80,7 @@ class Explanations:
     async def find(self, request_id: str) -> Explanation:
         """Return a recent request's explanation.
 
-        Raises NotFound if it is unknown, too old, or in the format of another version; DependencyAway.
+        Raises NotFound if it is unknown, too old, or in the format of another version; DependencyUnavailable.
         """
         stored = None if self._store is None else await self._store.get(request_id, _FIND_TIMEOUT_S)
         if stored is None:
@@ -115,14 +115,14 @@ class Explanations:
             self._lost(len(records), error)
         else:
             self._kept.inc(len(records))
-            self._is_away = False
+            self._is_unavailable = False
 
     def _lost(self, num_lost: int, error: Exception) -> None:
         self._dropped.inc(num_lost)
-        if not self._is_away:
-            level = log.warning if isinstance(error, DependencyAway) else log.exception
+        if not self._is_unavailable:
+            level = log.warning if isinstance(error, DependencyUnavailable) else log.exception
             level("explanations_dropped", error=repr(error))
-        self._is_away = isinstance(error, DependencyAway)
+        self._is_unavailable = isinstance(error, DependencyUnavailable)
 
 
 def _encoded(record: AnswerRecord | RefusalRecord) -> tuple[str, bytes]:

@@ -80,7 +80,7 @@ REASONS: Mapping[Reason, ReasonText] = {
         "The language model was called and missed the deadline; the student answered.",
         ended="The LLM was called, predicted to need {predicted_ms:.1f} ms of {budget_ms:.1f} ms, and had not answered when the time was up.",
     ),
-    Reason.LLM_AWAY: ReasonText(
+    Reason.LLM_UNAVAILABLE: ReasonText(
         "The language model is unavailable; the student answered.",
         planned="Every replica had failed or given no answer of late, so the LLM was not called.",
         ended="The LLM was called and could not be reached.",
@@ -93,7 +93,7 @@ REASONS: Mapping[Reason, ReasonText] = {
         "The language model serves another bundle than the gateway, as it may for a moment during a promotion; the student answered.",
         ended="The LLM was called and serves another bundle than this gateway.",
     ),
-    Reason.FEATURES_AWAY: ReasonText(
+    Reason.FEATURES_UNAVAILABLE: ReasonText(
         "The feature store did not answer in its share of the deadline, so the user's history is not known.",
         planned="The feature store did not answer in its share of the deadline, so the user's seen items were not known.",
     ),

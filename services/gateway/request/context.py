@@ -3,10 +3,10 @@
 An unavailable feature store is a fact here, not an error. Decides nothing: `services.router.policy` decides by these facts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from opentelemetry.trace import Span, SpanKind
@@ -18,8 +18,7 @@ from services.gateway.request.candidates import ItemRanking, Masks, masks_for, m
 from services.gateway.request.live_bundle import Live
 from services.observability.tracing import here, span
 from services.router.deadline import Deadline
-from services.router.gate import LlmView
-from services.router.policy import Facts, LlmRule, list_covers, list_is_fresh
+from services.router.policy import Facts, list_covers, list_is_fresh
 
 log = structlog.get_logger()
 
@@ -33,7 +32,7 @@ class Features(Protocol):
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
         """Return a user's features with the list of this bundle, within `timeout_s` and never later; an unknown user has none.
 
-        Raises DependencyAway or DeadlineExceeded.
+        Raises DependencyUnavailable or DeadlineExceeded.
         """
         ...
 
@@ -74,10 +73,10 @@ class StageTimer:
 
 @dataclass(frozen=True, slots=True)
 class FeatureLookup:
-    """The outcome of reading a user's features; empty if the store is away, was not read, or the visitor is anonymous."""
+    """The outcome of reading a user's features; empty if the store is unavailable, was not read, or the visitor is anonymous."""
 
     features: UserFeatures
-    is_away: bool = False
+    is_unavailable: bool = False
     is_shed: bool = False
 
 
@@ -119,23 +118,17 @@ class RequestContext:
         """Whether the request names items that the store has not seen yet."""
         return len(self.history_item_ids) > len(self.lookup.features.history_item_ids)
 
-    def facts(self, llm: LlmView, rule: LlmRule, budget_s: float) -> Facts:
-        """Return the facts that the policy decides by."""
+    def facts(self, of_tiers: Iterable[Mapping[str, Any]], budget_s: float) -> Facts:
+        """Return the facts that the policy decides by: those of the request here, and those that each tier states of itself."""
         return Facts(
             num_allowed=self.masks.num_allowed,
             num_allowed_if_seen=self.masks.num_allowed_if_seen,
-            list_covers=self.listed is not None,
             is_shed=self.lookup.is_shed,
-            features_away=self.lookup.is_away,
+            features_unavailable=self.lookup.is_unavailable,
             user_known=self.lookup.features.num_events > 0,
             num_history=len(self.history),
-            min_history_for_llm=rule.min_history,
-            llm_pays=not rule.needs_gain or self.live.llm_pays(len(self.history)),
-            breaker_allows=llm.breaker_allows,
-            num_in_flight=llm.num_in_flight,
-            max_in_flight=llm.max_in_flight,
-            predicted_s=llm.predicted_s,
             budget_s=budget_s,
+            **{name: fact for facts in of_tiers for name, fact in facts.items()},
         )
 
 
@@ -148,8 +141,8 @@ async def look_up_features(
     try:
         return FeatureLookup(await features.read(user_id, bundle_version, timeout_s))
     except Exception as error:  # noqa: BLE001 - whatever the store fails at, the request is answered without features
-        log.warning("features_away", error=repr(error))
-        return FeatureLookup(UserFeatures(), is_away=True)
+        log.warning("features_unavailable", error=repr(error))
+        return FeatureLookup(UserFeatures(), is_unavailable=True)
 
 
 def build_context(

@@ -16,7 +16,7 @@ from prometheus_client import Gauge
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore, learned_repeats, llm_pays
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 
 log = structlog.get_logger()
 
@@ -77,9 +77,9 @@ class LiveBundle:
         return self._live is not None
 
     def current(self) -> Live:
-        """Return the live bundle. Raises DependencyAway before the first one is loaded."""
+        """Return the live bundle. Raises DependencyUnavailable before the first one is loaded."""
         if self._live is None:
-            raise DependencyAway("bundle", retry_after_s=max(1.0, self._poll_s))
+            raise DependencyUnavailable("bundle", retry_after_s=max(1.0, self._poll_s))
         return self._live
 
     def before_swap(self, prepare: Callable[[Live], object]) -> None:

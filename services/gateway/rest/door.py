@@ -15,7 +15,7 @@ from services.contracts.recommend import MAX_DEADLINE_MS
 from services.errors import InvalidRequest
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import EDGE_LIMIT, Call, deadline_ms_from, edge_mark_from
-from services.gateway.call.http import DOOR, HttpApp, json_response, read_body
+from services.gateway.call.http import DOOR, HttpApp, json_response, read_body, refuse_query
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.door import add_openai
 from services.gateway.records.describe import describe
@@ -93,6 +93,7 @@ class _RestDoor:
         try:
             body = await read_body(http, self._max_body_bytes)
             try:
+                refuse_query(http)
                 request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers, MAX_DEADLINE_MS))
             except InvalidRequest:
                 call.request_id = request_id_of(body) or call.request_id
@@ -106,7 +107,9 @@ class _RestDoor:
         self._plane().recommend_refused(door, code, message, request_id)
 
     async def record(self, http: Request, call: Call) -> Response:
-        drafts = parse_events(await read_body(http, self._max_body_bytes))
+        body = await read_body(http, self._max_body_bytes)
+        refuse_query(http)
+        drafts = parse_events(body)
         recorded = await self._plane().record(drafts, DOOR, call.request_id)
         accepted = {"accepted": len(recorded.event_ids), "event_ids": recorded.event_ids}
         return json_response({**accepted, "unknown_items": recorded.unknown_items})

@@ -25,7 +25,7 @@ STATUS = {
     ErrorKind.NOT_FOUND: 404,
     ErrorKind.QUOTA: 429,
     ErrorKind.OVERLOADED: 429,
-    ErrorKind.AWAY: 503,
+    ErrorKind.UNAVAILABLE: 503,
     ErrorKind.LATE: 504,
     ErrorKind.INTERNAL: 500,
 }
@@ -55,7 +55,7 @@ RECOMMEND = Operation(
     summary="Recommend items to a user, before the deadline",
     scope=Scope.RECOMMEND,
     errors=REST_ERRORS,
-    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.AWAY}),
+    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
     parameters=(
         Parameter(
             name="X-Deadline-Ms",
@@ -76,7 +76,7 @@ RECORD_EVENTS = Operation(
     summary="Record what users did; answers only when the broker has every event",
     scope=Scope.EVENTS,
     errors=REST_ERRORS,
-    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.AWAY}),
+    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
     bodies=(EventsBody, EventListBody, EventBody),
     examples=({"events": [_EVENT]}, _EVENT),
     answers=json_answer(RecordedBody),
@@ -89,7 +89,7 @@ BUNDLE = Operation(
     summary="Describe the live bundle",
     scope=Scope.RECOMMEND,
     errors=REST_ERRORS,
-    kinds=frozenset({ErrorKind.AWAY}),
+    kinds=frozenset({ErrorKind.UNAVAILABLE}),
     answers=json_answer(BundleBody),
 )
 EXPLANATION = Operation(
@@ -99,7 +99,7 @@ EXPLANATION = Operation(
     summary="Explain how a recent request was answered",
     scope=Scope.ADMIN,
     errors=REST_ERRORS,
-    kinds=frozenset({ErrorKind.NOT_FOUND, ErrorKind.AWAY}),
+    kinds=frozenset({ErrorKind.NOT_FOUND, ErrorKind.UNAVAILABLE}),
     parameters=(
         Parameter(
             name="request_id", where="path", schema={"type": "string"}, description="From the answer or the error"

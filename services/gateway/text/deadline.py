@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import cast
 
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TextWriter
-from services.errors import DeadlineExceeded, DependencyAway
+from services.errors import DeadlineExceeded, DependencyUnavailable
 
 GRACE_S = 0.5
 """How long after the deadline a writer may still report itself that it was late."""
@@ -21,7 +21,7 @@ _RETRY_AFTER_S = 1.0
 async def in_time(
     writer: TextWriter, request: TextRequest, wall_clock: Callable[[], float]
 ) -> AsyncGenerator[TextEvent, None]:
-    """Yield the writer's events; closing this closes them. Raises what the writer raises, DependencyAway if it just stops."""
+    """Yield the writer's events; closing this closes them. Raises what the writer raises, DependencyUnavailable if it just stops."""
     open_choices = dict.fromkeys(range(request.n))
     so_far = NOTHING
     async with aclosing(_generator(writer.write(request))) as events:
@@ -59,7 +59,7 @@ async def _next_or_broken(events: AsyncIterator[TextEvent]) -> TextEvent:
     try:
         return await anext(events)
     except StopAsyncIteration:
-        raise DependencyAway("text", _RETRY_AFTER_S) from None
+        raise DependencyUnavailable("text", _RETRY_AFTER_S) from None
 
 
 def _generator(events: AsyncIterator[TextEvent]) -> AsyncGenerator[TextEvent, None]:

@@ -16,11 +16,11 @@ import structlog
 
 from services.contracts.access import nearest_class, places_for
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
-from services.errors import DependencyAway, InvalidRequest, Overloaded, TailraceError
-from services.gateway.request.load_monitor import LoadMonitor
+from services.errors import DependencyUnavailable, InvalidRequest, Overloaded, TailraceError
+from services.gateway.overload.admission import Verdict
+from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.text.deadline import in_time
 from services.gateway.text.metrics import TextReport
-from services.router.admission import Verdict
 from services.router.breaker import Breaker, BreakerState
 
 log = structlog.get_logger()
@@ -79,7 +79,7 @@ class TextTier:
         self._num_in_flight = 0
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return the models that are served. Raises DependencyAway."""
+        """Return the models that are served. Raises DependencyUnavailable."""
         return await self._writer.models()
 
     def check_fits(self, num_choices: int, priority: int) -> None:
@@ -105,7 +105,7 @@ class TextTier:
                     yield event
             verdict = self._breaker.succeeded
         except TailraceError as error:
-            if isinstance(error, DependencyAway):
+            if isinstance(error, DependencyUnavailable):
                 verdict = self._failed
             raise
         except Exception:
@@ -122,7 +122,7 @@ class TextTier:
         if self._load.judge(priority) is not Verdict.ADMIT:
             raise Overloaded("text", _RETRY_AFTER_S)
         if not self._breaker.allows(self._clock()):
-            raise DependencyAway("text", _RETRY_AFTER_S)
+            raise DependencyUnavailable("text", _RETRY_AFTER_S)
 
     def _count(self, num_choices: int) -> None:
         self._num_in_flight += num_choices

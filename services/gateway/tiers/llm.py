@@ -6,7 +6,7 @@ Records at the gate how each request ended. Does not know Ray: the port is below
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,13 +18,13 @@ from prometheus_client import Gauge
 from models.prompt import prompt_window
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Tier
-from services.errors import BundleError, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
+from services.errors import BundleError, DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
 from services.gateway.request.candidates import ItemRanking
 from services.gateway.request.context import RequestContext
 from services.gateway.tiers.tier import TierResult
 from services.observability.tracing import trace_headers
 from services.router.gate import LlmGate, LlmView
-from services.router.policy import LlmOutcome, failure_of
+from services.router.policy import LlmOutcome, LlmRule, failure_of
 from services.router.replica import RankSize, Sent
 
 log = structlog.get_logger()
@@ -40,7 +40,7 @@ class Llm(Protocol):
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank, within `timeout_s` and never later.
 
-        Raises Overloaded, DependencyAway, DeadlineExceeded, BundleError or InvalidRequest.
+        Raises Overloaded, DependencyUnavailable, DeadlineExceeded, BundleError or InvalidRequest.
         """
         ...
 
@@ -62,11 +62,13 @@ class LlmTier:
         self,
         llm: Llm,
         gate: LlmGate,
+        rule: LlmRule,
         breaker_open: Gauge,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._llm = llm
         self._gate = gate
+        self._rule = rule
         self._breaker_open = breaker_open
         self._clock = clock
         self._trials: set[asyncio.Task[TierResult]] = set()
@@ -75,6 +77,18 @@ class LlmTier:
         """Return the LLM as it is for this request now."""
         names, size = self._llm.replicas(), rank_size(context)
         return self._gate.view(names, size, context.caller.priority, budget_s, self._clock())
+
+    def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, float]:
+        """Return whether the LLM may be asked for such a history, whether it answers, and when it is predicted to."""
+        view, rule = self.view(context, budget_s), self._rule
+        return {
+            "min_history_for_llm": rule.min_history,
+            "llm_pays": not rule.needs_gain or context.live.llm_pays(len(context.history)),
+            "breaker_allows": view.breaker_allows,
+            "num_in_flight": view.num_in_flight,
+            "max_in_flight": view.max_in_flight,
+            "predicted_s": view.predicted_s,
+        }
 
     def rank(self, context: RequestContext) -> "asyncio.Task[TierResult]":
         """Start a request to the LLM, and a copy for a silent replica that is due for a trial.
@@ -171,8 +185,8 @@ def _outcome_of(error: Exception) -> LlmOutcome:
             return LlmOutcome.LATE
         case Overloaded():
             return LlmOutcome.OVERLOADED
-        case DependencyAway():
-            return LlmOutcome.AWAY
+        case DependencyUnavailable():
+            return LlmOutcome.UNAVAILABLE
         case BundleError():
             return LlmOutcome.MISMATCH
         case InvalidRequest():

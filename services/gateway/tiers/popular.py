@@ -9,7 +9,7 @@ through history, masks and policy and holds the same items.
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,7 +38,7 @@ class PopularityWindows(Protocol):
     """Recent popularity, kept by the stream worker."""
 
     async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
-        """Return (item id, weight), for example events per hour; empty before the first events. Raises DependencyAway."""
+        """Return (item id, weight), for example events per hour; empty before the first events. Raises DependencyUnavailable."""
         ...
 
 
@@ -67,6 +67,10 @@ class PopularTier:
         self._refreshing = PeriodicTask(self.refresh, refresh_s, at_once=True)
         self._refresh_lock = asyncio.Lock()
         live.before_swap(lambda loaded: self._rank(loaded.version, loaded.catalogue))
+
+    def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
+        """Return nothing: this tier can always be asked."""
+        return {}
 
     def rank(self, context: RequestContext) -> TierResult:
         """Return the most popular items that may be shown, enough to fill the answer beside other tiers' items."""

@@ -1,5 +1,7 @@
 """The tier of stored lists: ranks by the list that the offline pipeline made for this user, which came with the features."""
 
+from collections.abc import Mapping
+
 from services.contracts.explanation import ListState
 from services.contracts.recommend import Tier
 from services.gateway.request.context import RequestContext
@@ -12,6 +14,10 @@ class PrecomputedTier:
 
     tier = Tier.PRECOMPUTED
 
+    def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, bool]:
+        """Return whether the stored list covers the request."""
+        return {"list_covers": context.listed is not None}
+
     def rank(self, context: RequestContext) -> TierResult:
         """Return the stored list; the policy chooses this tier only if the list covers the request."""
         return TierResult(ranking=context.listed)
@@ -20,7 +26,7 @@ class PrecomputedTier:
 def list_state(context: RequestContext) -> ListState:
     """Return why the user's stored list was or was not usable."""
     lookup, stored = context.lookup, context.lookup.features.precomputed
-    if lookup.is_away or lookup.is_shed:
+    if lookup.is_unavailable or lookup.is_shed:
         return ListState.NOT_READ
     if stored is None:
         return ListState.NONE

@@ -5,7 +5,7 @@ event loop goes on meanwhile.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
@@ -29,6 +29,10 @@ class StudentTier:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="student")
+
+    def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
+        """Return nothing: the student can always be asked."""
+        return {}
 
     def rank(self, context: RequestContext) -> "TierResult | asyncio.Task[TierResult]":
         """Rank the allowed items by the history: at once, or in the thread for a large catalogue."""

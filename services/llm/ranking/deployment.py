@@ -20,7 +20,7 @@ from ray.serve.exceptions import RayServeException
 from models.bundle_follower import BundleFollower
 from models.registry import Bundle, BundleStore
 from services.contracts.rank import RankRequest
-from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyAway, TailraceError
+from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyUnavailable, TailraceError
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import Status
@@ -148,7 +148,7 @@ class LlmDeployment:
     async def _run(self, running: RunningBundle, request: RankRequest, deadline_s: float) -> Ended:
         try:
             return await running.thread.run_request(running.bundle.engine_call(request, deadline_s))
-        except DependencyAway:
+        except DependencyUnavailable:
             live = self._live.current()
             if live is running:
                 raise

@@ -12,6 +12,8 @@ on the ring when that one has no room. Four things differ from Ray's own router:
 - With a `load_bound`, a session leaves its replica while that one has far more to do than others: the first replica on the
   ring with a load below `load_bound` times the mean is tried first (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing
   with Bounded Loads", 2016). Loads are those that this process knows: the requests that it sent, and what replicas reported.
+
+Built on private classes of Ray Serve, read in ray 2.60.0.
 """
 
 import math

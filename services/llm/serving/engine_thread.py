@@ -16,7 +16,7 @@ from itertools import count
 import torch
 
 from services.contracts.rank import EngineLoad
-from services.errors import DependencyAway, TailraceError
+from services.errors import DependencyUnavailable, TailraceError
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import NewToken, Status
 from services.llm.serving.streams import Ended, EngineStream, OpenStreams
@@ -78,7 +78,7 @@ class EngineThread:
             raise RuntimeError(f"a step of the engine has been running for more than {max_step_s:g} s")
 
     async def run_request(self, add: AddRequest) -> Ended:
-        """Add a request and wait for its end. Raises the engine's refusal, DependencyAway if the engine failed."""
+        """Add a request and wait for its end. Raises the engine's refusal, DependencyUnavailable if the engine failed."""
         async with self.open_stream(1, lambda engine, request_ids, now_s: add(engine, request_ids[0], now_s)) as stream:
             while True:
                 for item in await stream.take():
@@ -89,14 +89,14 @@ class EngineThread:
     async def open_stream(self, num_requests: int, add: AddRequests) -> AsyncIterator[EngineStream]:
         """Add requests and yield the stream of their results; requests that have not ended on exit are cancelled.
 
-        Raises DependencyAway when the engine failed or was stopped; the stream raises the engine's refusals.
+        Raises DependencyUnavailable when the engine failed or was stopped; the stream raises the engine's refusals.
         """
         number, arrival_s = next(self._ids), time.monotonic()
         stream = EngineStream(tuple(f"{number}.{index}" for index in range(num_requests)))
         self._streams.add(stream)
         try:
             if not self._inbox.put(lambda: self._add(stream, add, arrival_s)):
-                raise DependencyAway("the engine", _RETRY_AFTER_S) from self.failure
+                raise DependencyUnavailable("the engine", _RETRY_AFTER_S) from self.failure
             yield stream
         finally:
             if unfinished := self._streams.remove(stream):
@@ -125,7 +125,7 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001 - whatever failed, every caller must get an answer
             self.failure = error
             self._inbox.close()
-            self._streams.fail_all(DependencyAway("the engine", _RETRY_AFTER_S))
+            self._streams.fail_all(DependencyUnavailable("the engine", _RETRY_AFTER_S))
             self._engine.close()
 
     def _step(self) -> None:

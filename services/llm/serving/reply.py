@@ -13,7 +13,7 @@ from services.errors import (
     BundleNotFound,
     ContextTooLong,
     DeadlineExceeded,
-    DependencyAway,
+    DependencyUnavailable,
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -64,7 +64,7 @@ class Refusal:
             case RefusalKind.UNKNOWN:
                 return NotFound(*self.details)
             case RefusalKind.BROKEN:
-                return DependencyAway(part, _RETRY_AFTER_S)
+                return DependencyUnavailable(part, _RETRY_AFTER_S)
 
 
 Reply = RankResult | Refusal

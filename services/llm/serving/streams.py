@@ -48,7 +48,7 @@ class EngineStream:
         self._has_items = asyncio.Event()
 
     async def take(self) -> list[NewToken | Ended]:
-        """Wait for results and return all of them. Raises the engine's refusal, or DependencyAway when the engine failed."""
+        """Wait for results and return all of them. Raises the engine's refusal, or DependencyUnavailable when the engine failed."""
         await self._has_items.wait()
         if self._error is None:
             self._has_items.clear()

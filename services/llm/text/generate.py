@@ -149,7 +149,7 @@ async def generate(plan: TextPlan, thread: EngineThread, *, in_pieces: bool) -> 
         TailraceError: The engine refused the request.
         DeadlineExceeded: Not one token was generated in time.
         InvalidRequest: The JSON schema turned out too complex.
-        DependencyAway: The engine failed.
+        DependencyUnavailable: The engine failed.
     """
     async with thread.open_stream(len(plan.choices), plan.add) as stream:
         generation = _Generation(plan, thread, stream.request_ids, in_pieces=in_pieces)

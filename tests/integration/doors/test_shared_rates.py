@@ -81,7 +81,7 @@ async def test_two_gateways_have_one_rate(valkey: Server) -> None:
 
 
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
-async def test_limits_hold_while_redis_is_away(valkey: Server, fault: str) -> None:
+async def test_limits_hold_while_redis_is_unavailable(valkey: Server, fault: str) -> None:
     """Redis dies or hangs after 300 of 500 calls of the day: each of two gateways lets its half of the rest through, at once, and says
     so; when Redis is back it learns of them.
     """

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import signal
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -175,12 +176,14 @@ async def test_without_any_server_the_edge_answers(scene: EdgeScene) -> None:
     url = f"{scene.url}/v1/recommendations"
     async with httpx.AsyncClient() as client:
         await until(lambda: scene.is_ray_up is False)
-        answer = await client.post(url, json={})
+        answer = await client.post(url, json={}, headers={"x-request-id": 'a, "b" %s'})
+        unnamed = await client.post(url, json={})
     async with grpc.aio.insecure_channel(scene.settings.grpc_address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=4)
 
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json()["error"]["code"] == "dependency_away"
+    assert (answer.json()["error"]["code"], answer.json()["error"]["request_id"]) == ("unavailable", 'a, "b" %s')
+    assert len(unnamed.json()["error"]["request_id"]) == len(str(uuid.uuid4()))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert (scene.folder / "edge.log").read_text().count("Server rest/ray is DOWN") == 1

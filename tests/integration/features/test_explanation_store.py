@@ -7,7 +7,7 @@ import pytest
 from redis import Redis
 
 from services.contracts.recommend import MAX_ID_CHARS
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.features.explanations import RedisExplanations
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
@@ -50,17 +50,17 @@ async def test_a_record_expires(valkey: Server) -> None:
 
 
 async def test_an_absent_store_is_refused_in_time(valkey: Server) -> None:
-    """Killed or frozen: DependencyAway, not a wait; and it works again afterwards."""
+    """Killed or frozen: DependencyUnavailable, not a wait; and it works again afterwards."""
     store = store_at(valkey)
     await store.put([("r", b"x")], 5.0)
     valkey.freeze()
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await store.get("r", 0.2)
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await store.put([("r", b"y")], 0.2)
     valkey.thaw()
     await asyncio.to_thread(valkey.kill)
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await store.put([("r", b"y")], 2.0)
     await asyncio.to_thread(valkey.start)
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from redis import Redis
 
 from services.contracts.features import PrecomputedList, UserFeatures
-from services.errors import DependencyAway, EnvironmentFault
+from services.errors import DependencyUnavailable, EnvironmentFault
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, open_store
 from services.features.schema import (
@@ -44,7 +44,7 @@ async def reader(features: RepoAddress) -> AsyncIterator[FeatureReader]:
 async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
     features: RepoAddress, reader: FeatureReader, valkey: Server
 ) -> None:
-    """With or without a row Redis is asked once, Feast finds the same, and after Redis was emptied the next read says that features are away."""
+    """With or without a row Redis is asked once, Feast finds the same, and after Redis was emptied the next read says that features are unavailable."""
     writer = FeatureWriter(features)
     writer.write_histories([history_row("u", ("a", "ü"), row_time_us=2_000_000)])
     listed = PrecomputedRow(user_id="u", item_ids=("x",), scores=(0.5,), bundle_version="v1", made_from_row_us=7)
@@ -78,7 +78,7 @@ async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
     )
     assert num_exchanges == 2
     for user_id in users:
-        with pytest.raises(DependencyAway):
+        with pytest.raises(DependencyUnavailable):
             await reader.read(user_id, "v1", TIMEOUT_S)
 
 
@@ -166,15 +166,15 @@ async def test_popularity_is_summed_over_partitions(features: RepoAddress, reade
 async def test_reads_fail_without_the_store_and_recover_with_it(
     features: RepoAddress, reader: FeatureReader, valkey: Server
 ) -> None:
-    """Redis gone: DependencyAway, time and again; Redis back: the same reader answers again."""
+    """Redis gone: DependencyUnavailable, time and again; Redis back: the same reader answers again."""
     FeatureWriter(features).write_histories([history_row("u", ("a",))])
     await reader.read("u", "v1", TIMEOUT_S)
     valkey.kill()
 
     for _ in range(5):
-        with pytest.raises(DependencyAway):
+        with pytest.raises(DependencyUnavailable):
             await reader.read("u", "v1", 0.2)
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await reader.sample_user_ids(5, 0.2)
     valkey.start()
     found = await _read_when_back(reader, "u")
@@ -197,7 +197,7 @@ async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
     await until(lambda: len(asyncio.all_tasks()) == 1)
     found = await asyncio.gather(*(reader.read(user, "v1", TIMEOUT_S) for user in users))
 
-    assert all(isinstance(result, DependencyAway) for result in results)
+    assert all(isinstance(result, DependencyUnavailable) for result in results)
     assert [features.history_item_ids for features in found] == [(user,) for user in users]
 
 
@@ -210,7 +210,7 @@ async def test_a_store_that_does_not_reply_opens_the_breaker(reader: FeatureRead
     error: BaseException | None = TimeoutError()
     while error is not None:
         assert time.monotonic() < give_up_s
-        with pytest.raises(DependencyAway) as away:
+        with pytest.raises(DependencyUnavailable) as away:
             await reader.read("u", "v1", 0.05)
         error = away.value.__cause__
     valkey.thaw()
@@ -228,7 +228,7 @@ async def test_a_read_ends_within_its_timeout(reader: FeatureReader, monkeypatch
 
     monkeypatch.setattr(reader, "_read_rows", stubborn)
     started_s = time.monotonic()
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await reader.read("u", "v1", 0.05)
     took_s = time.monotonic() - started_s
     let_go.set()
@@ -242,7 +242,7 @@ async def test_callers_without_time_do_not_open_the_breaker(reader: FeatureReade
     await reader.read("u", "v1", TIMEOUT_S)
     valkey.freeze()
     for _ in range(10):
-        with pytest.raises(DependencyAway):
+        with pytest.raises(DependencyUnavailable):
             await reader.read("u", "v1", 0.001)
     valkey.thaw()
 
@@ -257,7 +257,7 @@ async def test_a_blocked_event_loop_is_no_failure_of_the_store(reader: FeatureRe
     time.sleep(0.2)  # noqa: ASYNC251 - the loop stands still
     given_up = await asyncio.gather(*reads, return_exceptions=True)
 
-    assert any(isinstance(one, DependencyAway) for one in given_up)
+    assert any(isinstance(one, DependencyUnavailable) for one in given_up)
     assert await reader.read("u", "v1", TIMEOUT_S) == UserFeatures()
 
 
@@ -288,6 +288,6 @@ async def _read_when_back(reader: FeatureReader, user_id: str) -> UserFeatures:
     while True:
         try:
             return await reader.read(user_id, "v1", 0.2)
-        except DependencyAway:
+        except DependencyUnavailable:
             assert time.monotonic() < give_up
             await asyncio.sleep(0.02)

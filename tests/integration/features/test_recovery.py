@@ -24,7 +24,7 @@ from redis import Redis
 from pipelines.features.tables import build_tables, serve
 from pipelines.runner.stage import silent
 from services.contracts.event_roles import DEFAULT_ROLES
-from services.errors import DependencyAway, OwnershipLost
+from services.errors import DependencyUnavailable, OwnershipLost
 from services.features.ownership import KEY, PartitionWrite
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
@@ -252,7 +252,7 @@ async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path:
     with Redis(host=HOST, port=rig.features.redis.port) as client:
         client.flushall()
 
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await reader.read("u", "v1", 10.0)
     rig.start_worker()
     rig.send(click(2))

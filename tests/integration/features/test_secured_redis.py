@@ -14,7 +14,7 @@ from redis.retry import Retry
 from infra.local.servers.access import prepare_valkey, valkey_access_file
 from infra.local.servers.binaries import valkey_command
 from infra.local.supervisor.probes import answers_redis
-from services.errors import ConfigError, DependencyAway
+from services.errors import ConfigError, DependencyUnavailable
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, apply_repo
 from services.features.writer import FeatureWriter
@@ -101,7 +101,7 @@ async def test_a_wrong_password_or_another_authority_is_an_unavailable_store(
     made = repo(secured, tmp_path / "f")
     for stranger in strangers:
         writer = FeatureWriter(replace(made, redis=stranger))
-        with pytest.raises(DependencyAway) as refused:
+        with pytest.raises(DependencyUnavailable) as refused:
             writer.write_histories([history_row("u", ("a", "b"))])
         assert "wrong" not in str(refused.value.__cause__)
 

@@ -22,12 +22,12 @@ from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.gateway.data_plane import DataPlane, Ports, build_data_plane
 from services.gateway.events.producer import TopicProducer
+from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.rest.door import create_rest_app
 from services.llm.ranking.deployment import LlmDeployment
 from services.llm.serving.reply import Refusal
 from services.observability.metrics import StreamMetrics
 from services.observability.tracing import open_tracing
-from services.router.admission import AdmissionLimits
 from services.router.policy import LlmRule
 from services.settings.settings import Settings
 from services.stream.__main__ import run_worker

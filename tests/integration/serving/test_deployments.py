@@ -13,7 +13,14 @@ import pytest
 
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import SamplingOptions, TextDone, TextEvent, TextRequest
-from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyAway, Overloaded, TailraceError
+from services.errors import (
+    BundleMismatch,
+    BundleNotFound,
+    DeadlineExceeded,
+    DependencyUnavailable,
+    Overloaded,
+    TailraceError,
+)
 from services.settings.settings import Settings
 from tests.support.engine.checkpoints import write_checkpoint
 from tests.support.training.bundles import publish_bundle
@@ -121,7 +128,7 @@ async def test_a_replica_ranks_dies_and_comes_back(rankers, settings) -> None:
 
     os.kill(replica_pids()[0], signal.SIGKILL)
     for _ in range(2):
-        assert isinstance(await first_failure(handle, within_s=5.0), DependencyAway)
+        assert isinstance(await first_failure(handle, within_s=5.0), DependencyUnavailable)
 
     again = await rank_until_served(handle, "v1")
     assert again.item_ids == result.item_ids

@@ -15,7 +15,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import IncompatibleBrokerVersion, MessageSizeTooLargeError
 from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 
-from services.errors import ConfigError, DependencyAway
+from services.errors import ConfigError, DependencyUnavailable
 from services.features.schema import LogPosition
 from services.settings.addresses import KafkaAddress
 from services.stream.continuity import BrokerLog
@@ -57,7 +57,7 @@ def test_a_broker_that_does_not_answer_costs_no_thread_and_no_descriptor(broker:
     broker.freeze()
 
     for _ in range(2):
-        with pytest.raises(DependencyAway):
+        with pytest.raises(DependencyUnavailable):
             PartitionConsumer(address)
     broker.thaw()
 
@@ -300,7 +300,7 @@ def test_added_partitions_end_the_consumer(consumer: PartitionConsumer, monkeypa
     consumer.check_topic()
     monkeypatch.setattr(consumer, "_admin", GrownTopic(consumer.topic_id))
 
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         consumer.check_topic()
 
 

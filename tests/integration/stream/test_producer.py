@@ -1,4 +1,4 @@
-"""The producer against a real broker: acknowledged, refused in time while it is away, and usable again after its restart."""
+"""The producer against a real broker: acknowledged, refused in time while it is unavailable, and usable again after its restart."""
 
 import asyncio
 import gc
@@ -10,7 +10,7 @@ import psutil
 import pytest
 from kafka import KafkaProducer
 
-from services.errors import DependencyAway, Overloaded
+from services.errors import DependencyUnavailable, Overloaded
 from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
 from services.settings.kafka_clients import close_producer, open_client
@@ -52,7 +52,7 @@ async def accepted(producer: TopicProducer) -> int:
     while True:
         try:
             await producer.record([(b"u", b"new")])
-        except DependencyAway:
+        except DependencyUnavailable:
             num_refused += 1
             assert time.monotonic() < deadline_s
         else:
@@ -105,7 +105,7 @@ async def test_the_loop_stays_free_while_records_wait(broker: Server) -> None:
 
     running = asyncio.create_task(others())
     started_s = time.monotonic()
-    with pytest.raises(DependencyAway) as caught:
+    with pytest.raises(DependencyUnavailable) as caught:
         await producer.record([(b"u", b"2")])
     took_s = time.monotonic() - started_s
     running.cancel()
@@ -121,7 +121,7 @@ async def test_a_broker_that_lost_everything_is_used_again(broker: Server) -> No
     producer = producer_of(broker)
     await producer.record([(b"u", b"old")])
     await asyncio.to_thread(broker.kill)
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await producer.record([(b"u", b"lost")])
     await asyncio.to_thread(broker.start)
 
@@ -141,7 +141,7 @@ async def test_without_a_broker_nothing_blocks_and_the_rest_is_dropped() -> None
 
     taken = [producer.offer((b"u", b"1"), outcomes.append) for _ in range(20)]
     producer.start()
-    with pytest.raises((Overloaded, DependencyAway)):
+    with pytest.raises((Overloaded, DependencyUnavailable)):
         await producer.record([(b"u", b"1")])
     await until(lambda: len(outcomes) == 5)
 
@@ -159,7 +159,7 @@ async def test_a_broker_that_hangs_costs_no_thread_and_no_descriptor(broker: Ser
     producer = producer_of(broker)
 
     for _ in range(2):
-        with pytest.raises(DependencyAway):
+        with pytest.raises(DependencyUnavailable):
             await producer.record([(b"u", b"1")])
     broker.thaw()
     await asyncio.to_thread(producer.stop)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 import uvicorn
 
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.gateway.data_plane import DataPlane
 from services.gateway.events.producer import TopicProducer
 from services.gateway.events.record import RecordEvents
@@ -38,7 +38,7 @@ class LateLog:
         await self._producer.record(records)
         if self.num_late:
             self.num_late -= 1
-            raise DependencyAway(TOPIC, 0.05)
+            raise DependencyUnavailable(TOPIC, 0.05)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 from infra.local.servers.binaries import tansu_command
-from services.errors import ConfigError, DependencyAway
+from services.errors import ConfigError, DependencyUnavailable
 from services.features.schema import LogPosition
 from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
@@ -96,7 +96,7 @@ def test_an_unverified_broker_is_unavailable(over_tls: KafkaAddress, tmp_path: P
     trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
 
     for stranger in (replace(over_tls, tls_ca_file=tmp_path / "other.pem"), replace(over_tls, tls_ca_file=None)):
-        with pytest.raises(DependencyAway):
+        with pytest.raises(DependencyUnavailable):
             PartitionConsumer(log_address(stranger))
 
 

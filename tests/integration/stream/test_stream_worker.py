@@ -84,7 +84,7 @@ def test_poison_is_dead_lettered_and_lag_falls_to_zero(rig: Rig) -> None:
     assert all(headers["topic"] == TOPIC.encode() and headers["offset"].isdigit() for headers in letters.values())
 
 
-def test_events_wait_while_the_store_is_away(rig: Rig, valkey: Server) -> None:
+def test_events_wait_while_the_store_is_unavailable(rig: Rig, valkey: Server) -> None:
     """Redis stopped: nothing is lost, logged or committed, and the lag counts it; Redis back: all is applied, once."""
     rig.start_worker()
     rig.send(click(1))

@@ -29,7 +29,7 @@ def test_topics_are_made_once_a_broker_answers(
     try:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(topics.main)
-            wait_for(lambda: "broker is away" in capsys.readouterr().err, 60, "the first attempt")
+            wait_for(lambda: "broker is unavailable" in capsys.readouterr().err, 60, "the first attempt")
             broker.start()
             waiting.result(60)
         again = topics.create_missing(settings.kafka_address.client_options(), topics.wanted_topics(settings))

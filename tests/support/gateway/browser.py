@@ -102,5 +102,5 @@ def quiet_page(browser: Browser, **options: Any) -> Iterator[Page]:
 
 
 def _is_error(message: ConsoleMessage) -> bool:
-    is_store_away = "status of 503" in message.text and "/console/history" in message.location["url"]
-    return message.type == "error" and not is_store_away
+    is_store_unavailable = "status of 503" in message.text and "/console/history" in message.location["url"]
+    return message.type == "error" and not is_store_unavailable

@@ -8,7 +8,7 @@ import numpy as np
 
 from services.contracts.features import UserFeatures
 from services.contracts.rank import EngineLoad, RankRequest, RankResult
-from services.errors import DeadlineExceeded, DependencyAway
+from services.errors import DeadlineExceeded, DependencyUnavailable
 
 
 class FakeFeatures:
@@ -24,7 +24,7 @@ class FakeFeatures:
         """Return the user's features with the list of this bundle, within the timeout."""
         await asyncio.sleep(min(self.delay_s, timeout_s))
         if self.delay_s > timeout_s:
-            raise DependencyAway("features", 0.5)
+            raise DependencyUnavailable("features", 0.5)
         if self.error is not None:
             raise self.error
         found = self.users.get(user_id, UserFeatures())

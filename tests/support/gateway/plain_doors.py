@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
-from services.gateway.request.load_monitor import EdgeWatch, LoadMonitor
+from services.gateway.overload.monitor import EdgeWatch, LoadMonitor
 from services.gateway.rest.door import create_rest_app
 from tests.support.servers import HOST, accepts, free_port
 from tests.support.wait import wait_for

@@ -282,7 +282,7 @@ def with_features(ask: Callable[[], Answer]) -> Answer:
     for _ in range(2):
         answer = ask()
         reason = answer.get("reason") if isinstance(answer, dict) else answer.reason
-        if reason != "features_away":
+        if reason != "features_unavailable":
             return answer
     return ask()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from services.contracts.events import Interaction
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.features.ownership import partition_of
 from services.features.schema import LogPosition
 from services.stream.decode import DeadLetter, Misplaced, Record
@@ -121,7 +121,7 @@ class MemoryConsumer:
     def check_topic(self) -> None:
         """Fail after a cut, as a client does that follows the leader epochs."""
         if self._leader_epoch != self._topic.leader_epoch:
-            raise DependencyAway("broker", 0.0)
+            raise DependencyUnavailable("broker", 0.0)
 
     def close(self) -> None:
         """Do nothing."""

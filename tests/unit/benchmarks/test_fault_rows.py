@@ -40,7 +40,7 @@ def test_a_row_of_the_matrix() -> None:
     shots = [
         Shot(0.01, 0.0, RequestOutcome(True, tier, reason, num_attempts=1 + (number == 20)), one.at_s, number)
         for number, one in enumerate(planned)
-        for tier, reason in [("student", "llm_away") if 2 <= one.at_s < 6 else ("llm", "llm_in_time")]
+        for tier, reason in [("student", "llm_unavailable") if 2 <= one.at_s < 6 else ("llm", "llm_in_time")]
     ]
     probe = EventProbe.__new__(EventProbe)
     probe.events = [Event("a", 1, 1.0, 1.1, 1.2), Event("b", 2, 3.0), Event("c", 3, 5.2, 5.3, 5.5)]
@@ -69,7 +69,7 @@ class ForgetfulDoor:
         """Store events."""
         self.stored += [event.event_id for event in events]
         if len(self.stored) == len(events):
-            raise TailraceError("dependency_away", "late", num_attempts=2)
+            raise TailraceError("unavailable", "late", num_attempts=2)
         return Recorded(tuple(self.stored))
 
 

@@ -14,7 +14,12 @@ from benchmarks.load.scoring import answers_recovered_s, summarise, tier_weights
 
 OK = RequestOutcome(is_ok=True, tier="student", reason="short_history")
 REPORT = {"metrics": {"decoder": {"ndcg@10": 0.125}, "student": {"ndcg@10": 0.1}, "popularity": {"ndcg@10": 0.05}}}
-REASONS = {"llm": "llm_in_time", "precomputed": "precomputed_fresh", "student": "llm_away", "popular": "unknown_user"}
+REASONS = {
+    "llm": "llm_in_time",
+    "precomputed": "precomputed_fresh",
+    "student": "llm_unavailable",
+    "popular": "unknown_user",
+}
 
 
 def shot(tier: str, ms: float = 10.0, at_s: float = 0.0) -> Shot:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from benchmarks.faults.tcp_proxy import TcpProxy, Wire
 from services.contracts.access import Scope
-from services.errors import DependencyAway, Overloaded
+from services.errors import DependencyUnavailable, Overloaded
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, write_keys
@@ -153,7 +153,7 @@ async def test_errors_are_the_same_over_both_doors(case: Case) -> None:
     case.world.events.error = Overloaded("events", 2.0)
     with pytest.raises(TailraceError) as busy:
         await case.client.record(Event("u", "i00"), deadline_ms=1_900)
-    case.world.events.error = DependencyAway("broker", 2.0)
+    case.world.events.error = DependencyUnavailable("broker", 2.0)
     with pytest.raises(TailraceError) as away:
         await case.client.record(Event("u", "i00"), deadline_ms=1_900)
     async with case.other() as nobody:
@@ -167,7 +167,7 @@ async def test_errors_are_the_same_over_both_doors(case: Case) -> None:
     assert (refused.message, refused.num_attempts) == ("0 is out of range", 1)
     assert len(refused.request_id or "") == 32
     assert (busy.value.code, busy.value.retry_after_s, busy.value.num_attempts) == ("overloaded", 2.0, 1)
-    assert (away.value.code, away.value.retry_after_s, away.value.num_attempts) == ("dependency_away", 2.0, 1)
+    assert (away.value.code, away.value.retry_after_s, away.value.num_attempts) == ("unavailable", 2.0, 1)
     assert unknown.value.code == "unauthenticated"
 
 
@@ -367,8 +367,8 @@ def test_details_of_another_server_s_error_are_no_failure() -> None:
         (200, b"{}", "", "internal"),
         (200, b'{"items": []}', "", "internal"),
         (200, b"[" * 100_000, "", "internal"),
-        (503, b"", "-1", "dependency_away"),
-        (503, b"", "nan", "dependency_away"),
+        (503, b"", "-1", "unavailable"),
+        (503, b"", "nan", "unavailable"),
     ],
 )
 async def test_another_server_s_answer_is_the_one_error(

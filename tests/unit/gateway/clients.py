@@ -26,7 +26,7 @@ WIRE = {
     "quota_exceeded": (429, "RESOURCE_EXHAUSTED"),
     "overloaded": (429, "RESOURCE_EXHAUSTED"),
     "not_found": (404, "NOT_FOUND"),
-    "dependency_away": (503, "UNAVAILABLE"),
+    "unavailable": (503, "UNAVAILABLE"),
     "deadline_exceeded": (504, "DEADLINE_EXCEEDED"),
     "internal": (500, "INTERNAL"),
 }

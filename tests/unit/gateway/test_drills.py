@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.contracts.rank import RankRequest
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.gateway.drills import HOLD_S, DrilledLlm, DrilledStore, Drills, DrillTarget, read_drills
 from tests.support.clock import Clock
 from tests.support.gateway.fakes import FakeFeatures, FakeLlm
@@ -37,6 +37,7 @@ async def test_a_drill_reaches_the_other_replica(tmp_path: Path) -> None:
     await other.stop()
 
     assert other.remaining_s().keys() == {DrillTarget.FEATURES}
+    assert all(left_s == round(left_s, 1) for left_s in other.remaining_s().values())
 
 
 async def test_switches_at_the_same_moment_are_all_kept(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ async def test_a_drilled_llm_is_unavailable_until_the_drill_ends(tmp_path: Path)
     llm = DrilledLlm(inner, drills)
 
     await drills.switch({DrillTarget.LLM: True})
-    with pytest.raises(DependencyAway, match="llm"):
+    with pytest.raises(DependencyUnavailable, match="llm"):
         await llm.rank(REQUEST, 1.0)
     await drills.switch({DrillTarget.LLM: False})
     result = await llm.rank(REQUEST, 1.0)
@@ -89,7 +90,7 @@ async def test_a_drilled_store_is_unavailable_in_every_call(tmp_path: Path) -> N
     answers = [await call() for call in calls]
     await drills.switch({DrillTarget.FEATURES: True})
     for call in calls:
-        with pytest.raises(DependencyAway, match="features"):
+        with pytest.raises(DependencyUnavailable, match="features"):
             await call()
 
     assert answers == [user("i00"), [], ["u"]]

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import Filters, Reason, Tier
-from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
+from services.errors import (
+    BundleMismatch,
+    BundleNotFound,
+    DeadlineExceeded,
+    DependencyUnavailable,
+    InvalidRequest,
+    Overloaded,
+)
 from tests.support.wait import until
 from tests.unit.gateway.world import NOW_S, World, started_world, user
 
@@ -21,7 +28,7 @@ from tests.unit.gateway.world import NOW_S, World, started_world, user
     ("fault", "reason"),
     [
         ({"error": Overloaded("llm", 1.0)}, Reason.LLM_OVERLOADED),
-        ({"error": DependencyAway("llm", 1.0)}, Reason.LLM_AWAY),
+        ({"error": DependencyUnavailable("llm", 1.0)}, Reason.LLM_UNAVAILABLE),
         ({"error": DeadlineExceeded("llm")}, Reason.LLM_LATE),
         ({"error": BundleMismatch("v1", "v2")}, Reason.BUNDLE_MISMATCH),
         ({"error": BundleNotFound("none yet")}, Reason.BUNDLE_MISMATCH),
@@ -127,7 +134,7 @@ async def test_failures_in_a_row_open_the_breaker(world: World) -> None:
 
     answer = await world.recommend()
 
-    assert (answer.reason, len(world.llm.requests)) == (Reason.LLM_AWAY, 2)
+    assert (answer.reason, len(world.llm.requests)) == (Reason.LLM_UNAVAILABLE, 2)
     assert world.metric("tailrace_breaker_open") == 1
 
 
@@ -157,7 +164,7 @@ async def test_forbidden_items_of_the_llm_are_replaced(world: World) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
-@pytest.mark.parametrize(("error", "delay_s"), [(DependencyAway("features", 1.0), 0.0), (None, 3_600)])
+@pytest.mark.parametrize(("error", "delay_s"), [(DependencyUnavailable("features", 1.0), 0.0), (None, 3_600)])
 async def test_without_features_there_are_answers(world: World, error: Exception | None, delay_s: float) -> None:
     """Popularity answers a request without history, the student one that carries recent items."""
     world.features.error, world.features.delay_s = error, delay_s
@@ -165,8 +172,8 @@ async def test_without_features_there_are_answers(world: World, error: Exception
     bare = await world.recommend()
     helped = await world.recommend(recent_item_ids=("i00", "i01", "i02"))
 
-    assert (bare.tier, bare.reason) == (Tier.POPULAR, Reason.FEATURES_AWAY)
-    assert (helped.tier, helped.reason) == (Tier.STUDENT, Reason.FEATURES_AWAY)
+    assert (bare.tier, bare.reason) == (Tier.POPULAR, Reason.FEATURES_UNAVAILABLE)
+    assert (helped.tier, helped.reason) == (Tier.STUDENT, Reason.FEATURES_UNAVAILABLE)
     assert world.metric("tailrace_deadline_missed_total", door="rest") == 0
 
 
@@ -217,7 +224,7 @@ async def test_many_callers_at_once_overflow_to_the_student(world: World) -> Non
     llm_delay_s=st.sampled_from([0.0, 0.001, 3_600.0]),
     llm_error=st.sampled_from([None, ZeroDivisionError(), Overloaded("llm", 1.0)]),
     features_delay_s=st.sampled_from([0.0, 3_600.0]),
-    features_error=st.sampled_from([None, DependencyAway("features", 1.0)]),
+    features_error=st.sampled_from([None, DependencyUnavailable("features", 1.0)]),
     student_error=st.sampled_from([None, ZeroDivisionError()]),
     user_id=st.sampled_from(["listed", "long", "short", "sated", "nobody", "dropouts", None]),
     k=st.sampled_from([1, 3, 2_000]),

@@ -21,7 +21,7 @@ from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, StoredKey, write_keys
 from services.gateway.access.shared_rates import SharedRates
 from services.gateway.data_plane import DataPlane, PlaneConfig, Ports, build_data_plane
-from services.router.admission import AdmissionLimits
+from services.gateway.overload.admission import AdmissionLimits
 from services.router.deadline import Arrival, DeadlineLimits
 from services.router.policy import LlmRule
 from tests.support.gateway.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent

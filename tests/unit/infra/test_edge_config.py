@@ -101,14 +101,15 @@ def test_a_node_counts_when_it_passes_its_checks_at_both_doors() -> None:
 
 def test_the_edge_s_own_errors_have_the_doors_envelopes() -> None:
     """Every JSON that HAProxy answers itself has exactly the documented fields, below OpenAI's paths those of OpenAI."""
-    bodies = re.findall(r"application/json.*? string '([^']+)'", plan(None).render())
+    bodies = re.findall(r"application/json.*? lf-string '([^']+)'", plan(None).render())
 
     assert len(bodies) >= 3
     for body in bodies:
         if "param" in json.loads(body)["error"]:
             OpenAiErrorBody.model_validate_json(body)
         else:
-            assert ErrorBody.model_validate_json(body).error.code in set(ErrorKind)
+            error = ErrorBody.model_validate_json(body).error
+            assert (error.code in set(ErrorKind), error.request_id) == (True, "%[var(txn.request_id),json(utf8s)]")
 
 
 def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:

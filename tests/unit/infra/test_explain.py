@@ -82,7 +82,7 @@ def test_the_request_has_the_whole_id_and_the_key(door: Canned) -> None:
         (404, "not_found", NotFound, "no such record; ask sooner"),
         (401, "unauthenticated", EnvironmentFault, "scope admin by --key-file"),
         (403, "not_allowed", EnvironmentFault, "--key-file"),
-        (503, "dependency_away", EnvironmentFault, "no such record"),
+        (503, "unavailable", EnvironmentFault, "no such record"),
         (200, "<html>", EnvironmentFault, "no Tailrace gateway"),
         (404, "<html>", EnvironmentFault, "no Tailrace gateway"),
         (500, '{"error": "text"}', EnvironmentFault, "no Tailrace gateway"),

@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from services.contracts.text import ChatMessage, FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.llm.handles import TextHandle, session_of
 
 BEGAN = TextBegan(num_prompt_tokens=3)
@@ -78,7 +78,7 @@ async def test_a_text_with_tokens_and_a_third_failure_are_not_retried(attempts: 
     """Another replica would generate another text, and retries are bounded."""
     handle = Handle(*attempts, WHOLE)
 
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await events_of(handle)
     assert len(handle.left) == 1
 

@@ -59,7 +59,8 @@ def test_failures_and_silence_close_the_only_replica(outcome: LlmOutcome) -> Non
         rank(gate, "", outcome, 0.1)
 
     is_failure, is_silence = (
-        outcome in kinds for kinds in ({LlmOutcome.FAILED, LlmOutcome.AWAY}, {LlmOutcome.LATE, LlmOutcome.ABANDONED})
+        outcome in kinds
+        for kinds in ({LlmOutcome.FAILED, LlmOutcome.UNAVAILABLE}, {LlmOutcome.LATE, LlmOutcome.ABANDONED})
     )
     assert gate.is_open(0.1) is (is_failure or is_silence)
     assert view(gate, 0.1).breaker_allows is not is_failure

@@ -25,13 +25,13 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
     both = (True, False)
     times = ((0.1, 0.1), (0.11, 0.1), (0.0, 0.0))
     kinds = itertools.product(((0, 0), (0, 9), (9, 9)), both, both, both, both, (0, 2, 3), both, both, (0, 7, 8), times)
-    for allowed, covers, shed, away, known, history, pays, breaker, flight, (predicted_s, budget_s) in kinds:
+    for allowed, covers, shed, unavailable, known, history, pays, breaker, flight, (predicted_s, budget_s) in kinds:
         case = Facts(
             num_allowed=allowed[0],
             num_allowed_if_seen=allowed[1],
             list_covers=covers,
             is_shed=shed,
-            features_away=away,
+            features_unavailable=unavailable,
             user_known=known,
             num_history=history,
             min_history_for_llm=3,
@@ -47,13 +47,13 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             (allowed[0] == 0, Tier.POPULAR, Reason.EVERYTHING_SEEN),
             (shed, Tier.POPULAR, Reason.SHED),
             (covers, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
-            (history == 0 and away, Tier.POPULAR, Reason.FEATURES_AWAY),
+            (history == 0 and unavailable, Tier.POPULAR, Reason.FEATURES_UNAVAILABLE),
             (history == 0 and known, Tier.POPULAR, Reason.SHORT_HISTORY),
             (history == 0, Tier.POPULAR, Reason.UNKNOWN_USER),
-            (away, Tier.STUDENT, Reason.FEATURES_AWAY),
+            (unavailable, Tier.STUDENT, Reason.FEATURES_UNAVAILABLE),
             (history < 3, Tier.STUDENT, Reason.SHORT_HISTORY),
             (not pays, Tier.STUDENT, Reason.STUDENT_SUFFICES),
-            (not breaker, Tier.STUDENT, Reason.LLM_AWAY),
+            (not breaker, Tier.STUDENT, Reason.LLM_UNAVAILABLE),
             (flight >= 8, Tier.STUDENT, Reason.LLM_OVERLOADED),
             (predicted_s > budget_s or not budget_s, Tier.STUDENT, Reason.LLM_TOO_SLOW),
             (True, Tier.LLM, Reason.LLM_IN_TIME),
@@ -71,7 +71,7 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
         (LlmOutcome.IN_TIME, None),
         (LlmOutcome.LATE, Reason.LLM_LATE),
         (LlmOutcome.OVERLOADED, Reason.LLM_OVERLOADED),
-        (LlmOutcome.AWAY, Reason.LLM_AWAY),
+        (LlmOutcome.UNAVAILABLE, Reason.LLM_UNAVAILABLE),
         (LlmOutcome.FAILED, Reason.LLM_FAILED),
         (LlmOutcome.MISMATCH, Reason.BUNDLE_MISMATCH),
         (LlmOutcome.REFUSED, Reason.LLM_FAILED),

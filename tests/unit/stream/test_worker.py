@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from services.contracts.event_roles import DEFAULT_ROLES
 from services.contracts.events import Interaction
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.features.ownership import Claim, PartitionWrite
 from services.features.schema import LogPosition, PopularRow
 from services.observability.metrics import StreamMetrics
@@ -49,7 +49,7 @@ class FakeConsumer:
         if self._quiet_after is None:
             self._num_polls += 1
             if self._num_polls > 1:
-                raise DependencyAway("broker", 0.0)
+                raise DependencyUnavailable("broker", 0.0)
         elif self._quiet_after():
             self._num_polls += 1
             if self._num_polls == NUM_POLLS:
@@ -166,7 +166,7 @@ class UnreadConsumer(FakeConsumer):
     def poll(self, _wait_ms: int) -> list[Any]:
         """Fail, and stop the worker."""
         self._stop.set()
-        raise DependencyAway("broker", 0.0)
+        raise DependencyUnavailable("broker", 0.0)
 
 
 def test_lag_is_reported_where_polls_fail(tmp_path: Path) -> None:

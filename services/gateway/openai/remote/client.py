@@ -16,7 +16,7 @@ import pydantic_core
 import structlog
 
 from services.contracts.text import SamplingOptions, TextEvent, TextModel, TextRequest
-from services.errors import ConfigError, DeadlineExceeded, DependencyAway, NotFound
+from services.errors import ConfigError, DeadlineExceeded, DependencyUnavailable, NotFound
 from services.gateway.call.headers import DEADLINE_MS
 from services.gateway.openai.chunks import Json
 from services.gateway.openai.parse import ANY_OBJECT
@@ -82,7 +82,7 @@ class RemoteWriter:
         await self._http.aclose()
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return the server's models that are offered here. Raises DependencyAway."""
+        """Return the server's models that are offered here. Raises DependencyUnavailable."""
         with _as_unavailable():
             answer = await self._http.get("/models", headers=self._headers())
             if answer.status_code != httpx.codes.OK:
@@ -120,10 +120,10 @@ class RemoteWriter:
 
 @contextmanager
 def _as_unavailable() -> Iterator[None]:
-    """Turn every failure of the key, the connection or the answer's format into DependencyAway, and log its cause."""
+    """Turn every failure of the key, the connection or the answer's format into DependencyUnavailable, and log its cause."""
     try:
         yield
-    except DependencyAway as error:
+    except DependencyUnavailable as error:
         log.warning("text_server_failed", error="; ".join(error.__notes__))
         raise
     except ConfigError as error:

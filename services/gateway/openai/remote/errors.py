@@ -12,7 +12,7 @@ import pydantic_core
 from services.errors import (
     ContextTooLong,
     DeadlineExceeded,
-    DependencyAway,
+    DependencyUnavailable,
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -29,9 +29,9 @@ _TOO_LONG = ("maximum context length", "maximum model length")
 """Phrases of OpenAI's and vLLM's messages for a prompt that is too long, whatever the code."""
 
 
-def unavailable(cause: str, retry_after_s: float = _RETRY_AFTER_S) -> DependencyAway:
+def unavailable(cause: str, retry_after_s: float = _RETRY_AFTER_S) -> DependencyUnavailable:
     """Return the error with the cause as a note."""
-    error = DependencyAway("text", retry_after_s)
+    error = DependencyUnavailable("text", retry_after_s)
     error.add_note(cause)
     return error
 

@@ -28,7 +28,7 @@ _ABORTED = frozenset({"abort", "error"})
 
 
 async def data_of(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the data of each event up to `[DONE]`. Raises DependencyAway if the stream ends without it."""
+    """Yield the data of each event up to `[DONE]`. Raises DependencyUnavailable if the stream ends without it."""
     async for line in _lines_of(body):
         if line.startswith(_DATA):
             data = line[len(_DATA) :].strip()
@@ -93,7 +93,7 @@ class ChunkReader:
                 yield piece
 
     def done(self) -> TextDone:
-        """Return the last event. Raises DependencyAway if the stream ended before every choice did."""
+        """Return the last event. Raises DependencyUnavailable if the stream ended before every choice did."""
         if self._open:
             raise unavailable("it ended before every choice did")
         return self._usage or self._counted

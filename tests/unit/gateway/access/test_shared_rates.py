@@ -1,9 +1,9 @@
-"""What all gateways together admit while the store of the shared counts is away, on clocks that the tests set."""
+"""What all gateways together admit while the store of the shared counts is unavailable, on clocks that the tests set."""
 
 import pytest
 
 from services.contracts.access import Allowance, Ask, Grant
-from services.errors import DependencyAway, QuotaExceeded
+from services.errors import DependencyUnavailable, QuotaExceeded
 from services.gateway.access.rates import PEERS_KEPT_S, Peers
 from services.gateway.access.shared_rates import SharedRates
 from tests.support.clock import Clock
@@ -13,11 +13,11 @@ RATE, BURST, QUOTA, AWAY_S = 32.0, 64.0, 1_000, 20
 
 
 class Counts:
-    """The shared counts of a store that can be away: it knows who counts, and grants nothing."""
+    """The shared counts of a store that can be unavailable: it knows who counts, and grants nothing."""
 
     def __init__(self) -> None:
         self.processes: set[str] = set()
-        self.is_away = False
+        self.is_unavailable = False
 
 
 class Connection:
@@ -27,15 +27,15 @@ class Connection:
         self.store, self.name = store, name
 
     async def ask(self, key_id: str, allowance: Allowance, ask: Ask, timeout_s: float) -> Grant:
-        """Refuse the call: these tests are about calls while the store is away."""
-        if self.store.is_away:
-            raise DependencyAway("features", 1.0)
+        """Refuse the call: these tests are about calls while the store is unavailable."""
+        if self.store.is_unavailable:
+            raise DependencyUnavailable("features", 1.0)
         return Grant(num_calls=0, refused_by="rate", wait_s=0.0, tokens=0.0, today=0, day=0)
 
     async def check(self, timeout_s: float) -> int:
         """Count the process."""
-        if self.store.is_away:
-            raise DependencyAway("features", 1.0)
+        if self.store.is_unavailable:
+            raise DependencyUnavailable("features", 1.0)
         self.store.processes.add(self.name)
         return len(self.store.processes)
 
@@ -65,7 +65,7 @@ async def admitted(gateways: list[SharedRates], clock: Clock, allowance: Allowan
     ids=["few", "the most", "two clusters", "all start meanwhile", "most start meanwhile"],
 )
 @pytest.mark.parametrize("limit", ["rate", "quota"])
-async def test_all_gateways_admit_the_limit_while_the_store_is_away(
+async def test_all_gateways_admit_the_limit_while_the_store_is_unavailable(
     clock: Clock, limit: str, num_known: int, num_cold: int, times: float
 ) -> None:
     """However many of up to 16 run: those that were counted divide by their number, those that start meanwhile by 16.
@@ -75,8 +75,8 @@ async def test_all_gateways_admit_the_limit_while_the_store_is_away(
     allowance = Allowance(rate_per_s=RATE, burst=BURST) if limit == "rate" else Allowance(daily_quota=QUOTA)
     whole = BURST + RATE * AWAY_S if limit == "rate" else QUOTA
     counts, gateways = Counts(), []
-    for num_more, is_away in ((num_known, False), (num_cold, True)):
-        counts.is_away = is_away
+    for num_more, is_unavailable in ((num_known, False), (num_cold, True)):
+        counts.is_unavailable = is_unavailable
         for _ in range(num_more):
             connection = Connection(counts, f"gateway {len(gateways)}")
             gateways.append(SharedRates(connection, MOST, clock=clock, wall_clock=lambda: 0.0))

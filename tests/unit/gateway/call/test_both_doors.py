@@ -12,7 +12,7 @@ from services.errors import (
     BundleNotFound,
     ContextTooLong,
     DeadlineExceeded,
-    DependencyAway,
+    DependencyUnavailable,
     InvalidRequest,
     NotAllowed,
     NotFound,
@@ -224,9 +224,9 @@ async def test_seconds_in_the_place_of_milliseconds_are_recognised(door: Door) -
 
 @pytest.mark.parametrize(
     ("error", "code", "retry_after"),
-    [(DependencyAway("events", 0.2), "dependency_away", "1"), (Overloaded("events", 1.5), "overloaded", "2")],
+    [(DependencyUnavailable("events", 0.2), "unavailable", "1"), (Overloaded("events", 1.5), "overloaded", "2")],
 )
-async def test_events_are_refused_with_retry_after_when_the_broker_is_away(
+async def test_events_are_refused_with_retry_after_when_the_broker_is_unavailable(
     door: Door, world: World, error: Exception, code: str, retry_after: str
 ) -> None:
     """Nothing is acknowledged, and the caller gets a time to retry: in whole seconds, at least one, through either door."""
@@ -257,7 +257,7 @@ ERRORS = [
     NotFound("no such name", "look"),
     QuotaExceeded("rate", 1.0),
     Overloaded("llm", 1.0),
-    DependencyAway("features", 1.0),
+    DependencyUnavailable("features", 1.0),
     DeadlineExceeded("llm"),
     BundleNotFound("none"),
     TailraceError(),

@@ -136,7 +136,7 @@ def test_chart_steps_are_rates_per_second_by_tier() -> None:
     gateway = GatewayMetrics(registry)
     before = counts_of(registry.collect(), series, 10.0)
     for _ in range(4):
-        gateway.requests.labels("rest", Tier.STUDENT, Reason.LLM_AWAY, "ok").inc()
+        gateway.requests.labels("rest", Tier.STUDENT, Reason.LLM_UNAVAILABLE, "ok").inc()
         gateway.request_seconds.labels("rest", Tier.STUDENT).observe(0.004)
     gateway.requests.labels("rest", "none", "none", "overloaded").inc()
     step = counts_of(registry.collect(), series, 12.0).since(before)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from services.contracts.access import Priority, Scope
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.gateway.rest.door import create_rest_app
 from tests.support.engine.parrot import MODEL, Parrot
 from tests.support.gateway.keys import bearer, stored_key
@@ -115,7 +115,7 @@ async def test_metrics_of_tokens_and_their_times(http: httpx.AsyncClient, texts:
 
 async def test_models_are_a_503_while_the_text_writer_is_unavailable(http: httpx.AsyncClient, parrot: Parrot) -> None:
     """A list without its models would mean that they do not exist."""
-    parrot.error = DependencyAway("text", 1)
+    parrot.error = DependencyUnavailable("text", 1)
 
     answer = await http.get("/v1/models")
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from services.errors import DependencyAway, NotFound, Overloaded
+from services.errors import DependencyUnavailable, NotFound, Overloaded
 from tests.support.engine.parrot import MODEL, Parrot
 from tests.support.wait import until
 from tests.unit.gateway.openai.conftest import LIMITS
@@ -110,7 +110,7 @@ async def test_a_deadline_after_the_first_token_ends_the_choices(
     [
         (NotFound("there is no model", "see /v1/models"), 404, "invalid_request_error"),
         (Overloaded("text", 2), 429, "rate_limit_error"),
-        (DependencyAway("text", 2), 503, "server_error"),
+        (DependencyUnavailable("text", 2), 503, "server_error"),
         (RuntimeError("inside"), 500, "server_error"),
     ],
 )
@@ -153,7 +153,7 @@ async def test_an_error_within_a_stream_is_its_last_event(
 
 async def test_an_error_of_one_prompt_is_the_answer(http: httpx.AsyncClient, parrot: Parrot) -> None:
     """An answer has all prompts or is an error."""
-    parrot.error, parrot.num_before_error = DependencyAway("text", 1), 1
+    parrot.error, parrot.num_before_error = DependencyUnavailable("text", 1), 1
 
     answer = await http.post(COMPLETIONS, json=body(prompt=["a", "b"]))
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from services.contracts.access import ANYONE
 from services.contracts.recommend import Reason, RecommendRequest, Tier
-from services.errors import DependencyAway, NotFound
+from services.errors import DependencyUnavailable, NotFound
 from services.gateway.records import explanations as module
 from services.gateway.records.answer import AnswerRecord, RefusalRecord
 from services.gateway.records.explanations import Explanations
@@ -112,15 +112,15 @@ async def test_an_answer_has_an_explanation(
 async def test_the_llms_own_numbers_are_included(world: World, rest: RestClient) -> None:
     """An answer in time has the LLM's counts, another outcome has only itself."""
     await rest.recommend({"user_id": "long", "request_id": "in time"})
-    world.llm.error = DependencyAway("llm", 1.0)
+    world.llm.error = DependencyUnavailable("llm", 1.0)
     await rest.recommend({"user_id": "long", "request_id": "away"})
 
     in_time, away = await explained(world, rest, "in%20time"), await explained(world, rest, "away")
 
     assert in_time["llm"]["outcome"] == "in_time"
     assert in_time["llm"]["num_prompt_tokens"] == 1
-    assert away["llm"] == {**dict.fromkeys(in_time["llm"]), "outcome": "away"}
-    assert (away["planned_tier"], away["tier"], away["reason"]) == ("llm", "student", "llm_away")
+    assert away["llm"] == {**dict.fromkeys(in_time["llm"]), "outcome": "unavailable"}
+    assert (away["planned_tier"], away["tier"], away["reason"]) == ("llm", "student", "llm_unavailable")
 
 
 async def test_a_refused_request_has_an_explanation(world: World, door: Door, rest: RestClient) -> None:
@@ -167,16 +167,16 @@ async def test_an_explanation_of_another_version_is_not_found(world: World, rest
 
 async def test_an_unavailable_store_is_reported_as_such(world: World, rest: RestClient) -> None:
     """The answer is a 503, not a 404."""
-    world.shelf.error = DependencyAway("features", 1.0)
+    world.shelf.error = DependencyUnavailable("features", 1.0)
 
     found = await rest.http.get("/v1/explanations/x")
 
-    assert (found.status_code, found.json()["error"]["code"]) == (503, "dependency_away")
+    assert (found.status_code, found.json()["error"]["code"]) == (503, "unavailable")
 
 
 async def test_an_unavailable_store_loses_explanations_and_fails_no_request(shelf: Shelf) -> None:
     """Waiting records are dropped and counted; later ones are kept when the store is back."""
-    shelf.fake.error = DependencyAway("features", 1.0)
+    shelf.fake.error = DependencyUnavailable("features", 1.0)
     for number in range(40):
         shelf.explanations.refused(refusal(number))
     await shelf.explanations.flush()

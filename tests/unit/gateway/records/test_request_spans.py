@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.observability.tracing import Tracing
 from tests.support.spans import Recorder, trace_id_of, traceparent
 from tests.unit.gateway.clients import Door
@@ -69,13 +69,13 @@ async def test_a_refusal_has_a_span_with_its_code(door: Door, recorder: Recorder
 
 async def test_an_unavailable_dependency_is_an_error(world: World, door: Door, recorder: Recorder) -> None:
     """Events that the broker did not acknowledge give the span an error status."""
-    world.events.error = DependencyAway("interactions", 1.0)
+    world.events.error = DependencyUnavailable("interactions", 1.0)
 
     await door.record([{"user_id": "u", "item_id": "i"}])
 
     (root,) = recorder.spans
     assert root.status.status_code is StatusCode.ERROR
-    assert (root.attributes or {})["error.type"] == "dependency_away"
+    assert (root.attributes or {})["error.type"] == "unavailable"
 
 
 async def test_the_page_lists_every_span_and_attribute(world: World, door: Door, recorder: Recorder) -> None:

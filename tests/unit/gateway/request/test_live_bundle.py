@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from models.registry import BundleStore
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.gateway.request.live_bundle import LiveBundle
 from tests.support.gateway.fakes import FakeStudent
 from tests.support.wait import until
@@ -22,12 +22,12 @@ def follower(root: Path) -> tuple[LiveBundle, CollectorRegistry]:
 
 
 async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
-    """Access raises DependencyAway, which has a retry time."""
+    """Access raises DependencyUnavailable, which has a retry time."""
     live, _ = follower(tmp_path / "bundles")
     await live.refresh()
 
     assert not live.is_loaded
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         live.current()
 
 

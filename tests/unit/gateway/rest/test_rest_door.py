@@ -47,6 +47,16 @@ async def test_a_bad_body_is_a_422_that_names_the_field(rest: RestClient, path: 
     assert "Traceback" not in answer.text
 
 
+@pytest.mark.parametrize("path", [RECOMMEND, EVENTS])
+async def test_a_query_parameter_is_refused_and_not_ignored(rest: RestClient, path: str) -> None:
+    """All of these calls is in the body; the id that it names is in the refusal."""
+    answer = await rest.http.post(f"{path}?k=1", json={"user_id": "u", "item_id": "i", "request_id": "mine"})
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["field"]) == (422, "invalid_request", "k")
+    assert path == EVENTS or error["request_id"] == "mine"
+
+
 @pytest.mark.parametrize(
     ("body", "problem", "fix"),
     [
@@ -219,7 +229,7 @@ async def test_before_the_first_bundle_nothing_is_ready_and_nothing_breaks(tmp_p
         ready = await http.get("/readyz")
         alive = await http.get("/healthz")
 
-    assert (asked.status_code, asked.json()["error"]["message"]) == (503, "bundle is away")
+    assert (asked.status_code, asked.json()["error"]["message"]) == (503, "bundle is unavailable")
     assert "retry-after" in asked.headers
     assert recorded.json()["unknown_items"] == []
     assert (ready.status_code, alive.status_code) == (503, 200)

@@ -3,7 +3,7 @@
 import pytest
 
 from services.contracts.access import Priority
-from services.errors import DependencyAway, Overloaded
+from services.errors import DependencyUnavailable, Overloaded
 from services.gateway.text.rationale import MAX_TOKENS, RationaleWriter, ended, prompt_of, whole_sentence
 from tests.support.engine.parrot import Parrot
 from tests.support.wait import until
@@ -69,7 +69,7 @@ async def test_a_late_writer_costs_only_the_sentence(door: Door, parrot: Parrot,
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (DependencyAway("text", 1), "failed"),
+        (DependencyUnavailable("text", 1), "failed"),
         (RuntimeError("broken"), "failed"),
         (Overloaded("text", 1), "busy"),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from services.contracts.access import Priority
 from services.contracts.text import TextBegan, TextEvent, TextModel, TextRequest
-from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
+from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
 from services.gateway.text.tier import TextLimits, TextTier
 from services.router.breaker import Breaker
 from tests.support.clock import Clock
@@ -95,13 +95,13 @@ async def test_failures_in_a_row_open_the_breaker_and_one_trial_closes_it(
     tier: TextTier, world: World, parrot: Parrot, clock: Clock
 ) -> None:
     """While it is open the writer is not called; then one trial is sent, and its success admits all."""
-    parrot.error = DependencyAway("text", 1)
+    parrot.error = DependencyUnavailable("text", 1)
     for _ in range(2):
-        with pytest.raises(DependencyAway):
+        with pytest.raises(DependencyUnavailable):
             await all_of(tier, request())
     num_called = len(parrot.requests)
 
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await all_of(tier, request())
     assert (len(parrot.requests), world.metric("tailrace_text_breaker_open")) == (num_called, 1)
     clock.now_s += 11
@@ -149,5 +149,5 @@ class TruncatedWriter:
 
 async def test_a_text_without_an_end_is_a_failure(world: World, clock: Clock) -> None:
     """A truncated text is never served as a complete one."""
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await all_of(tier_of(TruncatedWriter(), world, clock), request())

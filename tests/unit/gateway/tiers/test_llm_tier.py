@@ -16,7 +16,7 @@ from services.gateway.tiers.llm import LlmResult, LlmTier
 from services.router.breaker import Breaker
 from services.router.deadline import Deadline
 from services.router.gate import LlmGate
-from services.router.policy import LlmOutcome
+from services.router.policy import LlmOutcome, LlmRule
 from services.router.predictor import LatencyPredictor
 from services.router.replica import RankSize, Replica
 from tests.support.gateway.fakes import FakeLlm
@@ -46,7 +46,7 @@ def context(world: World) -> RequestContext:
 def tier_with(llm: FakeLlm) -> tuple[LlmTier, LlmGate]:
     """The tier on this LLM, and its gate."""
     gate = LlmGate(lambda: Replica(Breaker(2, 60.0), LatencyPredictor(0.0)), max_in_flight=8)
-    return LlmTier(llm, gate, Gauge("breaker", "", registry=CollectorRegistry())), gate
+    return LlmTier(llm, gate, LlmRule(min_history=3), Gauge("breaker", "", registry=CollectorRegistry())), gate
 
 
 async def test_the_load_that_an_engine_reports_counts_for_the_next_request(context: RequestContext) -> None:

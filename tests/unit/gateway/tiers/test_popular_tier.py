@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from models.catalogue import Catalogue
 from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
-from services.errors import DependencyAway
+from services.errors import DependencyUnavailable
 from services.features.reader import merge_popularity
 from services.features.schema import LogPosition, PopularRow
 from services.gateway.request.candidates import ItemRanking, as_items, best_allowed, choose, masks_for
@@ -86,7 +86,7 @@ async def test_windows_are_refreshed_and_kept_during_an_outage(world: World) -> 
     world.features.popular = [("i19", 100.0)]
     await popular.refresh()
     refreshed = first()
-    world.features.error = DependencyAway("features", 1.0)
+    world.features.error = DependencyUnavailable("features", 1.0)
     await popular.refresh()
 
     assert (before, refreshed) == ((0, "i00"), (19, "i19"))

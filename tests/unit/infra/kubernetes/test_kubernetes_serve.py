@@ -45,7 +45,7 @@ def test_replicas_fit_into_the_pods(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_each_gateway_knows_how_many_there_may_be(overlay: str) -> None:
-    """The setting by which gateways divide the keys' limits while Redis is away is the autoscaler's maximum."""
+    """The setting by which gateways divide the keys' limits while Redis is unavailable is the autoscaler's maximum."""
     things = render(overlay)
     (scaling,) = [
         one["autoscaling_config"]

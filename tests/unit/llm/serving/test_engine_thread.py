@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.errors import DependencyAway, InvalidRequest
+from services.errors import DependencyUnavailable, InvalidRequest
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import NewToken, Status
 from services.llm.engine.sampling_parameters import SampledToken
@@ -121,12 +121,12 @@ async def test_stopping_finishes_requests_in_flight(engine) -> None:
     assert (await caller).outcome.status is Status.LENGTH
     thread.join(5.0)
     assert not thread.is_alive
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await thread.run_request(add)
 
 
 async def test_a_failed_engine_fails_every_caller(engine) -> None:
-    """When a step fails, all callers get DependencyAway, later ones too, and the cause is kept."""
+    """When a step fails, all callers get DependencyUnavailable, later ones too, and the cause is kept."""
     thread = EngineThread(engine, 1, lambda stepped: None)
 
     def add_and_fail(engine: Engine, request_id: str, now_s: float) -> None:
@@ -138,10 +138,10 @@ async def test_a_failed_engine_fails_every_caller(engine) -> None:
         *(thread.run_request(request) for request in (add_long, add_and_fail, add_long)), return_exceptions=True
     )
 
-    assert [type(end) for end in ends] == [DependencyAway] * 3
+    assert [type(end) for end in ends] == [DependencyUnavailable] * 3
     thread.join(5.0)
     assert str(thread.failure) == "no such kernel"
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await thread.run_request(add)
 
 
@@ -179,9 +179,9 @@ async def test_a_stream_has_its_results_in_order_and_an_error_after_them() -> No
     assert list(await stream.take()) == [first, second]
 
     stream.put(third)
-    stream.put(DependencyAway("the engine", 1.0))
+    stream.put(DependencyUnavailable("the engine", 1.0))
 
     assert list(await stream.take()) == [third]
     for _ in range(2):
-        with pytest.raises(DependencyAway):
+        with pytest.raises(DependencyUnavailable):
             await asyncio.wait_for(stream.take(), 5.0)

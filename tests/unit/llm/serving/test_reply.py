@@ -10,7 +10,7 @@ from services.errors import (
     CheckpointError,
     ContextTooLong,
     DeadlineExceeded,
-    DependencyAway,
+    DependencyUnavailable,
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -28,7 +28,7 @@ from services.llm.serving.reply import TEXT, refusal_of
         InvalidRequest("k", "0 is out of range", "send 1"),
         ContextTooLong("prompt", "9 tokens long", "send at most 8"),
         NotFound("no such model", "ask for another"),
-        DependencyAway("the LLM", 1.0),
+        DependencyUnavailable("the LLM", 1.0),
     ],
 )
 def test_an_error_survives_the_trip(error) -> None:
@@ -49,6 +49,6 @@ def test_a_refusal_names_the_part_that_refused() -> None:
     assert refusal_of(DeadlineExceeded("x")).as_error(TEXT).problem.startswith("text:")
 
 
-def test_an_unexpected_error_becomes_dependency_away() -> None:
+def test_an_unexpected_error_becomes_unavailable() -> None:
     """An error that a replica should never raise is not shown to the caller."""
-    assert isinstance(refusal_of(CheckpointError("?")).as_error(), DependencyAway)
+    assert isinstance(refusal_of(CheckpointError("?")).as_error(), DependencyUnavailable)

@@ -22,7 +22,7 @@ from services.contracts.text import (
 )
 from services.errors import (
     ContextTooLong,
-    DependencyAway,
+    DependencyUnavailable,
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -183,7 +183,7 @@ async def test_the_deadline_is_sent_on(remote: RemoteWriter, parrot: Parrot) -> 
 async def test_a_bad_key_file_makes_the_server_unavailable(
     live_url: str, tmp_path: Path, content: bytes | None
 ) -> None:
-    """The caller sees that text is away; the operator's log names setting and file, and quotes nothing of the key."""
+    """The caller sees that text is unavailable; the operator's log names setting and file, and quotes nothing of the key."""
     key_file = tmp_path / "key"
     if content is not None:
         key_file.write_bytes(content)
@@ -191,9 +191,9 @@ async def test_a_bad_key_file_makes_the_server_unavailable(
     assert writer is not None
 
     with capture_logs() as logged:
-        with pytest.raises(DependencyAway):
+        with pytest.raises(DependencyUnavailable):
             await events_of(writer, request())
-        with pytest.raises(DependencyAway):
+        with pytest.raises(DependencyUnavailable):
             await writer.models()
 
     assert [entry["event"] for entry in logged] == ["text_server_failed"] * 2
@@ -207,7 +207,7 @@ async def test_a_bad_key_file_makes_the_server_unavailable(
         (400, b'{"error": {"message": "n: too many", "param": "n"}}', InvalidRequest),
         (404, b'{"error": {"message": "no such model"}}', NotFound),
         (429, b"", Overloaded),
-        (302, b"", DependencyAway),
+        (302, b"", DependencyUnavailable),
         (400, b'{"error": "words"}', InvalidRequest),
     ],
 )

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from services.contracts.access import ANYONE
 from services.contracts.text import TextDone, TextEvent, TextPiece, TextRequest
-from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError
+from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, NotFound, Overloaded, TailraceError
 from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.openai.remote.stream import ChunkReader, data_of
 from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, let_write, serve
@@ -70,8 +70,8 @@ async def test_any_text_survives_any_split(text: str, size: int) -> None:
         ({"message": "no such model", "type": "NotFoundError", "code": 404}, NotFound),
         ({"message": "slow down", "type": "rate_limit_error", "code": "overloaded"}, Overloaded),
         ({"message": "late", "type": "timeout_error", "code": "deadline_exceeded"}, DeadlineExceeded),
-        ({"message": "inside", "type": "InternalServerError", "code": 500}, DependencyAway),
-        ("words", DependencyAway),
+        ({"message": "inside", "type": "InternalServerError", "code": 500}, DependencyUnavailable),
+        ("words", DependencyUnavailable),
     ],
 )
 async def test_an_error_event_keeps_its_meaning(error: Any, kind: type[TailraceError]) -> None:
@@ -83,7 +83,7 @@ async def test_an_error_event_keeps_its_meaning(error: Any, kind: type[TailraceE
 @pytest.mark.parametrize("parts", [[chunk("a")], [chunk("a"), END], [chunk("a"), chunk("", "abort"), END]])
 async def test_a_text_that_was_cut_off_is_an_error(parts: list[bytes]) -> None:
     """Without `[DONE]`, without a finish reason, or with one by which servers report that they broke off."""
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await events_of(*parts)
 
 
@@ -165,13 +165,13 @@ async def test_an_error_before_any_text_has_its_status(
 @pytest.mark.parametrize(
     "malformed", [7, None, {"choices": [7]}, {"choices": [], "usage": [1]}, {"choices": [{"index": 1, "text": "a"}]}]
 )
-async def test_a_malformed_chunk_is_a_dependency_away(
+async def test_a_malformed_chunk_is_a_unavailable(
     server: PreparedServer, remote: RemoteWriter, malformed: object
 ) -> None:
     """Whatever is wrong with the chunk."""
     server.parts = [event(malformed), END]
 
-    with pytest.raises(DependencyAway):
+    with pytest.raises(DependencyUnavailable):
         await written(remote)
 
 
@@ -191,7 +191,7 @@ async def test_the_log_has_the_cause(
     """Callers learn only that the server is unavailable; the log has the cause, a refused key included."""
     server.status, server.parts = status, parts
 
-    with capture_logs() as logs, pytest.raises(DependencyAway):
+    with capture_logs() as logs, pytest.raises(DependencyUnavailable):
         await written(remote)
 
     (line,) = logs
@@ -218,13 +218,13 @@ async def test_a_response_that_never_ends_holds_nobody(server: PreparedServer, r
 
 
 @pytest.mark.parametrize("status", [404, 500])
-async def test_an_error_of_the_model_list_is_a_dependency_away(
+async def test_an_error_of_the_model_list_is_a_unavailable(
     server: PreparedServer, remote: RemoteWriter, status: int
 ) -> None:
     """Also a 404, as for a URL without /v1; the log has the status."""
     server.status = status
 
-    with capture_logs() as logs, pytest.raises(DependencyAway):
+    with capture_logs() as logs, pytest.raises(DependencyUnavailable):
         await remote.models()
 
     assert f"/v1/models returned {status}" in logs[0]["error"]

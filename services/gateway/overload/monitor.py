@@ -2,24 +2,23 @@
 
 A timer samples the loop fifty times a second: everything that is ready to run is delayed as long as the timer, and requests that
 wait for their turn or between the edge and here longer. A sample costs about ten microseconds, independent of traffic. What follows
-from load is decided in `services.router.admission`, and how many requests the edge may let in at once in `services.router.edge_limit`.
+from load is decided in `admission.py`, and how many requests the edge may let in at once in `edge_limit.py`.
 """
 
 import asyncio
-import heapq
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 
 from prometheus_client import Counter, Gauge
 
 from services.contracts.access import Priority
 from services.errors import Overloaded
-from services.router.admission import Admission, Verdict
-from services.router.arrival_clock import ArrivalClock
-from services.router.deadline import Arrival, Deadline
-from services.router.edge_limit import EdgeLimit, EdgeMark
+from services.gateway.overload.admission import Admission, Verdict
+from services.gateway.overload.begin_queue import BeginQueue
+from services.gateway.overload.edge_clock import EdgeClock
+from services.gateway.overload.edge_limit import EdgeLimit, EdgeMark
+from services.router.deadline import Arrival
 
 DOORS = ("rest", "grpc")
 """Each has a limit at the edge of its own: gRPC reads calls more slowly, and its queue would not show beside REST's short waits."""
@@ -28,13 +27,7 @@ _SAMPLE_EVERY_S = 0.02
 _EDGE_WAIT_LIFE_S = 0.3
 _MOST_WAIT_S = 0.1
 """A longer wait counts as this: alone it makes normal priority answered from memory and nobody refused. The edge refuses, and stops at once when the wait is over."""
-_LATE_SHARE = 0.5
-"""A request of whose deadline so much is over begins late: there is no time left to rank."""
-_MAX_LATE_PER_TURN = 8
-"""An answer from memory costs some 0.2 ms."""
 _MAX_EDGES = 64
-_NEWEST_WEIGHT = 0.1
-_LONGEST_TURN_S = 0.1
 
 
 class LoadMonitor:
@@ -44,7 +37,7 @@ class LoadMonitor:
         self, admission: Admission, strain: Gauge, refused: Counter, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.admission = admission
-        self.turns = Turns(clock)
+        self.queue = BeginQueue(clock)
         self._strain = strain
         self._refused = refused
         self._clock = clock
@@ -92,85 +85,12 @@ class LoadMonitor:
     def _sample(self) -> None:
         now_s, before = self._clock(), self.admission.strain
         edge_waits_s = [wait_s for wait_s, until_s in self._edge_waits.values() if now_s < until_s]
-        wait_s = min(max(self.turns.delay_s, *edge_waits_s, 0.0), _MOST_WAIT_S)
+        wait_s = min(max(self.queue.delay_s, *edge_waits_s, 0.0), _MOST_WAIT_S)
         delay_s = max(now_s - self._due_s, wait_s)
         self.admission.looked(now_s, delay_s, time.process_time())
         if self.admission.strain != before:
             self._strain.set(self.admission.strain)
         self._schedule(now_s)
-
-
-class Turns:
-    """Owns the requests of one event loop that were read and have not begun, and begins one per turn of the loop.
-
-        read ──▶ wait (until half of the deadline is over) ──┬─▶ in time: features, ranking, answer
-                                                             └─▶ late: an answer from memory
-
-    The higher priority begins first, of one priority the newest. All requests that were read at once would otherwise begin in one
-    turn, oldest first: under overload each of them is late, and gRPC, which accepts a call only every few turns, waits for all of
-    them. While nothing waits, a request begins at once.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._numbers = count()
-        self._by_rank: list[tuple[Priority, float, int, float, asyncio.Future[bool]]] = []
-        self._by_late: list[tuple[float, int, asyncio.Future[bool]]] = []
-        self._num_waiting = 0
-        self._is_armed = False
-        self._turn_s = 0.0
-        self._turned_s = 0.0
-
-    @property
-    def delay_s(self) -> float:
-        """How long a request would wait that were read now and began after all others."""
-        return self._num_waiting * self._turn_s
-
-    async def begin(self, priority: Priority, deadline: Deadline) -> bool:
-        """Return when this request may begin: whether half of its deadline is left."""
-        late_s = deadline.arrived_s + _LATE_SHARE * deadline.total_ms / 1_000
-        if not self._is_armed:
-            self._turned_s = self._clock()
-            self._arm()
-            return self._turned_s < late_s
-        number, may_begin = next(self._numbers), asyncio.get_running_loop().create_future()
-        heapq.heappush(self._by_rank, (priority, -deadline.arrived_s, number, late_s, may_begin))
-        heapq.heappush(self._by_late, (late_s, number, may_begin))
-        self._num_waiting += 1
-        try:
-            is_in_time: bool = await may_begin
-            return is_in_time
-        finally:
-            self._num_waiting -= 1
-
-    def _arm(self) -> None:
-        self._is_armed = True
-        asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        """Let the next one begin, if any waits."""
-        now_s = self._clock()
-        lasted_s = min(now_s - self._turned_s, _LONGEST_TURN_S)
-        self._turned_s = now_s
-        self._turn_s += _NEWEST_WEIGHT * (lasted_s - self._turn_s)
-        self._release_late(now_s)
-        while self._by_rank:
-            *_, late_s, may_begin = heapq.heappop(self._by_rank)
-            if not may_begin.done():
-                may_begin.set_result(now_s < late_s)
-                self._arm()
-                return
-        self._by_late.clear()
-        self._is_armed = False
-
-    def _release_late(self, now_s: float) -> None:
-        """Let those begin that are late, some per turn; those that have begun or left are skipped."""
-        num_late = 0
-        while self._by_late and self._by_late[0][0] <= now_s and num_late < _MAX_LATE_PER_TURN:
-            may_begin = heapq.heappop(self._by_late)[-1]
-            if not may_begin.done():
-                may_begin.set_result(False)
-                num_late += 1
 
 
 class EdgeWatch:
@@ -180,7 +100,7 @@ class EdgeWatch:
         self._load = load
         self._clock = clock
         self._wall_clock = wall_clock
-        self._arrivals: dict[str, ArrivalClock] = {}
+        self._arrivals: dict[str, EdgeClock] = {}
         self._limits = {door: EdgeLimit() for door in DOORS}
 
     @property
@@ -196,13 +116,13 @@ class EdgeWatch:
         arrivals = self._arrivals_at(mark.edge)
         waited_s = arrivals.waited_s(mark.stamp_ms, mark.num_in_flight, self._wall_clock(), now_s)
         limit = self._limits[door]
-        limit.observed(waited_s + self._load.turns.delay_s, mark.num_in_flight, now_s)
+        limit.observed(waited_s + self._load.queue.delay_s, mark.num_in_flight, now_s)
         self._load.waited_at_edge(door, limit.standing_wait_s, now_s)
         return Arrival(now_s - waited_s, waited_s)
 
-    def _arrivals_at(self, edge: str) -> ArrivalClock:
+    def _arrivals_at(self, edge: str) -> EdgeClock:
         """Return the clock of this edge, new for an unknown one. Edges come and go with their pods: the one that was not seen for longest is forgotten."""
-        clock = self._arrivals.pop(edge, None) or ArrivalClock()
+        clock = self._arrivals.pop(edge, None) or EdgeClock()
         self._arrivals[edge] = clock
         if len(self._arrivals) > _MAX_EDGES:
             del self._arrivals[next(iter(self._arrivals))]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.contracts.access import Priority, places_for
-from services.router.admission import MAX_STRAIN, Admission, AdmissionLimits, Verdict, strain_after
+from services.gateway.overload.admission import MAX_STRAIN, Admission, AdmissionLimits, Verdict, strain_after
 
 LIMITS = AdmissionLimits(max_in_flight=8, max_delay_s=0.02)
 SEVERITY = {Verdict.ADMIT: 0, Verdict.SHED: 1, Verdict.REFUSE: 2}

@@ -1,4 +1,4 @@
-"""Turns: what waits begins by priority and the newest first, late ones as such, and is never forgotten."""
+"""The begin queue: what waits begins by priority and the newest first, late ones as such, and is never forgotten."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.access import Priority
-from services.gateway.request.load_monitor import Turns
+from services.gateway.overload.begin_queue import BeginQueue
 from services.router.deadline import Deadline
 from tests.support.clock import Clock
 
@@ -25,11 +25,11 @@ def test_each_request_begins_in_order_or_late(requests: list[tuple[Priority, int
     async def run() -> tuple[list[int], set[int], float]:
         """Send all at once; return which began in which order, which late, and the delay in the end."""
         clock, began, late = Clock(), list[int](), set[int]()
-        turns = Turns(clock)
+        queue = BeginQueue(clock)
 
         async def ask(number: int, priority: Priority, stamp: int, *, is_short: bool) -> None:
             """Wait for one request's turn."""
-            if await turns.begin(priority, deadline(clock.now_s + stamp / 1e9, 0.1 if is_short else 60.0)):
+            if await queue.begin(priority, deadline(clock.now_s + stamp / 1e9, 0.1 if is_short else 60.0)):
                 began.append(number)
             else:
                 late.add(number)
@@ -41,7 +41,7 @@ def test_each_request_begins_in_order_or_late(requests: list[tuple[Priority, int
         tasks = [asyncio.ensure_future(ask(n, p, at, is_short=short)) for n, (p, at, short) in enumerate(requests)]
         asyncio.get_running_loop().call_soon(pass_time)
         await asyncio.gather(*tasks)
-        return began, late, turns.delay_s
+        return began, late, queue.delay_s
 
     began, late, delay_s = asyncio.run(run())
 
@@ -56,11 +56,11 @@ def test_each_request_begins_in_order_or_late(requests: list[tuple[Priority, int
 
 async def test_a_request_whose_caller_left_takes_no_turn() -> None:
     """Of three that wait, one is cancelled: the other two begin in the next two turns, and the next comer at once."""
-    turns, began = Turns(Clock()), list[int]()
+    queue, began = BeginQueue(Clock()), list[int]()
 
     async def ask(number: int) -> None:
         """Wait for one request's turn."""
-        await turns.begin(Priority.NORMAL, deadline(1_000.0 + number, 60.0))
+        await queue.begin(Priority.NORMAL, deadline(1_000.0 + number, 60.0))
         began.append(number)
 
     tasks = [asyncio.ensure_future(ask(number)) for number in range(4)]

@@ -5,7 +5,7 @@ here, with what waits for its turn here. While it is above the target, the limit
 flight, at least a half, and only requests that came afterwards can lower it again; while it is far below, the limit rises, so that
 after some ten calm seconds there is none. Latency itself is no sign: a request may wait for the LLM and cost nothing.
 
-`ArrivalClock` finds that wait without comparing clocks: the edge's stamp and this process's monotonic clock differ by a constant and the wait, and
+`EdgeClock` finds that wait without comparing clocks: the edge's stamp and this process's monotonic clock differ by a constant and the wait, and
 the least difference of the last seconds is the constant.
 """
 
@@ -15,7 +15,7 @@ _WINDOW_S = 0.1
 _MIN_OBSERVED = 6
 """Fewer requests in a window say nothing: at low rates one stall would concern them all."""
 _TARGET_S = 0.06
-"""Above the delay at which `services.router.admission` answers normal priority from memory: that comes first."""
+"""Above the delay at which `services.gateway.overload.admission` answers normal priority from memory: that comes first."""
 _CALM_SHARE = 0.5
 _LEAST_FALL, _MOST_FALL = 0.8, 0.5
 _RISE = 0.05

@@ -29,7 +29,7 @@ class _Step:
     unless_below_s: float
 
 
-class ArrivalClock:
+class EdgeClock:
     """Owns what is known of one edge's clock."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class ArrivalClock:
         self._least_s = min(self._least_s, difference_s)
         waited_s = difference_s - self._base_s
         if waited_s <= _MARGIN_S:
-            self._restart_count(now_s)
+            self._note_at_once(now_s)
             self._num_of_step = min(_MIN_WAITED - 1 + num_in_flight, _MAX_WAITED)
             return waited_s
         self._num_waited += 1
@@ -83,8 +83,8 @@ class ArrivalClock:
     def _learn(self, base_s: float, now_s: float) -> None:
         """Begin again with this difference as that of a request that did not wait."""
         self._least_s, self._least_before_s, self._began_s, self._step = base_s, math.inf, now_s, None
-        self._restart_count(now_s)
+        self._note_at_once(now_s)
 
-    def _restart_count(self, now_s: float) -> None:
+    def _note_at_once(self, now_s: float) -> None:
         """Note that a request came without waiting: those that waited are counted from here."""
         self._came_at_once_s, self._num_waited, self._least_waited_s = now_s, 0, math.inf

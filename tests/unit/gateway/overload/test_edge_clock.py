@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from services.router.arrival_clock import ArrivalClock
+from services.gateway.overload.edge_clock import EdgeClock
 
 FAST_S, CALM_S, SLOW_S = 0.01, 0.1, 1.0
 """Between two requests at a hundred a second, at ten, and at one."""
@@ -14,7 +14,7 @@ def waits(
     stamps_s: list[float], walls_s: list[float], nows_s: list[float], in_flight: list[int] | None = None
 ) -> list[float]:
     """Return what one clock computes for requests of these stamps, read at these times; each was alone at the edge if no numbers are given."""
-    clock = ArrivalClock()
+    clock = EdgeClock()
     return [
         clock.waited_s(round(stamp_s * 1_000), num_in_flight, wall_s, now_s)
         for stamp_s, num_in_flight, wall_s, now_s in zip(

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from services.contracts.access import Priority
 from services.contracts.recommend import Filters, Reason, Tier
 from services.errors import Overloaded
-from services.gateway.request.load_monitor import LoadMonitor
-from services.router.admission import Admission, AdmissionLimits, Verdict
+from services.gateway.overload.admission import Admission, AdmissionLimits, Verdict
+from services.gateway.overload.monitor import LoadMonitor
 from tests.support.wait import until
 from tests.unit.gateway.world import World
 

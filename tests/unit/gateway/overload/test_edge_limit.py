@@ -10,8 +10,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.router.arrival_clock import ArrivalClock
-from services.router.edge_limit import EdgeLimit
+from services.gateway.overload.edge_clock import EdgeClock
+from services.gateway.overload.edge_limit import EdgeLimit
 
 DEADLINE_S = 0.2
 CAPACITY_RPS = 600.0
@@ -31,7 +31,7 @@ def run(rate_rps: float, seconds: float, slow_from_s: float = 1e9, skew_ms: int 
     """Offer this rate, open loop; from `slow_from_s` on each request costs twice as much."""
     rng, order = random.Random(1), count()
     free_at_s = [0.0] * NUM_PROCESSES
-    clocks, limits = ([make() for _ in range(NUM_PROCESSES)] for make in (ArrivalClock, EdgeLimit))
+    clocks, limits = ([make() for _ in range(NUM_PROCESSES)] for make in (EdgeClock, EdgeLimit))
     in_flight: list[float] = []
     reads: list[tuple[float, int, int, int, int]] = []
     limit, now_s, good, worst_s, num_refused = 10**6, 0.0, 0, 0.0, 0
