@@ -17,7 +17,12 @@ MODELS = {
     "bigram": "bigram",
     "popularity": "popularity",
 }
-VARIANTS = {"quality-yelp": "Yelp", "quality-lastfm": "LastFM", "quality-beauty-variants": "Beauty"}
+VARIANTS = {
+    "quality-variants": "MovieLens-100k",
+    "quality-yelp": "Yelp",
+    "quality-lastfm": "LastFM",
+    "quality-beauty-variants": "Beauty",
+}
 SPLITS = {"leave-one-out": "leave one out", "global-time": "one cut in time"}
 ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
 ENGINE_CASES = {
@@ -99,10 +104,12 @@ def quality_lines() -> Iterator[str]:
 def variant_lines() -> Iterator[str]:
     """A line for each data set with variants on file: NDCG@10 as served, and what the decoder's targets, and its rows too, earn."""
     for name, words in VARIANTS.items():
-        run = result(name)
-        served = {row["model"]: f"{row['ndcg10']:.4f}" for row in run["rows"]}
+        rows, earned_rows = (
+            [row for row in result(name)[kind] if row["split"] == "leave-one-out"] for kind in ("rows", "distillation")
+        )
+        served = {row["model"]: f"{row['ndcg10']:.4f}" for row in rows}
         cells = [served[model] for model in ("decoder", "distilled", "twin", "student_alone", "graph")]
-        earned = {(row["model"], row["over"]): row for row in run["distillation"]}
+        earned = {(row["model"], row["over"]): row for row in earned_rows}
         for over in ("twin", "student_alone"):
             row = earned["distilled", over]
             cells.append(f"{row['difference']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})")
