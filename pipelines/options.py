@@ -3,12 +3,15 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from pipelines.codes.options import CodesOptions
 from pipelines.data.checks import CheckOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.gate import GateOptions
 from pipelines.training.fit.device import Device, choose_device
 from pipelines.training.recipes import Recipe, read_recipes
+from pipelines.training.workers.team import Team
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, read_event_roles
 from services.errors import ConfigError
 from services.features.repo import RepoAddress
@@ -47,6 +50,10 @@ class PipelineOptions:
     warm_start: bool = False
     """Start from the last whole training's weights, with a quarter of the epochs."""
     device: str = Device.AUTO
+    workers: int = 1
+    """Processes over which each model is fitted. The result is one process's, within the rounding of sums."""
+    worker_timeout_s: float = 600.0
+    """How long a worker may not answer the others before it is ended, and all go on from the last checkpoint."""
     checkpoint_every_s: float = 60.0
     """How often a fit saves its state, so that a killed run goes on from there."""
     codes: CodesOptions = field(default_factory=CodesOptions)
@@ -84,12 +91,24 @@ class PipelineOptions:
             raise ConfigError(
                 f"--checkpoint-every-s: {self.checkpoint_every_s} is no time; give 0 or more seconds, such as 60"
             )
-        choose_device(self.device)
+        self._check_workers()
+
+    @property
+    def team(self) -> Team:
+        """Who fits the models."""
+        return Team(workers=self.workers, timeout_s=self.worker_timeout_s)
 
     @property
     def data_name(self) -> str:
         """The name of the data: of the table of events, or of the data set."""
         return self.events.stem if self.events else self.dataset
+
+    def _check_workers(self) -> None:
+        device, num_gpus = choose_device(self.device), torch.cuda.device_count()
+        if self.team.workers > num_gpus and device.type == "cuda":
+            raise ConfigError(
+                f"--workers: {self.workers} on a machine of {num_gpus} GPUs; give at most {num_gpus}, or --device cpu"
+            )
 
     def _check_global_time(self) -> None:
         if self.warm_start:

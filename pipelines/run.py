@@ -173,7 +173,9 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
         return stages.run(
             "train",
             key,
-            lambda out: train_decoder.train(tokenized.path, recipe.train, out, saved, device, progress, start),
+            lambda out: train_decoder.train(
+                tokenized.path, recipe.train, out, saved, device, progress, start, team=options.team
+            ),
         )
 
     num_items = pl.scan_parquet(ingested.path / "items.parquet").select(pl.len()).collect().item()
@@ -202,7 +204,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
         "distill",
         key,
         lambda out: train_student.distill(
-            tokenized.path, decoder_dir, recipe.distill, out, both, device, progress, start
+            tokenized.path, decoder_dir, recipe.distill, out, both, device, progress, start, options.team
         ),
     )
     yield distilled
@@ -350,7 +352,7 @@ def _refit(
     """Run the stage `refit` on the pair that passed the gate."""
     key = refit.key(recipe, distilled.key)
     saved = Checkpoints(stages.checkpoint_dir("refit", key), "refit", options.checkpoint_every_s)
-    return stages.run("refit", key, lambda out: refit.refit(judged, recipe, out, saved, progress))
+    return stages.run("refit", key, lambda out: refit.refit(judged, recipe, out, saved, progress, options.team))
 
 
 def ingest_events(stages: StageCache, options: PipelineOptions, places: Places) -> StageOutput:

@@ -186,6 +186,11 @@ def pipeline(
         bool, typer.Option(help="Start from the last whole training's weights, with a quarter of the epochs.")
     ] = False,
     device: Annotated[str, typer.Option(help="Where to train and evaluate: auto, cpu or cuda.")] = "auto",
+    workers: Annotated[int, typer.Option(help="Processes over which each model is trained: one a GPU, or a core.")] = 1,
+    worker_timeout_s: Annotated[
+        float,
+        typer.Option(help="Seconds without an answer after which a worker is ended, and all go on from a checkpoint."),
+    ] = 600.0,
     checkpoint_every_s: Annotated[
         float, typer.Option(help="Seconds between two checkpoints of a fit; a killed run goes on from the last.")
     ] = 60.0,
@@ -244,6 +249,8 @@ def pipeline(
         until=until,
         warm_start=warm_start,
         device=device,
+        workers=workers,
+        worker_timeout_s=worker_timeout_s,
         checkpoint_every_s=checkpoint_every_s,
         codes=CodesOptions(depth=code_depth),
         recipes=read_recipes(recipes, epochs=epochs, student_epochs=student_epochs, seed=seed),

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from pipelines.training.recipes import Recipe
 from pipelines.training.start.warm_start import MAX_NEW_SHARE, NIGHTLY, Onward, WarmStart
 from pipelines.training.train_decoder import TrainOptions, train
 from pipelines.training.train_student import DistillOptions, Inputs, chosen_options, fit_and_save
+from pipelines.training.workers.team import ONE, Team
 from services.errors import StageFailed
 
 _LEAST_EPOCHS, _LEAST_STEPS = 0.25, 200
@@ -49,7 +51,9 @@ def key(recipe: Recipe, distilled_key: str) -> str:
     )
 
 
-def refit(judged: Trained, recipe: Recipe, out: Path, checkpoints: Checkpoints, progress: Progress) -> None:
+def refit(
+    judged: Trained, recipe: Recipe, out: Path, checkpoints: Checkpoints, progress: Progress, team: Team = ONE
+) -> None:
     """Fit both models further, on all events, and write them with what was found of them."""
     save_pair(judged, out / JUDGED)
     serving, device = serving_pair(judged, out), judged.device
@@ -60,11 +64,12 @@ def refit(judged: Trained, recipe: Recipe, out: Path, checkpoints: Checkpoints, 
         return WarmStart(out / JUDGED, JUDGED, further)
 
     saved, show = checkpoints.of("decoder"), _part(progress, "decoder")
-    train(serving.tokenized, recipe.train, out, saved, device, show, start(recipe.train))
+    train(serving.tokenized, recipe.train, out, saved, device, show, start(recipe.train), team=team)
     inputs, path = Inputs(serving.tokenized, torch.get_num_threads(), device), out / "student.safetensors"
     saved, show = checkpoints.of("student"), _part(progress, "student")
     options = chosen_options(judged.students_dir, recipe.distill)
-    fit_and_save(inputs, serving.decoder_dir, options, path, saved, show, start(options))
+    fit_student = partial(fit_and_save, inputs, serving.decoder_dir, options, path, saved, start=start(options))
+    team.fit(fit_student, saved, show)
     (out / _FOUND).write_text(json.dumps(_found(judged, serving), indent=1))
 
 

@@ -6,7 +6,7 @@
     training.json    the curve, the parameters and the options
     speed.json       tokens and FLOPs per second of the steps, and the MFU (speed.py)
 
-One process, plain torch. The recipe is fixed here; its numbers come from `TrainOptions`.
+One process, or the ranks of a team, which all do the same but for the rows that they learn from; rank 0 writes. The recipe is fixed here; its numbers come from `TrainOptions`.
 
 Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
 """
@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,7 +39,8 @@ from pipelines.scoring.metrics import ndcg, rank_labels
 from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
-from pipelines.training.fit.fitting import FitOptions, Fitted, Loss, OnValidation, Task, dropout_after, fit
+from pipelines.training.fit.fitting import FitOptions, Fitted, OnValidation, Task, dropout_after, fit
+from pipelines.training.fit.parallel import ALONE, Group, Loss
 from pipelines.training.speed import SPEED, speed_of, training_flops
 from pipelines.training.start.from_interactions import start_from_use
 from pipelines.training.start.from_text_checkpoint import decoder_from_text
@@ -48,6 +50,7 @@ from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
 from pipelines.training.target.teacher import TEACHER, ItemTeacher, save_teacher, single_level
+from pipelines.training.workers.team import ONE, Team
 from services.errors import ConfigError
 
 log = structlog.get_logger()
@@ -142,15 +145,39 @@ def train(
     progress: Progress,
     start: WarmStart | None = None,
     on_validation: OnValidation | None = None,
+    team: Team = ONE,
 ) -> None:
     """Train, keep the best epoch by validation, and write the decoder with its curve. A decoder of deeper codes may have a teacher, trained before it."""
+    work = partial(_train, tokenized, options, out, checkpoints, device, start, on_validation)
+    team.fit(work, checkpoints, progress)
+
+
+def _train(
+    tokenized: Path,
+    options: TrainOptions,
+    out: Path,
+    checkpoints: Checkpoints,
+    device: torch.device,
+    start: WarmStart | None,
+    on_validation: OnValidation | None,
+    *,
+    progress: Progress,
+    group: Group,
+) -> None:
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     sequences, valid = read_labelled_sequences(tokenized), read_cases(tokenized, Split.VALID)
-    data = TrainingData(tokenized, catalogue, sequences, valid, device)
+    data = TrainingData(tokenized, catalogue, sequences, valid, group.device(device))
     teacher_decoder = None
     if catalogue.depth > 1 and options.teacher_weight > 0:
-        teacher_decoder = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start)
-    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, teacher_decoder)
+        teacher_decoder = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start, group)
+    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, teacher_decoder, group)
+    if group.is_main:
+        _write(ours, options, out, start, data.device)
+
+
+def _write(
+    ours: FittedDecoder, options: TrainOptions, out: Path, start: WarmStart | None, device: torch.device
+) -> None:
     save_decoder(ours.decoder, out / "decoder")
     if ours.item_text is not None:
         ours.item_text.save(out)
@@ -174,6 +201,7 @@ def train_teacher(
     checkpoints: Checkpoints,
     progress: Progress,
     start: WarmStart | None,
+    group: Group = ALONE,
 ) -> Decoder:
     """Train the teacher of a decoder with these options, write it and return it."""
     by_item = replace(data, catalogue=single_level(data.catalogue, len(data.catalogue.item_ids)))
@@ -183,8 +211,9 @@ def train_teacher(
         progress(done, total, f"teacher: {what}")
 
     own_options = replace(options, dropout=options.teacher_dropout)
-    teacher = fit_decoder(by_item, own_options, checkpoints, show, own_start).decoder
-    save_teacher(teacher, by_item.catalogue, out)
+    teacher = fit_decoder(by_item, own_options, checkpoints, show, own_start, group=group).decoder
+    if group.is_main:
+        save_teacher(teacher, by_item.catalogue, out)
     return teacher
 
 
@@ -196,6 +225,7 @@ def fit_decoder(
     start: WarmStart | None = None,
     on_validation: OnValidation | None = None,
     teacher_decoder: Decoder | None = None,
+    group: Group = ALONE,
 ) -> FittedDecoder:
     """Fit a decoder to the codes of the data's catalogue. `teacher_decoder` is the teacher of deeper codes."""
     catalogue, device = data.catalogue, data.device
@@ -240,7 +270,7 @@ def fit_decoder(
         return ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10)
 
     adding = [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
-    with dropout_after(adding, options.dropout):
+    with dropout_after(adding, options.dropout, group):
         task = Task(
             batches=lambda: batch_windows(
                 cut_windows(data.sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng
@@ -253,7 +283,7 @@ def fit_decoder(
             on_validation=on_validation,
         )
         fit_options, start_shares = (begun.options, begun.start_shares(decoder)) if begun else (options.fit, None)
-        fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares)
+        fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares, group)
     item_text = None if encoder is None else learned_text(decoder, encoder)
     return FittedDecoder(folded(decoder), item_text, fitted, begun)
 

@@ -21,6 +21,7 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,13 +40,15 @@ from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.batches import Batch, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
-from pipelines.training.fit.fitting import FitOptions, Fitted, Loss, Task, dropout_after, fit
+from pipelines.training.fit.fitting import FitOptions, Fitted, Task, dropout_after, fit
+from pipelines.training.fit.parallel import ALONE, Group, Loss
 from pipelines.training.start.student_rows import encoded_rows, fill_rows
 from pipelines.training.start.warm_start import NUM_CASES, Begun, WarmStart, rows_before
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
 from pipelines.training.target.student_targets import BeamTargets, LabelTargets, new_targets
 from pipelines.training.target.teacher import load_teacher
+from pipelines.training.workers.team import ONE, Team
 from services.errors import CheckpointError
 
 _ABOUT = "distillation.json"
@@ -88,22 +91,24 @@ def distill(
     device: torch.device,
     progress: Progress,
     start: WarmStart | None = None,
+    team: Team = ONE,
 ) -> None:
-    """Train both and write them with the choice; the twin in a process of its own beside. A student without a teacher is its own twin, and trained once."""
+    """Train both and write them with the choice; the twin in a process of its own beside, or after the student over the same ranks. A student without a teacher is its own twin, and trained once."""
     inputs, label_options = Inputs(tokenized, torch.get_num_threads(), device), without_targets(options)
     path, twin_path = out / "student.safetensors", out / "twin.safetensors"
-
-    def fit_student() -> Fitted:
-        return fit_and_save(inputs, decoder_dir, options, path, checkpoints.of("student"), progress, start)
-
+    fit_student = partial(fit_and_save, inputs, decoder_dir, options, path, checkpoints.of("student"), start=start)
+    saved = checkpoints.of("twin")
     if options == label_options:
-        student = twin = fit_student()
+        student = twin = team.fit(fit_student, checkpoints.of("student"), progress)
         shutil.copyfile(path, twin_path)
+    elif team.workers > 1:
+        student = team.fit(fit_student, checkpoints.of("student"), progress)
+        fit_twin = partial(fit_and_save, inputs, decoder_dir, label_options, twin_path, saved, start=start)
+        twin = team.fit(fit_twin, saved, silent)
     else:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
-            saved = checkpoints.of("twin")
             fitting = beside.submit(fit_and_save, inputs, decoder_dir, label_options, twin_path, saved, silent, start)
-            student, twin = fit_student(), fitting.result()
+            student, twin = fit_student(progress=progress), fitting.result()
     choose_student(tokenized, options, out, student, twin)
 
 
@@ -167,17 +172,19 @@ def fit_and_save(
     checkpoints: Checkpoints,
     progress: Progress = silent,
     start: WarmStart | None = None,
+    group: Group = ALONE,
 ) -> Fitted:
     """Train one student on the stage's inputs, write it, and return its curve. Without a decoder it starts at random and learns from the labels."""
     torch.set_num_threads(inputs.num_threads)
+    device = group.device(inputs.device)
     catalogue = load_catalogue(inputs.tokenized / "catalogue.parquet")
     sequences, valid = read_labelled_sequences(inputs.tokenized), read_cases(inputs.tokenized, Split.VALID)
     teacher = None
-    if decoder_dir is not None and (own_teacher := load_teacher(decoder_dir.parent, inputs.device)) is not None:
+    if decoder_dir is not None and (own_teacher := load_teacher(decoder_dir.parent, device)) is not None:
         teacher, catalogue = own_teacher
     elif decoder_dir is not None:
-        teacher = load_decoder(decoder_dir, torch.float32, inputs.device)
-    student = new_student(catalogue, teacher, options).to(inputs.device)
+        teacher = load_decoder(decoder_dir, torch.float32, device)
+    student = new_student(catalogue, teacher, options).to(device)
     targets = new_targets(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
     begun = None if start is None else begin_warm(start, student, catalogue, options.fit)
     if begun is not None:
@@ -194,12 +201,13 @@ def fit_and_save(
         uniform_loss=math.log(max(2, len(catalogue.item_ids))),
     )
     modules = [module for name, module in student.named_modules() if name.endswith(("embedding", "output", "down"))]
-    with dropout_after(modules, options.dropout):
+    with dropout_after(modules, options.dropout, group):
         fit_options, start_shares = (begun.options, begun.start_shares(student)) if begun else (options.fit, None)
-        fitted = fit(student, task, fit_options, checkpoints, progress, start_shares)
+        fitted = fit(student, task, fit_options, checkpoints, progress, start_shares, group)
     if catalogue.depth > 1:
         fill_rows(student, catalogue, np.flatnonzero(catalogue.popularity == 0))
-    save_student(student, path)
+    if group.is_main:
+        save_student(student, path)
     return fitted
 
 

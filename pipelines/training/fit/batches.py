@@ -4,8 +4,9 @@ A batch holds windows of about one length. Its tokens begin with BOS; the label 
 past a window's end carry `IGNORED` and come after all real ones, so causal attention never reads them.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -21,13 +22,14 @@ IGNORED = -1
 class Batch:
     """`tokens` and `labels` are (B, L) int64. A label is the token that follows, or IGNORED. `is_label` (B, L): whether it is learned from.
 
-    `lengths` are the rows' positions without padding, on the host whatever the device.
+    `lengths` are the rows' positions without padding, on the host whatever the device. `digest` is that of its content where several processes compare theirs.
     """
 
     tokens: Tensor
     labels: Tensor
     is_label: Tensor
     lengths: tuple[int, ...]
+    digest: int = 0
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on this device. To a GPU it goes from pinned memory, without waiting for the copy."""
@@ -35,7 +37,12 @@ class Batch:
         def moved(tensor: Tensor) -> Tensor:
             return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
-        return Batch(moved(self.tokens), moved(self.labels), moved(self.is_label), self.lengths)
+        return Batch(moved(self.tokens), moved(self.labels), moved(self.is_label), self.lengths, self.digest)
+
+    def signed(self) -> "Batch":
+        """Return the batch, which is on the host, with the digest of its content."""
+        parts = (self.tokens, self.labels, self.is_label)
+        return replace(self, digest=number_of(b"".join(part.numpy().tobytes() for part in parts)))
 
 
 MakeBatch = Callable[[], Batch]
@@ -87,8 +94,17 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
     """Split a batch by its rows into at most this many parts."""
     size = -(-len(batch.tokens) // num_parts)
     for start in range(0, len(batch.tokens), size):
-        rows = slice(start, start + size)
-        yield Batch(batch.tokens[rows], batch.labels[rows], batch.is_label[rows], batch.lengths[rows])
+        yield rows_of(batch, slice(start, start + size))
+
+
+def rows_of(batch: Batch, rows: slice) -> Batch:
+    """Return a batch of these rows."""
+    return Batch(batch.tokens[rows], batch.labels[rows], batch.is_label[rows], batch.lengths[rows])
+
+
+def number_of(content: bytes) -> int:
+    """Return a digest that fits into an int64."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), signed=True)
 
 
 def make_batch(windows: Sequence[np.ndarray], catalogue: Catalogue) -> Batch:

@@ -67,6 +67,10 @@ class Checkpoints:
             old.unlink()
         self._saved_at_s = time.monotonic()
 
+    def newest_name(self) -> str | None:
+        """Return the name of the newest checkpoint, whole or not; None without one."""
+        return next((path.name for path in self._files()), None)
+
     def newest(self) -> FitState | None:
         """Return the newest checkpoint that is whole; None without one. Each damaged one is named in the log."""
         for path in self._files():

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pipelines.training.fit.parallel import ALONE, Group, Share, unusable_share
+
 _MAX_GRAD_NORM = 1.0
 
 
@@ -36,9 +38,18 @@ class Descent:
     """Owns the optimizer and the averaged weights of one model.
 
     `start_shares`, a tensor in [0, 1] a parameter that broadcasts to it, are the shares of the model's present weights in those that `averaged` loads; none if not given.
+    `num_labels` is that of the last step, of all processes of the `group`.
     """
 
-    def __init__(self, model: nn.Module, options: DescentOptions, start_shares: Sequence[Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        options: DescentOptions,
+        start_shares: Sequence[Tensor] | None = None,
+        group: Group = ALONE,
+    ) -> None:
+        self.num_labels = 0
+        self._group = group
         self._parameters = list(model.parameters())
         self._start_shares = start_shares
         self._start = [parameter.detach().clone() for parameter in self._parameters] if start_shares else []
@@ -52,18 +63,26 @@ class Descent:
         )
         self._average = [parameter.detach().clone() for parameter in self._parameters]
 
-    def step(self, losses: Iterable[tuple[Tensor, int]], progress: float, max_loss: float = math.inf) -> float:
+    def step(
+        self,
+        losses: Iterable[tuple[Tensor, int]],
+        progress: float,
+        max_loss: float = math.inf,
+        unit: int | None = None,
+    ) -> float:
         """Do one optimizer step, update the average, and return the mean loss.
 
-        `losses` are the mean loss and number of labels of each part of the batch; `progress` in [0, 1) is the share of the whole descent
-        that is done. Raises UnusableLoss before any weight changes.
+        `losses` are the mean loss and number of labels of each part of the batch, or of this process's rows of it; `progress` in [0, 1) is the
+        share of the whole descent that is done; `unit` is the group's for the batch. Raises UnusableLoss, in all processes, before any weight changes.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = self._options.learning_rate * rate_at(progress, self._options.warm_up)
         self._optimizer.zero_grad()
-        loss = self._backward(losses)
+        shares = self._backward(losses, unit)
+        loss = sum(share.total for share in shares) / max(self.num_labels, 1)
         if not loss <= max_loss:  # which no NaN is
-            raise UnusableLoss(f"its loss is {loss:g}, where at most {max_loss:.3g} is plausible", loss)
+            where = unusable_share(shares, max_loss)
+            raise UnusableLoss(f"its loss is {loss:g}{where}, where at most {max_loss:.3g} is plausible", loss)
         norm = nn.utils.clip_grad_norm_(self._parameters, _MAX_GRAD_NORM)
         if not norm.isfinite():
             raise UnusableLoss("its gradient is not finite", loss)
@@ -73,20 +92,23 @@ class Descent:
         torch._foreach_lerp_(self._average, [parameter.detach() for parameter in self._parameters], 1 - decay)
         return loss
 
-    def _backward(self, losses: Iterable[tuple[Tensor, int]]) -> float:
-        """Add up the parts' gradients, each by its share of the labels. The first part counts 1 until the number of all is known."""
-        total, num_labels, num_first = 0.0, 0, 0
+    def _backward(self, losses: Iterable[tuple[Tensor, int]], unit: int | None) -> list[Share]:
+        """Add up the gradients of all parts and processes, each by its share of the labels, and return each process's loss. The first part counts 1 until the number of all is known."""
+        total, num_labels, is_alone = 0.0, 0, unit is None
         for mean, number in losses:
-            if not number:  # a part of which nothing is learned has no mean
+            if not number and is_alone:  # a part of which nothing is learned has no mean
                 continue
-            num_first = num_first or number
-            (mean * (number / num_first)).backward()  # type: ignore[no-untyped-call]
+            unit = unit or number
+            (mean * (number / unit)).backward()  # type: ignore[no-untyped-call]
             total += float(mean.detach()) * number
             num_labels += number
-        if num_labels > num_first:
+        shares = self._group.shares(Share(total, num_labels))
+        self.num_labels = sum(share.num_labels for share in shares)
+        counted = (unit or 1) * len(shares)  # what the mean over all processes counts as one
+        if self.num_labels and self.num_labels != counted:
             grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            torch._foreach_mul_(grads, num_first / num_labels)
-        return total / max(num_labels, 1)
+            torch._foreach_mul_(grads, counted / self.num_labels)
+        return shares
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

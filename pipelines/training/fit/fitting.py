@@ -15,14 +15,13 @@ import numpy as np
 import structlog
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pipelines.runner.stage import Progress
-from pipelines.training.fit import parallel
 from pipelines.training.fit.batches import Batch, MakeBatch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints, FitState
 from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
 from pipelines.training.fit.memory import kept_memory
+from pipelines.training.fit.parallel import ALONE, Group, Loss, LossFunction
 from pipelines.training.fit.prefetch import ready_batches
 from services.errors import StageFailed
 
@@ -32,8 +31,6 @@ _MAX_SKIPPED = 3
 _SPIKE = 3.0
 """A loss of more than this many times the uniform one is a spike: the model is far worse than one that knows nothing."""
 
-Loss = tuple[Tensor, int]
-"""The mean loss of a batch's labels, and their number."""
 OnValidation = Callable[[int, float], None]
 """Called with the epoch and its score; what it raises ends the fit."""
 
@@ -60,7 +57,7 @@ class Task:
 
     batches: Callable[[], Sequence[MakeBatch]]
     rng: np.random.Generator
-    loss: Callable[[nn.Module, Batch], Loss]
+    loss: LossFunction
     validate: Callable[[], float]
     uniform_loss: float
     flops: Callable[[Batch, int], int] | None = None
@@ -106,13 +103,15 @@ def fit(
     checkpoints: Checkpoints,
     progress: Progress,
     start_shares: Sequence[Tensor] | None = None,
+    group: Group = ALONE,
 ) -> Fitted:
     """Fit in place; the model ends in inference mode with the averaged weights that validated best. `start_shares` of those it begins with are in them (Descent).
 
-    Raises StageFailed when a fourth batch is unusable, or a checkpoint cannot be written.
+    All processes of the `group` call this with the same arguments, and end with the same weights. Raises StageFailed when a fourth batch is unusable,
+    a checkpoint cannot be written, or a process has another batch than the others.
     """
     with kept_memory():
-        running = _Fit(model, task, options, checkpoints, progress, start_shares)
+        running = _Fit(model, task, options, checkpoints, progress, start_shares, group)
         running.begin()
         while running.at.epoch <= options.epochs:
             try:
@@ -135,23 +134,26 @@ class _Fit:
         checkpoints: Checkpoints,
         progress: Progress,
         start_shares: Sequence[Tensor] | None,
+        group: Group,
     ) -> None:
         self._model, self._task, self._options = model, task, options
-        self._checkpoints, self._progress = checkpoints, progress
-        self._wrapped = parallel.wrap(model)
+        self._checkpoints, self._progress, self._group = checkpoints, progress, group
+        self._loss_of = group.wrap(model, task.loss)
         self._device = next(model.parameters()).device
-        self._descent = Descent(model, options.descent, start_shares)
+        self._descent = Descent(model, options.descent, start_shares, group)
         self._best: dict[str, Tensor] = {}
         self.at = Position(rng=_state_of(task.rng))
 
     def begin(self) -> None:
         """Go on from the newest checkpoint; without one, write the first."""
         saved = self._checkpoints.newest()
+        self._group.wait()  # until all have looked
         if saved is None:
             self._save()
             return
         self._restore(saved)
-        log.info("fit_resumed", stage=self._checkpoints.stage, epoch=self.at.epoch, batch=self.at.batch)
+        if self._group.is_main:
+            log.info("fit_resumed", stage=self._checkpoints.stage, epoch=self.at.epoch, batch=self.at.batch)
 
     def do_epoch(self) -> None:
         """Do the rest of the epoch, then validate if it is time. Raises UnusableLoss."""
@@ -160,14 +162,17 @@ class _Fit:
         left_out = {one["batch"] for one in self.at.skipped if one["epoch"] == self.at.epoch}
         places = [index for index in range(self.at.batch, len(makes)) if index not in left_out]
         self._model.train()
-        with ready_batches([makes[index] for index in places], self._device) as batches:
+        with ready_batches([self._group.signed(makes[index]) for index in places], self._device) as batches:
             for index, batch in zip(places, batches, strict=True):
                 self.at.batch = index
+                self._refuse_other_batches(batch)
                 done = (self.at.epoch - 1 + index / len(makes)) / self._options.epochs
                 began_s = time.perf_counter()
-                self.at.total_loss += self._descent.step(self._losses(batch), done, self._max_loss)
+                self.at.total_loss += self._descent.step(
+                    self._losses(batch), done, self._max_loss, self._group.unit(batch)
+                )
                 self.at.seconds += time.perf_counter() - began_s
-                self.at.num_steps += 1
+                self._count(batch)
                 self.at.batch = index + 1
                 if self._checkpoints.is_due():
                     self._save()
@@ -177,7 +182,8 @@ class _Fit:
         """Return to the last checkpoint and leave this batch out from then on. Raises StageFailed when it is one too many."""
         named = {"epoch": self.at.epoch, "batch": self.at.batch, "loss": str(unusable.loss), "why": str(unusable)}
         skipped = [*self.at.skipped, named]
-        log.warning("batch_skipped", stage=self._checkpoints.stage, **named)
+        if self._group.is_main:
+            log.warning("batch_skipped", stage=self._checkpoints.stage, **named)
         if len(skipped) > _MAX_SKIPPED:
             listed = "; ".join(f"batch {one['batch']} of epoch {one['epoch']}: {one['why']}" for one in skipped)
             raise StageFailed(
@@ -199,34 +205,48 @@ class _Fit:
     def _max_loss(self) -> float:
         return _SPIKE * self._task.uniform_loss
 
+    def _refuse_other_batches(self, batch: Batch) -> None:
+        """Raise StageFailed, in all processes, if one is about to learn from another batch, or with other random numbers, than the others."""
+        if differing := self._group.differing((self.at.epoch, self.at.batch), batch, self._task.rng):
+            raise StageFailed(
+                self._checkpoints.stage,
+                f"at batch {self.at.batch} of epoch {self.at.epoch} {differing}; give all ranks the same files, seed and checkpoint, and run again",
+            )
+
     def _losses(self, batch: Batch) -> Iterator[Loss]:
-        for part in split_batch(batch, self._options.num_parts):
-            with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
-                mean, num_labels = self._task.loss(self._wrapped, part)
-                yield mean, num_labels
-            self.at.num_tokens += sum(part.lengths)
-            if self._task.flops is not None:
-                self.at.flops += self._task.flops(part, num_labels)
+        parts = list(split_batch(batch, self._options.num_parts * self._group.accumulation))
+        for number, part in enumerate(parts, start=1):
+            with (
+                self._group.sending(self._loss_of, is_last=number == len(parts)),
+                torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"),
+            ):
+                yield self._loss_of(self._group.own(part))
+
+    def _count(self, batch: Batch) -> None:
+        self.at.num_steps += 1
+        self.at.num_tokens += sum(batch.lengths)
+        if self._task.flops is not None:
+            self.at.flops += self._task.flops(batch, self._descent.num_labels)
 
     def _end_epoch(self) -> None:
         at, epochs = self.at, self._options.epochs
         mean_loss = at.total_loss / max(at.num_steps, 1)
         if at.epoch % self._options.validate_every == 0 or at.epoch == epochs:
             with self._descent.averaged():
-                score = self._task.validate()
+                score = self._group.from_main(self._task.validate)
                 at.curve.append({"epoch": at.epoch, "loss": mean_loss, "validation": score})
                 if score > at.best_score:
                     at.best_score = score
                     self._best = {name: value.clone() for name, value in self._model.state_dict().items()}
             if self._task.on_validation is not None:
                 self._task.on_validation(at.epoch, score)
-        if parallel.is_main():
+        if self._group.is_main:
             self._progress(at.epoch, epochs, f"loss {mean_loss:.3f}, best validation {max(at.best_score, 0):.4f}")
         at.epoch, at.batch, at.total_loss, at.num_steps = at.epoch + 1, 0, 0.0, 0
         at.rng = _state_of(self._task.rng)
 
     def _save(self) -> None:
-        if not parallel.is_main():
+        if not self._group.is_main:
             return
         tensors = {f"model.{name}": value for name, value in self._model.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self._best.items()}
@@ -255,11 +275,11 @@ def _state_of(rng: np.random.Generator) -> dict[str, Any]:
 
 
 @contextmanager
-def dropout_after(modules: Iterable[nn.Module], probability: float) -> Iterator[None]:
+def dropout_after(modules: Iterable[nn.Module], probability: float, group: Group = ALONE) -> Iterator[None]:
     """Inside this block, apply dropout to these modules' outputs while they are in training mode; serving's model has none."""
 
     def drop(module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        return functional.dropout(output, probability, training=module.training)
+        return group.dropped(output, probability) if module.training else output
 
     handles = [module.register_forward_hook(drop) for module in modules]
     try:

@@ -1,22 +1,206 @@
-"""The processes of one fit: today one, whose model, gradients and files are its own. The loop asks here and nowhere else.
+"""The processes that fit one model together: what each learns from, and what they tell each other. One process by default.
 
-`wrap` returns what computes the loss; validations, checkpoints and the averaged weights are those of the model itself.
+    Group    one process: nothing is sent, and every method is what a single process does
+    Ranks    several, each with a copy of the model (`DistributedDataParallel`) and its share of the rows of each batch
+
+All ranks lay out the same batches and draw the same random numbers, whatever their number, and each learns from its rows. So a step over two
+ranks is one process's, within the rounding of sums, and a fit may go on with another number of ranks. Whatever decides (the verdict on a loss, a
+checkpoint that is due) is exchanged first, so that all ranks decide alike and none waits for one that has left.
+
+Methods that send must be called by all ranks in the same order. Knows no epochs, data, files, or how ranks are started.
+
+Shape suffixes: B rows of a batch, R those of this rank, N numbers of a row.
 """
 
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from pipelines.training.fit.batches import Batch, MakeBatch, number_of, rows_of
+
+Loss = tuple[Tensor, int]
+"""The mean loss of a batch's labels, and their number."""
+LossFunction = Callable[[nn.Module, Batch], Loss]
+
+_LONGEST_WAIT = timedelta(hours=6)
+"""For what rank 0 does alone, such as a validation."""
+_AGREED = ("the step", "the batch", "the random numbers")
 
 
-def rank() -> int:
-    """Return this process's number, 0 where it is the only one."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's part of a step: the sum of its losses, and the number of its labels."""
+
+    total: float
+    num_labels: int
 
 
-def is_main() -> bool:
-    """Whether this process writes checkpoints and reports progress."""
-    return rank() == 0
+class LossOf(nn.Module):
+    """The loss of a model as a module of its own: all parameters are then used below one `forward`, whose beginning and end a wrapper sees."""
+
+    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, batch: Batch) -> Loss:
+        """Return the mean loss of the batch's labels, and their number."""
+        return self._loss(self.model, batch)
 
 
-def wrap(model: nn.Module) -> nn.Module:
-    """Return the model that computes the loss: in one process the model itself."""
-    return model
+class Group:
+    """One process. `accumulation` is the factor on the number of parts into which each batch is split, whose gradients are added up."""
+
+    rank, size = 0, 1
+
+    def __init__(self, accumulation: int = 1) -> None:
+        self.accumulation = accumulation
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process validates, writes files and reports progress."""
+        return self.rank == 0
+
+    def device(self, chosen: torch.device) -> torch.device:
+        """Return this process's own device of the chosen kind."""
+        return chosen
+
+    def wrap(self, model: nn.Module, loss: LossFunction) -> nn.Module:
+        """Return the module that computes the loss of this process's rows, and whose backward pass leaves the mean gradient of all processes."""
+        return LossOf(model, loss)
+
+    def signed(self, make: MakeBatch) -> MakeBatch:
+        """Return what makes the same batch, with what is needed to compare it with the other processes'."""
+        return make
+
+    def differing(self, _step: tuple[int, int], _batch: Batch, _rng: np.random.Generator) -> str:
+        """Return which ranks are about to learn from something else than the others, and how that differs; empty if none is."""
+        return ""
+
+    def own(self, batch: Batch) -> Batch:
+        """Return this process's rows of a batch. Those of `dropped` are of the same batch from now on."""
+        return batch
+
+    def unit(self, _batch: Batch) -> int | None:
+        """Return the number of labels that gradients of all processes are counted in; None: of the first part of the batch."""
+        return None
+
+    def sending(self, _wrapped: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
+        """Return the context of one part's forward and backward pass: gradients are sent after the last part alone."""
+        return nullcontext()
+
+    def dropped(self, values: Tensor, probability: float) -> Tensor:
+        """Return the values of this process's rows after dropout."""
+        return functional.dropout(values, probability)
+
+    def shares(self, own: Share) -> list[Share]:
+        """Return each rank's part of the step, by rank."""
+        return [own]
+
+    def from_main(self, compute: Callable[[], float]) -> float:
+        """Return what rank 0 computes, however long that takes."""
+        return compute()
+
+    def wait(self) -> None:
+        """Return when every rank has come here."""
+
+
+ALONE = Group()
+
+
+class Ranks(Group):
+    """Several processes, of which this is one. torch's default process group has begun."""
+
+    def __init__(self, accumulation: int = 1, local_rank: int = 0) -> None:
+        super().__init__(accumulation)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._local_rank = local_rank
+        self._control = dist.new_group(backend="gloo")
+        self._patient = dist.new_group(backend="gloo", timeout=_LONGEST_WAIT)
+        self._num_rows = 0
+
+    def device(self, chosen: torch.device) -> torch.device:
+        """Return this rank's own device of the chosen kind."""
+        return torch.device("cuda", self._local_rank) if chosen.type == "cuda" else chosen
+
+    def wrap(self, model: nn.Module, loss: LossFunction) -> nn.Module:
+        """Return the module whose gradients are averaged over all ranks, in buckets, while the backward pass still runs."""
+        return DistributedDataParallel(LossOf(model, loss), forward_sync_buffers=False, gradient_as_bucket_view=True)
+
+    def signed(self, make: MakeBatch) -> MakeBatch:
+        """Return what makes the same batch with its digest."""
+        return lambda: make().signed()
+
+    def differing(self, step: tuple[int, int], batch: Batch, rng: np.random.Generator) -> str:
+        """Compare step, batch and random numbers of all ranks: a rank that has left out a batch, or has another seed or file, would else learn on unnoticed."""
+        drawn = json.dumps(rng.bit_generator.state).encode() + torch.get_rng_state().numpy().tobytes()
+        own = [step[0] << 32 | step[1], batch.digest, number_of(drawn)]
+        seen = [tuple(row) for row in self._gathered(torch.tensor(own)).tolist()]
+        (usual, _), *_ = Counter(seen).most_common()  # of equally many the one that comes first, so rank 0's
+        return "; ".join(
+            f"rank {rank} has other values of {' and '.join(what for what, *two in zip(_AGREED, row, usual, strict=True) if two[0] != two[1])}"
+            for rank, row in enumerate(seen)
+            if row != usual
+        )
+
+    def own(self, batch: Batch) -> Batch:
+        """Return every `size`th row: about equally long ones. A rank for which none is left gets the first row, without labels."""
+        self._num_rows = len(batch.tokens)
+        if self.rank < self._num_rows:
+            return rows_of(batch, slice(self.rank, None, self.size))
+        first = rows_of(batch, slice(0, 1))
+        return Batch(first.tokens, first.labels, torch.zeros_like(first.is_label), (0,))
+
+    def unit(self, batch: Batch) -> int:
+        """Return the batch's number of positions, which all ranks know."""
+        return sum(batch.lengths)
+
+    def sending(self, wrapped: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
+        """Return the context of one part's forward and backward pass."""
+        assert isinstance(wrapped, DistributedDataParallel)
+        return nullcontext() if is_last else wrapped.no_sync()
+
+    def dropped(self, values: Tensor, probability: float) -> Tensor:
+        """Draw dropout for all rows of the batch, as a single process does, and apply that of this rank's."""
+        own_RN = values.reshape(len(range(self.rank, self._num_rows, self.size)) or 1, -1)
+        kept_BN = torch.empty((self._num_rows, own_RN.shape[1]), dtype=values.dtype, device=values.device)
+        kept_BN.bernoulli_(1 - probability).div_(1 - probability)
+        kept_RN = kept_BN[self.rank :: self.size] if self.rank < self._num_rows else kept_BN[:1]
+        return (own_RN * kept_RN).view_as(values)
+
+    def shares(self, own: Share) -> list[Share]:
+        """Return each rank's part of the step, by rank."""
+        sent = torch.tensor([own.total, own.num_labels], dtype=torch.float64)
+        return [Share(total, int(number)) for total, number in self._gathered(sent).tolist()]
+
+    def from_main(self, compute: Callable[[], float]) -> float:
+        """Return what rank 0 computes, however long that takes."""
+        sent = torch.tensor([compute() if self.is_main else 0.0], dtype=torch.float64)
+        dist.broadcast(sent, 0, group=self._patient)
+        return float(sent)
+
+    def wait(self) -> None:
+        """Return when every rank has come here."""
+        dist.barrier(group=self._patient)
+
+    def _gathered(self, own_N: Tensor) -> Tensor:
+        """Return every rank's numbers, a row each."""
+        rows = [torch.empty_like(own_N) for _ in range(self.size)]
+        dist.all_gather(rows, own_N, group=self._control)
+        return torch.stack(rows)
+
+
+def unusable_share(shares: Sequence[Share], max_loss: float) -> str:
+    """Return which ranks' loss is not plausible, for a message; empty for a single process."""
+    means = [share.total / max(1, share.num_labels) for share in shares]
+    bad = [f"{mean:g} on rank {rank}" for rank, mean in enumerate(means) if not mean <= max_loss]
+    return f" ({', '.join(bad)})" if len(shares) > 1 and bad else ""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.catalogue import Catalogue
 from pipelines.training.fit.batches import IGNORED, Batch
-from pipelines.training.fit.fitting import Loss
+from pipelines.training.fit.parallel import Loss
 from pipelines.training.target.softmax import PENALTY, catalogue_loss, next_unseen
 from pipelines.training.target.teacher import ItemTeacher, TargetCodes
 from services.llm.engine.beam.trie import ItemCodes, Trie

@@ -5,7 +5,7 @@ Shape suffixes: B histories, L positions, T chosen positions, D hidden of the mo
 
 from torch import Tensor
 
-from pipelines.training.fit.fitting import Loss
+from pipelines.training.fit.parallel import Loss
 from pipelines.training.target.sampled import ItemSampler, sampled_loss
 from pipelines.training.target.softmax import TargetItems, Teacher, catalogue_loss, next_unseen, seen_before
 

@@ -1,0 +1,1 @@
+"""How the processes of one fit are started, watched, and started again."""

@@ -1,0 +1,119 @@
+"""What one rank does from its first line to its last: joins the others, works, and reports how it ended.
+
+Errors are sorted here, where they are seen first: what the user can mend ends the fit, a lost peer and a full memory let it begin again.
+"""
+
+import ctypes
+import faulthandler
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipelines.training.fit.parallel import Ranks
+from services.errors import TailraceError
+
+_PR_SET_PDEATHSIG = 1
+SHOW_STACK = signal.SIGUSR1
+"""Lets a rank print the stacks of all its threads, whatever it does at that moment."""
+
+
+class Ending(StrEnum):
+    """How a rank ended. The first that any rank has, in this order, is why the fit has ended."""
+
+    REFUSED = "refused"
+    BROKEN = "broken"
+    OUT_OF_MEMORY = "out of memory"
+    LOST_PEER = "lost peer"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Progress of rank 0."""
+
+    done: int
+    total: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A rank's last message: what it returned, or what was wrong."""
+
+    how: Ending
+    result: Any = None
+    why: str = ""
+
+    def error(self) -> TailraceError:
+        """Return the error of a rank that refused."""
+        kind, arguments, fields = self.result
+        error: TailraceError = kind.__new__(kind)
+        error.args = arguments
+        vars(error).update(fields)
+        return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Which rank a process is, where the others meet, and how it works."""
+
+    rank: int
+    size: int
+    port: int
+    timeout_s: float
+    num_threads: int
+    accumulation: int
+    has_gpu: bool
+
+
+def sit_down(seat: Seat, work: Callable[..., Any], sending: Connection) -> None:
+    """Work as this rank and send how it ended; the process then exits with 0 if it is done. It dies with the one that started it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started the ranks ends them
+    faulthandler.register(SHOW_STACK, all_threads=True)
+    torch.set_num_threads(seat.num_threads)
+    if seat.has_gpu:
+        torch.cuda.set_device(seat.rank)
+
+    def show(done: int, total: int, words: str) -> None:
+        sending.send(Shown(done, total, words))
+
+    def joined() -> Ranks:
+        timeout = timedelta(seconds=seat.timeout_s)
+        store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=timeout)
+        kind = "cpu:gloo,cuda:nccl" if seat.has_gpu else "gloo"
+        dist.init_process_group(kind, store=store, rank=seat.rank, world_size=seat.size, timeout=timeout)
+        return Ranks(seat.accumulation, local_rank=seat.rank)
+
+    ended = _ended(lambda: work(progress=show, group=joined()))
+    sending.send(ended if seat.rank == 0 or ended.how != Ending.DONE else Ended(Ending.DONE))
+    if ended.how == Ending.DONE:
+        dist.destroy_process_group()
+    sys.exit(ended.how != Ending.DONE)
+
+
+def _ended(work: Callable[[], Any]) -> Ended:
+    try:
+        return Ended(Ending.DONE, work())
+    except TailraceError as error:
+        return Ended(Ending.REFUSED, (type(error), error.args, vars(error)), str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the one that started this rank decides
+        return Ended(_kind_of(error), why=traceback.format_exc())
+
+
+def _kind_of(error: Exception) -> Ending:
+    words = str(error).lower()
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in words:
+        return Ending.OUT_OF_MEMORY
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in words):
+        return Ending.LOST_PEER
+    return Ending.BROKEN
