@@ -52,6 +52,10 @@ class PipelineOptions:
     device: str = Device.AUTO
     workers: int = 1
     """Processes over which each model is fitted. The result is one process's, within the rounding of sums."""
+    parallel: str = "auto"
+    """How the decoder is laid out over the workers: auto, ddp, fsdp, tpK, fsdp+tpK."""
+    precision: str = "auto"
+    """Of products in training: fp32, bf16, or auto, which is bf16 on a GPU."""
     worker_timeout_s: float = 600.0
     """How long a worker may not answer the others before it is ended, and all go on from the last checkpoint."""
     checkpoint_every_s: float = 60.0
@@ -96,7 +100,9 @@ class PipelineOptions:
     @property
     def team(self) -> Team:
         """Who fits the models."""
-        return Team(workers=self.workers, timeout_s=self.worker_timeout_s)
+        return Team(
+            workers=self.workers, parallel=self.parallel, precision=self.precision, timeout_s=self.worker_timeout_s
+        )
 
     @property
     def data_name(self) -> str:

@@ -187,6 +187,10 @@ def pipeline(
     ] = False,
     device: Annotated[str, typer.Option(help="Where to train and evaluate: auto, cpu or cuda.")] = "auto",
     workers: Annotated[int, typer.Option(help="Processes over which each model is trained: one a GPU, or a core.")] = 1,
+    parallel: Annotated[
+        str, typer.Option(help="How the decoder is laid out over the workers: auto, ddp, fsdp, tpK or fsdp+tpK.")
+    ] = "auto",
+    precision: Annotated[str, typer.Option(help="Products in training: fp32, bf16, or auto (bf16 on a GPU).")] = "auto",
     worker_timeout_s: Annotated[
         float,
         typer.Option(help="Seconds without an answer after which a worker is ended, and all go on from a checkpoint."),
@@ -250,6 +254,8 @@ def pipeline(
         warm_start=warm_start,
         device=device,
         workers=workers,
+        parallel=parallel,
+        precision=precision,
         worker_timeout_s=worker_timeout_s,
         checkpoint_every_s=checkpoint_every_s,
         codes=CodesOptions(depth=code_depth),

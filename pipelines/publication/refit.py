@@ -69,7 +69,7 @@ def refit(
     saved, show = checkpoints.of("student"), _part(progress, "student")
     options = chosen_options(judged.students_dir, recipe.distill)
     fit_student = partial(fit_and_save, inputs, serving.decoder_dir, options, path, saved, start=start(options))
-    team.fit(fit_student, saved, show)
+    team.of_student.fit(fit_student, saved, show)
     (out / _FOUND).write_text(json.dumps(_found(judged, serving), indent=1))
 
 

@@ -148,11 +148,11 @@ def train(
     team: Team = ONE,
 ) -> None:
     """Train, keep the best epoch by validation, and write the decoder with its curve. A decoder of deeper codes may have a teacher, trained before it."""
-    work = partial(_train, tokenized, options, out, checkpoints, device, start, on_validation)
+    work = partial(train_in, tokenized, options, out, checkpoints, device, start, on_validation)
     team.fit(work, checkpoints, progress)
 
 
-def _train(
+def train_in(
     tokenized: Path,
     options: TrainOptions,
     out: Path,
@@ -164,6 +164,7 @@ def _train(
     progress: Progress,
     group: Group,
 ) -> None:
+    """Train as one process of a group. Rank 0 writes."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     sequences, valid = read_labelled_sequences(tokenized), read_cases(tokenized, Split.VALID)
     data = TrainingData(tokenized, catalogue, sequences, valid, group.device(device))

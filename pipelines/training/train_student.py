@@ -96,6 +96,7 @@ def distill(
     """Train both and write them with the choice; the twin in a process of its own beside, or after the student over the same ranks. A student without a teacher is its own twin, and trained once."""
     inputs, label_options = Inputs(tokenized, torch.get_num_threads(), device), without_targets(options)
     path, twin_path = out / "student.safetensors", out / "twin.safetensors"
+    team = team.of_student
     fit_student = partial(fit_and_save, inputs, decoder_dir, options, path, checkpoints.of("student"), start=start)
     saved = checkpoints.of("twin")
     if options == label_options:

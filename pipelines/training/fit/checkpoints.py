@@ -1,14 +1,15 @@
 """Keeps the whole state of an unfinished fit on disk, so that a killed run goes on where it was.
 
 One file a checkpoint: tensors as safetensors, everything else as JSON in its header, and the SHA-256 of both beside it. Never pickle. A file
-is flushed before it gets its name, so a kill or a full disk leaves the one before it; two are kept, and a damaged one is passed over. What
-the state consists of is `fitting.py`'s business.
+is flushed before it gets its name, so a kill or a full disk leaves the one before it; two are kept, and a damaged one is passed over. Where no
+process has the whole state, a checkpoint is a folder (`shard_files.py`). What the state consists of is `fitting.py`'s business.
 """
 
 import hashlib
 import json
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,13 @@ log = structlog.get_logger()
 
 _NUM_KEPT = 2
 _SUFFIX, _PARTIAL = ".safetensors", ".partial"
+FOLDER_SUFFIX = ".shards"
+Like = Callable[[str], Tensor | None]
+"""Returns a tensor of the layout that the tensor of this name has; None for one that every process has whole."""
+
+
+def nothing_alike(_name: str) -> None:
+    """Return None: a Like of one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +59,64 @@ class Checkpoints:
         """Whether the time has come for the next checkpoint."""
         return time.monotonic() - self._saved_at_s >= self._every_s
 
-    def save(self, state: FitState) -> None:
-        """Write a checkpoint durably and remove all but the newest two. Raises StageFailed, with the files before it untouched."""
+    def next_path(self) -> Path:
+        """Return the path of the next checkpoint, without its suffix, below a folder that exists."""
         self.folder.mkdir(parents=True, exist_ok=True)
         number = max((int(path.stem) for path in self._files()), default=0) + 1
-        path = self.folder / f"{number:09d}{_SUFFIX}"
+        return self.folder / f"{number:09d}"
+
+    def note_saved(self) -> None:
+        """Count the time to the next checkpoint from now."""
+        self._saved_at_s = time.monotonic()
+
+    def prune(self) -> None:
+        """Remove all but the newest two."""
+        for old in self._files()[_NUM_KEPT:]:
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+    def save(self, state: FitState) -> None:
+        """Write a checkpoint durably and remove all but the newest two. Raises StageFailed, with the files before it untouched."""
+        path = self.next_path().with_suffix(_SUFFIX)
         partial = path.with_suffix(_PARTIAL)
         try:
             _write(state, partial)
             rename_durably(partial, path)
         except (OSError, SafetensorError) as error:
             partial.unlink(missing_ok=True)
-            raise StageFailed(self.stage, self._not_written(path, error)) from error
-        for old in self._files()[_NUM_KEPT:]:
-            old.unlink()
-        self._saved_at_s = time.monotonic()
+            raise self.not_written(path, error) from error
+        self.prune()
+        self.note_saved()
 
     def newest_name(self) -> str | None:
         """Return the name of the newest checkpoint, whole or not; None without one."""
         return next((path.name for path in self._files()), None)
 
-    def newest(self) -> FitState | None:
-        """Return the newest checkpoint that is whole; None without one. Each damaged one is named in the log."""
+    def newest(self, like: Like = nothing_alike) -> FitState | None:
+        """Return the newest checkpoint that is whole; None without one. Each damaged one is named in the log.
+
+        Of a folder, tensors are read as those that `like` returns for their names are laid out over the processes, all of which call this.
+        """
         for path in self._files():
             try:
+                if path.is_dir():
+                    from pipelines.training.fit.shard_files import read_shards
+
+                    return FitState(*read_shards(path, like))
                 return _read(path)
             except CheckpointError as error:
                 log.warning("checkpoint_refused", stage=self.stage, why=str(error))
         return None
 
     def _files(self) -> list[Path]:
-        return sorted(self.folder.glob(f"*{_SUFFIX}"), reverse=True)
+        found = [path for suffix in (_SUFFIX, FOLDER_SUFFIX) for path in self.folder.glob(f"*{suffix}")]
+        return sorted(found, key=lambda path: path.stem, reverse=True)
 
-    def _not_written(self, path: Path, error: Exception) -> str:
+    def not_written(self, path: Path, error: Exception) -> StageFailed:
+        """Return the error of a checkpoint that cannot be written."""
         kept = self._files()
         last = f"the next run goes on from {kept[0].name}" if kept else "the next run starts over"
-        return f"the checkpoint {path} cannot be written ({error}); free space on that disk and run again: {last}"
+        why = f"the checkpoint {path} cannot be written ({error}); free space on that disk and run again: {last}"
+        return StageFailed(self.stage, why)
 
 
 def _write(state: FitState, path: Path) -> None:

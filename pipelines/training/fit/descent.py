@@ -4,6 +4,7 @@ The average is what gets validated and kept; of a fit that begins with a trained
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pipelines.training.fit.parallel import ALONE, Group, Share, unusable_share
+from pipelines.training.fit.parallel import ALONE, Group, Share, local, unusable_share
 
 _MAX_GRAD_NORM = 1.0
 
@@ -54,10 +55,14 @@ class Descent:
         self._start_shares = start_shares
         self._start = [parameter.detach().clone() for parameter in self._parameters] if start_shares else []
         self._options, self._num_steps = options, 0
-        matrices = [parameter for parameter in self._parameters if parameter.dim() > 1]
-        vectors = [parameter for parameter in self._parameters if parameter.dim() <= 1]
+        kinds: dict[tuple[bool, bool], list[Tensor]] = defaultdict(list)
+        for parameter in self._parameters:
+            kinds[parameter.dim() > 1, parameter is local(parameter)].append(parameter)  # the fused step takes one kind
         self._optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            [
+                {"params": params, "weight_decay": options.weight_decay if is_matrix else 0.0}
+                for (is_matrix, _), params in kinds.items()
+            ],
             betas=(0.9, 0.98),
             fused=True,
         )
@@ -83,13 +88,14 @@ class Descent:
         if not loss <= max_loss:  # which no NaN is
             where = unusable_share(shares, max_loss)
             raise UnusableLoss(f"its loss is {loss:g}{where}, where at most {max_loss:.3g} is plausible", loss)
-        norm = nn.utils.clip_grad_norm_(self._parameters, _MAX_GRAD_NORM)
+        norm = self._group.clip(self._parameters, _MAX_GRAD_NORM)
         if not norm.isfinite():
             raise UnusableLoss("its gradient is not finite", loss)
         self._optimizer.step()
         self._num_steps += 1
         decay = min(self._options.average, (1 + self._num_steps) / (10 + self._num_steps))
-        torch._foreach_lerp_(self._average, [parameter.detach() for parameter in self._parameters], 1 - decay)
+        now = [local(parameter.detach()) for parameter in self._parameters]
+        torch._foreach_lerp_([local(value) for value in self._average], now, 1 - decay)
         return loss
 
     def _backward(self, losses: Iterable[tuple[Tensor, int]], unit: int | None) -> list[Share]:
@@ -106,7 +112,7 @@ class Descent:
         self.num_labels = sum(share.num_labels for share in shares)
         counted = (unit or 1) * len(shares)  # what the mean over all processes counts as one
         if self.num_labels and self.num_labels != counted:
-            grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            grads = [local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
             torch._foreach_mul_(grads, counted / self.num_labels)
         return shares
 
@@ -117,7 +123,7 @@ class Descent:
         self._load(self._average)
         if self._start_shares:
             for parameter, start, share in zip(self._parameters, self._start, self._start_shares, strict=True):
-                parameter.data.lerp_(start, share)
+                local(parameter.data).lerp_(local(start), local(self._group.placed(share, parameter)))
         try:
             yield
         finally:
@@ -141,6 +147,11 @@ class Descent:
             elif index:
                 parameter = self._parameters[int(index)]
                 self._optimizer.state[parameter][kind] = value.to(parameter.device)
+
+    def like(self, name: str) -> Tensor | None:
+        """Return the parameter whose layout a tensor of this name has; None for one that has none."""
+        kind, _, index = name.partition(".")
+        return self._parameters[int(index)] if index and kind != "step" else None
 
     @torch.no_grad()
     def _load(self, values: list[Tensor]) -> None:

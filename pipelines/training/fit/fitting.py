@@ -138,15 +138,17 @@ class _Fit:
     ) -> None:
         self._model, self._task, self._options = model, task, options
         self._checkpoints, self._progress, self._group = checkpoints, progress, group
-        self._loss_of = group.wrap(model, task.loss)
         self._device = next(model.parameters()).device
-        self._descent = Descent(model, options.descent, start_shares, group)
+        self._trained = group.copy(model)
+        self._loss_of = group.wrap(self._trained, task.loss)
+        self._descent = Descent(self._trained, options.descent, start_shares, group)
+        self._shards = group.shard_writer(checkpoints)
         self._best: dict[str, Tensor] = {}
         self.at = Position(rng=_state_of(task.rng))
 
     def begin(self) -> None:
         """Go on from the newest checkpoint; without one, write the first."""
-        saved = self._checkpoints.newest()
+        saved = self._checkpoints.newest(self._like)
         self._group.wait()  # until all have looked
         if saved is None:
             self._save()
@@ -161,7 +163,7 @@ class _Fit:
         makes = self._task.batches()
         left_out = {one["batch"] for one in self.at.skipped if one["epoch"] == self.at.epoch}
         places = [index for index in range(self.at.batch, len(makes)) if index not in left_out]
-        self._model.train()
+        self._trained.train()
         with ready_batches([self._group.signed(makes[index]) for index in places], self._device) as batches:
             for index, batch in zip(places, batches, strict=True):
                 self.at.batch = index
@@ -174,7 +176,7 @@ class _Fit:
                 self.at.seconds += time.perf_counter() - began_s
                 self._count(batch)
                 self.at.batch = index + 1
-                if self._checkpoints.is_due():
+                if self._group.is_true_of_main(self._checkpoints.is_due()):
                     self._save()
         self._end_epoch()
 
@@ -190,7 +192,9 @@ class _Fit:
                 self._checkpoints.stage,
                 f"{len(skipped)} batches are unusable ({listed}); look for broken values in the data, or lower the learning rate",
             )
-        saved = self._checkpoints.newest()
+        if self._shards is not None:
+            self._shards.wait()
+        saved = self._checkpoints.newest(self._like)
         if saved is None:
             raise StageFailed(self._checkpoints.stage, f"{unusable}, and no checkpoint is readable; run it again")
         self._restore(saved)
@@ -198,7 +202,10 @@ class _Fit:
 
     def take_best(self) -> None:
         """Load the weights that validated best."""
-        self._model.load_state_dict(self._best)
+        if self._shards is not None:
+            self._shards.wait()
+        self._trained.load_state_dict(self._best)
+        self._group.gather(self._trained, self._model)
         self._model.eval()
 
     @property
@@ -218,7 +225,7 @@ class _Fit:
         for number, part in enumerate(parts, start=1):
             with (
                 self._group.sending(self._loss_of, is_last=number == len(parts)),
-                torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"),
+                torch.autocast(self._device.type, torch.bfloat16, enabled=self._group.uses_bf16(self._device)),
             ):
                 yield self._loss_of(self._group.own(part))
 
@@ -233,11 +240,12 @@ class _Fit:
         mean_loss = at.total_loss / max(at.num_steps, 1)
         if at.epoch % self._options.validate_every == 0 or at.epoch == epochs:
             with self._descent.averaged():
+                self._group.gather(self._trained, self._model)
                 score = self._group.from_main(self._task.validate)
                 at.curve.append({"epoch": at.epoch, "loss": mean_loss, "validation": score})
                 if score > at.best_score:
                     at.best_score = score
-                    self._best = {name: value.clone() for name, value in self._model.state_dict().items()}
+                    self._best = {name: value.clone() for name, value in self._trained.state_dict().items()}
             if self._task.on_validation is not None:
                 self._task.on_validation(at.epoch, score)
         if self._group.is_main:
@@ -246,24 +254,34 @@ class _Fit:
         at.rng = _state_of(self._task.rng)
 
     def _save(self) -> None:
-        if not self._group.is_main:
+        if not self._group.is_main and self._shards is None:
             return
-        tensors = {f"model.{name}": value for name, value in self._model.state_dict().items()}
+        tensors = {f"model.{name}": value for name, value in self._trained.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self._best.items()}
         tensors |= {f"descent.{name}": value for name, value in self._descent.tensors().items()}
         tensors["rng.cpu"] = torch.get_rng_state()
         if self._device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self._device)
-        self._checkpoints.save(FitState(tensors, asdict(self.at)))
+        (self._shards or self._checkpoints).save(FitState(tensors, asdict(self.at)))
+
+    def _like(self, name: str) -> Tensor | None:
+        """Return a tensor that is laid out as the one of this name in a checkpoint, None for one that all processes have whole."""
+        kind, _, rest = name.partition(".")
+        return self._descent.like(rest) if kind == "descent" else self._trained.state_dict().get(rest)
 
     def _restore(self, saved: FitState) -> None:
         self.at = Position(**saved.values)
-        self._model.load_state_dict(_under("model.", saved.tensors))
-        self._best = {name: value.to(self._device) for name, value in _under("best.", saved.tensors).items()}
-        self._descent.load(_under("descent.", saved.tensors))
+        tensors = {name: self._placed(name, value) for name, value in saved.tensors.items()}
+        self._trained.load_state_dict(_under("model.", tensors))
+        self._best = _under("best.", tensors)
+        self._descent.load(_under("descent.", tensors))
         torch.set_rng_state(saved.tensors["rng.cpu"])
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(saved.tensors["rng.cuda"], self._device)
+
+    def _placed(self, name: str, value: Tensor) -> Tensor:
+        like = self._like(name)
+        return value if like is None else self._group.placed(value, like)
 
 
 def _under(prefix: str, tensors: Any) -> dict[str, Tensor]:

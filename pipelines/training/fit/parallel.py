@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,6 +28,10 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.training.fit.batches import Batch, MakeBatch, number_of, rows_of
+from pipelines.training.fit.checkpoints import Checkpoints
+
+if TYPE_CHECKING:
+    from pipelines.training.fit.shard_files import ShardWriter
 
 Loss = tuple[Tensor, int]
 """The mean loss of a batch's labels, and their number."""
@@ -58,12 +63,15 @@ class LossOf(nn.Module):
 
 
 class Group:
-    """One process. `accumulation` is the factor on the number of parts into which each batch is split, whose gradients are added up."""
+    """One process. `accumulation` is the factor on the number of parts into which each batch is split, whose gradients are added up.
+
+    `is_bf16`: whether products are computed in bf16 under fp32 weights; None: on a GPU.
+    """
 
     rank, size = 0, 1
 
-    def __init__(self, accumulation: int = 1) -> None:
-        self.accumulation = accumulation
+    def __init__(self, accumulation: int = 1, *, is_bf16: bool | None = None) -> None:
+        self.accumulation, self.is_bf16 = accumulation, is_bf16
 
     @property
     def is_main(self) -> bool:
@@ -73,6 +81,14 @@ class Group:
     def device(self, chosen: torch.device) -> torch.device:
         """Return this process's own device of the chosen kind."""
         return chosen
+
+    def uses_bf16(self, device: torch.device) -> bool:
+        """Whether products on this device are computed in bf16 under fp32 weights."""
+        return device.type == "cuda" if self.is_bf16 is None else self.is_bf16
+
+    def copy(self, model: nn.Module) -> nn.Module:
+        """Return the model that is trained: this one, or a copy of which each process will have a part."""
+        return model
 
     def wrap(self, model: nn.Module, loss: LossFunction) -> nn.Module:
         """Return the module that computes the loss of this process's rows, and whose backward pass leaves the mean gradient of all processes."""
@@ -106,6 +122,25 @@ class Group:
         """Return each rank's part of the step, by rank."""
         return [own]
 
+    def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        """Scale the gradients down to a norm of at most this, and return it as it was."""
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def gather(self, trained: nn.Module, model: nn.Module) -> None:
+        """Write the weights of what is trained into the model that was given, where that is another."""
+
+    def placed(self, value: Tensor, like: Tensor) -> Tensor:
+        """Return a whole tensor as another one is laid out over the processes."""
+        return value.to(like.device)
+
+    def shard_writer(self, _checkpoints: Checkpoints) -> "ShardWriter | None":
+        """Return what writes a state that no process has whole; None where rank 0 has it."""
+        return None
+
+    def is_true_of_main(self, own: bool) -> bool:
+        """Return rank 0's answer where all have to know it, else the process's own."""
+        return own
+
     def from_main(self, compute: Callable[[], float]) -> float:
         """Return what rank 0 computes, however long that takes."""
         return compute()
@@ -118,13 +153,16 @@ ALONE = Group()
 
 
 class Ranks(Group):
-    """Several processes, of which this is one. torch's default process group has begun."""
+    """Several processes, of which this is one; it learns from the `share`th of `num_shares` parts of each batch. torch's default process group has begun; one that is waited for longer than `timeout_s` within a step is given up."""
 
-    def __init__(self, accumulation: int = 1, local_rank: int = 0) -> None:
-        super().__init__(accumulation)
+    def __init__(
+        self, timeout_s: float, *, accumulation: int = 1, local_rank: int = 0, is_bf16: bool | None = None
+    ) -> None:
+        super().__init__(accumulation, is_bf16=is_bf16)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.share, self.num_shares = self.rank, self.size
         self._local_rank = local_rank
-        self._control = dist.new_group(backend="gloo")
+        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._patient = dist.new_group(backend="gloo", timeout=_LONGEST_WAIT)
         self._num_rows = 0
 
@@ -153,10 +191,10 @@ class Ranks(Group):
         )
 
     def own(self, batch: Batch) -> Batch:
-        """Return every `size`th row: about equally long ones. A rank for which none is left gets the first row, without labels."""
+        """Return every `num_shares`th row: about equally long ones. A rank for which none is left gets the first row, without labels."""
         self._num_rows = len(batch.tokens)
-        if self.rank < self._num_rows:
-            return rows_of(batch, slice(self.rank, None, self.size))
+        if self.share < self._num_rows:
+            return rows_of(batch, slice(self.share, None, self.num_shares))
         first = rows_of(batch, slice(0, 1))
         return Batch(first.tokens, first.labels, torch.zeros_like(first.is_label), (0,))
 
@@ -171,10 +209,10 @@ class Ranks(Group):
 
     def dropped(self, values: Tensor, probability: float) -> Tensor:
         """Draw dropout for all rows of the batch, as a single process does, and apply that of this rank's."""
-        own_RN = values.reshape(len(range(self.rank, self._num_rows, self.size)) or 1, -1)
+        own_RN = values.reshape(len(range(self.share, self._num_rows, self.num_shares)) or 1, -1)
         kept_BN = torch.empty((self._num_rows, own_RN.shape[1]), dtype=values.dtype, device=values.device)
         kept_BN.bernoulli_(1 - probability).div_(1 - probability)
-        kept_RN = kept_BN[self.rank :: self.size] if self.rank < self._num_rows else kept_BN[:1]
+        kept_RN = kept_BN[self.share :: self.num_shares] if self.share < self._num_rows else kept_BN[:1]
         return (own_RN * kept_RN).view_as(values)
 
     def shares(self, own: Share) -> list[Share]:
@@ -204,3 +242,11 @@ def unusable_share(shares: Sequence[Share], max_loss: float) -> str:
     means = [share.total / max(1, share.num_labels) for share in shares]
     bad = [f"{mean:g} on rank {rank}" for rank, mean in enumerate(means) if not mean <= max_loss]
     return f" ({', '.join(bad)})" if len(shares) > 1 and bad else ""
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor that is laid out over several, as a view; else the tensor itself."""
+    to_local: Callable[[], Tensor] | None = getattr(
+        tensor, "to_local", None
+    )  # torch's DTensor has it, which one process need not import
+    return tensor if to_local is None else to_local()

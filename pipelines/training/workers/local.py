@@ -30,7 +30,7 @@ log = structlog.get_logger()
 _MAX_FRUITLESS = 3
 """Starts in a row from one and the same checkpoint."""
 _MAX_ACCUMULATION = 64
-_GRACE_S = 5.0
+_GRACE_S = 10.0
 """For the others to notice that a rank has left: gloo does within 0.1 s, NCCL within its watchdog's interval."""
 _DUMP_S = 1.0
 
@@ -79,6 +79,8 @@ def _run(work: Callable[..., Any], team: Team, accumulation: int, progress: Prog
             num_threads=torch.get_num_threads(),
             accumulation=accumulation,
             has_gpu=has_gpu,
+            layout=team.layout,
+            is_bf16=team.is_bf16,
         )
         for rank in range(team.workers)
     ]

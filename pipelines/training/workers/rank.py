@@ -18,10 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipelines.training.fit.layout import Layout
 from pipelines.training.fit.parallel import Ranks
 from services.errors import TailraceError
 
 _PR_SET_PDEATHSIG = 1
+_LONGEST_START = timedelta(minutes=5)
+"""For the ranks to find each other: a rank imports torch first."""
 SHOW_STACK = signal.SIGUSR1
 """Lets a rank print the stacks of all its threads, whatever it does at that moment."""
 
@@ -73,6 +76,8 @@ class Seat:
     num_threads: int
     accumulation: int
     has_gpu: bool
+    layout: Layout
+    is_bf16: bool | None
 
 
 def sit_down(seat: Seat, work: Callable[..., Any], sending: Connection) -> None:
@@ -89,10 +94,15 @@ def sit_down(seat: Seat, work: Callable[..., Any], sending: Connection) -> None:
 
     def joined() -> Ranks:
         timeout = timedelta(seconds=seat.timeout_s)
-        store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=timeout)
+        store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=max(timeout, _LONGEST_START))
         kind = "cpu:gloo,cuda:nccl" if seat.has_gpu else "gloo"
         dist.init_process_group(kind, store=store, rank=seat.rank, world_size=seat.size, timeout=timeout)
-        return Ranks(seat.accumulation, local_rank=seat.rank)
+        given = {"accumulation": seat.accumulation, "local_rank": seat.rank, "is_bf16": seat.is_bf16}
+        if seat.layout.is_sharded:
+            from pipelines.training.fit.sharded import Shards
+
+            return Shards(seat.layout, seat.timeout_s, **given)
+        return Ranks(seat.timeout_s, **given)
 
     ended = _ended(lambda: work(progress=show, group=joined()))
     sending.send(ended if seat.rank == 0 or ended.how != Ending.DONE else Ended(Ending.DONE))

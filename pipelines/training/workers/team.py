@@ -1,30 +1,54 @@
 """Over how many processes a model is fitted, and who starts them: nobody for one, this process for those of one machine."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.parallel import ALONE
+from pipelines.training.fit.layout import AUTO, Layout, layout_of
+from pipelines.training.fit.parallel import Group
 from services.errors import ConfigError
+
+_PRECISIONS = (AUTO, "fp32", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Team:
-    """`workers` processes; one that does not answer the others for `timeout_s` is ended, and all begin again at the last checkpoint."""
+    """`workers` processes, over which the model is laid out as `parallel` says; one that does not answer the others for `timeout_s` is ended, and all begin again at the last checkpoint."""
 
     workers: int = 1
+    parallel: str = AUTO
+    precision: str = AUTO
+    """`fp32`, `bf16` (products; weights and sums stay fp32), or `auto`: bf16 on a GPU."""
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be started. Raises ConfigError naming the option."""
         if self.workers < 1:
             raise ConfigError(f"--workers: {self.workers} processes fit nothing; give 1 or more")
+        if self.precision not in _PRECISIONS:
+            raise ConfigError(f"--precision: {self.precision!r} is not known; give {', '.join(_PRECISIONS)}")
+        layout_of(self.parallel, self.workers)
         if not self.timeout_s > 0:
             raise ConfigError(
                 f"--worker-timeout-s: {self.timeout_s} is no time; give a number of seconds above that of one step"
             )
+
+    @property
+    def layout(self) -> Layout:
+        """The mesh of the workers."""
+        return layout_of(self.parallel, self.workers)
+
+    @property
+    def of_student(self) -> "Team":
+        """The team of a model that has no table of products to divide, and is small."""
+        return replace(self, parallel=AUTO)
+
+    @property
+    def is_bf16(self) -> bool | None:
+        """Whether products are in bf16; None where the device decides."""
+        return None if self.precision == AUTO else self.precision == "bf16"
 
     def fit(self, work: Callable[..., Any], checkpoints: Checkpoints, progress: Progress) -> Any:
         """Return what `work(progress=..., group=...)` returns, called here or in each of the processes, of which rank 0's counts. It is pickled if there are several.
@@ -32,7 +56,7 @@ class Team:
         Raises what it raises of TailraceError, or StageFailed.
         """
         if self.workers == 1:
-            return work(progress=progress, group=ALONE)
+            return work(progress=progress, group=Group(is_bf16=self.is_bf16))
         from pipelines.training.workers.local import fit_locally
 
         return fit_locally(work, self, checkpoints, progress)

@@ -1,0 +1,131 @@
+"""Checkpoints of which each rank writes its part: torch's distributed checkpoint in a folder, written while the fit goes on.
+
+    000000007.shards/
+        .metadata, __0_0.distcp, __1_0.distcp   torch's: any number of ranks in any layout reads what it needs
+        state.json                              the JSON values, and the SHA-256 of each of torch's files
+
+`state.json` is written last, before the folder gets its name. A folder without it, or with a file whose hash differs, is passed over. Torch's own files
+are pickled in part: their hashes are compared before one is opened, but who can write the folder can run code, as with the rest of the state folder.
+"""
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from models.errors import CheckpointError
+from models.files import file_sha256, rename_durably
+from pipelines.training.fit.checkpoints import FOLDER_SUFFIX, Checkpoints, FitState, Like
+
+_STATE, _PARTIAL = "state.json", ".partial"
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    future: "Future[Any]"
+    partial: Path
+    path: Path
+    values: str
+
+
+class ShardWriter:
+    """Writes one checkpoint at a time in the background. All ranks call it in the same order; rank 0 names what is whole."""
+
+    def __init__(self, checkpoints: Checkpoints, *, is_main: bool) -> None:
+        self._checkpoints, self._is_main = checkpoints, is_main
+        self._group = dist.new_group(backend="gloo")  # its messages would else mix with the steps'
+        self._writing: _Writing | None = None
+
+    def save(self, state: FitState) -> None:
+        """Begin to write a checkpoint, after the one before has been written: the state is copied first, and may then change. Raises StageFailed."""
+        self.wait()
+        path = self._checkpoints.next_path()
+        partial = path.with_suffix(_PARTIAL)
+        if self._is_main:
+            shutil.rmtree(partial, ignore_errors=True)
+        dist.barrier(group=self._group)
+        with _quiet():
+            future = dcp.async_save(
+                dict(state.tensors), storage_writer=FileSystemWriter(partial), process_group=self._group
+            )
+        self._writing = _Writing(
+            cast("Future[Any]", future), partial, path.with_suffix(FOLDER_SUFFIX), json.dumps(state.values)
+        )
+        self._checkpoints.note_saved()
+
+    def wait(self) -> None:
+        """Return when what was begun is written and named. Raises StageFailed, on all ranks, if it cannot be written."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        failed = writing.future.exception()
+        if failed is None and self._is_main:
+            try:
+                _name(writing)
+            except OSError as error:
+                failed = error
+        seen = torch.tensor([failed is not None], dtype=torch.uint8)
+        dist.all_reduce(seen, dist.ReduceOp.MAX, group=self._group)
+        if seen.item():
+            if self._is_main:
+                shutil.rmtree(writing.partial, ignore_errors=True)
+            error = failed if isinstance(failed, Exception) else OSError("another rank could not write its part")
+            raise self._checkpoints.not_written(writing.path, error) from failed
+        if self._is_main:
+            self._checkpoints.prune()
+
+
+def read_shards(folder: Path, like: Like) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors, each laid out as `like` says, and the values. Raises CheckpointError when it is not what was written."""
+    try:
+        about = json.loads((folder / _STATE).read_text())
+        changed = [name for name, written in about["sha256"].items() if file_sha256(folder / name) != written]
+    except (OSError, ValueError, LookupError) as error:
+        raise CheckpointError(f"{folder}: not readable ({error}); the one before it is used") from error
+    if changed or about["state_sha256"] != _sha256(about["values"]):
+        names = ", ".join(changed) or _STATE
+        raise CheckpointError(f"{folder}: the content of {names} differs from its SHA-256; the one before it is used")
+    reader = FileSystemReader(folder)
+    tensors: dict[str, Tensor] = {}
+    for name, stored in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(stored, TensorStorageMetadata), "a state consists of tensors"
+        alike = like(name)
+        dtype = stored.properties.dtype
+        is_alike = alike is not None and alike.shape == stored.size
+        tensors[name] = (
+            torch.empty_like(cast("Tensor", alike), dtype=dtype) if is_alike else torch.empty(stored.size, dtype=dtype)
+        )
+    with _quiet():
+        dcp.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    return tensors, json.loads(about["values"])
+
+
+def _name(writing: _Writing) -> None:
+    hashes = {path.name: file_sha256(path) for path in sorted(writing.partial.iterdir())}
+    about: Mapping[str, Any] = {"values": writing.values, "state_sha256": _sha256(writing.values), "sha256": hashes}
+    (writing.partial / _STATE).write_text(json.dumps(about))
+    rename_durably(writing.partial, writing.path)
+
+
+def _sha256(values: str) -> str:
+    return hashlib.sha256(values.encode()).hexdigest()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch about its own calls
+        yield

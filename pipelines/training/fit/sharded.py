@@ -1,0 +1,152 @@
+"""Ranks of which none has the whole model: FSDP2 (`fully_shard`), tensor parallelism by the rows of `layer.py`, or one in the other.
+
+The model that is given stays whole, on the host where there are GPUs: it is what rank 0 validates and what is written in the end. A copy of it is
+trained. With bf16, the weights of layers are gathered and multiplied in bf16, and their gradients summed in fp32; masters and optimizer are fp32.
+
+Shape suffixes: none; a sharded tensor is torch's DTensor, whose shape is the whole one's.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from models.decoder.decoder import Decoder
+from models.decoder.layer import Projection, rows_of
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.layout import Layout
+from pipelines.training.fit.parallel import LossFunction, LossOf, Ranks, Share, local
+from pipelines.training.fit.shard_files import ShardWriter
+from services.errors import ConfigError
+
+_BACK_TO_STREAM = {"output", "down"}
+"""The joined matrices of `layer.py` whose products are added to the residual stream."""
+
+
+class Shards(Ranks):
+    """Ranks of a mesh (shard, tensor). Those with the same place along `shard` learn from the same rows."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        timeout_s: float,
+        *,
+        accumulation: int = 1,
+        local_rank: int = 0,
+        is_bf16: bool | None = None,
+    ) -> None:
+        super().__init__(timeout_s, accumulation=accumulation, local_rank=local_rank, is_bf16=is_bf16)
+        kind = "cuda" if "nccl" in dist.get_backend_config() else "cpu"
+        self._mesh: DeviceMesh = init_device_mesh(
+            kind, (layout.shard, layout.tensor), mesh_dim_names=("shard", "tensor")
+        )
+        self._layout = layout
+        self.share, self.num_shares = self.rank // layout.tensor, layout.shard
+
+    def copy(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the model, which `wrap` shards. The model itself moves to the host."""
+        trained = copy.deepcopy(model)
+        model.to("cpu")
+        return trained
+
+    def wrap(self, model: nn.Module, loss: LossFunction) -> nn.Module:
+        """Shard the model, in place, and return the module that computes the loss of this rank's rows."""
+        whole = LossOf(model, loss)
+        if self._layout.tensor > 1:
+            _split_products(model, self._mesh["tensor"])
+        if self._layout.shard > 1:
+            kind = self._mesh.device_type
+            policy = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16 if self.uses_bf16(torch.device(kind)) else None,
+                reduce_dtype=torch.float32,
+                cast_forward_inputs=False,
+            )
+            for block in _blocks(model):
+                fully_shard(block, mesh=self._mesh["shard"], mp_policy=policy)
+            fully_shard(whole, mesh=self._mesh["shard"])  # what losses read beside the layers stays fp32
+        return whole
+
+    @contextmanager
+    def sending(self, wrapped: nn.Module, *, is_last: bool) -> Iterator[None]:
+        """Return the context of one part's forward and backward pass."""
+        if isinstance(wrapped, FSDPModule):
+            wrapped.set_requires_gradient_sync(is_last)
+        yield
+
+    def dropped(self, values: Tensor, probability: float) -> Tensor:
+        """Apply dropout to a product that was divided as to a whole one: the same on all ranks that share rows."""
+        if not isinstance(values, DTensor):
+            return super().dropped(values, probability)
+        whole = values.redistribute(placements=[Replicate()]).to_local()
+        return DTensor.from_local(super().dropped(whole, probability), values.device_mesh, [Replicate()])
+
+    def shares(self, own: Share) -> list[Share]:
+        """Return each share's part of the step: ranks of one tensor group have the same."""
+        return super().shares(own)[:: self._layout.tensor]
+
+    def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        """Scale the gradients of all ranks down to a norm of at most this, and return it as it was."""
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norms = [_whole(torch.linalg.vector_norm(grad)) for grad in grads]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            local(grad).mul_(factor)
+        return norm
+
+    @torch.no_grad()
+    def gather(self, trained: nn.Module, model: nn.Module) -> None:
+        """Write the weights of the trained copy into the whole model, which is on the host of each rank."""
+        into = dict(model.named_parameters())
+        for name, parameter in trained.named_parameters():
+            into[name].copy_(_whole(parameter))
+
+    def shard_writer(self, checkpoints: Checkpoints) -> ShardWriter:
+        """Return what writes a state of which each rank has a part."""
+        return ShardWriter(checkpoints, is_main=self.is_main)
+
+    def is_true_of_main(self, own: bool) -> bool:
+        """Return rank 0's answer."""
+        return bool(self.from_main(lambda: float(own)))
+
+    def placed(self, value: Tensor, like: Tensor) -> Tensor:
+        """Return a whole tensor as its rows are over the ranks of another: the same shape, or one that is alike along the first dimension or not at all."""
+        if not isinstance(like, DTensor) or isinstance(value, DTensor):
+            return value.to(like.device)
+        if value.shape == like.shape:
+            return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+        wide = value.to(like.device).expand(like.shape)
+        return distribute_tensor(wide.contiguous(), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return cast("Tensor", tensor.full_tensor()) if isinstance(tensor, DTensor) else tensor
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """Return what is gathered at once: the elements of the model's lists of modules."""
+    return [block for module in model.children() if isinstance(module, nn.ModuleList) for block in module]
+
+
+def _split_products(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Divide each layer's products by the table: those that come from the residual stream by their outputs, those that go back to it by their inputs. Raises ConfigError."""
+    if not isinstance(model, Decoder):
+        raise ConfigError("--parallel: tensor parallelism is for decoders; give ddp or fsdp")
+    config, size = model.config, mesh.size()
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        if getattr(config, key) % size:
+            raise ConfigError(f"--parallel: tp{size} does not divide the decoder's {key}, {getattr(config, key)}")
+    styles: dict[str, ParallelStyle] = {}
+    for row in rows_of(config):
+        if isinstance(row, Projection):
+            styles[row.name] = RowwiseParallel() if row.matrix in _BACK_TO_STREAM else ColwiseParallel()
+    for layer in model.layers:
+        parallelize_module(layer, mesh, styles)

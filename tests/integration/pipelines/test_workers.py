@@ -1,0 +1,224 @@
+"""Fits over two workers: the same loss as one, and what happens when a rank dies, hangs, or learns from something else."""
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+from structlog.testing import capture_logs
+
+from pipelines.codes.options import CodesOptions
+from pipelines.codes.tokenize import tokenize
+from pipelines.runner.stage import silent
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.train_decoder import TrainOptions, train
+from pipelines.training.train_student import Inputs, fit_and_save
+from pipelines.training.workers.team import Team
+from services.errors import StageFailed
+from tests.support.training.ranks import fit_line, train_with_another
+from tests.support.training.synthetic import histories_from, write_ingested
+from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, DROPPED_STUDENT
+
+TWO = Team(workers=2, timeout_s=60)
+SAMPLED = replace(DROPPED_DECODER, sample_items=8, text_size=4)
+LONG = replace(DROPPED_DECODER, fit=replace(DROPPED_DECODER.fit, epochs=60, validate_every=20))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens of the ring at depth 1, in `tokens`, and at depth 2, in `deep`."""
+    folder = tmp_path_factory.mktemp("data")
+    ingested = write_ingested(folder / "ingest")
+    for name, depth in (("tokens", 1), ("deep", 2)):
+        (folder / name).mkdir()
+        tokenize(ingested, histories_from(ingested), 1_000, folder / name, CodesOptions(depth=depth))
+    torch.set_num_threads(1)
+    return folder
+
+
+def saved_in(folder: Path, every_s: float = 60.0) -> Checkpoints:
+    """The checkpoints of a fit whose results are beside them."""
+    return Checkpoints(folder / "saved", "train", every_s)
+
+
+def trained(
+    tokens: Path, options: TrainOptions, out: Path, team: Team = TWO, every_s: float = 60.0
+) -> dict[str, float]:
+    """Train over these workers, and return the losses by epoch."""
+    out.mkdir(exist_ok=True)
+    train(tokens, options, out, saved_in(out, every_s), CPU, silent, team=team)
+    return {str(point["epoch"]): point["loss"] for point in json.loads((out / "training.json").read_text())["curve"]}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options"),
+    [
+        ("tokens", SAMPLED),
+        ("deep", replace(DROPPED_DECODER, teacher_weight=0.5)),
+        pytest.param(
+            "tokens", replace(DROPPED_DECODER, fit=replace(DROPPED_DECODER.fit, num_parts=3)), marks=pytest.mark.grid
+        ),
+    ],
+)
+def test_two_workers_learn_what_one_does(tokens: str, options: TrainOptions, data: Path, tmp_path: Path) -> None:
+    """Losses and weights are those of one process within fp32's rounding, dropout, sampled items, rows of text and a teacher included."""
+    alone = trained(data / tokens, options, tmp_path / "one", Team())
+
+    together = trained(data / tokens, options, tmp_path / "two")
+
+    weights = [load_file(tmp_path / name / "decoder" / "model.safetensors") for name in ("one", "two")]
+    assert together == pytest.approx(alone, rel=1e-5)
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_the_number_of_workers_may_change_between_checkpoints(data: Path, tmp_path: Path) -> None:
+    """Two workers stopped on the way, one, and two again: the losses of one process."""
+    alone = trained(data / "tokens", DROPPED_DECODER, tmp_path / "one", Team())
+    out = tmp_path / "changing"
+    out.mkdir()
+
+    for epochs, team in ((3, TWO), (5, Team()), (8, TWO)):
+        stop_after(epochs, data / "tokens", DROPPED_DECODER, out, team)
+    again = trained(data / "tokens", DROPPED_DECODER, out, TWO)
+
+    assert again == pytest.approx(alone, rel=1e-5)
+
+
+class Stopped(Exception):
+    """Raised by a test's progress."""
+
+
+def stop_after(epoch: int, tokens: Path, options: TrainOptions, out: Path, team: Team) -> None:
+    """Train until this epoch is done, then stop from outside."""
+
+    def stop(done: int, _total: int, _words: str) -> None:
+        if done == epoch:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(tokens, options, out, saved_in(out, 0.0), CPU, stop, team=team)
+
+
+def test_the_student_learns_over_two_workers_what_it_learns_over_one(data: Path, tmp_path: Path) -> None:
+    """Its curve over two workers is that of one process."""
+    trained(data / "tokens", DROPPED_DECODER, tmp_path, Team())
+    inputs, curves = Inputs(data / "tokens", 1, CPU), []
+    for team in (Team(), TWO):
+        saved = saved_in(tmp_path / str(team.workers))
+        path = tmp_path / f"{team.workers}.safetensors"
+        fitted = team.fit(
+            partial(fit_and_save, inputs, tmp_path / "decoder", DROPPED_STUDENT, path, saved), saved, silent
+        )
+        curves.append([point["loss"] for point in fitted.curve])
+
+    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("num_kills", [2, pytest.param(5, marks=pytest.mark.grid)])
+def test_a_killed_rank_does_not_change_the_result(num_kills: int, data: Path, tmp_path: Path) -> None:
+    """SIGKILL of one rank or the other at random epochs: the weights and the curve are those of two workers that nobody killed."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = trained(data / "tokens", LONG, whole)
+    draw = random.Random(num_kills)
+    victims = {epoch: draw.randrange(2) for epoch in draw.sample(range(2, 58), num_kills)}
+    broken.mkdir()
+
+    with capture_logs() as logged:
+
+        def kill(done: int, _total: int, _words: str) -> None:
+            if (victim := victims.pop(done, None)) is not None:
+                os.kill(pids_of(logged)[victim], signal.SIGKILL)
+
+        train(data / "tokens", LONG, broken, saved_in(broken, 0.02), CPU, kill, team=TWO)
+
+    endings = [line["why"] for line in logged if line["event"] == "workers_started_again"]
+    found = json.loads((broken / "training.json").read_text())["curve"]
+    assert len(endings) == num_kills
+    assert all("was ended by SIGKILL" in why for why in endings)
+    assert {str(point["epoch"]): point["loss"] for point in found} == expected
+    assert (broken / "decoder" / "model.safetensors").read_bytes() == (
+        whole / "decoder" / "model.safetensors"
+    ).read_bytes()
+
+
+def pids_of(logged: list[dict[str, object]]) -> list[int]:
+    """Return the process ids of the ranks that were started last."""
+    return [int(str(line["pid"])) for line in logged if line["event"] == "worker_started"][-2:]
+
+
+def test_a_paused_rank_is_ended_with_its_stack_and_the_fit_goes_on(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """SIGSTOP: the other one waits for as long as it may, the paused one prints where it is, and the result is that of an undisturbed fit."""
+    expected = trained(data / "tokens", LONG, tmp_path / "whole")
+    broken, paused = tmp_path / "broken", []
+    broken.mkdir()
+
+    with capture_logs() as logged:
+
+        def pause(_done: int, _total: int, _words: str) -> None:
+            if not paused:
+                paused.append(pids_of(logged)[1])
+                os.kill(paused[0], signal.SIGSTOP)
+
+        train(data / "tokens", LONG, broken, saved_in(broken, 0.02), CPU, pause, team=Team(workers=2, timeout_s=3))
+
+    found = json.loads((broken / "training.json").read_text())["curve"]
+    assert [(line["rank"], line["pid"]) for line in logged if line["event"] == "worker_hung"] == [(1, paused[0])]
+    assert "fitting.py" in capfd.readouterr().err
+    assert {str(point["epoch"]): point["loss"] for point in found} == expected
+
+
+@pytest.mark.parametrize("poisoned_rank", [0, 1])
+def test_a_loss_that_is_no_number_on_one_rank_is_left_out_on_both(poisoned_rank: int, tmp_path: Path) -> None:
+    """Both return to the same checkpoint and name rank and batch; the weight is that of ranks on which both losses are."""
+    results = [
+        TWO.fit(
+            partial(fit_line, saved_in(tmp_path / str(rank), 0.0), math.nan, rank),
+            saved_in(tmp_path / str(rank)),
+            silent,
+        )
+        for rank in (poisoned_rank, 1 - poisoned_rank)
+    ]
+
+    (fitted, weight), (_, other_weight) = results
+    assert [(one["epoch"], one["batch"]) for one in fitted.skipped_batches] == [(1, 2), (2, 2), (3, 2)]
+    assert all(f"nan on rank {poisoned_rank}" in one["why"] for one in fitted.skipped_batches)
+    assert weight == other_weight != 0.0
+
+
+def changed_file(tokens: Path, out: Path) -> Path:
+    """Copy a folder of tokens in which one training history has another item."""
+    shutil.copytree(tokens, out)
+    examples = pl.read_parquet(out / "examples.parquet").with_row_index()
+    row = examples.filter(pl.col("split") == "train").row(7, named=True)
+    changed = [*row["history"][:3], row["history"][4], *row["history"][4:]]
+    histories = [
+        changed if index == row["index"] else history
+        for index, history in examples.select("index", "history").iter_rows()
+    ]
+    column = pl.Series("history", histories, dtype=examples.schema["history"])
+    examples.drop("index").with_columns(column).write_parquet(out / "examples.parquet")
+    return out
+
+
+@pytest.mark.parametrize("what", ["a changed file", "another seed"])
+def test_a_rank_that_learns_from_something_else_is_found_at_that_step(what: str, data: Path, tmp_path: Path) -> None:
+    """Before any weight changes: the error names the rank, the step and what differs. It is not tried again."""
+    other = {"tokens": changed_file(data / "tokens", tmp_path / "changed")} if what == "a changed file" else {"seed": 1}
+    saved = saved_in(tmp_path)
+    work = partial(train_with_another, data / "tokens", DROPPED_DECODER, saved, 1, other)
+    differs = r"the batch; give" if what == "a changed file" else "the random numbers"
+
+    with pytest.raises(StageFailed, match=rf"batch \d+ of epoch 1 rank 1 has other values of .*{differs}"):
+        TWO.fit(work, saved, silent)
