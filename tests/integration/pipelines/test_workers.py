@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,16 +18,18 @@ import torch
 from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
+from models.registry import BundleStore
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import tokenize
 from pipelines.runner.stage import silent
-from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.checkpoints import Checkpoints, nothing_alike
+from pipelines.training.fit.shard_files import read_shards
 from pipelines.training.train_decoder import TrainOptions, train
 from pipelines.training.train_student import Inputs, fit_and_save
 from pipelines.training.workers.team import Team
 from services.errors import StageFailed
 from tests.support.training.ranks import fit_line, train_with_another
-from tests.support.training.synthetic import histories_from, write_ingested
+from tests.support.training.synthetic import histories_from, raw_events, raw_items, write_ingested
 from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, DROPPED_STUDENT
 
 TWO = Team(workers=2, timeout_s=60)
@@ -81,6 +85,42 @@ def test_two_workers_learn_what_one_does(tokens: str, options: TrainOptions, dat
         torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("parallel", ["fsdp", "tp2"])
+def test_a_sharded_model_learns_what_a_whole_one_does(parallel: str, data: Path, tmp_path: Path) -> None:
+    """Each rank has a part of every tensor, or of each layer's products. Half of the way in this layout, the rest in one process: the losses of one process, and plain weights."""
+    alone = trained(data / "tokens", SAMPLED, tmp_path / "one", Team())
+    out = tmp_path / parallel
+    out.mkdir()
+
+    stop_after(5, data / "tokens", SAMPLED, out, replace(TWO, parallel=parallel))
+    kinds = {path.suffix for path in (out / "saved").iterdir() if path.suffix != ".partial"}
+    again = trained(data / "tokens", SAMPLED, out, Team())
+
+    weights = [load_file(folder / "decoder" / "model.safetensors") for folder in (tmp_path / "one", out)]
+    assert kinds == {".shards"}
+    assert again == pytest.approx(alone, rel=1e-5)
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) -> None:
+    """In torch's own file of either rank, or in the values: the checkpoint before is read, by one process too, and the log names the file."""
+    stop_after(5, data / "tokens", DROPPED_DECODER, tmp_path, replace(TWO, parallel="fsdp"))
+    saved = saved_in(tmp_path)
+    newest, before = sorted((path for path in saved.folder.iterdir() if path.suffix == ".shards"), reverse=True)
+    expected = read_shards(before, nothing_alike)[1]
+
+    for name in ("__0_0.distcp", "__1_0.distcp", "state.json"):
+        content = (newest / name).read_bytes()
+        (newest / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        with capture_logs() as logged:
+            found = saved.newest()
+        (newest / name).write_bytes(content)
+        assert found is not None
+        assert found.values == expected
+        assert name in logged[0]["why"]
+
+
 def test_the_number_of_workers_may_change_between_checkpoints(data: Path, tmp_path: Path) -> None:
     """Two workers stopped on the way, one, and two again: the losses of one process."""
     alone = trained(data / "tokens", DROPPED_DECODER, tmp_path / "one", Team())
@@ -122,6 +162,38 @@ def test_the_student_learns_over_two_workers_what_it_learns_over_one(data: Path,
         curves.append([point["loss"] for point in fitted.curve])
 
     assert curves[1] == pytest.approx(curves[0], rel=1e-5)
+
+
+def test_the_command_trains_evaluates_and_publishes_over_two_workers(tmp_path: Path) -> None:
+    """`tailrace pipeline --workers 2` with the shipped shapes of decoder and student, refit included: each fit starts two ranks, and a bundle is live."""
+    raw_events(40, 30, 12).write_csv(tmp_path / "events.csv")
+    raw_items(30).write_ndjson(tmp_path / "items.jsonl")
+    command = [
+        sys.executable,
+        "-m",
+        "infra.cli.main",
+        "pipeline",
+        "--workers",
+        "2",
+        "--epochs",
+        "4",
+        "--student-epochs",
+        "4",
+    ]
+    given = ["--events", str(tmp_path / "events.csv"), "--items", str(tmp_path / "items.jsonl")]
+    floors = ["--baseline", "popularity", "--decoder-floor", "0", "--student-floor", "0"]
+    environment = os.environ | {"TAILRACE_STATE_DIR": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+
+    done = subprocess.run([*command, *given, *floors], env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "is live" in done.stdout
+    assert done.stdout.count("worker_started") == 2 * len(
+        ("decoder", "student", "twin", "refit decoder", "refit student")
+    )
+    bundle = BundleStore(tmp_path / "state" / "bundles").live()
+    bundle.verify()
+    assert bundle.manifest["lineage"]["options"]["workers"] == 2
 
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(5, marks=pytest.mark.grid)])
