@@ -56,6 +56,8 @@ class PipelineOptions:
     """How the decoder is laid out over the workers: auto, ddp, fsdp, tpK, fsdp+tpK."""
     precision: str = "auto"
     """Of products in training: fp32, bf16, or auto, which is bf16 on a GPU."""
+    recompute: str = "none"
+    """What of each layer is computed again in the backward pass: none, selective or full."""
     worker_timeout_s: float = 600.0
     """How long a worker may not answer the others before it is ended, and all go on from the last checkpoint."""
     checkpoint_every_s: float = 60.0
@@ -101,7 +103,11 @@ class PipelineOptions:
     def team(self) -> Team:
         """Who fits the models."""
         return Team(
-            workers=self.workers, parallel=self.parallel, precision=self.precision, timeout_s=self.worker_timeout_s
+            workers=self.workers,
+            parallel=self.parallel,
+            precision=self.precision,
+            recompute=self.recompute,
+            timeout_s=self.worker_timeout_s,
         )
 
     @property

@@ -191,6 +191,9 @@ def pipeline(
         str, typer.Option(help="How the decoder is laid out over the workers: auto, ddp, fsdp, tpK or fsdp+tpK.")
     ] = "auto",
     precision: Annotated[str, typer.Option(help="Products in training: fp32, bf16, or auto (bf16 on a GPU).")] = "auto",
+    recompute: Annotated[
+        str, typer.Option(help="Of each layer, compute again in the backward pass: none, selective or full.")
+    ] = "none",
     worker_timeout_s: Annotated[
         float,
         typer.Option(help="Seconds without an answer after which a worker is ended, and all go on from a checkpoint."),
@@ -256,6 +259,7 @@ def pipeline(
         workers=workers,
         parallel=parallel,
         precision=precision,
+        recompute=recompute,
         worker_timeout_s=worker_timeout_s,
         checkpoint_every_s=checkpoint_every_s,
         codes=CodesOptions(depth=code_depth),

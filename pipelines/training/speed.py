@@ -5,15 +5,19 @@ al. 2022, PaLM, appendix B). To these come, as there, the scores and sums of att
 items that a label is compared with. Padding, embeddings, norms, dropout and the optimizer are no work of the model's.
 """
 
+import time
 from collections.abc import Iterable
 
 import torch
 
 from models.decoder.config import DecoderConfig
+from pipelines.training.fit.parallel import ALONE, Group
+from pipelines.training.fit.recompute import Recompute
 
 SPEED = "speed.json"
 _FLOPS = 6
 """Of forward and backward pass, for each multiply-add of the forward pass."""
+_CPU_SIZE, _GPU_SIZE, _NUM_PRODUCTS = 1_024, 8_192, 4
 _PEAK_BF16_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100 80GB HBM3": 989e12,
@@ -37,10 +41,37 @@ def training_flops(config: DecoderConfig, lengths: Iterable[int], num_scores: in
     return _FLOPS * (sum(decoder_work(config, length) for length in lengths) + num_scores * config.hidden_size)
 
 
-def speed_of(num_tokens: int, flops: int, seconds: float, device: torch.device) -> dict[str, float | None]:
-    """Return tokens and FLOPs per second, and the MFU: null where no data sheet gives the peak, as for any CPU."""
+def speed_of(
+    num_tokens: int, flops: int, seconds: float, device: torch.device, group: Group = ALONE
+) -> dict[str, float | None]:
+    """Return tokens and FLOPs per second of all processes, and their MFU by the data sheet and by what this device was just measured to do. HFU counts what was computed again too.
+
+    The first is null where no data sheet gives the peak, as for any CPU.
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = next((peak for start, peak in _PEAK_BF16_FLOPS.items() if name.startswith(start)), None)
     flops_per_s = flops / seconds
-    mfu = None if peak is None else flops_per_s / peak
-    return {"tokens_per_s": num_tokens / seconds, "flops_per_s": flops_per_s, "mfu": mfu}
+    measured = group.size * products_per_s(device, torch.bfloat16 if group.uses_bf16(device) else torch.float32)
+    again = 4 / 3 if group.method.recompute == Recompute.FULL else 1.0
+    return {
+        "tokens_per_s": num_tokens / seconds,
+        "flops_per_s": flops_per_s,
+        "mfu": None if peak is None else flops_per_s / (group.size * peak),
+        "measured_peak_flops_per_s": measured,
+        "mfu_of_measured": flops_per_s / measured,
+        "hfu_of_measured": flops_per_s * again / measured,
+    }
+
+
+def products_per_s(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the FLOPs per second of a large product on this device: the best of a few."""
+    size = _GPU_SIZE if device.type == "cuda" else _CPU_SIZE
+    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    times = []
+    for _ in range(_NUM_PRODUCTS):
+        began_s = time.perf_counter()
+        matrix @ matrix
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began_s)
+    return float(2 * size**3 / min(times))

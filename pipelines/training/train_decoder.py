@@ -173,11 +173,11 @@ def train_in(
         teacher_decoder = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start, group)
     ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, teacher_decoder, group)
     if group.is_main:
-        _write(ours, options, out, start, data.device)
+        _write(ours, options, out, start, data.device, group)
 
 
 def _write(
-    ours: FittedDecoder, options: TrainOptions, out: Path, start: WarmStart | None, device: torch.device
+    ours: FittedDecoder, options: TrainOptions, out: Path, start: WarmStart | None, device: torch.device, group: Group
 ) -> None:
     save_decoder(ours.decoder, out / "decoder")
     if ours.item_text is not None:
@@ -190,9 +190,11 @@ def _write(
         "started_from": start.version if start is not None and ours.begun is not None else None,
         **asdict(ours.fitted),
     }
-    seconds = about.pop("seconds")
+    seconds, times = about.pop("seconds"), about.pop("times")
     (out / "training.json").write_text(json.dumps(about, indent=1))
-    (out / SPEED).write_text(json.dumps(speed_of(ours.fitted.num_tokens, ours.fitted.flops, seconds, device), indent=1))
+    speed = speed_of(ours.fitted.num_tokens, ours.fitted.flops, seconds, device, group)
+    shares = {name: spent / sum(times.values()) for name, spent in times.items()}
+    (out / SPEED).write_text(json.dumps(speed | {"shares_of_time": shares, "workers": group.size}, indent=1))
 
 
 def train_teacher(

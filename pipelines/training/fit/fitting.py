@@ -23,6 +23,7 @@ from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
 from pipelines.training.fit.memory import kept_memory
 from pipelines.training.fit.parallel import ALONE, Group, Loss, LossFunction
 from pipelines.training.fit.prefetch import ready_batches
+from pipelines.training.fit.recompute import recomputed
 from services.errors import StageFailed
 
 log = structlog.get_logger()
@@ -30,6 +31,10 @@ log = structlog.get_logger()
 _MAX_SKIPPED = 3
 _SPIKE = 3.0
 """A loss of more than this many times the uniform one is a spike: the model is far worse than one that knows nothing."""
+
+TIMES = ("data", "step", "others", "checkpoint", "validation")
+_LONG_WAIT, _LONG_FIT_S = 0.2, 1.0
+"""The share of all steps that waiting for their batches should not exceed, in a fit of more than this."""
 
 OnValidation = Callable[[int, float], None]
 """Called with the epoch and its score; what it raises ends the fit."""
@@ -80,6 +85,8 @@ class Position:
     flops: int = 0
     seconds: float = 0.0
     """Time in steps: not in validations, checkpoints or the making of batches."""
+    times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
+    """Seconds of this process by what they went to, of all epochs."""
     best_score: float = -1.0
     curve: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[dict[str, Any]] = field(default_factory=list)
@@ -87,13 +94,17 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The curve of a fit, the batches that it left out, and what its steps were: positions without padding, FLOPs where they are counted, time."""
+    """The curve of a fit, the batches that it left out, and what its steps were: positions without padding, FLOPs where they are counted, time.
+
+    `times` are seconds by what they went to: data, step, others (waiting for other processes between passes), checkpoint, validation.
+    """
 
     curve: list[dict[str, Any]]
     skipped_batches: list[dict[str, Any]]
     num_tokens: int
     flops: int
     seconds: float
+    times: dict[str, float]
 
 
 def fit(
@@ -113,14 +124,15 @@ def fit(
     with kept_memory():
         running = _Fit(model, task, options, checkpoints, progress, start_shares, group)
         running.begin()
-        while running.at.epoch <= options.epochs:
-            try:
-                running.do_epoch()
-            except UnusableLoss as unusable:
-                running.skip(unusable)
+        with recomputed(running.trained, group.method.recompute):
+            while running.at.epoch <= options.epochs:
+                try:
+                    running.do_epoch()
+                except UnusableLoss as unusable:
+                    running.skip(unusable)
         running.take_best()
     at = running.at
-    return Fitted(at.curve, at.skipped, at.num_tokens, at.flops, at.seconds)
+    return Fitted(at.curve, at.skipped, at.num_tokens, at.flops, at.seconds, at.times)
 
 
 class _Fit:
@@ -139,9 +151,9 @@ class _Fit:
         self._model, self._task, self._options = model, task, options
         self._checkpoints, self._progress, self._group = checkpoints, progress, group
         self._device = next(model.parameters()).device
-        self._trained = group.copy(model)
-        self._loss_of = group.wrap(self._trained, task.loss)
-        self._descent = Descent(self._trained, options.descent, start_shares, group)
+        self.trained = group.copy(model)
+        self._loss_of = group.wrap(self.trained, task.loss)
+        self._descent = Descent(self.trained, options.descent, start_shares, group)
         self._shards = group.shard_writer(checkpoints)
         self._best: dict[str, Tensor] = {}
         self.at = Position(rng=_state_of(task.rng))
@@ -163,16 +175,20 @@ class _Fit:
         makes = self._task.batches()
         left_out = {one["batch"] for one in self.at.skipped if one["epoch"] == self.at.epoch}
         places = [index for index in range(self.at.batch, len(makes)) if index not in left_out]
-        self._trained.train()
+        self.trained.train()
         with ready_batches([self._group.signed(makes[index]) for index in places], self._device) as batches:
-            for index, batch in zip(places, batches, strict=True):
+            for index in places:
+                with self._timed("data"):
+                    batch = next(batches)
                 self.at.batch = index
-                self._refuse_other_batches(batch)
+                with self._timed("others"):
+                    self._refuse_other_batches(batch)
                 done = (self.at.epoch - 1 + index / len(makes)) / self._options.epochs
                 began_s = time.perf_counter()
-                self.at.total_loss += self._descent.step(
-                    self._losses(batch), done, self._max_loss, self._group.unit(batch)
-                )
+                with self._timed("step"):
+                    self.at.total_loss += self._descent.step(
+                        self._losses(batch), done, self._max_loss, self._group.unit(batch)
+                    )
                 self.at.seconds += time.perf_counter() - began_s
                 self._count(batch)
                 self.at.batch = index + 1
@@ -202,10 +218,11 @@ class _Fit:
 
     def take_best(self) -> None:
         """Load the weights that validated best."""
+        self._report_wait()
         if self._shards is not None:
             self._shards.wait()
-        self._trained.load_state_dict(self._best)
-        self._group.gather(self._trained, self._model)
+        self.trained.load_state_dict(self._best)
+        self._group.gather(self.trained, self._model)
         self._model.eval()
 
     @property
@@ -219,6 +236,20 @@ class _Fit:
                 self._checkpoints.stage,
                 f"at batch {self.at.batch} of epoch {self.at.epoch} {differing}; give all ranks the same files, seed and checkpoint, and run again",
             )
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.at.times[name] += time.perf_counter() - began_s
+
+    def _report_wait(self) -> None:
+        times = self.at.times
+        steps_s = times["data"] + times["others"] + times["step"]
+        if self._group.is_main and steps_s > _LONG_FIT_S and times["data"] > _LONG_WAIT * steps_s:
+            log.warning("steps_wait_for_data", stage=self._checkpoints.stage, share=round(times["data"] / steps_s, 2))
 
     def _losses(self, batch: Batch) -> Iterator[Loss]:
         parts = list(split_batch(batch, self._options.num_parts * self._group.accumulation))
@@ -239,13 +270,13 @@ class _Fit:
         at, epochs = self.at, self._options.epochs
         mean_loss = at.total_loss / max(at.num_steps, 1)
         if at.epoch % self._options.validate_every == 0 or at.epoch == epochs:
-            with self._descent.averaged():
-                self._group.gather(self._trained, self._model)
+            with self._timed("validation"), self._descent.averaged():
+                self._group.gather(self.trained, self._model)
                 score = self._group.from_main(self._task.validate)
                 at.curve.append({"epoch": at.epoch, "loss": mean_loss, "validation": score})
                 if score > at.best_score:
                     at.best_score = score
-                    self._best = {name: value.clone() for name, value in self._trained.state_dict().items()}
+                    self._best = {name: value.clone() for name, value in self.trained.state_dict().items()}
             if self._task.on_validation is not None:
                 self._task.on_validation(at.epoch, score)
         if self._group.is_main:
@@ -256,23 +287,24 @@ class _Fit:
     def _save(self) -> None:
         if not self._group.is_main and self._shards is None:
             return
-        tensors = {f"model.{name}": value for name, value in self._trained.state_dict().items()}
+        tensors = {f"model.{name}": value for name, value in self.trained.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self._best.items()}
         tensors |= {f"descent.{name}": value for name, value in self._descent.tensors().items()}
         tensors["rng.cpu"] = torch.get_rng_state()
         if self._device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self._device)
-        (self._shards or self._checkpoints).save(FitState(tensors, asdict(self.at)))
+        with self._timed("checkpoint"):
+            (self._shards or self._checkpoints).save(FitState(tensors, asdict(self.at)))
 
     def _like(self, name: str) -> Tensor | None:
         """Return a tensor that is laid out as the one of this name in a checkpoint, None for one that all processes have whole."""
         kind, _, rest = name.partition(".")
-        return self._descent.like(rest) if kind == "descent" else self._trained.state_dict().get(rest)
+        return self._descent.like(rest) if kind == "descent" else self.trained.state_dict().get(rest)
 
     def _restore(self, saved: FitState) -> None:
         self.at = Position(**saved.values)
         tensors = {name: self._placed(name, value) for name, value in saved.tensors.items()}
-        self._trained.load_state_dict(_under("model.", tensors))
+        self.trained.load_state_dict(_under("model.", tensors))
         self._best = _under("best.", tensors)
         self._descent.load(_under("descent.", tensors))
         torch.set_rng_state(saved.tensors["rng.cpu"])

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.training.fit.batches import Batch, MakeBatch, number_of, rows_of
 from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.recompute import Recompute
 
 if TYPE_CHECKING:
     from pipelines.training.fit.shard_files import ShardWriter
@@ -50,6 +51,20 @@ class Share:
     num_labels: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How a step is computed, wherever that is.
+
+    `is_bf16`: whether products are in bf16 under fp32 weights; None: on a GPU. `recompute`: what is computed again in the backward pass (`recompute.py`).
+    """
+
+    is_bf16: bool | None = None
+    recompute: str = Recompute.NONE
+
+
+PLAIN = Method()
+
+
 class LossOf(nn.Module):
     """The loss of a model as a module of its own: all parameters are then used below one `forward`, whose beginning and end a wrapper sees."""
 
@@ -63,15 +78,12 @@ class LossOf(nn.Module):
 
 
 class Group:
-    """One process. `accumulation` is the factor on the number of parts into which each batch is split, whose gradients are added up.
-
-    `is_bf16`: whether products are computed in bf16 under fp32 weights; None: on a GPU.
-    """
+    """One process. `accumulation` is the factor on the number of parts into which each batch is split, whose gradients are added up."""
 
     rank, size = 0, 1
 
-    def __init__(self, accumulation: int = 1, *, is_bf16: bool | None = None) -> None:
-        self.accumulation, self.is_bf16 = accumulation, is_bf16
+    def __init__(self, method: Method = PLAIN, *, accumulation: int = 1) -> None:
+        self.method, self.accumulation = method, accumulation
 
     @property
     def is_main(self) -> bool:
@@ -84,7 +96,7 @@ class Group:
 
     def uses_bf16(self, device: torch.device) -> bool:
         """Whether products on this device are computed in bf16 under fp32 weights."""
-        return device.type == "cuda" if self.is_bf16 is None else self.is_bf16
+        return device.type == "cuda" if self.method.is_bf16 is None else self.method.is_bf16
 
     def copy(self, model: nn.Module) -> nn.Module:
         """Return the model that is trained: this one, or a copy of which each process will have a part."""
@@ -155,10 +167,8 @@ ALONE = Group()
 class Ranks(Group):
     """Several processes, of which this is one; it learns from the `share`th of `num_shares` parts of each batch. torch's default process group has begun; one that is waited for longer than `timeout_s` within a step is given up."""
 
-    def __init__(
-        self, timeout_s: float, *, accumulation: int = 1, local_rank: int = 0, is_bf16: bool | None = None
-    ) -> None:
-        super().__init__(accumulation, is_bf16=is_bf16)
+    def __init__(self, timeout_s: float, method: Method = PLAIN, *, accumulation: int = 1, local_rank: int = 0) -> None:
+        super().__init__(method, accumulation=accumulation)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.share, self.num_shares = self.rank, self.size
         self._local_rank = local_rank

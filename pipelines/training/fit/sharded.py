@@ -23,7 +23,8 @@ from models.decoder.decoder import Decoder
 from models.decoder.layer import Projection, rows_of
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.layout import Layout
-from pipelines.training.fit.parallel import LossFunction, LossOf, Ranks, Share, local
+from pipelines.training.fit.parallel import PLAIN, LossFunction, LossOf, Method, Ranks, Share, local
+from pipelines.training.fit.recompute import blocks_of
 from pipelines.training.fit.shard_files import ShardWriter
 from services.errors import ConfigError
 
@@ -38,12 +39,12 @@ class Shards(Ranks):
         self,
         layout: Layout,
         timeout_s: float,
+        method: Method = PLAIN,
         *,
         accumulation: int = 1,
         local_rank: int = 0,
-        is_bf16: bool | None = None,
     ) -> None:
-        super().__init__(timeout_s, accumulation=accumulation, local_rank=local_rank, is_bf16=is_bf16)
+        super().__init__(timeout_s, method, accumulation=accumulation, local_rank=local_rank)
         kind = "cuda" if "nccl" in dist.get_backend_config() else "cpu"
         self._mesh: DeviceMesh = init_device_mesh(
             kind, (layout.shard, layout.tensor), mesh_dim_names=("shard", "tensor")
@@ -69,7 +70,7 @@ class Shards(Ranks):
                 reduce_dtype=torch.float32,
                 cast_forward_inputs=False,
             )
-            for block in _blocks(model):
+            for block in blocks_of(model):
                 fully_shard(block, mesh=self._mesh["shard"], mp_policy=policy)
             fully_shard(whole, mesh=self._mesh["shard"])  # what losses read beside the layers stays fp32
         return whole
@@ -129,11 +130,6 @@ class Shards(Ranks):
 
 def _whole(tensor: Tensor) -> Tensor:
     return cast("Tensor", tensor.full_tensor()) if isinstance(tensor, DTensor) else tensor
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Return what is gathered at once: the elements of the model's lists of modules."""
-    return [block for module in model.children() if isinstance(module, nn.ModuleList) for block in module]
 
 
 def _split_products(model: nn.Module, mesh: DeviceMesh) -> None:

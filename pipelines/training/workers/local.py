@@ -80,7 +80,7 @@ def _run(work: Callable[..., Any], team: Team, accumulation: int, progress: Prog
             accumulation=accumulation,
             has_gpu=has_gpu,
             layout=team.layout,
-            is_bf16=team.is_bf16,
+            method=team.method,
         )
         for rank in range(team.workers)
     ]

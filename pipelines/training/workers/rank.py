@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from pipelines.training.fit.layout import Layout
-from pipelines.training.fit.parallel import Ranks
+from pipelines.training.fit.parallel import Method, Ranks
 from services.errors import TailraceError
 
 _PR_SET_PDEATHSIG = 1
@@ -77,7 +77,7 @@ class Seat:
     accumulation: int
     has_gpu: bool
     layout: Layout
-    is_bf16: bool | None
+    method: Method
 
 
 def sit_down(seat: Seat, work: Callable[..., Any], sending: Connection) -> None:
@@ -97,12 +97,12 @@ def sit_down(seat: Seat, work: Callable[..., Any], sending: Connection) -> None:
         store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=max(timeout, _LONGEST_START))
         kind = "cpu:gloo,cuda:nccl" if seat.has_gpu else "gloo"
         dist.init_process_group(kind, store=store, rank=seat.rank, world_size=seat.size, timeout=timeout)
-        given = {"accumulation": seat.accumulation, "local_rank": seat.rank, "is_bf16": seat.is_bf16}
+        given = {"accumulation": seat.accumulation, "local_rank": seat.rank}
         if seat.layout.is_sharded:
             from pipelines.training.fit.sharded import Shards
 
-            return Shards(seat.layout, seat.timeout_s, **given)
-        return Ranks(seat.timeout_s, **given)
+            return Shards(seat.layout, seat.timeout_s, seat.method, **given)
+        return Ranks(seat.timeout_s, seat.method, **given)
 
     ended = _ended(lambda: work(progress=show, group=joined()))
     sending.send(ended if seat.rank == 0 or ended.how != Ending.DONE else Ended(Ending.DONE))

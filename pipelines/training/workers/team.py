@@ -7,7 +7,8 @@ from typing import Any
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.layout import AUTO, Layout, layout_of
-from pipelines.training.fit.parallel import Group
+from pipelines.training.fit.parallel import Group, Method
+from pipelines.training.fit.recompute import Recompute
 from services.errors import ConfigError
 
 _PRECISIONS = (AUTO, "fp32", "bf16")
@@ -21,6 +22,8 @@ class Team:
     parallel: str = AUTO
     precision: str = AUTO
     """`fp32`, `bf16` (products; weights and sums stay fp32), or `auto`: bf16 on a GPU."""
+    recompute: str = Recompute.NONE
+    """What of a layer is computed again in the backward pass instead of being kept."""
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -29,6 +32,8 @@ class Team:
             raise ConfigError(f"--workers: {self.workers} processes fit nothing; give 1 or more")
         if self.precision not in _PRECISIONS:
             raise ConfigError(f"--precision: {self.precision!r} is not known; give {', '.join(_PRECISIONS)}")
+        if self.recompute not in list(Recompute):
+            raise ConfigError(f"--recompute: {self.recompute!r} is not known; give {', '.join(Recompute)}")
         layout_of(self.parallel, self.workers)
         if not self.timeout_s > 0:
             raise ConfigError(
@@ -46,9 +51,9 @@ class Team:
         return replace(self, parallel=AUTO)
 
     @property
-    def is_bf16(self) -> bool | None:
-        """Whether products are in bf16; None where the device decides."""
-        return None if self.precision == AUTO else self.precision == "bf16"
+    def method(self) -> Method:
+        """How a step is computed."""
+        return Method(is_bf16=None if self.precision == AUTO else self.precision == "bf16", recompute=self.recompute)
 
     def fit(self, work: Callable[..., Any], checkpoints: Checkpoints, progress: Progress) -> Any:
         """Return what `work(progress=..., group=...)` returns, called here or in each of the processes, of which rank 0's counts. It is pickled if there are several.
@@ -56,7 +61,7 @@ class Team:
         Raises what it raises of TailraceError, or StageFailed.
         """
         if self.workers == 1:
-            return work(progress=progress, group=Group(is_bf16=self.is_bf16))
+            return work(progress=progress, group=Group(self.method))
         from pipelines.training.workers.local import fit_locally
 
         return fit_locally(work, self, checkpoints, progress)

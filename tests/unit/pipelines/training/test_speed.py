@@ -1,9 +1,11 @@
 """The FLOPs of a training step."""
 
+import pytest
 import torch
 
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
+from pipelines.training.fit.parallel import Group, Method
 from pipelines.training.speed import decoder_work, speed_of, training_flops
 
 
@@ -31,8 +33,17 @@ def test_a_step_counts_its_matrices_its_attention_and_its_softmax() -> None:
     assert training_flops(config, [3, 1], num_scores=3 * 10) == 2 * 3 * (4 * weights + attention + softmax)
 
 
-def test_a_cpu_has_no_utilisation() -> None:
-    """It is of a data sheet's peak, and null without one; the rates are known anyhow."""
-    speed = speed_of(num_tokens=100, flops=3_000, seconds=2.0, device=torch.device("cpu"))
+def test_a_cpu_has_a_utilisation_of_what_it_was_measured_to_do() -> None:
+    """That of a data sheet's peak is null without one; the rates are known anyhow, and recomputation raises the hardware's share alone."""
+    alone, recomputing = Group(), Group(Method(recompute="full"))
 
-    assert speed == {"tokens_per_s": 50.0, "flops_per_s": 1_500.0, "mfu": None}
+    speed, again = (
+        speed_of(num_tokens=100, flops=3_000, seconds=2.0, device=torch.device("cpu"), group=group)
+        for group in (alone, recomputing)
+    )
+
+    measured = speed["measured_peak_flops_per_s"]
+    assert (speed["tokens_per_s"], speed["flops_per_s"], speed["mfu"]) == (50.0, 1_500.0, None)
+    assert measured is not None
+    assert speed["mfu_of_measured"] == speed["hfu_of_measured"] == pytest.approx(1_500.0 / measured)
+    assert again["hfu_of_measured"] == pytest.approx(4 / 3 * (again["mfu_of_measured"] or 0.0))

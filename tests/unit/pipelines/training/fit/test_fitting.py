@@ -45,7 +45,7 @@ from services.errors import StageFailed
 from tests.support.training.bundles import build_catalogue
 from tests.unit.pipelines.conftest import CPU, SMALL_STUDENT, Built, checkpoints_in
 
-FITTED = Fitted(curve=[], skipped_batches=[], num_tokens=0, flops=0, seconds=0.0)
+FITTED = Fitted(curve=[], skipped_batches=[], num_tokens=0, flops=0, seconds=0.0, times={})
 DESCENT = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=0.9)
 
 
