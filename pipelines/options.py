@@ -58,6 +58,8 @@ class PipelineOptions:
     """Of products in training: fp32, bf16, or auto, which is bf16 on a GPU."""
     recompute: str = "none"
     """What of each layer is computed again in the backward pass: none, selective or full."""
+    ray: str = ""
+    """Address of a Ray cluster for training alone, on whose machines the workers run; empty: this machine, without Ray."""
     worker_timeout_s: float = 600.0
     """How long a worker may not answer the others before it is ended, and all go on from the last checkpoint."""
     checkpoint_every_s: float = 60.0
@@ -108,6 +110,7 @@ class PipelineOptions:
             precision=self.precision,
             recompute=self.recompute,
             timeout_s=self.worker_timeout_s,
+            ray=self.ray,
         )
 
     @property
@@ -117,7 +120,7 @@ class PipelineOptions:
 
     def _check_workers(self) -> None:
         device, num_gpus = choose_device(self.device), torch.cuda.device_count()
-        if self.team.workers > num_gpus and device.type == "cuda":
+        if self.team.workers > num_gpus and device.type == "cuda" and not self.ray:
             raise ConfigError(
                 f"--workers: {self.workers} on a machine of {num_gpus} GPUs; give at most {num_gpus}, or --device cpu"
             )

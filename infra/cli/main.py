@@ -194,6 +194,12 @@ def pipeline(
     recompute: Annotated[
         str, typer.Option(help="Of each layer, compute again in the backward pass: none, selective or full.")
     ] = "none",
+    ray: Annotated[
+        str,
+        typer.Option(
+            help="Run the workers by Ray Train in this cluster, which must not be the stack's; `auto` in a RayJob."
+        ),
+    ] = "",
     worker_timeout_s: Annotated[
         float,
         typer.Option(help="Seconds without an answer after which a worker is ended, and all go on from a checkpoint."),
@@ -260,6 +266,7 @@ def pipeline(
         parallel=parallel,
         precision=precision,
         recompute=recompute,
+        ray=ray,
         worker_timeout_s=worker_timeout_s,
         checkpoint_every_s=checkpoint_every_s,
         codes=CodesOptions(depth=code_depth),

@@ -1,7 +1,7 @@
-"""Starts the ranks of one machine and watches them. One that dies or does not answer ends all, and all begin again at the last checkpoint.
+"""Starts the ranks of one machine and watches them. One that dies or does not answer ends all.
 
 A rank that is killed is noticed by its end, one that hangs by the timeout of those that wait for it. What hangs, or was paused, prints its stack
-before it is ended. What the user can mend (a full disk, bad data) is raised, and a fit that cannot go beyond a checkpoint is given up.
+before it is ended.
 """
 
 import multiprocessing
@@ -21,15 +21,12 @@ import torch.distributed as dist
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.workers.attempts import Left, fit_again
 from pipelines.training.workers.rank import SHOW_STACK, Ended, Ending, Seat, Shown, sit_down
 from pipelines.training.workers.team import Team
-from services.errors import StageFailed
 
 log = structlog.get_logger()
 
-_MAX_FRUITLESS = 3
-"""Starts in a row from one and the same checkpoint."""
-_MAX_ACCUMULATION = 64
 _GRACE_S = 10.0
 """For the others to notice that a rank has left: gloo does within 0.1 s, NCCL within its watchdog's interval."""
 _DUMP_S = 1.0
@@ -45,29 +42,12 @@ class _Rank:
 
 
 def fit_locally(work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress) -> Any:
-    """Return what rank 0's work returned. Raises what a rank raised of TailraceError, and StageFailed for a fit that does not get on."""
-    num_fruitless, accumulation = 0, 1
-    while True:
-        before = checkpoints.newest_name()
-        ranks = _run(work, team, accumulation, progress)
-        how, why = _verdict(ranks)
-        if how == Ending.DONE:
-            return ranks[0].ended.result if ranks[0].ended else None
-        for rank in ranks:
-            if rank.ended is not None and rank.ended.how == Ending.REFUSED:
-                raise rank.ended.error()
-        num_fruitless = num_fruitless + 1 if checkpoints.newest_name() == before else 1
-        if how == Ending.OUT_OF_MEMORY and accumulation < _MAX_ACCUMULATION:
-            accumulation, num_fruitless = accumulation * 2, 0
-        elif how == Ending.BROKEN or num_fruitless == _MAX_FRUITLESS:
-            raise StageFailed(checkpoints.stage, f"{why}; the next run goes on from its last checkpoint")
-        log.warning(
-            "workers_started_again", stage=checkpoints.stage, why=why, checkpoint=before, accumulation=accumulation
-        )
+    """Return what rank 0's work returned. Raises as `fit_again`."""
+    return fit_again(lambda accumulation: _run(work, team, accumulation, progress), checkpoints)
 
 
-def _run(work: Callable[..., Any], team: Team, accumulation: int, progress: Progress) -> list[_Rank]:
-    """Start all ranks and return them when all have ended."""
+def _run(work: Callable[..., Any], team: Team, accumulation: int, progress: Progress) -> list[Left]:
+    """Start all ranks and return how they have left."""
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= team.workers
     seats = [
@@ -86,7 +66,7 @@ def _run(work: Callable[..., Any], team: Team, accumulation: int, progress: Prog
     ]
     with _started(seats, work) as ranks:
         _watch(ranks, progress)
-    return ranks
+    return [Left(rank.number, rank.ended, _seen(rank)) for rank in ranks]
 
 
 @contextmanager
@@ -156,22 +136,7 @@ def _end(ranks: list[_Rank]) -> None:
     time.sleep(_DUMP_S)
 
 
-def _verdict(ranks: list[_Rank]) -> tuple[Ending, str]:
-    """Return how the fit ended, and why. Pure, but for the ranks' exit codes."""
-    for how in (Ending.REFUSED, Ending.BROKEN):
-        for rank in ranks:
-            if rank.ended is not None and rank.ended.how == how:
-                return how, f"rank {rank.number}: {rank.ended.why}"
-    if all(_is_done(rank) for rank in ranks):
-        return Ending.DONE, ""
-    for rank in ranks:
-        if rank.ended is not None and rank.ended.how == Ending.OUT_OF_MEMORY:
-            return Ending.OUT_OF_MEMORY, f"rank {rank.number} is out of memory"
-    silent = [f"rank {rank.number} {_exit_of(rank)}" for rank in ranks if rank.ended is None]
-    return Ending.LOST_PEER, ", ".join(silent) or "the ranks have lost each other"
-
-
-def _exit_of(rank: _Rank) -> str:
+def _seen(rank: _Rank) -> str:
     if rank.is_hung:
         return "did not answer the others"
     code = rank.process.exitcode or 0

@@ -81,34 +81,48 @@ class Seat:
 
 
 def sit_down(seat: Seat, work: Callable[..., Any], sending: Connection) -> None:
-    """Work as this rank and send how it ended; the process then exits with 0 if it is done. It dies with the one that started it."""
+    """Work as this rank of one machine and send how it ended; the process then exits with 0 if it is done. It dies with the one that started it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started the ranks ends them
-    faulthandler.register(SHOW_STACK, all_threads=True)
-    torch.set_num_threads(seat.num_threads)
-    if seat.has_gpu:
-        torch.cuda.set_device(seat.rank)
-
-    def show(done: int, total: int, words: str) -> None:
-        sending.send(Shown(done, total, words))
 
     def joined() -> Ranks:
         timeout = timedelta(seconds=seat.timeout_s)
         store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=max(timeout, _LONGEST_START))
         kind = "cpu:gloo,cuda:nccl" if seat.has_gpu else "gloo"
         dist.init_process_group(kind, store=store, rank=seat.rank, world_size=seat.size, timeout=timeout)
-        given = {"accumulation": seat.accumulation, "local_rank": seat.rank}
-        if seat.layout.is_sharded:
-            from pipelines.training.fit.sharded import Shards
+        return group_of(seat)
 
-            return Shards(seat.layout, seat.timeout_s, seat.method, **given)
-        return Ranks(seat.timeout_s, seat.method, **given)
-
-    ended = _ended(lambda: work(progress=show, group=joined()))
-    sending.send(ended if seat.rank == 0 or ended.how != Ending.DONE else Ended(Ending.DONE))
+    if seat.has_gpu:
+        torch.cuda.set_device(seat.rank)
+    ended = work_at(seat, joined, work, sending.send)
     if ended.how == Ending.DONE:
         dist.destroy_process_group()
     sys.exit(ended.how != Ending.DONE)
+
+
+def work_at(
+    seat: Seat, joined: Callable[[], Ranks], work: Callable[..., Any], send: Callable[[Shown | Ended], None]
+) -> Ended:
+    """Work as this rank, send progress and how it ended, and return the latter. `joined` returns the group once all ranks are there."""
+    faulthandler.register(SHOW_STACK, all_threads=True)
+    torch.set_num_threads(seat.num_threads)
+
+    def show(done: int, total: int, words: str) -> None:
+        send(Shown(done, total, words))
+
+    ended = _ended(lambda: work(progress=show, group=joined()))
+    send(ended if seat.rank == 0 or ended.how != Ending.DONE else Ended(Ending.DONE))
+    return ended
+
+
+def group_of(seat: Seat) -> Ranks:
+    """Return the group of this rank's layout; torch's default process group has begun."""
+    given = {"accumulation": seat.accumulation, "local_rank": seat.rank}
+    if seat.layout.is_sharded:
+        from pipelines.training.fit.sharded import Shards
+
+        return Shards(seat.layout, seat.timeout_s, seat.method, **given)
+    return Ranks(seat.timeout_s, seat.method, **given)
 
 
 def _ended(work: Callable[[], Any]) -> Ended:

@@ -1,4 +1,4 @@
-"""Over how many processes a model is fitted, and who starts them: nobody for one, this process for those of one machine."""
+"""Over how many processes a model is fitted, and who starts them: nobody for one, this process for those of one machine, Ray Train for those of several."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +25,8 @@ class Team:
     recompute: str = Recompute.NONE
     """What of a layer is computed again in the backward pass instead of being kept."""
     timeout_s: float = 600.0
+    ray: str = ""
+    """Address of a Ray cluster of training's own whose machines the workers are started on, `local` for one that ends with the fit; empty: this machine, without Ray."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be started. Raises ConfigError naming the option."""
@@ -62,6 +64,10 @@ class Team:
         """
         if self.workers == 1:
             return work(progress=progress, group=Group(self.method))
+        if self.ray:
+            from pipelines.training.workers.on_ray import fit_on_ray
+
+            return fit_on_ray(work, self, checkpoints, progress)
         from pipelines.training.workers.local import fit_locally
 
         return fit_locally(work, self, checkpoints, progress)

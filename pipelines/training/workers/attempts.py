@@ -1,0 +1,70 @@
+"""Starts all ranks again at the last checkpoint for as long as that helps: whoever starts them, on one machine or many.
+
+What the user can mend is raised. A full memory is met with twice as many parts of each batch, on all ranks. Three starts in a row from one and the same checkpoint are enough.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.workers.rank import Ended, Ending
+from services.errors import StageFailed
+
+log = structlog.get_logger()
+
+_MAX_FRUITLESS = 3
+_MAX_ACCUMULATION = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """How a rank has left: its last message, or None and what was seen of it instead."""
+
+    rank: int
+    ended: Ended | None
+    seen: str = ""
+
+
+Run = Callable[[int], Sequence[Left]]
+"""Starts all ranks with this factor on the number of parts of a batch, and returns how each has left, by rank."""
+
+
+def fit_again(run: Run, checkpoints: Checkpoints) -> Any:
+    """Return what rank 0's work returned. Raises what a rank raised of TailraceError, and StageFailed for a fit that does not get on."""
+    num_fruitless, accumulation = 0, 1
+    while True:
+        before = checkpoints.newest_name()
+        left = run(accumulation)
+        how, why = verdict(left)
+        if how == Ending.DONE:
+            assert left[0].ended is not None, "rank 0 is done"
+            return left[0].ended.result
+        for one in left:
+            if one.ended is not None and one.ended.how == Ending.REFUSED:
+                raise one.ended.error()
+        num_fruitless = num_fruitless + 1 if checkpoints.newest_name() == before else 1
+        if how == Ending.OUT_OF_MEMORY and accumulation < _MAX_ACCUMULATION:
+            accumulation, num_fruitless = accumulation * 2, 0
+        elif how == Ending.BROKEN or num_fruitless == _MAX_FRUITLESS:
+            raise StageFailed(checkpoints.stage, f"{why}; the next run goes on from its last checkpoint")
+        log.warning(
+            "workers_started_again", stage=checkpoints.stage, why=why, checkpoint=before, accumulation=accumulation
+        )
+
+
+def verdict(left: Sequence[Left]) -> tuple[Ending, str]:
+    """Return how the fit ended, and why: what a rank found wrong goes before what others then missed. Pure."""
+    for how in (Ending.REFUSED, Ending.BROKEN):
+        for one in left:
+            if one.ended is not None and one.ended.how == how:
+                return how, f"rank {one.rank}: {one.ended.why}"
+    if all(one.ended is not None and one.ended.how == Ending.DONE for one in left):
+        return Ending.DONE, ""
+    for one in left:
+        if one.ended is not None and one.ended.how == Ending.OUT_OF_MEMORY:
+            return Ending.OUT_OF_MEMORY, f"rank {one.rank} is out of memory"
+    silent = [f"rank {one.rank} {one.seen}" for one in left if one.ended is None]
+    return Ending.LOST_PEER, ", ".join(silent) or "the ranks have lost each other"

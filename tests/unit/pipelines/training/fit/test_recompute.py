@@ -1,0 +1,81 @@
+"""Activations that are computed again."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from models.decoder.decoder import Decoder
+from pipelines.training.fit.batches import make_batch
+from pipelines.training.fit.fitting import dropout_after
+from pipelines.training.fit.recompute import blocks_of, recomputed
+from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss
+from tests.support.training.bundles import build_catalogue
+
+
+class Products(TorchDispatchMode):
+    """Counts the products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run the operation."""
+        self.count += func in {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+        return func(*args, **(kwargs or {}))
+
+
+def step_with(how: str) -> tuple[list[torch.Tensor], int, int]:
+    """Return the gradients of one step with dropout, the products that it took, and the bytes that it kept of the forward pass."""
+    catalogue = build_catalogue()
+    decoder: Decoder = new_decoder(catalogue, TrainOptions(hidden_size=16, num_layers=3, feed_forward=32)).train()
+    batch = make_batch([torch.arange(9).numpy(), torch.arange(12, 4, -1).numpy()], catalogue)
+    kept: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.nbytes)
+        return tensor
+
+    torch.manual_seed(1)
+    with (
+        dropout_after([layer["output"] for layer in decoder.layers], 0.5),
+        recomputed(decoder, how),
+        Products() as products,
+    ):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss, _ = next_token_loss(decoder, catalogue, batch, mask_seen=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+    assert all("forward" not in vars(block) for block in blocks_of(decoder))
+    return (
+        [parameter.grad for parameter in decoder.parameters() if parameter.grad is not None],
+        products.count,
+        sum(kept),
+    )
+
+
+def test_gradients_are_the_same_bits_whatever_is_computed_again() -> None:
+    """With dropout, whose masks are drawn again as they were. What is kept shrinks; all products are repeated, or none."""
+    (plain, usual, kept), (selective, few, kept_of_selective), (full, more, kept_of_full) = map(
+        step_with, ("none", "selective", "full")
+    )
+
+    assert all(map(torch.equal, plain, selective))
+    assert all(map(torch.equal, plain, full))
+    assert few == usual < more
+    assert kept_of_full < kept
+    assert kept_of_selective < kept
+
+
+def test_a_model_without_lists_of_modules_has_no_blocks() -> None:
+    """Nothing of it is computed again."""
+    assert blocks_of(nn.Linear(2, 2)) == []
+
+
+@pytest.mark.parametrize("how", ["selective", "full"])
+def test_an_error_inside_leaves_the_model_as_it_was(how: str) -> None:
+    """Its blocks have their own forward passes again."""
+    decoder = new_decoder(build_catalogue(), TrainOptions(hidden_size=16))
+
+    with pytest.raises(ValueError, match="stop"), recomputed(decoder, how):
+        raise ValueError("stop")
+
+    assert all("forward" not in vars(block) for block in blocks_of(decoder))
