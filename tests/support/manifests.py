@@ -28,7 +28,7 @@ OVERLAYS = ("dev", "gpu", "prod")
 VERSIONS = ("1.32", "1.37")
 """The oldest Kubernetes that the manifests are for, and the newest that has schemas."""
 
-CUSTOM = {"RayService", "PodMonitor", "PrometheusRule"}
+CUSTOM = {"RayService", "RayJob", "PodMonitor", "PrometheusRule"}
 
 Thing = dict[str, Any]
 
@@ -93,7 +93,10 @@ def _custom_validator(kind: str, version: str) -> Draft202012Validator:
     schema = json.loads((KUBERNETES / f"schemas/{kind.lower()}.json").read_text())
     folder = resources.files("kubernetes_validate").joinpath("kubernetes-json-schema", f"v{version}.0-local-strict")
     definitions = Resource.from_contents(json.loads(folder.joinpath("_definitions.json").read_text()))
-    return Draft202012Validator(schema, registry=definitions @ Registry())
+    service = json.loads((KUBERNETES / "schemas/rayservice.json").read_text())
+    return Draft202012Validator(
+        schema, registry=definitions @ Registry().with_resource("rayservice.json", Resource.from_contents(service))
+    )
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,11 @@ def _templates(things: list[Thing]) -> Iterator[tuple[str, Thing]]:
         name, spec = thing["metadata"]["name"], thing.get("spec", {})
         if thing["kind"] == "RayService":
             cluster = spec["rayClusterConfig"]
+            yield f"{name}-head", cluster["headGroupSpec"]["template"]
+            for group in cluster["workerGroupSpecs"]:
+                yield f"{name}-{group['groupName']}", group["template"]
+        elif thing["kind"] == "RayJob":
+            cluster = spec["rayClusterSpec"]
             yield f"{name}-head", cluster["headGroupSpec"]["template"]
             for group in cluster["workerGroupSpecs"]:
                 yield f"{name}-{group['groupName']}", group["template"]

@@ -104,7 +104,7 @@ def test_a_sharded_model_learns_what_a_whole_one_does(parallel: str, data: Path,
 
 
 def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) -> None:
-    """In torch's own file of either rank, or in the values: the checkpoint before is read, by one process too, and the log names the file."""
+    """In torch's own file of either rank, or in the values: the checkpoint before is read, by one process too, and the log names the damaged one."""
     stop_after(5, data / "tokens", DROPPED_DECODER, tmp_path, replace(TWO, parallel="fsdp"))
     saved = saved_in(tmp_path)
     newest, before = sorted((path for path in saved.folder.iterdir() if path.suffix == ".shards"), reverse=True)
@@ -118,7 +118,7 @@ def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) 
         (newest / name).write_bytes(content)
         assert found is not None
         assert found.values == expected
-        assert name in logged[0]["why"]
+        assert newest.name in logged[0]["why"]
 
 
 def test_the_number_of_workers_may_change_between_checkpoints(data: Path, tmp_path: Path) -> None:
