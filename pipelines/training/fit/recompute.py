@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,9 +40,11 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 def recomputed(model: nn.Module, how: str) -> Iterator[None]:
     """Inside this block, the model's blocks keep no more of their forward passes than this."""
     blocks = [] if how == Recompute.NONE else blocks_of(model)
-    kept = {"context_fn": partial(create_selective_checkpoint_contexts, _KEPT)} if how == Recompute.SELECTIVE else {}
+    kept: dict[str, Any] = (
+        {"context_fn": partial(create_selective_checkpoint_contexts, _KEPT)} if how == Recompute.SELECTIVE else {}
+    )
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **kept)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **kept)
     try:
         yield
     finally:

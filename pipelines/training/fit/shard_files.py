@@ -21,10 +21,11 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from models.errors import CheckpointError
 from models.files import file_sha256, rename_durably
@@ -58,7 +59,7 @@ class ShardWriter:
             shutil.rmtree(partial, ignore_errors=True)
         dist.barrier(group=self._group)
         with _quiet():
-            future = dcp.async_save(
+            future = async_save(
                 dict(state.tensors), storage_writer=FileSystemWriter(partial), process_group=self._group
             )
         self._writing = _Writing(
@@ -71,21 +72,25 @@ class ShardWriter:
         writing, self._writing = self._writing, None
         if writing is None:
             return
-        failed = writing.future.exception()
-        if failed is None and self._is_main:
-            try:
-                _name(writing)
-            except OSError as error:
-                failed = error
+        failed = writing.future.exception() or (self._named(writing) if self._is_main else None)
         seen = torch.tensor([failed is not None], dtype=torch.uint8)
         dist.all_reduce(seen, dist.ReduceOp.MAX, group=self._group)
         if seen.item():
             if self._is_main:
                 shutil.rmtree(writing.partial, ignore_errors=True)
-            error = failed if isinstance(failed, Exception) else OSError("another rank could not write its part")
-            raise self._checkpoints.not_written(writing.path, error) from failed
+            shown = failed if isinstance(failed, Exception) else OSError("another rank could not write its part")
+            raise self._checkpoints.not_written(writing.path, shown) from failed
         if self._is_main:
             self._checkpoints.prune()
+
+    @staticmethod
+    def _named(writing: _Writing) -> OSError | None:
+        """Write what makes the folder whole, and give it its name. Return what prevents it."""
+        try:
+            _name(writing)
+        except OSError as error:
+            return error
+        return None
 
 
 def read_shards(folder: Path, like: Like) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -109,7 +114,7 @@ def read_shards(folder: Path, like: Like) -> tuple[dict[str, Tensor], dict[str, 
             torch.empty_like(cast("Tensor", alike), dtype=dtype) if is_alike else torch.empty(stored.size, dtype=dtype)
         )
     with _quiet():
-        dcp.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+        load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
     return tensors, json.loads(about["values"])
 
 

@@ -7,16 +7,17 @@ Shape suffixes: none; a sharded tensor is torch's DTensor, whose shape is the wh
 """
 
 import copy
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from models.decoder.decoder import Decoder
@@ -96,11 +97,12 @@ class Shards(Ranks):
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
         """Scale the gradients of all ranks down to a norm of at most this, and return it as it was."""
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norms = [_whole(torch.linalg.vector_norm(grad)) for grad in grads]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        alike: dict[Any, list[Tensor]] = defaultdict(list)
         for grad in grads:
-            local(grad).mul_(factor)
+            alike[(grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None].append(local(grad))
+        squares = [_summed(laid_out, parts) for laid_out, parts in alike.items()]
+        norm = torch.stack(squares).sum().sqrt()
+        torch._foreach_mul_([local(grad) for grad in grads], (max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
     @torch.no_grad()
@@ -129,7 +131,17 @@ class Shards(Ranks):
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    return cast("Tensor", tensor.full_tensor()) if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _summed(laid_out: Any, parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of squares of tensors of one layout, whose parts on this rank these are: one exchange for all of them."""
+    own = torch.stack(torch._foreach_norm(parts)).square().sum()
+    if laid_out is None:
+        return own
+    mesh, placements = laid_out
+    partly = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
+    return _whole(DTensor.from_local(own, mesh, partly))
 
 
 def _split_products(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -48,7 +48,7 @@ def fit_locally(work: Callable[..., Any], team: Team, checkpoints: Checkpoints, 
 
 def _run(work: Callable[..., Any], team: Team, accumulation: int, progress: Progress) -> list[Left]:
     """Start all ranks and return how they have left."""
-    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= team.workers
     seats = [
         Seat(

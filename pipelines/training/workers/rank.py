@@ -87,7 +87,8 @@ def sit_down(seat: Seat, work: Callable[..., Any], sending: Connection) -> None:
 
     def joined() -> Ranks:
         timeout = timedelta(seconds=seat.timeout_s)
-        store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=max(timeout, _LONGEST_START))
+        patience = max(timeout, _LONGEST_START)
+        store = dist.TCPStore("127.0.0.1", seat.port, is_master=False, timeout=patience)  # type: ignore[attr-defined]
         kind = "cpu:gloo,cuda:nccl" if seat.has_gpu else "gloo"
         dist.init_process_group(kind, store=store, rank=seat.rank, world_size=seat.size, timeout=timeout)
         return group_of(seat)
@@ -117,12 +118,12 @@ def work_at(
 
 def group_of(seat: Seat) -> Ranks:
     """Return the group of this rank's layout; torch's default process group has begun."""
-    given = {"accumulation": seat.accumulation, "local_rank": seat.rank}
+    accumulation, local_rank = seat.accumulation, seat.rank
     if seat.layout.is_sharded:
         from pipelines.training.fit.sharded import Shards
 
-        return Shards(seat.layout, seat.timeout_s, seat.method, **given)
-    return Ranks(seat.timeout_s, seat.method, **given)
+        return Shards(seat.layout, seat.timeout_s, seat.method, accumulation=accumulation, local_rank=local_rank)
+    return Ranks(seat.timeout_s, seat.method, accumulation=accumulation, local_rank=local_rank)
 
 
 def _ended(work: Callable[[], Any]) -> Ended:
