@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -78,8 +79,7 @@ class ShardWriter:
         if seen.item():
             if self._is_main:
                 shutil.rmtree(writing.partial, ignore_errors=True)
-            shown = failed if isinstance(failed, Exception) else OSError("another rank could not write its part")
-            raise self._checkpoints.not_written(writing.path, shown) from failed
+            raise self._checkpoints.not_written(writing.path, _reason(failed)) from failed
         if self._is_main:
             self._checkpoints.prune()
 
@@ -116,6 +116,14 @@ def read_shards(folder: Path, like: Like) -> tuple[dict[str, Tensor], dict[str, 
     with _quiet():
         load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
     return tensors, json.loads(about["values"])
+
+
+def _reason(failed: BaseException | None) -> Exception:
+    """Return what a rank could not do, of torch's error with all ranks' in it."""
+    if isinstance(failed, CheckpointException):
+        rank, (error, _) = next(iter(failed.failures.items()))
+        return OSError(f"rank {rank}: {error}")
+    return failed if isinstance(failed, Exception) else OSError("rank 0 could not give it its name")
 
 
 def _name(writing: _Writing) -> None:

@@ -134,7 +134,7 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _summed(laid_out: Any, parts: Sequence[Tensor]) -> Tensor:
+def _summed(laid_out: Any, parts: list[Tensor]) -> Tensor:
     """Return the sum of squares of tensors of one layout, whose parts on this rank these are: one exchange for all of them."""
     own = torch.stack(torch._foreach_norm(parts)).square().sum()
     if laid_out is None:

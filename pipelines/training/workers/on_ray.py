@@ -34,7 +34,11 @@ def fit_on_ray(work: Callable[..., Any], team: Team, checkpoints: Checkpoints, p
     """Return what rank 0's work returned. Raises as `fit_again`."""
     import ray
 
-    own = {"num_cpus": team.workers, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    own: dict[str, Any] = {
+        "num_cpus": team.workers,
+        "include_dashboard": False,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+    }
     ray.init(address=team.ray, log_to_driver=True, **(own if team.ray == "local" else {}))
     try:
         return fit_again(lambda accumulation: _run(work, team, accumulation, checkpoints, progress), checkpoints)

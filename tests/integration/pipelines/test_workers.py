@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -119,6 +120,24 @@ def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) 
         assert found is not None
         assert found.values == expected
         assert newest.name in logged[0]["why"]
+
+
+def test_a_rank_whose_disk_is_full_fails_the_stage_and_leaves_the_checkpoint_before(data: Path, tmp_path: Path) -> None:
+    """One rank's file system takes no more bytes: the error names the rank and what the next run goes on from, and that is whole."""
+    with capture_logs() as logged:
+
+        def fill(done: int, _total: int, _words: str) -> None:
+            if done == 10:
+                resource.prlimit(pids_of(logged)[1], resource.RLIMIT_FSIZE, (1_000, 1_000))
+
+        with pytest.raises(StageFailed, match=r"cannot be written \(rank 1: .*goes on from \d+.shards"):
+            train(
+                data / "tokens", LONG, tmp_path, saved_in(tmp_path, 0.0), CPU, fill, team=replace(TWO, parallel="fsdp")
+            )
+
+    found = saved_in(tmp_path).newest()
+    assert found is not None
+    assert found.values["epoch"] >= 10
 
 
 def test_the_number_of_workers_may_change_between_checkpoints(data: Path, tmp_path: Path) -> None:
