@@ -5,6 +5,7 @@ al. 2022, PaLM, appendix B). To these come, as there, the scores and sums of att
 items that a label is compared with. Padding, embeddings, norms, dropout and the optimizer are no work of the model's.
 """
 
+import resource
 import time
 from collections.abc import Iterable
 
@@ -46,7 +47,7 @@ def speed_of(
 ) -> dict[str, float | None]:
     """Return tokens and FLOPs per second of all processes, and their MFU by the data sheet and by what this device was just measured to do. HFU counts what was computed again too.
 
-    The first is null where no data sheet gives the peak, as for any CPU.
+    The first is null where no data sheet gives the peak, as for any CPU. `peak_bytes` is this process's memory.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = next((peak for start, peak in _PEAK_BF16_FLOPS.items() if name.startswith(start)), None)
@@ -60,7 +61,15 @@ def speed_of(
         "measured_peak_flops_per_s": measured,
         "mfu_of_measured": flops_per_s / measured,
         "hfu_of_measured": flops_per_s * again / measured,
+        "peak_bytes": _peak_bytes(device),
     }
+
+
+def _peak_bytes(device: torch.device) -> float:
+    """Return the most memory that this process has had: of the GPU's what tensors took, else all that was resident."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return 1_024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def products_per_s(device: torch.device, dtype: torch.dtype) -> float:

@@ -39,7 +39,8 @@ from pipelines.scoring.metrics import ndcg, rank_labels
 from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
-from pipelines.training.fit.fitting import FitOptions, Fitted, OnValidation, Task, dropout_after, fit
+from pipelines.training.fit.dropout import dropout_after
+from pipelines.training.fit.fitting import FitOptions, Fitted, OnValidation, Task, fit
 from pipelines.training.fit.parallel import ALONE, Group, Loss
 from pipelines.training.speed import SPEED, speed_of, training_flops
 from pipelines.training.start.from_interactions import start_from_use

@@ -40,7 +40,8 @@ from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.batches import Batch, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
-from pipelines.training.fit.fitting import FitOptions, Fitted, Task, dropout_after, fit
+from pipelines.training.fit.dropout import dropout_after
+from pipelines.training.fit.fitting import FitOptions, Fitted, Task, fit
 from pipelines.training.fit.parallel import ALONE, Group, Loss
 from pipelines.training.start.student_rows import encoded_rows, fill_rows
 from pipelines.training.start.warm_start import NUM_CASES, Begun, WarmStart, rows_before
@@ -108,8 +109,11 @@ def distill(
         twin = team.fit(fit_twin, saved, silent)
     else:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
-            fitting = beside.submit(fit_and_save, inputs, decoder_dir, label_options, twin_path, saved, silent, start)
-            student, twin = fit_student(progress=progress), fitting.result()
+            own = Group(team.method)
+            fitting = beside.submit(
+                fit_and_save, inputs, decoder_dir, label_options, twin_path, saved, silent, start, own
+            )
+            student, twin = fit_student(progress=progress, group=own), fitting.result()
     choose_student(tokenized, options, out, student, twin)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.profiler import record_function
 
 from pipelines.training.fit.parallel import ALONE, Group, Share, local, unusable_share
 
@@ -91,7 +92,8 @@ class Descent:
         norm = self._group.clip(self._parameters, _MAX_GRAD_NORM)
         if not norm.isfinite():
             raise UnusableLoss("its gradient is not finite", loss)
-        self._optimizer.step()
+        with record_function("fit: optimizer"):
+            self._optimizer.step()
         self._num_steps += 1
         decay = min(self._options.average, (1 + self._num_steps) / (10 + self._num_steps))
         now = [local(parameter.detach()) for parameter in self._parameters]
@@ -105,7 +107,8 @@ class Descent:
             if not number and is_alone:  # a part of which nothing is learned has no mean
                 continue
             unit = unit or number
-            (mean * (number / unit)).backward()  # type: ignore[no-untyped-call]
+            with record_function("fit: backward"):
+                (mean * (number / unit)).backward()  # type: ignore[no-untyped-call]
             total += float(mean.detach()) * number
             num_labels += number
         shares = self._group.shares(Share(total, num_labels))

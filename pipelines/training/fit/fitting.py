@@ -6,7 +6,7 @@ the metric: they are arguments.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 import torch
 from torch import Tensor, nn
+from torch.autograd.profiler import record_function
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.batches import Batch, MakeBatch, split_batch
@@ -241,7 +242,8 @@ class _Fit:
     def _timed(self, name: str) -> Iterator[None]:
         began_s = time.perf_counter()
         try:
-            yield
+            with record_function(f"fit: {name}"):  # a range in a profiler's trace
+                yield
         finally:
             self.at.times[name] += time.perf_counter() - began_s
 
@@ -322,18 +324,3 @@ def _under(prefix: str, tensors: Any) -> dict[str, Tensor]:
 
 def _state_of(rng: np.random.Generator) -> dict[str, Any]:
     return dict(rng.bit_generator.state)
-
-
-@contextmanager
-def dropout_after(modules: Iterable[nn.Module], probability: float, group: Group = ALONE) -> Iterator[None]:
-    """Inside this block, apply dropout to these modules' outputs while they are in training mode; serving's model has none."""
-
-    def drop(module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        return group.dropped(output, probability) if module.training else output
-
-    handles = [module.register_forward_hook(drop) for module in modules]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

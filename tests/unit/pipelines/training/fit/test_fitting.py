@@ -23,7 +23,8 @@ from pipelines.scoring.metrics import ndcg, rank_labels
 from pipelines.training.fit.batches import Batch, make_batch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import Descent, DescentOptions, rate_at
-from pipelines.training.fit.fitting import FitOptions, Fitted, Task, dropout_after, fit
+from pipelines.training.fit.dropout import dropout_after
+from pipelines.training.fit.fitting import FitOptions, Fitted, Task, fit
 from pipelines.training.target.sampled import ItemSampler
 from pipelines.training.target.student_targets import new_targets
 from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.decoder.decoder import Decoder
 from pipelines.training.fit.batches import make_batch
-from pipelines.training.fit.fitting import dropout_after
+from pipelines.training.fit.dropout import dropout_after
 from pipelines.training.fit.recompute import blocks_of, recomputed
 from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss
 from tests.support.training.bundles import build_catalogue

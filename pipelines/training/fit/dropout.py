@@ -1,0 +1,23 @@
+"""Dropout in training alone: the models that serve have none."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from pipelines.training.fit.parallel import ALONE, Group
+
+
+@contextmanager
+def dropout_after(modules: Iterable[nn.Module], probability: float, group: Group = ALONE) -> Iterator[None]:
+    """Inside this block, apply dropout to these modules' outputs while they are in training mode."""
+
+    def drop(module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        return group.dropped(output, probability) if module.training else output
+
+    handles = [module.register_forward_hook(drop) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
