@@ -223,7 +223,7 @@ class _Fit:
         if self._shards is not None:
             self._shards.wait()
         self.trained.load_state_dict(self._best)
-        self._group.gather(self.trained, self._model)
+        self._group.take_over(self.trained, self._model)
         self._model.eval()
 
     @property
@@ -272,8 +272,7 @@ class _Fit:
         at, epochs = self.at, self._options.epochs
         mean_loss = at.total_loss / max(at.num_steps, 1)
         if at.epoch % self._options.validate_every == 0 or at.epoch == epochs:
-            with self._timed("validation"), self._descent.averaged():
-                self._group.gather(self.trained, self._model)
+            with self._timed("validation"), self._descent.averaged(), self._group.whole(self.trained, self._model):
                 score = self._group.from_main(self._task.validate)
                 at.curve.append({"epoch": at.epoch, "loss": mean_loss, "validation": score})
                 if score > at.best_score:

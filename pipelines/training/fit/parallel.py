@@ -138,8 +138,12 @@ class Group:
         """Scale the gradients down to a norm of at most this, and return it as it was."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
-    def gather(self, trained: nn.Module, model: nn.Module) -> None:
-        """Write the weights of what is trained into the model that was given, where that is another."""
+    def whole(self, _trained: nn.Module, _model: nn.Module) -> AbstractContextManager[None]:
+        """Return the context in which the model that was given has the weights of what is trained, and can be used by rank 0."""
+        return nullcontext()
+
+    def take_over(self, trained: nn.Module, model: nn.Module) -> None:
+        """Let the model that was given end with the weights of what was trained."""
 
     def placed(self, value: Tensor, like: Tensor) -> Tensor:
         """Return a whole tensor as another one is laid out over the processes."""

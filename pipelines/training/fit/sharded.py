@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -46,15 +45,17 @@ class Shards(Ranks):
         local_rank: int = 0,
     ) -> None:
         super().__init__(timeout_s, method, accumulation=accumulation, local_rank=local_rank)
-        kind = "cuda" if "nccl" in dist.get_backend_config() else "cpu"
-        self._mesh: DeviceMesh = init_device_mesh(
-            kind, (layout.shard, layout.tensor), mesh_dim_names=("shard", "tensor")
-        )
         self._layout = layout
+        self._mesh: DeviceMesh  # of the device of the model
         self.share, self.num_shares = self.rank // layout.tensor, layout.shard
 
     def copy(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model, which `wrap` shards. The model itself moves to the host."""
+        self._mesh = init_device_mesh(
+            next(model.parameters()).device.type,
+            (self._layout.shard, self._layout.tensor),
+            mesh_dim_names=("shard", "tensor"),
+        )
         trained = copy.deepcopy(model)
         model.to("cpu")
         return trained
@@ -105,12 +106,21 @@ class Shards(Ranks):
         torch._foreach_mul_([local(grad) for grad in grads], (max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
-    @torch.no_grad()
-    def gather(self, trained: nn.Module, model: nn.Module) -> None:
-        """Write the weights of the trained copy into the whole model, which is on the host of each rank."""
-        into = dict(model.named_parameters())
-        for name, parameter in trained.named_parameters():
-            into[name].copy_(_whole(parameter))
+    @contextmanager
+    def whole(self, trained: nn.Module, model: nn.Module) -> Iterator[None]:
+        """Gather the weights into the whole model, which is on rank 0's device inside this block, and on the host outside."""
+        _gather(trained, model)
+        if self.is_main:
+            model.to(next(trained.parameters()).device)
+        try:
+            yield
+        finally:
+            model.to("cpu")
+
+    def take_over(self, trained: nn.Module, model: nn.Module) -> None:
+        """Gather the weights into the whole model, and move it back to the device."""
+        _gather(trained, model)
+        model.to(next(trained.parameters()).device)
 
     def shard_writer(self, checkpoints: Checkpoints) -> ShardWriter:
         """Return what writes a state of which each rank has a part."""
@@ -128,6 +138,13 @@ class Shards(Ranks):
             return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
         wide = value.to(like.device).expand(like.shape)
         return distribute_tensor(wide.contiguous(), like.device_mesh, like.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def _gather(trained: nn.Module, model: nn.Module) -> None:
+    into = dict(model.named_parameters())
+    for name, parameter in trained.named_parameters():
+        into[name].copy_(_whole(parameter))
 
 
 def _whole(tensor: Tensor) -> Tensor:
