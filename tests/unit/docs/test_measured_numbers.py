@@ -311,6 +311,17 @@ def text_words() -> Iterator[str]:
     yield "the first token {}, {} and {} ms later".format(*added)
 
 
+def train_lines() -> Iterator[str]:
+    """A line for each layout of training, and what kills changed."""
+    run = result("train")
+    for row in run["rows"]:
+        shares = [f"{row['shares_of_time'][name]:.0%}" for name in ("data", "step", "others", "validation")]
+        yield f"| {row['workers']} x {row['parallel']} | {row['losses'][-1]:.6f} | {row['loss_difference']:.1e} | {' | '.join(shares)} |"
+    killed = run["killed"]
+    assert killed["is_same"]
+    yield f"Killed were {' and '.join(killed['kills'])}"
+
+
 def readme_lines() -> Iterator[str]:
     """The six numbers of README."""
     rest = {case["tier"]: case for case in result("serve")["cases"] if case["door"] == "rest"}
@@ -352,6 +363,7 @@ PAGES = {
         text_words,
     ),
     "docs/capacity.md": (store_words,),
+    "docs/scale.md": (train_lines,),
 }
 PRINTED = [(page, lines) for page, sources in PAGES.items() for lines in sources]
 
