@@ -45,15 +45,14 @@ def plan(
 )
 def test_haproxy_accepts_every_path_and_host(tmp_path: Path, name: str | None, host: str) -> None:
     """HAProxy's own check reads certificates whose paths need quoting."""
-    folder = None if name is None else tmp_path / name
+    folder, config = None if name is None else tmp_path / name, tmp_path / "haproxy.cfg"
     if folder is not None:
-        ca = trustme.CA()
         folder.mkdir()
+        ca = trustme.CA()
         leaf = ca.issue_cert("localhost")
         leaf.cert_chain_pems[0].write_to_path(folder / "tls.crt")
         leaf.private_key_pem.write_to_path(folder / "tls.key")
         ca.cert_pem.write_to_path(folder / "ca.crt")
-    config = tmp_path / "haproxy.cfg"
     with socket.create_server((HOST, 0)) as http, socket.create_server((HOST, 0)) as rpc:
         descriptors = http.fileno(), rpc.fileno()
         config.write_text(plan(folder, host, folder and folder / "ca.crt", *descriptors).render())
