@@ -55,27 +55,19 @@ async def test_each_tier_has_its_tree(
     assert attributes["tailrace.fact.min_history_for_llm"] == 3
 
 
-async def test_a_refusal_has_a_span_with_its_code(door: Door, recorder: Recorder) -> None:
-    """A caller's mistake is an attribute, not an error status."""
-    await door.recommend({"user_id": "long", "k": 0})
-
-    root = recorder.one(ROOTS[door.name])
-    attributes = root.attributes or {}
-    assert attributes["error.type"] == "invalid_request"
-    assert attributes.get("http.response.status_code", 422) == 422
-    assert attributes.get("rpc.response.status_code", "INVALID_ARGUMENT") == "INVALID_ARGUMENT"
-    assert root.status.status_code is StatusCode.UNSET
-
-
-async def test_an_unavailable_dependency_is_an_error(world: World, door: Door, recorder: Recorder) -> None:
-    """Events that the broker did not acknowledge give the span an error status."""
+async def test_only_a_fault_of_ours_is_an_error(world: World, door: Door, recorder: Recorder) -> None:
+    """A caller's mistake is an attribute; events that the broker did not acknowledge give the span an error status."""
     world.events.error = DependencyUnavailable("interactions", 1.0)
 
+    await door.recommend({"user_id": "long", "k": 0})
     await door.record([{"user_id": "u", "item_id": "i"}])
 
-    (root,) = recorder.spans
-    assert root.status.status_code is StatusCode.ERROR
-    assert (root.attributes or {})["error.type"] == "unavailable"
+    mistake, fault = (span for span in recorder.spans if span.parent is None)
+    attributes = mistake.attributes or {}
+    assert (mistake.status.status_code, attributes["error.type"]) == (StatusCode.UNSET, "invalid_request")
+    assert attributes.get("http.response.status_code", 422) == 422
+    assert attributes.get("rpc.response.status_code", "INVALID_ARGUMENT") == "INVALID_ARGUMENT"
+    assert (fault.status.status_code, (fault.attributes or {})["error.type"]) == (StatusCode.ERROR, "unavailable")
 
 
 async def test_the_page_lists_every_span_and_attribute(world: World, door: Door, recorder: Recorder) -> None:
