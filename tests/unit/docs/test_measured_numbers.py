@@ -1,7 +1,9 @@
 """Every measured number that the pages print is the results file's: a new run that is filed without its page fails here."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,30 +11,16 @@ import pytest
 from benchmarks.faults.page import matrix, priorities
 from tests.support.pages import ROOT
 
-MODELS = {
-    "decoder": "decoder",
-    "student": "student",
-    "twin": "student without distillation",
-    "item_knn": "item-kNN",
-    "bigram": "bigram",
-    "popularity": "popularity",
-}
-VARIANTS = {
-    "quality-variants": "MovieLens-100k",
-    "quality-yelp": "Yelp",
-    "quality-lastfm": "LastFM",
-    "quality-beauty-variants": "Beauty",
-}
-SPLITS = {"leave-one-out": "leave one out", "global-time": "one cut in time"}
-ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
-ENGINE_CASES = {
-    "decode-1": "text, 1 at a time",
-    "decode-8": "text, 8",
-    "decode-32": "text, 32",
-    "prefill-16x512": "prefill, 16 x 512",
-    "beams-8": "8 beams",
-    "beams-32": "32 beams",
-    "beams-128": "128 beams",
+NUMBERS = re.compile(r"(?:[\d.,+()%/ -]|to)*\d(?:[\d.,+()%/ -]|to)*")
+"""A cell that holds numbers alone."""
+NUMBER = re.compile(r"([+-]?\d[\d,]*\.?(\d*))( ?%)?")
+FILE = re.compile(r"results/([\w-]+)\.json")
+SUMMED = "A soak"
+"""The section whose table adds up what its file has by door."""
+SECTIONS = {
+    section.partition("\n")[0]: section
+    for section in re.split(r"^##+ ", (ROOT / "docs/benchmarks.md").read_text(), flags=re.MULTILINE)
+    if FILE.search(section)
 }
 
 
@@ -42,16 +30,40 @@ def result(name: str) -> dict[str, Any]:
     return read
 
 
-def serve_lines() -> Iterator[str]:
-    """A line for each tier: both doors, and the lesser of their shares in time."""
-    cases = result("serve")["cases"]
-    for tier in ("noop", "student", "popular", "precomputed", "llm"):
-        doors = [case for case in cases if case["tier"] == tier]
-        assert [case["door"] for case in doors] == ["rest", "grpc"]
-        latencies = (f"{case['p50_ms']:.1f} / {case['p99_ms']:.1f}" for case in doors)
-        in_time = min(case["deadline_met"] for case in doors)
-        name = "a call that does nothing" if tier == "noop" else tier
-        yield f"| {name} | {' | '.join(latencies)} | {100 * in_time:.2f} % |"
+def figures(value: Any) -> Iterator[float]:
+    """Yield every number of a results file, but for each seed's own."""
+    if isinstance(value, dict):
+        value = [part for name, part in value.items() if name != "runs"]
+    if isinstance(value, list):
+        for part in value:
+            yield from figures(part)
+    elif isinstance(value, int | float):
+        yield value
+
+
+@cache
+def printed(names: frozenset[str], num_decimals: int, scale: int) -> set[float]:
+    """Return the numbers of these files as a page prints them: rounded, to three or four digits at the least."""
+    scaled = [scale * number for name in names for number in figures(result(name))]
+    digits = {float(f"{number:.{digits}g}") for number in scaled for digits in (3, 4)}
+    return {round(number, num_decimals) for number in scaled} | digits
+
+
+@pytest.mark.parametrize("section", sorted(SECTIONS.keys() - {SUMMED}))
+def test_tables_print_what_is_on_file(section: str) -> None:
+    """Each number in a cell of numbers is one of those in the results files that the section links to."""
+    files = frozenset(FILE.findall(SECTIONS[section]))
+    rows = [line.strip("|").split("|") for line in SECTIONS[section].splitlines() if line.startswith("|")]
+    wrong = [
+        (row[0].strip(), text)
+        for row in rows
+        for cell in row[1:]
+        if NUMBERS.fullmatch(cell)
+        for text, decimals, percent in NUMBER.findall(cell)
+        if float(text.replace(",", "")) not in printed(files, len(decimals), 100 if percent else 1)
+    ]
+
+    assert wrong == []
 
 
 def share_in_time() -> tuple[int, float]:
@@ -77,79 +89,23 @@ def freshness_line() -> Iterator[str]:
     yield f"{run['num_events']} events under load, accepted until visible in `Recommend`: {latencies}"
 
 
-def quality_rows() -> dict[tuple[str, str], dict[str, Any]]:
-    """By split and model, the row over all seeds."""
-    return {(row["split"], row["model"]): row for row in result("quality")["rows"]}
-
-
-def quality_lines() -> Iterator[str]:
-    """A line for each model with its interval in both splits, one for each length of history, and one for each policy of routing."""
-    rows, run = quality_rows(), result("quality")
-    for model, name in MODELS.items():
-        cells = (
-            f"{row['hr10']:.4f} / {row['ndcg10']:.4f} ({row['ci95'][0]:.4f} to {row['ci95'][1]:.4f})"
-            for row in (rows[split, model] for split in SPLITS)
-        )
-        yield f"| {name} | {' | '.join(cells)} |"
-    for row in run["gain"]:
-        if row["slice"] == "all" or row["slice"].startswith("history"):
-            gain = f"{row['llm_minus_student']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
-            yield f"| {SPLITS[row['split']]} | {row['slice']} | {row['num_cases']} | {gain} | {row['llm_minus_student_std']:.4f} |"
-    for row in run["routing"]:
-        per_ms = "" if row["ndcg_per_decoder_ms"] is None else f"{row['ndcg_per_decoder_ms']:.4f}"
-        cost = f"{row['ndcg10']:.4f} | {row['decoder_ms_per_request']:.2f} | {per_ms}"
-        yield f"| {SPLITS[row['split']]} | {row['policy']} | {cost} | {100 * row['llm_share']:.0f} % |"
-
-
-def variant_lines() -> Iterator[str]:
-    """A line for each data set with variants on file: NDCG@10 as served, and what the decoder's targets, and its rows too, earn."""
-    for name, words in VARIANTS.items():
-        rows, earned_rows = (
-            [row for row in result(name)[kind] if row["split"] == "leave-one-out"] for kind in ("rows", "distillation")
-        )
-        served = {row["model"]: f"{row['ndcg10']:.4f}" for row in rows}
-        cells = [served[model] for model in ("decoder", "distilled", "twin", "student_alone", "graph")]
-        earned = {(row["model"], row["over"]): row for row in earned_rows}
-        for over in ("twin", "student_alone"):
-            row = earned["distilled", over]
-            cells.append(f"{row['difference']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})")
-        yield f"| [{words}](../benchmarks/results/{name}.json) | {' | '.join(cells)} |"
-
-
 def seen_items_line() -> Iterator[str]:
     """What Yelp's student has by seen items."""
     (row,) = result("quality-yelp")["seen_items"]
     yield f"the student has {row['ndcg10']:.4f} with seen items and {row['other_ndcg10']:.4f} without ({row['difference']:+.4f}, {row['low']:+.4f} to {row['high']:+.4f})"
 
 
-def deep_codes_lines() -> Iterator[str]:
-    """The codes and the decoder's size, and a line for each model that knows items by their codes."""
-    run = result("quality-beauty-codes")
-    first, rows = run["runs"][0], {row["model"]: row for row in run["rows"]}
+def deep_codes_words() -> Iterator[str]:
+    """The codes and the decoder's size."""
+    first = result("quality-beauty-codes")["runs"][0]
     yield f"each item three codes of {' x '.join(map(str, first['level_sizes']))}"
     yield f"the decoder of {first['num_parameters']['decoder']['all']:,} parameters"
-    names = {"decoder": "decoder, codes of depth 3", "student": "its student", "twin": "the same without distillation"}
-    for model, name in names.items():
-        row = rows[model]
-        masked = f"{row['hr10']:.4f} / {row['ndcg10']:.4f} ({row['ci95'][0]:.4f} to {row['ci95'][1]:.4f})"
-        yield f"| {name} | {masked} | {row['hr10_unmasked']:.4f} / {row['ndcg10_unmasked']:.4f} |"
 
 
-def nested_lines() -> Iterator[str]:
-    """A line for each data set and model: NDCG@10 of what the gate judged and of what is published."""
-    for name, data in (("quality-nested", "MovieLens-100k"), ("quality-nested-beauty", "Amazon Beauty")):
-        for row in result(name)["nested"]:
-            both = f"{row['unrefitted_ndcg10']:.4f} | {row['ndcg10']:.4f} | {row['ratio']:.3f}"
-            yield f"| {data} | {row['model']} | {both} | {row['low']:+.4f} to {row['high']:+.4f} |"
-
-
-def engine_lines() -> Iterator[str]:
-    """A line for each case: all engines' values, then how ours stand to the best peer."""
-    rows = {(row["name"], row["engine"]): row for row in result("engine")["cases"]}
-    for case, name in ENGINE_CASES.items():
-        values = [f"{rows[case, engine]['value']:,.4g}" for engine in ENGINES]
-        ratios = [f"{rows[case, engine]['ratio_to_best_peer']:.2f}x" for engine in ENGINES[:2]]
-        yield f"| {name} | {rows[case, 'tailrace']['unit']} | {' | '.join(values + ratios)} |"
+def cold_words() -> Iterator[str]:
+    """How many items were held out."""
+    run = result("cold-items")
+    yield f"{run['num_cold_items']} of {run['num_items']:,} items, {run['num_cases']:,} events of theirs, and {run['num_ordinary_cases']:,} of trained items"
 
 
 def engine_shares() -> Iterator[str]:
@@ -182,32 +138,6 @@ def curve_and_count_words() -> Iterator[str]:
     yield f"A million final beams over {judged['catalogues']} catalogues"
 
 
-def overload_lines() -> Iterator[str]:
-    """A line for each door and multiple of its capacity, with the figures of high, normal and low priority."""
-    cases: dict[tuple[str, float, bool], list[dict[str, Any]]] = {}
-    for row in result("overload")["rows"]:
-        cases.setdefault((row["door"], row["multiple"], row["is_after_overload"]), []).append(row)
-    for (door, multiple, is_after), rows in cases.items():
-        assert [row["priority"] for row in rows] == ["high", "normal", "low"]
-        in_time = " / ".join(f"{row['goodput_rps']:.0f}" for row in rows)
-        waits = (
-            " / ".join("-" if row[name] is None else f"{row[name]:.0f}" for row in rows)
-            for name in ("answered_p99_ms", "refused_p99_ms")
-        )
-        words = f"{multiple:g}, 5 s after" if is_after else f"{multiple:g}"
-        yield f"| {door} | {words} | {rows[0]['rate_rps']:.0f} | {in_time} | {' | '.join(waits)} |"
-
-
-def scale_lines() -> Iterator[str]:
-    """A line for each axis and size."""
-    for row in result("scale")["rows"]:
-        names = ("loop_ms", "p99_ms", "rss_mb", "freshness_p99_ms", "restart_s")
-        cells = " | ".join("" if row[name] is None else str(row[name]) for name in names)
-        yield f"| {row['axis']} | {row['size']:,} | {cells} |"
-        if "student_ms" in row and row["axis"] == "items":
-            yield f"| {row['size']:,} | {row['student_ms']} | {row['student_mb']} | {row['recall']:.1%} |"
-
-
 def kept_by_kinds_of_keys() -> Iterator[str]:
     """How many of the ten best one-byte keys and values keep."""
     kept = {row["kv_kind"]: f"{100 * row['overlap@10']:.1f} %" for row in result("kv-kinds")["rankings"]}
@@ -219,60 +149,6 @@ def store_words() -> Iterator[str]:
     kinds = result("capacity")["store"]["by_kind"]
     yield f"A history takes {kinds['history']['mean_bytes']:,} bytes, the mean over MovieLens' {kinds['history']['rows']} users"
     yield f"A stored list of 100 items takes {kinds['list']['mean_bytes']:,} bytes"
-
-
-def pipeline_lines() -> Iterator[str]:
-    """A line for each point: processor seconds and memory of each stage; then the tokens of training."""
-    rows = result("pipeline")["rows"]
-    stages = dict.fromkeys(row["stage"] for row in rows)
-    for events, items in dict.fromkeys((row["events"], row["items"]) for row in rows):
-        point = {row["stage"]: row for row in rows if (row["events"], row["items"]) == (events, items)}
-        measured = (point.get(name, {"cpu_s": None}) for name in stages)
-        cells = (
-            "" if row["cpu_s"] is None else f"{float(format(row['cpu_s'], '.3g')):,g} / {row['rss_mb']:,}"
-            for row in measured
-        )
-        yield f"| {events:,} | {items:,} | {' | '.join(cells)} |"
-        tokens = [point[name]["tokens_per_cpu_s"] if name in point else None for name in ("train", "distill")]
-        if any(tokens):
-            yield f"| {events:,} | {items:,} | {' | '.join(f'{number:,}' if number else '' for number in tokens)} |"
-
-
-def cold_lines() -> Iterator[str]:
-    """A line for each baseline, then for each model and lift: recall with its interval, the gain over the nearest text, and what trained items lose."""
-    run = result("cold-items")
-    scopes = ("all", "among_cold")
-    recalls = {(row["model"], row["lift"], row["scope"]): row for row in run["rows"]}
-    gained = {(row["model"], row["lift"], row["scope"]): row for row in run["gains"] if row["over"] == "nearest_text"}
-    for name in ("popularity", "nearest_text", "nearest_embedding"):
-        cells = (f"{row['recall10']:.4f} ({_low_high(row)}) | " for row in (recalls[name, None, one] for one in scopes))
-        yield f"| {name.replace('_', ' ')} | | {' | '.join(cells)} | |"
-    for row in run["ordinary"]:
-        cells = (
-            f"{recalls[place]['recall10']:.4f} ({_low_high(recalls[place])}) | {gained[place]['gain']:+.4f} ({_low_high(gained[place], '+')})"
-            for place in ((row["model"], row["lift"], scope) for scope in scopes)
-        )
-        yield f"| {row['model']} | {row['lift']:g} | {' | '.join(cells)} | {row['before']:.4f} to {row['ndcg10']:.4f} ({_low_high(row, '+')}) |"
-    yield f"{run['num_cold_items']} of {run['num_items']:,} items, {run['num_cases']:,} events of theirs, and {run['num_ordinary_cases']:,} of trained items"
-
-
-def warm_lines() -> Iterator[str]:
-    """A line for each data set, share and model: NDCG@10 of the test labels, what is kept of it, and the share of the time."""
-    for name, data in (("warm-start", "MovieLens-100k"), ("warm-start-beauty", "Amazon Beauty")):
-        run = result(name)
-        times = {(row["new_share"], row["model"]): row["share_of_time"] for row in run["times"]}
-        for row in run["rows"]:
-            if row["split"] == "test":
-                low, high = row["ci95"]
-                kept = f"{row['kept']:.1%} ({low:.1%} to {high:.1%})"
-                cells = " | ".join(f"{row[kind]:.4f}" for kind in ("live", "whole", "warm"))
-                share = times[row["new_share"], row["model"]]
-                yield f"| {data} | {row['new_share']:.1%} | {row['model']} | {cells} | {kept} | {share:.0%} |"
-
-
-def _low_high(row: dict[str, Any], sign: str = "") -> str:
-    low, high = row["ci95"]
-    return f"{low:{sign}.4f} to {high:{sign}.4f}"
 
 
 def fault_words() -> Iterator[str]:
@@ -315,38 +191,30 @@ def readme_lines() -> Iterator[str]:
     """The six numbers of README."""
     rest = {case["tier"]: case for case in result("serve")["cases"] if case["door"] == "rest"}
     num, met = share_in_time()
-    freshness, models = result("freshness"), quality_rows()
+    freshness, quality = result("freshness"), result("quality")["rows"]
+    models = {row["model"]: row for row in quality if row["split"] == "leave-one-out"}
     engine = {(row["name"], row["engine"]): row for row in result("engine")["cases"]}
     for name, tier in (("student", "student"), ("LLM", "llm")):
         yield f"| {name} over REST, p50 / p99 | {rest[tier]['p50_ms']:.1f} / {rest[tier]['p99_ms']:.1f} ms |"
     yield f"| answers within a deadline of 50 ms | {met:.2f} % of {num:,} |"
     yield f"| event accepted until visible in an answer, p50 / p99 | {freshness['p50_ms']:.0f} / {freshness['p99_ms']:.0f} ms |"
-    hits = (f"{models['leave-one-out', name]['hr10']:.4f}" for name in ("decoder", "student", "item_knn"))
+    hits = (f"{models[name]['hr10']:.4f}" for name in ("decoder", "student", "item_knn"))
     yield f"| HR@10 on MovieLens-100k, decoder / student / item-kNN | {' / '.join(hits)} |"
-    ratios = (f"{engine['beams-32', name]['ratio_to_best_peer']:.2f}x" for name in ENGINES[:2])
+    ratios = (f"{engine['beams-32', name]['ratio_to_best_peer']:.2f}x" for name in ("tailrace", "tailrace-int8"))
     yield f"| 32 beams a request against vLLM's CPU build, bf16 / int8 | {' / '.join(ratios)} |"
 
 
 PAGES = {
     "README.md": (readme_lines,),
     "docs/benchmarks.md": (
-        serve_lines,
         serve_ratios,
         freshness_line,
-        quality_lines,
-        variant_lines,
         seen_items_line,
-        deep_codes_lines,
-        nested_lines,
-        cold_lines,
-        warm_lines,
-        engine_lines,
+        deep_codes_words,
+        cold_words,
         engine_shares,
         curve_and_count_words,
         kept_by_kinds_of_keys,
-        overload_lines,
-        scale_lines,
-        pipeline_lines,
         fault_words,
         fault_page,
         text_words,
@@ -358,7 +226,7 @@ PRINTED = [(page, lines) for page, sources in PAGES.items() for lines in sources
 
 @pytest.mark.parametrize(("page", "lines"), PRINTED, ids=[lines.__name__ for _, lines in PRINTED])
 def test_pages_print_what_is_on_file(page: str, lines: Callable[[], Iterator[str]]) -> None:
-    """Tables line by line, and the numbers within sentences, wherever the page breaks its lines."""
+    """Numbers within sentences, wherever the page breaks its lines, and tables that are not the file's rows."""
     text = " ".join((ROOT / page).read_text().split())
     wanted = [" ".join(words.split()) for words in lines()]
 
