@@ -228,7 +228,6 @@ async def test_an_event_whose_answer_is_lost_has_its_effect_once(case: Case) -> 
     keep = log.record
 
     async def record(records: list[tuple[bytes, bytes]]) -> None:
-        """Keep them, and answer late."""
         await keep(records)
         await answers.wait()
 
