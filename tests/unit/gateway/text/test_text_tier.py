@@ -9,32 +9,15 @@ from services.contracts.access import Priority
 from services.contracts.text import TextBegan, TextEvent, TextRequest
 from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
 from services.gateway.text.tier import TextLimits, TextTier
-from services.router.breaker import Breaker
 from tests.support.clock import Clock
 from tests.support.engine.parrot import MODEL, Parrot
-from tests.unit.gateway.world import World
-
-NUM_PLACES = 8
-
-
-def tier_of(writer: Parrot, world: World, clock: Clock) -> TextTier:
-    """Build a tier with eight places and a breaker that opens at the second failure for ten seconds."""
-    return TextTier(
-        writer=writer,
-        breaker=Breaker(2, 10.0),
-        load=world.plane.load,
-        report=world.plane.text_report,
-        limits=TextLimits(),
-        num_places=NUM_PLACES,
-        clock=clock,
-        wall_clock=clock,
-    )
+from tests.unit.gateway.world import World, let_write
 
 
 @pytest.fixture
 def tier(parrot: Parrot, world: World, clock: Clock) -> TextTier:
     """The tier around the writer."""
-    return tier_of(parrot, world, clock)
+    return let_write(world, parrot, TextLimits(), clock)
 
 
 def request(**fields: object) -> TextRequest:
@@ -139,4 +122,4 @@ class TruncatedWriter(Parrot):
 async def test_a_text_without_an_end_is_a_failure(world: World, clock: Clock) -> None:
     """A truncated text is never served as a complete one."""
     with pytest.raises(DependencyUnavailable):
-        await all_of(tier_of(TruncatedWriter(), world, clock), request())
+        await all_of(let_write(world, TruncatedWriter(), TextLimits(), clock), request())

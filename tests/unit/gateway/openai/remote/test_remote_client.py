@@ -35,8 +35,8 @@ from services.gateway.openai.remote.errors import error_of_event, error_of_respo
 from services.settings.settings import Settings
 from tests.support.engine.parrot import MODEL, Parrot
 from tests.support.wait import until
-from tests.unit.gateway.openai.conftest import LIMITS, let_write
-from tests.unit.gateway.world import World
+from tests.unit.gateway.openai.conftest import LIMITS
+from tests.unit.gateway.world import World, let_write
 
 
 def request(**fields: object) -> TextRequest:
@@ -152,7 +152,7 @@ class HostedModel(RemoteWriter):
 
 async def test_an_unknown_context_is_null(texts: World, http: httpx.AsyncClient) -> None:
     """Not zero."""
-    let_write(texts, HostedModel("http://far/v1", lambda: ""))
+    let_write(texts, HostedModel("http://far/v1", lambda: ""), LIMITS)
 
     listed = (await http.get("/v1/models")).json()["data"]
 

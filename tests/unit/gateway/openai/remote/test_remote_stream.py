@@ -16,8 +16,8 @@ from services.contracts.text import TextDone, TextEvent, TextPiece, TextRequest
 from services.errors import DependencyUnavailable
 from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.openai.remote.stream import ChunkReader, data_of
-from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, let_write, serve
-from tests.unit.gateway.world import World
+from tests.unit.gateway.openai.conftest import LIMITS, serve
+from tests.unit.gateway.world import BREAKER_FAILURES, World, let_write
 
 END = b"data: [DONE]\n\n"
 REQUEST = TextRequest(request_id="r", model="m", prompt="x")
@@ -132,7 +132,7 @@ async def test_an_error_before_any_text_has_its_status(
     texts: World, http: httpx.AsyncClient, server: PreparedServer, remote: RemoteWriter
 ) -> None:
     """The server's stream has begun, ours has not; a caller's mistakes never open the breaker."""
-    let_write(texts, remote)
+    let_write(texts, remote, LIMITS)
     server.parts = [event({"error": {"message": "no such grammar", "type": "BadRequestError", "code": 400}}), END]
     body = {"model": "m", "prompt": "x", "stream": True}
 
