@@ -9,7 +9,7 @@ import pytest
 from services.gateway.events.record import check_events
 from services.gateway.rest.schema import parse_events, parse_recommend
 from services.settings.settings import Settings
-from tests.support.documented import complaints, runnable
+from tests.support.documented import complaints
 from tests.support.pages import MARKS, ROOT, all_pages, anchors, blocks, fences, links
 
 MOST_LINES_OF_A_DECISION = 15
@@ -114,16 +114,3 @@ def test_every_decision_is_dated_and_short() -> None:
 def test_what_does_not_exist_is_reported(text: str, complaint: str | None) -> None:
     """By the command's name and the word, or by the file's."""
     assert complaints(text) == ([complaint] if complaint else [])
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("make up  # starts\nls\n", "ls\n"),
-        ("tailrace up -d\n# why\n", "# why\n"),
-        ("tailrace upon\n", "tailrace upon\n"),
-    ],
-)
-def test_lines_that_would_disturb_others_are_left_out(text: str, left: str) -> None:
-    """Whole lines, whatever their comment."""
-    assert runnable(text) == left

@@ -128,14 +128,3 @@ def test_a_key_with_an_end_keeps_its_expiry_when_rotated() -> None:
     with pytest.raises(ConfigError, match=r"key shop: it ended on .*--expires-in-days"):
         keys.rotated("shop", "d" * 64, end, timedelta(hours=24))
     assert keys.rotated("shop", "d" * 64, end, timedelta(hours=24), later) != keys
-
-
-def test_ids_are_added_once_and_revoked_whole() -> None:
-    """A second key of one id is a rotation, and what is not there cannot be revoked."""
-    keys = KeysFile().with_new(stored("a")).with_new(stored("b"))
-
-    with pytest.raises(ConfigError, match="one already"):
-        keys.with_new(stored("a", StoredHash(sha256="b" * 64)))
-    with pytest.raises(ConfigError, match="there is none"):
-        keys.without("c")
-    assert [key.id for key in keys.without("a").keys] == ["b"]

@@ -183,13 +183,6 @@ async def test_behind_an_ingress_that_echoes_the_request_id_the_door_does_not(wo
     assert answer.json()["error"]["request_id"] == "mine"
 
 
-async def test_the_bundle_is_described(rest: RestClient) -> None:
-    """Version, size and the manifest without its hashes."""
-    answer = await rest.http.get("/v1/bundle")
-
-    assert answer.json() == {"version": "v1", "num_items": 20, "code_depth": 1, "manifest": {"dataset": "toy"}}
-
-
 async def test_before_the_first_bundle_nothing_is_ready_and_nothing_breaks(tmp_path: Path) -> None:
     """No bundle yet: alive, not ready, and a 503 that names what is missing. Events are accepted, and no item is called unknown."""
     bare = make_world(tmp_path / "bundles")
