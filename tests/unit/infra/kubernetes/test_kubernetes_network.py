@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.supervisor.parts import broker_address
-from tests.support.manifests import environment, find, matches, pod_of, pods, the
+from tests.support.manifests import find, matches, pod_of, pods
 
 NAMESPACES = {
     "tailrace": {"kubernetes.io/metadata.name": "tailrace"},
@@ -100,27 +99,3 @@ def test_only_the_edge_reaches_the_ingress_and_only_both_the_standby(
     assert not ports or open_ports(things, "egress", one, "tailrace", other, INGRESS | STANDBY) == ports
     assert open_ports(things, "egress", edge, "stranger", STRANGERS, {6379, 9092, 443}) == set()
     assert open_ports(things, "egress", edge, "kube-system", DNS, {53}) == {53}
-
-
-def test_every_dependency_can_be_reached(things: list[dict[str, Any]]) -> None:
-    """DNS, Redis, Kafka, traces and Ray's Redis are reachable at the ports of the settings and the RayService."""
-    variables = environment(things, pod_of(things, "tailrace-gateways").containers()[0])
-    cluster = the(things, "RayService")["spec"]["rayClusterConfig"]
-    gcs, traces = (
-        int(address.rpartition(":")[2])
-        for address in (
-            cluster["gcsFaultToleranceOptions"]["redisAddress"],
-            variables.get("TAILRACE_OTLP_ENDPOINT", "http://nowhere:4317"),
-        )
-    )
-    wanted = {int(variables["TAILRACE_REDIS_PORT"]), broker_address(variables["TAILRACE_KAFKA_BOOTSTRAP"])[1], traces}
-    api = {443, 6443, 8443}
-
-    for name in ("gateways", "standby", "stream", "train"):
-        own = pod_of(things, f"tailrace-{name}").labels
-        assert open_ports(things, "egress", own, "stranger", STRANGERS, {*wanted, 22}) == wanted, name
-        assert open_ports(things, "egress", own, "kube-system", DNS, {53}) == {53}
-        assert open_ports(things, "egress", own, "169.254.20.10/32", {}, {53}) == {53}, "a node's own DNS cache"
-    head, gateway = (pod_of(things, f"tailrace-{name}").labels for name in ("head", "gateways"))
-    assert open_ports(things, "egress", head, "stranger", STRANGERS, {gcs, *api}) == {gcs, *api}
-    assert open_ports(things, "egress", gateway, "stranger", STRANGERS, {443}) == set()

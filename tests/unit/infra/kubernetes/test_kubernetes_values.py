@@ -128,17 +128,6 @@ def test_replicas_fit_into_the_pods(overlay: str, things: Things) -> None:
     assert config.proxy_location == "EveryNode"
 
 
-def test_each_partition_has_one_worker(things: Things) -> None:
-    """As many stream workers as their settings say, each with its ordinal as index, and no more than partitions."""
-    container = pod_of(things, "tailrace-stream").container("worker")
-    settings = settings_of(things, container)
-    (index,) = [one for one in container["env"] if one["name"] == "TAILRACE_WORKER_INDEX"]
-
-    assert the(things, "StatefulSet", "tailrace-stream")["spec"]["replicas"] == settings.num_workers
-    assert settings.num_workers <= settings.topic_partitions
-    assert index["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
-
-
 @pytest.mark.parametrize(("age_s", "code"), [(0, 0), (120, 1)])
 def test_the_heartbeat_probe_finds_a_stalled_worker(age_s: int, code: int, tmp_path: Path) -> None:
     """The probe's shell line succeeds for a fresh heartbeat and fails for an old one."""
