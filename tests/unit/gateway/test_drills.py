@@ -91,6 +91,7 @@ async def test_a_drill_ends_by_itself_or_by_a_switch_and_leaves_the_others(tmp_p
     one, other = Drills(path, clock), Drills(path, clock)
 
     async def off_at_both() -> set[DrillTarget]:
+        """Return the parts that are off, alike at both replicas."""
         for replica in (one, other):
             await replica.refresh()
             assert replica.remaining_s().keys() == {part for part in DrillTarget if replica.is_off(part)}

@@ -12,6 +12,7 @@ async def test_a_stop_cancels_running_work() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
+        """Never end."""
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -29,17 +30,17 @@ async def test_a_stop_cancels_running_work() -> None:
 
 async def test_an_error_ends_the_task_and_is_raised_by_the_stop() -> None:
     """An error of the work is not swallowed."""
-    num_begun = 0
+    begun = asyncio.Event()
 
     async def work() -> None:
-        nonlocal num_begun
-        num_begun += 1
+        """Fail, whatever came before."""
+        assert not begun.is_set()
+        begun.set()
         raise ZeroDivisionError
 
     task = PeriodicTask(work, 0.0, at_once=True)
     task.start()
-    await asyncio.sleep(0.05)
+    await begun.wait()
 
     with pytest.raises(ZeroDivisionError):
         await task.stop()
-    assert num_begun == 1

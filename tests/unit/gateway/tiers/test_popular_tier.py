@@ -77,6 +77,7 @@ async def test_windows_are_refreshed_and_kept_during_an_outage(world: World) -> 
     request = RecommendRequest(request_id="r", user_id="u", k=1)
 
     def first() -> tuple[int, str]:
+        """Return the most popular item, by the ranking and from memory."""
         items = popular.items_from_memory(request, live)
         assert items is not None
         return popular.ranking("v1", live.catalogue).order[0], items[0].item_id
@@ -98,6 +99,7 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
     held, entered = threading.Event(), threading.Event()
 
     def rank(*args: Any) -> PopularRanking:
+        """Rank, and record or hold the thread."""
         if not entered.is_set():
             entered.set()
             held.wait(10.0)
@@ -123,6 +125,7 @@ async def test_no_request_ranks_all_items_around_a_swap(
     ranked_in: list[threading.Thread] = []
 
     def rank(*args: Any) -> PopularRanking:
+        """Rank, and record or hold the thread."""
         ranked_in.append(threading.current_thread())
         return rank_by_popularity(*args)
 
