@@ -10,7 +10,7 @@ from infra.local.commands.doctor import examine
 from infra.local.commands.guide import describe_stack, example_user, grpc_call, rest_call
 from infra.local.servers import binaries
 from infra.local.servers.access import check_access
-from infra.local.supervisor.parts import broker_address, stack_parts
+from infra.local.supervisor.parts import stack_parts
 from services.errors import ConfigError, EnvironmentFault
 from services.settings.settings import Settings
 from services.stream.rebuild import base_table
@@ -41,21 +41,18 @@ def test_needs_come_before_their_users(settings: Settings) -> None:
         ({"http_host": "0.0.0.0", "http_port": 9092}, "TAILRACE_HTTP_PORT: 9092 is TAILRACE_KAFKA_BOOTSTRAP's already"),
         ({"kafka_tls_ca_file": Path("ca.pem")}, "embedded broker"),
         ({"kafka_username": "u", "kafka_password_file": Path("p")}, "embedded broker"),
+        *(
+            ({"kafka_bootstrap": bootstrap}, "TAILRACE_KAFKA_BOOTSTRAP")
+            for bootstrap in ("", "kafka", "kafka:", "kafka:port", "a:1,b:2", "kafka:0", "kafka:70000")
+        ),
     ],
 )
 def test_settings_that_no_part_could_start_with_are_refused(
     settings: Settings, update: dict[str, object], words: str
 ) -> None:
-    """One port for two parts, and security that the embedded broker lacks, are refused by the setting's name."""
+    """One port for two parts, security that the embedded broker lacks, and no one address of it are refused by the setting's name."""
     with pytest.raises(ConfigError, match=words):
         stack_parts(settings.model_copy(update=update))
-
-
-@pytest.mark.parametrize("bootstrap", ["", "kafka", "kafka:", "kafka:port", "a:1,b:2", "kafka:0", "kafka:70000"])
-def test_an_embedded_broker_needs_one_address(bootstrap: str) -> None:
-    """A bootstrap other than host:port is refused by the setting's name."""
-    with pytest.raises(ConfigError, match="TAILRACE_KAFKA_BOOTSTRAP"):
-        broker_address(bootstrap)
 
 
 def test_what_is_printed_can_be_pasted(settings: Settings, tmp_path: Path) -> None:
