@@ -73,6 +73,7 @@ os._exit(7)
     command, variables = (sys.executable, "-c", script, str(log_file)), {"WANTED": str(settings.metrics_dir)}
 
     assert run_beside_metrics(command, variables, settings, log_file) == 7
+    assert run_beside_metrics((sys.executable, "-c", "exit(3)"), {}, settings) == 3
     shown = capfd.readouterr()
     assert shown.out.splitlines() == ["first words", "last words"]
     assert "(raylet) A worker died" in shown.err
