@@ -55,8 +55,10 @@ class Shelf:
     async def keep(self, *records: AnswerRecord | RefusalRecord) -> None:
         """Offer these records and write them."""
         for record in records:
-            is_answer = isinstance(record, AnswerRecord)
-            (self.explanations.answered if is_answer else self.explanations.refused)(record)  # type: ignore[arg-type]
+            if isinstance(record, AnswerRecord):
+                self.explanations.answered(record)
+            else:
+                self.explanations.refused(record)
         await self.explanations.flush()
 
     def counted(self, outcome: str) -> float:

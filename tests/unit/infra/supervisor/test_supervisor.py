@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -74,8 +76,18 @@ def test_a_part_that_dies_is_restarted_though(case: str, tmp_path: Path) -> None
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
-def supervisor_that(statement: str, folder: Path) -> "subprocess.Popen[bytes]":
-    """Start a process that claims the folder and runs this statement; return it once it has the claim."""
+@contextmanager
+def running(*command: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a command, and kill it at the end."""
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def supervisor_that(statement: str, folder: Path) -> list[str]:
+    """Return the command of a process that claims the folder and runs this statement."""
     script = f"""
         import pathlib, sys, time
         from infra.local.supervisor.stackfile import StackFile
@@ -83,38 +95,37 @@ def supervisor_that(statement: str, folder: Path) -> "subprocess.Popen[bytes]":
         stack_file.claim()
         {statement}
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(folder)]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
-    wait_for(StackFile(folder).is_claimed, 30.0, "a claim")
-    return process
+    return [sys.executable, "-c", textwrap.dedent(script), str(folder)]
 
 
 def test_an_old_record_ends_no_other_process(tmp_path: Path) -> None:
     """A supervisor writes its own pid at its start, so that `tailrace down` never ends a process with an old record's pid."""
-    with subprocess.Popen(["sleep", "1000"]) as stranger:
+    with running("sleep", "1000") as stranger:
         old = StackFile(tmp_path)
         old.claim()
         old.write(StackRecord(supervisor_pid=stranger.pid, stage="ready"))
         old.release()
-        beginning = supervisor_that("time.sleep(1000)", tmp_path)
-        wait_for(lambda: getattr(StackFile(tmp_path).read(), "supervisor_pid", None) == beginning.pid, 10.0, "a record")
+        with running(*supervisor_that("time.sleep(1000)", tmp_path)) as beginning:
+            wait_for(
+                lambda: (record := StackFile(tmp_path).read()) and record.supervisor_pid == beginning.pid,
+                30.0,
+                "a record",
+            )
+            stopped = stop_stack(Settings(state_dir=tmp_path))
 
-        stopped = stop_stack(Settings(state_dir=tmp_path))
-
-        assert (stopped, beginning.wait(10.0), stranger.poll()) == (True, -signal.SIGTERM, None)
-        stranger.kill()
-        beginning.communicate()
+            assert (stopped, beginning.wait(10.0), stranger.poll()) == (True, -signal.SIGTERM, None)
 
 
 def test_a_supervisor_that_has_removed_its_record_is_waited_for(tmp_path: Path) -> None:
     """`tailrace down` while a stack ends by itself: its record goes before its lock, which is no broken record."""
-    ending = supervisor_that("stack_file.forget(); sys.stdin.read()", tmp_path)
-    wait_for(lambda: StackFile(tmp_path).read() is None, 10.0, "no record")
-    end = threading.Timer(0.5, ending.communicate)
-    end.start()
+    stack_file = StackFile(tmp_path)
+    with running(*supervisor_that("stack_file.forget(); sys.stdin.read()", tmp_path)) as ending:
+        wait_for(lambda: stack_file.is_claimed() and stack_file.read() is None, 30.0, "a claim without a record")
+        end = threading.Timer(0.5, ending.communicate)
+        end.start()
 
-    assert stop_stack(Settings(state_dir=tmp_path))
-    end.join()
+        assert stop_stack(Settings(state_dir=tmp_path))
+        end.join()
 
 
 @pytest.mark.parametrize(("command", "stops"), [("", True), ("nohup", False)])
