@@ -328,7 +328,7 @@ def test_a_warm_start_keeps_the_live_codes_where_it_refuses_the_weights(
 ) -> None:
     """The bundle does not say how old it is, so the training will be whole; items have the codes of the bundle, learned from other events, all the same."""
     places, codes = places_in(tmp_path, store), CodesOptions(depth=2, codes_per_level=8)
-    bundle = learn_the_ring(tmp_path, SMALL_DECODER, codes).optimized / "bundle"
+    bundle = learn_the_ring(tmp_path, SMALL_DECODER, codes).assembled / "bundle"
     BundleStore(places.bundle_root).publish(bundle, "v1", {})
     BundleStore(places.bundle_root).promote("v1")
     raw_events(40, 30, 12, seed=1).write_csv(tmp_path / "events.csv")

@@ -44,7 +44,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def store(deep: Built, tmp_path: Path) -> BundleStore:
     """A store in which the ring's bundle is live as `first`."""
     store, about = BundleStore(tmp_path), {"num_items": 30, "lineage": {"seed": 0}}
-    store.publish(deep.optimized / "bundle", "first", about, {CARD: "# Bundle first\n"})
+    store.publish(deep.assembled / "bundle", "first", about, {CARD: "# Bundle first\n"})
     store.promote("first")
     return store
 
@@ -54,8 +54,8 @@ def test_every_stage_works_with_deep_codes(deep: Built) -> None:
     ndcg = {name: found["ndcg@10"] for name, found in read_report(deep.evaluated)["metrics"].items()}
 
     assert min(ndcg["decoder"], ndcg["student"]) > 0.7
-    assert load_catalogue(deep.optimized / "bundle" / "catalogue.parquet").depth == 3
-    assert len(load_code_book(deep.optimized / "bundle" / CODE_BOOK).levels) == 3
+    assert load_catalogue(deep.assembled / "bundle" / "catalogue.parquet").depth == 3
+    assert len(load_code_book(deep.assembled / "bundle" / CODE_BOOK).levels) == 3
     assert "codes have depth 3 (as given)" in describe_codes(deep.trained.tokenized)
 
 
@@ -141,7 +141,7 @@ def test_crowded_codes_give_items_to_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_new_items_get_codes_and_old_codes_stay(deep: Built) -> None:
     """Whether items came, went, or neither: a book codes those that it never saw beside those it has, whose codes do not change."""
-    kept = kept_codes(deep.optimized / "bundle")
+    kept = kept_codes(deep.assembled / "bundle")
     assert kept is not None
     for num_gone, new in ((0, ["new1", "new2"]), (0, []), (3, [])):
         ids = [*kept.catalogue.item_ids[num_gone:], *new]
@@ -155,7 +155,7 @@ def test_new_items_get_codes_and_old_codes_stay(deep: Built) -> None:
 
 def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store: BundleStore) -> None:
     """Appended to the live bundle, an item can be returned by decoder and student, whose answers on old items stay; old codes stay too. A lift is refused."""
-    bundle = deep.optimized / "bundle"
+    bundle = deep.assembled / "bundle"
 
     live, num_new = append_items(store, NEW, "items", MADE_AT)
 
@@ -195,7 +195,7 @@ def test_items_are_not_added_over_a_bundle_that_went_live_meanwhile(
     deep: Built, store: BundleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training that publishes while items are added stays live: the larger bundle is made from the one before."""
-    store.publish(deep.optimized / "bundle", "trained", {"num_items": 30})
+    store.publish(deep.assembled / "bundle", "trained", {"num_items": 30})
     publish = BundleStore.publish
 
     def overtaken(*given: Any) -> Bundle:

@@ -35,8 +35,8 @@ HISTORIES = [
 @pytest.fixture(scope="module")
 def ranker(built: Built) -> BatchRanker:
     """The built bundle as a ranker."""
-    bundle = BundleStore(built.optimized / "bundles")
-    published = publish(bundle, built.optimized / "bundle", "v1", {"prompt": {"max_items": 10, "stride": 5}})
+    bundle = BundleStore(built.assembled / "bundles")
+    published = publish(bundle, built.assembled / "bundle", "v1", {"prompt": {"max_items": 10, "stride": 5}})
     return BatchRanker(published.decoder_dir, published.catalogue(), "v1", max_items=10, stride=5)
 
 
@@ -49,7 +49,7 @@ def test_lists_are_what_scoring_everything_would_give_and_the_llm_tier_answers(
 
     catalogue = ranker.catalogue
     scorer = DecoderScorer(load_decoder(ranker.decoder_dir, torch.float32, "cpu"), catalogue, 10, 5)
-    loaded = load_bundle(BundleStore(built.optimized / "bundles").open("v1"), EngineConfig(), torch.float32, "cpu")
+    loaded = load_bundle(BundleStore(built.assembled / "bundles").open("v1"), EngineConfig(), torch.float32, "cpu")
     rows = {row.user_id: row for row in read_rows(tmp_path)}
     for one in HISTORIES:
         row, seen = rows[one.user_id], catalogue.indices(one.item_ids)

@@ -165,7 +165,7 @@ def test_the_bundle_serves_the_refit_and_keeps_the_judged_pair_whole(built, refi
 
 def test_a_bundle_whose_judged_pair_serves_is_compared_by_its_own_folder(built: Built, tmp_path: Path) -> None:
     """So are bundles that were made before there was a refit."""
-    plain = BundleStore(tmp_path).publish(built.optimized / "bundle", "v0", {})
+    plain = BundleStore(tmp_path).publish(built.assembled / "bundle", "v0", {})
 
     assert plain.judged_dir == plain.path
     assert plain.report()["refit"] is None

@@ -112,8 +112,8 @@ def test_a_new_item_joins_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(student_table, "_LEAST", 0.0)  # two epochs leave scores that are nearly alike
     shorter = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=2, validate_every=2))
     built, store = learn_the_ring(tmp_path, shorter, CodesOptions(depth=3)), BundleStore(tmp_path / "bundles")
-    before = load_table(built.optimized / "bundle" / TABLE)
-    store.publish(built.optimized / "bundle", "first", {"num_items": 30})
+    before = load_table(built.assembled / "bundle" / TABLE)
+    store.publish(built.assembled / "bundle", "first", {"num_items": 30})
     store.promote("first")
 
     live, _ = append_items(store, pl.DataFrame({"item_id": ["a-new"], "title": ["Item a-new"]}), "items", MADE_AT)

@@ -80,7 +80,7 @@ def test_a_code_that_items_share_has_their_mean() -> None:
 
 def test_a_training_starts_from_use_unless_it_starts_from_a_bundle(built: Built, tmp_path: Path) -> None:
     """The rows before the first step are those of use, or, from a bundle, the bundle's."""
-    bundle, tokens = built.optimized / "bundle", built.trained.tokenized
+    bundle, tokens = built.assembled / "bundle", built.trained.tokenized
     still = replace(QUICK, epochs=1, validate_every=1, descent=replace(QUICK.descent, learning_rate=0.0))
     options = replace(SMALL_DECODER, use_start=True, fit=still)
     catalogue = load_catalogue(tokens / "catalogue.parquet")

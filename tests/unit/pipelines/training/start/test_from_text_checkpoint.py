@@ -164,7 +164,7 @@ def test_the_whole_flow_runs_and_says_what_the_checkpoint_decides(ring: Built) -
 
 def test_the_engine_serves_it_with_grouped_queries(ring: Built) -> None:
     """The bundle's decoder, of two key/value heads for four query heads, ranks in the engine as training's dense scores do."""
-    bundle = ring.optimized / "bundle"
+    bundle = ring.assembled / "bundle"
     catalogue = load_catalogue(bundle / "catalogue.parquet")
     decoder = load_decoder(bundle / "decoder", torch.float32, CPU)
     history = [3, 4, 5]
@@ -188,14 +188,14 @@ def test_a_warm_start_that_fits_wins_and_one_that_does_not_leaves_the_text(ring,
     options = replace(SMALL_DECODER, text_start=str(text), text_layers=1)
     fresh = first_decoder(tokens, catalogue, options)
     found, name = [], "layers.0.q.weight"
-    for bundle in (ring.optimized / "bundle", built.optimized / "bundle"):
+    for bundle in (ring.assembled / "bundle", built.assembled / "bundle"):
         decoder = first_decoder(tokens, catalogue, options)
         with capture_logs():
             begun = begin_warm(WarmStart(bundle, "v1"), decoder, catalogue, QUICK)
         found.append((decoder.state_dict()[name], begun is None))
 
     (warm, warm_refused), (refused, was_refused) = found
-    live = load_decoder(ring.optimized / "bundle" / "decoder", torch.float32, CPU)
+    live = load_decoder(ring.assembled / "bundle" / "decoder", torch.float32, CPU)
     assert torch.equal(warm, live.state_dict()[name])
     assert torch.equal(refused, fresh.state_dict()[name])
     assert (warm_refused, was_refused) == (False, True)

@@ -199,7 +199,7 @@ def live_store(root: Path, bundle: Path) -> BundleStore:
 
 def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_path: Path) -> None:
     """Appended to a live bundle of depth 1, an item has the decoder's row of its text; answers on old items stay, in both models."""
-    bundle = learned.optimized / "bundle"
+    bundle = learned.assembled / "bundle"
     store = live_store(tmp_path, bundle)
     raw = pl.DataFrame({"item_id": ["z-new", "a-new", "i03"], "title": ["Item z", "Item i03", "Another title"]})
 
@@ -229,7 +229,7 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
 
 def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, tmp_path: Path) -> None:
     """By reason, with their number and the first ids; an item without a title joins under its id, one whose id became a floating-point number under its integer."""
-    store = live_store(tmp_path, learned.optimized / "bundle")
+    store = live_store(tmp_path, learned.assembled / "bundle")
     known = [f"i{number:02d}" for number in range(6)]
     rows = [*((name, "Again") for name in known), ("7.0", ""), ("", "No id"), ("z", "Z"), ("z", "Other"), ("z", "Z")]
     said: list[str] = []
@@ -258,7 +258,7 @@ def test_a_title_that_is_the_id_is_no_text() -> None:
 
 def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> None:
     """Later starts and comparisons take it: it ranks the new items as the pair that serves does, where the two were the same."""
-    store = live_store(tmp_path / "bundles", with_judged_pair(learned.optimized / "bundle", tmp_path / "bundle"))
+    store = live_store(tmp_path / "bundles", with_judged_pair(learned.assembled / "bundle", tmp_path / "bundle"))
 
     live, _ = append_items(store, Z_NEW, "items", MADE_AT)
 
@@ -275,7 +275,7 @@ def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> N
 
 def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> None:
     """In the decoder by itself, in the student through its map of the decoder's rows; what is no factor is refused by its option."""
-    store, rows = live_store(tmp_path, learned.optimized / "bundle"), []
+    store, rows = live_store(tmp_path, learned.assembled / "bundle"), []
     for lift in (1.0, 1.5):
         store.promote("first")
         live, _ = append_items(store, Z_NEW, "items", MADE_AT, lift)
@@ -293,7 +293,7 @@ def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> Non
 
 def test_new_items_of_a_bundle_without_text_are_refused(built: Built, tmp_path: Path) -> None:
     """A token an item and no text: a training alone adds items, and the error names both ways out."""
-    store = live_store(tmp_path, built.optimized / "bundle")
+    store = live_store(tmp_path, built.assembled / "bundle")
 
     with pytest.raises(ConfigError, match=r"first: its codes have depth 1.* text_size, or with .*--code-depth 3"):
         append_items(store, Z_NEW, "items", MADE_AT)
@@ -302,7 +302,7 @@ def test_new_items_of_a_bundle_without_text_are_refused(built: Built, tmp_path: 
 def test_a_damaged_map_is_named(learned: Built, tmp_path: Path) -> None:
     """Bytes that are no map raise BundleCorrupt with the file's path; no file is no map."""
     assert load_item_text(tmp_path) is None
-    (tmp_path / ITEM_TEXT).write_bytes((learned.optimized / "bundle" / ITEM_TEXT).read_bytes()[:100])
+    (tmp_path / ITEM_TEXT).write_bytes((learned.assembled / "bundle" / ITEM_TEXT).read_bytes()[:100])
 
     with pytest.raises(BundleCorrupt, match=ITEM_TEXT):
         load_item_text(tmp_path)

@@ -48,7 +48,7 @@ def with_a_first_item(catalogue: Catalogue) -> Catalogue:
 
 def test_rows_follow_their_items_and_a_new_item_starts_from_their_mean(built: Built) -> None:
     """An item whose index has moved keeps its weights, in decoder and student; every other weight is the bundle's."""
-    bundle = built.optimized / "bundle"
+    bundle = built.assembled / "bundle"
     now, start = with_a_first_item(load_catalogue(bundle / "catalogue.parquet")), WarmStart(bundle, "v1")
     old = load_decoder(bundle / "decoder", torch.float32, CPU)
     decoder = new_decoder(now, SMALL_DECODER)
@@ -70,12 +70,12 @@ def test_rows_follow_their_items_and_a_new_item_starts_from_their_mean(built: Bu
 
 def test_a_bundle_of_another_shape_is_refused_with_a_line_and_training_is_whole(built: Built) -> None:
     """A wider decoder cannot take the weights over: fresh ones and the whole schedule stay, and the log names the tensor."""
-    catalogue = load_catalogue(built.optimized / "bundle" / "catalogue.parquet")
+    catalogue = load_catalogue(built.assembled / "bundle" / "catalogue.parquet")
     wider = TrainOptions(hidden_size=32, num_heads=2, feed_forward=32, max_items=10)
     decoder, fresh = new_decoder(catalogue, wider), new_decoder(catalogue, wider)
 
     with capture_logs() as logged:
-        begun = train_decoder.begin_warm(WarmStart(built.optimized / "bundle", "v1"), decoder, catalogue, QUICK)
+        begun = train_decoder.begin_warm(WarmStart(built.assembled / "bundle", "v1"), decoder, catalogue, QUICK)
 
     assert begun is None
     assert torch.equal(decoder.embedding.weight, fresh.embedding.weight)
@@ -93,7 +93,7 @@ def test_a_bundle_to_which_many_events_are_new_is_refused_with_a_line(
     """A start keeps up with few events that are later than its newest one. With more, or with other items, the training is whole."""
     store, events = BundleStore(tmp_path / "bundles"), tmp_path / "events.parquet"
     newest = datetime(2026, 1, 1, tzinfo=UTC)
-    store.publish(built.optimized / "bundle", "v1", {"data": {"newest_event_us": int(newest.timestamp()) * 1_000_000}})
+    store.publish(built.assembled / "bundle", "v1", {"data": {"newest_event_us": int(newest.timestamp()) * 1_000_000}})
     store.promote("v1")
     times = [newest - timedelta(hours=hour) for hour in range(73)] + [newest + timedelta(seconds=1)] * num_late
     item_ids = [f"{items}{number % 30:02d}" for number in range(len(times))]
@@ -112,7 +112,7 @@ def test_a_bundle_to_which_many_events_are_new_is_refused_with_a_line(
 )
 def test_the_result_is_half_way_between_start_and_end_and_new_rows_are_the_ends(built, text_size, rows) -> None:
     """All weights' average moves by 1: the mean moves by a half, and the row of a new item, whose start is random, by 1, also where rows are learned from text."""
-    bundle = built.optimized / "bundle"
+    bundle = built.assembled / "bundle"
     now = with_a_first_item(load_catalogue(bundle / "catalogue.parquet"))
     decoder = new_decoder(now, SMALL_DECODER)
     begun = train_decoder.begin_warm(WarmStart(bundle, "v1"), decoder, now, QUICK)
@@ -143,7 +143,7 @@ def test_a_killed_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path, 
             raise KeyboardInterrupt
 
     options = replace(SMALL_DECODER, text_size=text_size, dropout=0.2)
-    start = WarmStart(built.optimized / "bundle", "v1") if is_warm else None
+    start = WarmStart(built.assembled / "bundle", "v1") if is_warm else None
 
     def fit(name: str, report: Callable[[int, int, str], None] = silent) -> None:
         saved = checkpoints_in(tmp_path / f"{name}-saved", every_s=0.0)
@@ -165,7 +165,7 @@ def test_a_quarter_of_the_epochs_reaches_a_full_retraining(built: Built, tmp_pat
     tokenize(ingested, histories_from(ingested), 1_000, tokens)
     catalogue, cases = load_catalogue(tokens / "catalogue.parquet"), read_cases(tokens, Split.TEST)
     found = []
-    for start in (None, WarmStart(built.optimized / "bundle", "v1")):
+    for start in (None, WarmStart(built.assembled / "bundle", "v1")):
         out = tmp_path / ("whole" if start is None else "warm")
         train_decoder.train(tokens, SMALL_DECODER, out, checkpoints_in(out / "saved"), CPU, silent, start)
         saved, path = checkpoints_in(out / "student"), out / "student.safetensors"

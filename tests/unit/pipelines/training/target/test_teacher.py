@@ -134,7 +134,7 @@ def trained_again(bundle: Path, tokens: Path, out: Path) -> list[MutableMapping[
 def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(tmp_path: Path) -> None:
     """A bundle of deeper codes holds it, its student ranks all items nearly as the teacher does, and a later training starts from both."""
     built = learn_the_ring(tmp_path, WITH_TEACHER, CodesOptions(depth=2, codes_per_level=8))
-    bundle = built.optimized / "bundle"
+    bundle = built.assembled / "bundle"
     decoder, by_item = load_teacher(bundle, CPU) or pytest.fail("no teacher")
     catalogue = load_catalogue(bundle / "catalogue.parquet")
     histories = [np.array([5, 6, 7]), np.array([20])]
@@ -152,7 +152,7 @@ def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(tmp_pat
 def test_a_bundle_without_a_teacher_gives_the_decoder_a_warm_start_all_the_same(tmp_path: Path) -> None:
     """The log says why the teacher is trained in full."""
     built = learn_the_ring(tmp_path, SMALL_DECODER, CodesOptions(depth=2, codes_per_level=8))
-    bundle = built.optimized / "bundle"
+    bundle = built.assembled / "bundle"
 
     logged = trained_again(bundle, built.trained.tokenized, tmp_path / "again")
 
