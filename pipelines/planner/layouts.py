@@ -157,7 +157,7 @@ def _model_parallel(shape: Shape, gpus: Gpus) -> Iterator[tuple[int, int]]:
 def _refusal(shape: Shape, gpus: Gpus, length: int, smallest: dict[str, Candidate]) -> str:
     """Return why no layout fits, by the one that takes least, and what would be needed."""
     kinds = {name: name.count(" x ") for name in smallest}
-    made = smallest[min(smallest, key=lambda name: (kinds[name], smallest[name].memory.total))]
+    made = smallest[min(smallest, key=lambda name: (kinds[name], smallest[name].memory.states))]
     why = f"{made.layout.name}: {why_not(made.memory, gpus)}"
     if made.memory.states > USABLE * gpus.device.memory_bytes:
         return f"{why}. LoRA or QLoRA would train a few parameters of it: not offered by this trainer. More GPUs share the states"

@@ -111,8 +111,7 @@ def _plain_memory(shape: PlainShape, layout: Layout, *, keeps_average: bool) -> 
     held = shape.num_parameters / layout.shard
     parts = _states(held, keeps_average=keeps_average)
     parts["working weights"] = BF16 * shape.num_parameters
-    if shape.activation_bytes is not None:
-        parts["activations"] = layout.micro_batch * shape.activation_bytes
+    parts["activations"] = layout.micro_batch * shape.activation_bytes
     return Memory(parts | {"framework": FRAMEWORK_BYTES})
 
 

@@ -20,6 +20,10 @@ from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 FITTED = Path(__file__).parent / "fitted.json"
 LAUNCH_S, LAUNCHES_PER_LAYER = 5e-6, 120
 """Assumed: the host starts a kernel in 5 us, and a layer's forward and backward pass are some 120 kernels. No step is faster than that."""
+CALL_S = 15e-6
+"""Assumed: no collective takes less, whatever it moves."""
+_PLAIN_MODULES, _BUCKET_BYTES = 30, 25 * 2**20
+"""Assumed: how many parts of a model that is no decoder FSDP gathers one after another. DDP's buckets are torch's."""
 _SCORE_BYTES = 12
 """Traffic of one score of the vocabulary: written, read and its gradient, in fp32."""
 _OPTIMIZER_BYTES = 2 * (FP32 + ADAM_BYTES) + FP32 + 3 * FP32
@@ -130,7 +134,7 @@ def step_time(
         optimizer_s=optimizer,
         bubble_s=bubble,
         collectives=collectives,
-        low_s=total * math.exp(-wider * found.high),
+        low_s=max(total * math.exp(-wider * found.high), products * efficiency_of(gpus.device, found)),
         high_s=total * math.exp(-wider * found.low),
         notes=notes,
     )
@@ -195,7 +199,7 @@ def _plain_work(
     shape: PlainShape, layout: Layout, device: Device, dtype: str, constants: Constants
 ) -> tuple[float, float, float, float]:
     rate = device.flops_per_s[dtype] * efficiency_of(device, constants)
-    traffic = layout.micro_batch * (shape.activation_bytes or 0.0) * constants.passes / device.memory_bytes_per_s
+    traffic = layout.micro_batch * shape.activation_bytes * constants.passes / device.memory_bytes_per_s
     return 3 * layout.micro_batch * shape.flops_per_sample / rate, 0.0, traffic, 0.0
 
 
@@ -210,31 +214,35 @@ def _collectives(
     """Return what one GPU sends in a step, by rings: (n - 1) / n of a gathered or scattered tensor, twice that of one that all reduce."""
     spans, found = layout.spans(), []
     whole = _held_parameters(shape, layout) * layout.shard
+    micro, layers = layout.accumulation, _PLAIN_MODULES
+    if isinstance(shape, DecoderShape):
+        layers = -(-shape.num_layers // layout.pipeline)
 
-    def add(name: str, dimension: str, size: int, num_bytes: float, exposed: float) -> None:
+    def add(name: str, dimension: str, size: int, num_bytes: float, calls: float, exposed: float) -> None:
         link, bandwidth = group_link(gpus, size, spans[dimension])
-        seconds = num_bytes / bandwidth
+        seconds = num_bytes / bandwidth + calls * CALL_S
         found.append(
             Collective(name=name, link=link, num_bytes=num_bytes, seconds=seconds, exposed_s=exposed * seconds)
         )
 
     if layout.shard > 1:
-        part = (layout.shard - 1) / layout.shard * layout.accumulation * whole
-        add("all-gather of weights (FSDP)", "shard", layout.shard, gathers * BF16 * part, constants.exposed)
-        add("reduce-scatter of gradients (FSDP)", "shard", layout.shard, reduce_bytes * part, constants.exposed)
+        part, calls = (layout.shard - 1) / layout.shard * micro * whole, micro * layers
+        gathered = gathers * BF16 * part
+        add("all-gather of weights (FSDP)", "shard", layout.shard, gathered, gathers * calls, constants.exposed)
+        add("reduce-scatter of gradients (FSDP)", "shard", layout.shard, reduce_bytes * part, calls, constants.exposed)
     if layout.data > 1:
-        part = 2 * (layout.data - 1) / layout.data * whole / layout.shard
-        add(_ONCE, "data", layout.data, reduce_bytes * part, constants.exposed)
+        reduced = reduce_bytes * whole / layout.shard
+        part = 2 * (layout.data - 1) / layout.data * reduced
+        add(_ONCE, "data", layout.data, part, math.ceil(reduced / _BUCKET_BYTES), constants.exposed)
     if isinstance(shape, PlainShape):
         return tuple(found)
-    row_bytes = BF16 * layout.micro_batch * length * shape.hidden_size * layout.accumulation
+    row_bytes = BF16 * layout.micro_batch * length * shape.hidden_size * micro
     if layout.tensor > 1:
-        times = 6 if layout.checkpointing == "full" else 4
-        layers = -(-shape.num_layers // layout.pipeline)
-        part = 2 * (layout.tensor - 1) / layout.tensor * times * layers
-        add("all-reduce of activations (TP)", "tensor", layout.tensor, part * row_bytes, 1.0)
+        times = layers * (6 if layout.checkpointing == "full" else 4)
+        part = 2 * (layout.tensor - 1) / layout.tensor * times
+        add("all-reduce of activations (TP)", "tensor", layout.tensor, part * row_bytes, times * micro, 1.0)
     if layout.pipeline > 1:
-        add("activations between stages (PP)", "pipeline", layout.pipeline, 2 * row_bytes, 1.0)
+        add("activations between stages (PP)", "pipeline", layout.pipeline, 2 * row_bytes, 2 * micro, 1.0)
     return tuple(found)
 
 
