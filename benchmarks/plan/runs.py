@@ -7,7 +7,7 @@ embeddings among them, and attention over the whole square: 12 x layers x hidden
 import csv
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,22 @@ from pipelines.planner.shapes import DecoderShape
 from pipelines.planner.step_time import Constants, step_time
 from services.errors import ConfigError
 
+Row = Mapping[str, str]
+"""The text of each column."""
+COLUMNS = (
+    "Model",
+    "SeqLen (T)",
+    "# GPUs",
+    "GPU",
+    "MFU",
+    "MicroBatchSize",
+    "GradAccum",
+    "Precision",
+    "Sharding Strategy",
+    "Activation Checkpointing",
+    "NumParams",
+)
+"""The columns that are read (HFU is not), in any order, capitals and punctuation."""
 _VOCABULARY = 50_368
 _SHAPES = {
     "125m": (12, 768, 12),
@@ -42,10 +58,9 @@ _MFU_RANGE = (1.0, 100.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One published run. `mfu` is in percent; `key` names it by its content, whatever file and line it is on."""
+    """One published run. `mfu` is in percent."""
 
     line: int
-    key: str
     model: str
     shape: DecoderShape
     device: Device
@@ -58,6 +73,13 @@ class Run:
     is_checkpointed: bool
     num_parameters: int
     mfu: float
+
+    @property
+    def key(self) -> str:
+        """A hash of what was run and measured, whatever file and line it is on and however its numbers are written."""
+        sizes = (self.num_gpus, self.length, self.micro_batch, self.accumulation, self.num_parameters)
+        facts = (self.model, self.device.name, *sizes, self.dtype, self.gathers, self.is_checkpointed, self.mfu)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
     @property
     def layout(self) -> Layout:
@@ -137,28 +159,26 @@ def published_mfu(run: Run, seconds: float) -> float:
     return 100 * flops / (seconds * run.num_gpus * run.device.flops_per_s[run.dtype])
 
 
-def _run_of(line: int, row: Mapping[str, str]) -> Run:
-    values = {column: read(column, row[column]) for column, read in COLUMNS.items()}
-    device, dtype = values["GPU"], values["Precision"]
-    assert isinstance(device, Device), "the reader of GPU returns one"
+def _run_of(line: int, row: Row) -> Run:
+    """Read one row. Raises ValueError naming the column."""
+    device, dtype = _device(row, "GPU"), _dtype(row, "Precision")
     if dtype not in device.flops_per_s:
         raise ValueError(f"Precision: {device.name} has no products in {dtype}")
-    num_parameters, length = values["NumParams"], values["SeqLen (T)"]
+    num_parameters, length = _count(row, "NumParams"), _count(row, "SeqLen (T)")
     return Run(
         line=line,
-        key=hashlib.sha256("|".join(str(row[column]) for column in COLUMNS).encode()).hexdigest()[:12],
         model=row["Model"],
         shape=_shape_of(row["Model"], num_parameters, length),
         device=device,
-        num_gpus=values["# GPUs"],
+        num_gpus=_count(row, "# GPUs"),
         length=length,
-        micro_batch=values["MicroBatchSize"],
-        accumulation=values["GradAccum"],
+        micro_batch=_count(row, "MicroBatchSize"),
+        accumulation=_count(row, "GradAccum"),
         dtype=dtype,
-        gathers=values["Sharding Strategy"],
-        is_checkpointed=values["Activation Checkpointing"],
+        gathers=_gathers(row, "Sharding Strategy"),
+        is_checkpointed=_flag(row, "Activation Checkpointing"),
         num_parameters=num_parameters,
-        mfu=values["MFU"],
+        mfu=_percent(row, "MFU"),
     )
 
 
@@ -191,70 +211,50 @@ def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def _count(column: str, text: str) -> int:
-    try:
-        value = float(text.replace(",", "").replace("_", ""))
-    except ValueError:
-        value = math.nan
+def _count(row: Row, column: str) -> int:
+    value = _number(row[column].replace(",", "").replace("_", ""))
     if not (1 <= value < 1e15 and value.is_integer()):
-        raise ValueError(f"{column}: {text!r} is no whole number from 1 on")
+        raise ValueError(f"{column}: {row[column]!r} is no whole number from 1 on")
     return int(value)
 
 
-def _percent(column: str, text: str) -> float:
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = math.nan
-    low, high = _MFU_RANGE
+def _percent(row: Row, column: str) -> float:
+    value, (low, high) = _number(row[column].removesuffix("%")), _MFU_RANGE
     if not low <= value <= high:
-        raise ValueError(f"{column}: {text!r} is no percentage from {low:g} to {high:g}")
+        raise ValueError(f"{column}: {row[column]!r} is no percentage from {low:g} to {high:g}")
     return value
 
 
-def _device(column: str, text: str) -> Device:
+def _number(text: str) -> float:
     try:
-        return device_named(text, column)
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _device(row: Row, column: str) -> Device:
+    try:
+        return device_named(row[column], column)
     except InvalidRequest as error:
         raise ValueError(error.summary) from error
 
 
-def _dtype(column: str, text: str) -> str:
-    word = text.lower().replace("-", "_").rpartition("_")[2]
+def _dtype(row: Row, column: str) -> str:
+    word = row[column].lower().replace("-", "_").rpartition("_")[2]
     if word not in _DTYPES:
-        raise ValueError(f"{column}: {text!r} ends in none of {', '.join(_DTYPES)}")
+        raise ValueError(f"{column}: {row[column]!r} ends in none of {', '.join(_DTYPES)}")
     return _DTYPES[word]
 
 
-def _gathers(column: str, text: str) -> int:
-    if text.upper() not in _SHARDING:
-        raise ValueError(f"{column}: {text!r} is none of {', '.join(_SHARDING)}")
-    return _SHARDING[text.upper()]
+def _gathers(row: Row, column: str) -> int:
+    name = row[column].upper()
+    if name not in _SHARDING:
+        raise ValueError(f"{column}: {row[column]!r} is none of {', '.join(_SHARDING)}")
+    return _SHARDING[name]
 
 
-def _flag(column: str, text: str) -> bool:
-    if text.lower() not in _YES_NO:
-        raise ValueError(f"{column}: {text!r} is neither True nor False")
-    return _YES_NO[text.lower()]
-
-
-def _name(column: str, text: str) -> str:
-    if not text:
-        raise ValueError(f"{column}: is empty")
-    return text
-
-
-COLUMNS: Mapping[str, Callable[[str, str], object]] = {
-    "Model": _name,
-    "SeqLen (T)": _count,
-    "# GPUs": _count,
-    "GPU": _device,
-    "MFU": _percent,
-    "MicroBatchSize": _count,
-    "GradAccum": _count,
-    "Precision": _dtype,
-    "Sharding Strategy": _gathers,
-    "Activation Checkpointing": _flag,
-    "NumParams": _count,
-}
-"""The columns that are read (HFU is not), in any order and capitals, and how."""
+def _flag(row: Row, column: str) -> bool:
+    word = row[column].lower()
+    if word not in _YES_NO:
+        raise ValueError(f"{column}: {row[column]!r} is neither True nor False")
+    return _YES_NO[word]

@@ -101,8 +101,8 @@ def serving_memory(
 ) -> Memory:
     """Return the memory of one of `shards` GPUs that serve `rows` contexts of this length together. int8 weights are the layers' matrices alone."""
     matrix_bytes = 1 if weight_kind == "int8" else BF16
-    weights = shape.num_layers * shape.layer_weights * matrix_bytes
-    weights += BF16 * (shape.num_parameters - shape.num_layers * shape.layer_weights)
+    matrices = shape.num_layers * shape.layer_weights
+    weights = matrices * matrix_bytes + BF16 * (shape.num_parameters - matrices)
     kv = rows * length * kv_bytes_per_token(shape, kind=kv_kind)
     return Memory({"weights": weights / shards, "KV cache": kv / shards, "framework": FRAMEWORK_BYTES})
 
@@ -151,7 +151,7 @@ def _activations(
     final = shape.hidden_size * FP32 * (1 if fuses_norms else 2) if is_last else 0
     if layout.checkpointing == "none":
         return tokens * (waiting * layers * whole + final)
-    kept = residual * shape.hidden_size
+    kept = float(residual * shape.hidden_size)
     if layout.checkpointing == "selective":
         kept += kept_by_products(shape, layout.tensor)
     return tokens * (waiting * layers * kept + whole + final)

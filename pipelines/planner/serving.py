@@ -109,17 +109,16 @@ def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
         raise InvalidRequest("--serve", "this engine serves decoders alone", "give --train for another model")
     ways = tuple(_sharding(shape, gpus, load, shards) for shards in _shard_sizes(shape, gpus))
     rows = max(1, min(32, ways[0].concurrency))
-    phases = (prefill(shape, gpus.device, load), decode(shape, gpus.device, load, rows))
+    phases = [prefill(shape, gpus.device, load), decode(shape, gpus.device, load, rows)]
     if load.beams > 1:
-        phases = (*phases, beam_step(shape, gpus.device, load, rows=1))
-    return ServingPlan(shape=shape, gpus=gpus, load=load, phases=phases, ways=ways, verdict=_verdict(gpus, ways))
+        phases.append(beam_step(shape, gpus.device, load, rows=1))
+    return ServingPlan(shape=shape, gpus=gpus, load=load, phases=tuple(phases), ways=ways, verdict=_verdict(gpus, ways))
 
 
 def prefill(shape: DecoderShape, device: Device, load: Load, shards: int = 1) -> Phase:
     """Return the prefill of one prompt: every weight once, the head's for the last token alone, attention over the causal half."""
-    pairs = load.prompt * load.prompt / 2
-    flops = 2 * shape.num_layers * shape.layer_weights * load.prompt + 2 * shape.table_parameters
-    flops += 4 * shape.num_layers * shape.query_width * pairs
+    products = shape.num_layers * shape.layer_weights * load.prompt + shape.table_parameters
+    flops = 2 * products + 2 * shape.num_layers * shape.query_width * load.prompt**2
     kv = load.prompt * kv_bytes_per_token(shape, kind=load.kv_kind)
     return _phase(
         shape, device, f"prefill of {load.prompt:,} tokens", _weight_bytes(shape) + kv, flops, shards, load.prompt
