@@ -62,15 +62,13 @@ def log_errors(runs: Sequence[Run], constants: Constants) -> list[float]:
 
 
 def _widening(runs: Sequence[Run], low: float, high: float) -> float:
-    """Return how much wider the interval must be for as many runs on a device that the fit has not seen, to a tenth."""
-    devices = sorted({run.device.name for run in runs})
-    if len(devices) < 2:
-        return 1.0
+    """Return how much wider the interval must be for as many runs on a chip that the fit has not seen, to a tenth."""
     needed = []
-    for name in devices:
-        own = [run for run in runs if run.device.name == name]
-        needed += [error / (low if error < 0 else high) for error in log_errors(own, without_device(runs, name))]
-    return max(1.0, math.ceil(10 * float(np.quantile(needed, COVERAGE))) / 10)
+    for chip in sorted({run.device.chip for run in runs}):
+        own, others = ([run for run in runs if (run.device.chip == chip) is is_own] for is_own in (True, False))
+        if others:
+            needed += [error / (low if error < 0 else high) for error in log_errors(own, fit(others))]
+    return max(1.0, math.ceil(10 * float(np.quantile(needed, COVERAGE))) / 10) if needed else 1.0
 
 
 def _shortest_interval(values: Sequence[float], share: float) -> tuple[float, float]:

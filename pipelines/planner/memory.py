@@ -18,8 +18,8 @@ FP32, BF16 = 4, 2
 ADAM_BYTES = 2 * FP32
 FRAMEWORK_BYTES = 2e9
 """Assumed, not measured: the device's context, libraries' workspaces, collectives' buffers and what the allocator cannot use."""
-LOSS_CHUNK_BYTES = 2 * 4 * 2**20
-"""Scores and probabilities of one chunk of `pipelines/training/target/softmax.py`: all logits never exist at once."""
+_CHUNK_ROWS, _CHUNK_SCORES = 512, 1 << 20
+"""A chunk of `pipelines/training/target/softmax.py`: all logits never exist at once."""
 
 Numbers = Literal["autocast", "bf16"]
 """What the layers compute with: fp32 weights under autocast, or bf16 weights as FSDP2 gathers them."""
@@ -84,6 +84,12 @@ def kept_bytes_per_token(shape: DecoderShape, numbers: Numbers, tensor: int = 1,
     return shape.hidden_size * (norms + inputs) + 2 * FP32 + (attention + feed_forward) / tensor
 
 
+def chunk_bytes(shape: DecoderShape) -> float:
+    """Return the scores and probabilities of one chunk of the loss, in fp32, which go before the backward pass."""
+    rows = max(1, min(_CHUNK_ROWS, _CHUNK_SCORES // shape.vocab_size))
+    return 2 * FP32 * rows * shape.vocab_size
+
+
 def kv_bytes_per_token(shape: DecoderShape, number_bytes: int = BF16, kind: KvKind = "model") -> int:
     """Return the keys and values of one token in all layers, as the engine's pool lays them out: a one-byte kind has an fp32 scale a head."""
     head_bytes = shape.head_dim * number_bytes if kind == "model" else shape.head_dim + FP32
@@ -135,7 +141,8 @@ def _stage_memory(
     parts["activations"] = _activations(shape, layout, length, layers, is_last=is_last, fuses_norms=fuses_norms)
     if is_last:
         tokens = layout.micro_batch * length
-        parts["loss"] = FP32 * (tokens * shape.hidden_size + shape.table_parameters) + LOSS_CHUNK_BYTES
+        parts["loss"] = FP32 * (tokens * shape.hidden_size + shape.table_parameters)
+        parts["loss"] += chunk_bytes(shape)
     return Memory(parts | {"framework": FRAMEWORK_BYTES})
 
 
@@ -154,7 +161,7 @@ def _activations(
     kept = float(residual * shape.hidden_size)
     if layout.checkpointing == "selective":
         kept += kept_by_products(shape, layout.tensor)
-    return tokens * (waiting * layers * kept + whole + final)
+    return tokens * (waiting * layers * kept + max(whole, final))
 
 
 def kept_by_products(shape: DecoderShape, tensor: int = 1) -> float:
