@@ -1,10 +1,11 @@
 """The planner's prediction of MFU against published training runs.
 
-    python -m benchmarks.plan --runs CSV --json OUT [--cross]
+    python -m benchmarks.plan --runs CSV --json OUT [--cross] [--rows]
     python -m benchmarks.plan --runs CSV --fit
 
 Judges the constants of pipelines/planner/fitted.json on the file's runs, those left out that the constants were fitted to; rows that cannot be read are named. The
-columns are those of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU types but one, and judges on the rest. `--fit` fits the constants
+columns are those of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU types but one, and judges on the rest;
+`--rows` also writes each run with its prediction. `--fit` fits the constants
 again, to the half of the runs that their hashes choose, and writes them.
 """
 
@@ -48,7 +49,8 @@ def main() -> None:
         report["bad_rows"] = [{"line": row.line, "problem": row.problem} for row in bad]
         if options.cross:
             report["cross"] = {"halves": random_halves(runs), "without_device": list(without_each(runs))}
-        report["rows"] = [_row(run) for run in judged]
+        if options.rows:
+            report["rows"] = [_row(run) for run in judged]
     except TailraceError as error:
         sys.exit(f"error: {error}")
     print({name: value for name, value in report.items() if name != "rows"})
@@ -108,6 +110,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, required=True, metavar="CSV", help="published runs")
     parser.add_argument("--json", type=Path, metavar="OUT", help="the results file")
     parser.add_argument("--cross", action="store_true", help="judge fits to other halves and to other GPU types, too")
+    parser.add_argument("--rows", action="store_true", help="also write each judged run with its prediction")
     parser.add_argument("--fit", action="store_true", help="fit the constants again and write them")
     options = parser.parse_args()
     if not options.fit and options.json is None:

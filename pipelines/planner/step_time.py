@@ -125,6 +125,7 @@ def step_time(
     ideal = products + attention + traffic + launch + sum(one.exposed_s for one in collectives if one.name != _ONCE)
     bubble = ideal * bubble_of_ideal(layout.pipeline, micro)
     total = ideal + bubble + optimizer + sum(one.exposed_s for one in collectives if one.name == _ONCE)
+    at_peak = efficiency_of(gpus.device, found) * (products + found.attention * attention)
     wider, notes = _widening(shape, layout, gpus.device, found)
     return StepTime(
         products_s=products,
@@ -134,7 +135,7 @@ def step_time(
         optimizer_s=optimizer,
         bubble_s=bubble,
         collectives=collectives,
-        low_s=max(total * math.exp(-wider * found.high), products * efficiency_of(gpus.device, found)),
+        low_s=max(total * math.exp(-wider * found.high), at_peak),
         high_s=total * math.exp(-wider * found.low),
         notes=notes,
     )
@@ -253,8 +254,9 @@ def _widening(shape: Shape, layout: Layout, device: Device, constants: Constants
         notes.append(
             f"no fitted run is on {device.name}: its efficiency is that of the nearest chip, and the interval is {constants.unseen:.1f} times as wide"
         )
-    if isinstance(shape, PlainShape) or layout.tensor > 1 or layout.pipeline > 1:
+    if isinstance(shape, PlainShape) or layout.shard < layout.num_gpus or layout.num_gpus == 1:
         wider *= _UNPUBLISHED_LAYOUT
-        what = "a model that is no decoder" if isinstance(shape, PlainShape) else "tensor or pipeline parallelism"
-        notes.append(f"no fitted run has {what}: the interval is {_UNPUBLISHED_LAYOUT:.0f} times as wide")
+        notes.append(
+            f"the fitted runs are of decoders with FSDP alone: for other layouts and models the interval is {_UNPUBLISHED_LAYOUT:.0f} times as wide"
+        )
     return wider, tuple(notes)

@@ -151,15 +151,13 @@ def test_the_interval_grows_with_the_scatter_of_the_runs(write: Write) -> None:
 
 def judged(monkeypatch: pytest.MonkeyPatch, runs: Path, out: Path) -> dict[str, Any]:
     """Run the command and read its file."""
-    monkeypatch.setattr(sys, "argv", ["benchmarks.plan", "--runs", str(runs), "--json", str(out)])
+    monkeypatch.setattr(sys, "argv", ["benchmarks.plan", "--runs", str(runs), "--json", str(out), "--rows"])
     command.main()
     report: dict[str, Any] = json.loads(out.read_text())
     return report
 
 
-def test_the_command_judges_the_stored_constants(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_judges_the_stored_constants(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs 2 points below the prediction are 2 points off, within the interval; the stored file stays as it is, and bad rows are in the result."""
     before, plain = FITTED.read_text(), read_runs(write(*grid()))[0]
     rows = [change | {"MFU": f"{predict(run).mfu - 2:.6f}"} for change, run in zip(grid(), plain, strict=True)]
@@ -174,9 +172,7 @@ def test_the_command_judges_the_stored_constants(
     assert [row["line"] for row in report["bad_rows"]] == [len(rows) + 2]
 
 
-def test_runs_that_were_fitted_to_are_not_judged(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_were_fitted_to_are_not_judged(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are left out and counted."""
     path = write({}, {"MFU": "50"})
     known = tmp_path / "fitted.json"

@@ -8,20 +8,26 @@ from pipelines.planner.step_time import LAUNCH_S, LAUNCHES_PER_LAYER, fitted, gr
 from tests.support.planned_models import LLAMA_2_7B, SMOLLM2_135M, gpt
 
 MEGATRON = [
+    (24, 2_304, 24, 1, 1, 32, 512, 137),
+    (30, 3_072, 32, 2, 1, 64, 512, 138),
     (36, 4_096, 32, 4, 1, 128, 512, 142),
     (40, 6_144, 48, 8, 1, 256, 1_024, 135),
     (48, 8_192, 64, 8, 2, 512, 1_536, 138),
     (60, 10_240, 80, 8, 4, 1_024, 1_792, 140),
     (80, 12_288, 96, 8, 8, 1_536, 2_304, 148),
     (96, 16_384, 128, 8, 16, 1_920, 2_160, 155),
+    (105, 20_480, 128, 8, 35, 2_520, 2_520, 163),
+    (128, 25_600, 160, 8, 64, 3_072, 3_072, 163),
 ]
-"""Layers, hidden size, heads, TP, PP, A100-80s, batch and TFLOP/s a GPU of the rows with tensor parallelism up to 310 billion parameters: table 1 of Narayanan et al. 2021
-(arXiv 2104.04473), Megatron-LM at sequences of 2,048 with full recomputation, whose FLOPs are counted with it (their equation 3). The row of 145.6 billion is nearest to 130."""
+"""Layers, hidden size, heads, TP, PP, A100-80s, batch and TFLOP/s a GPU, 1.7 to 1,008 billion parameters: table 1 of Narayanan et al. 2021 (arXiv 2104.04473), Megatron-LM at
+sequences of 2,048 with full recomputation, whose FLOPs are counted with it (their equation 3). The row of 1,536 GPUs has 145.6 billion parameters, the nearest to 130."""
+CLOSE = range(128, 2_000)
+"""GPUs of the rows from 7.5 to 310 billion: small models before fused attention were slower, and the largest ran interleaved schedules, which are not planned."""
 
 
 @pytest.mark.parametrize("row", MEGATRON, ids=lambda row: f"{row[5]} GPUs")
 def test_megatrons_published_runs_lie_within_the_interval(row: tuple[int, ...]) -> None:
-    """Within a tenth of the prediction at micro-batches of one row, and within its interval, though no run with tensor or pipeline parallelism was fitted."""
+    """Within the interval, and most of them within a tenth of the prediction, though no run with tensor or pipeline parallelism was fitted."""
     layers, hidden, heads, tensor, pipeline, num_gpus, batch, published = row
     gpus, length, vocab = Gpus(device_named("a100-80"), num_gpus), 2_048, 51_200
     data = num_gpus // tensor // pipeline
@@ -30,7 +36,8 @@ def test_megatrons_published_runs_lie_within_the_interval(row: tuple[int, ...]) 
 
     step = step_time(gpt(layers, hidden, heads), layout, length, gpus)
 
-    assert flops / step.total_s / num_gpus / 1e12 == pytest.approx(published, rel=0.1)
+    if num_gpus in CLOSE:
+        assert flops / step.total_s / num_gpus / 1e12 == pytest.approx(published, rel=0.1)
     assert flops / step.high_s < published * 1e12 * num_gpus < flops / step.low_s
 
 
