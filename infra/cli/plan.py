@@ -60,8 +60,11 @@ def plan_model(
     gpus: Annotated[str, typer.Option(help="Number and kind, such as 8xh100.")] = "1xh100",
     train: Annotated[bool, typer.Option("--train", help="Plan training alone.")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Plan serving alone.")] = False,
-    batch: Annotated[int | None, typer.Option(help="Rows of a training step.", show_default="8 a GPU")] = None,
-    length: Annotated[int, typer.Option(help="Tokens of a training row.")] = 2_048,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Rows of a training step; with --serve, contexts in memory.", show_default="8 a GPU"),
+    ] = None,
+    length: Annotated[int, typer.Option(help="Tokens of such a row.")] = 2_048,
     rate: Annotated[float, typer.Option(help="Requests a second to serve.")] = 1.0,
     prompt: Annotated[int, typer.Option(help="Tokens of a request's prompt.")] = 1_024,
     output: Annotated[int, typer.Option(help="Tokens of its answer.")] = 128,
@@ -83,7 +86,7 @@ def plan_model(
     """Estimate memory, layouts, step time and cost of a model on GPUs, from its config alone."""
     from pipelines.planner.devices import parse_gpus
     from pipelines.planner.layouts import plan_training
-    from pipelines.planner.report import describe_model, describe_serving, describe_training
+    from pipelines.planner.report import describe_contexts, describe_model, describe_serving, describe_training
     from pipelines.planner.serving import Load, kv_kind_named, plan_serving
     from pipelines.planner.shapes import DecoderShape, shape_from
 
@@ -96,4 +99,6 @@ def plan_model(
     if serve or (not train and isinstance(shape, DecoderShape)):
         load = Load(rate=rate, prompt=prompt, output=output, beams=beams, kv_kind=kv_kind_named(kv))
         lines += describe_serving(plan_serving(shape, found, load), price_per_gpu_hour)
+        if serve and batch is not None and isinstance(shape, DecoderShape):
+            lines += describe_contexts(shape, batch, length, load.kv_kind)
     typer.echo("\n".join(lines))

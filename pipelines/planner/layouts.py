@@ -17,7 +17,7 @@ _ALIKE = 0.01
 """Within this share of the time a layout with larger micro-batches is taken: small products are less efficient than the model knows."""
 USABLE = 0.95
 """Share of a device's memory that a plan may fill; the rest is for the allocator's gaps. An assumption."""
-_CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
+CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _layouts(shape: Shape, gpus: Gpus, batch: int) -> Iterator[Layout]:
                 continue
             rows = batch // ways
             for micro_batch in _divisors(rows):
-                for checkpointing in _CHECKPOINTING[: 1 if isinstance(shape, PlainShape) else None]:
+                for checkpointing in CHECKPOINTING[: 1 if isinstance(shape, PlainShape) else None]:
                     yield Layout(
                         data=ways // shard,
                         shard=shard,

@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pipelines.planner.devices import Gpus
-from pipelines.planner.layouts import Candidate, TrainingPlan, why_not
-from pipelines.planner.memory import Memory
+from pipelines.planner.layouts import CHECKPOINTING, USABLE, Candidate, TrainingPlan, why_not
+from pipelines.planner.memory import Memory, serving_memory, training_memory
 from pipelines.planner.mesh import bubble_of_ideal, bubble_of_step
 from pipelines.planner.serving import FACTOR, Phase, ServingPlan, Sharding
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 from pipelines.planner.step_time import StepTime, fitted, mfu
+from services.llm.engine.config import KvKind
 
 _MOVES = {
     "compute": "a faster chip; products in fp8 would, and this trainer does not offer them",
@@ -61,6 +63,7 @@ def describe_training(plan: TrainingPlan, price: float | None = None) -> Iterato
         )
         first = plan.best[0]
         yield from ("", *_memory_lines(f"memory of {first.layout.name}", first.memory))
+        yield from _checkpointing_lines(plan, first)
         yield from ("", *_time_lines(first), *_collective_lines(first.step))
         yield bubble_sentence(plan.best)
         yield training_sentence(first.step)
@@ -68,6 +71,13 @@ def describe_training(plan: TrainingPlan, price: float | None = None) -> Iterato
     refused = {kind: why_not(made.memory, plan.gpus) for kind, made in plan.smallest.items() if " x " not in kind}
     yield from ("", *(f"{kind} alone does not fit: {why}" for kind, why in refused.items() if why))
     yield from _training_notes(plan)
+
+
+def describe_contexts(shape: DecoderShape, rows: int, length: int, kv_kind: KvKind) -> Iterator[str]:
+    """Return the lines of the memory that so many contexts of this length take on one GPU."""
+    memory = serving_memory(shape, rows, length, kv_kind=kv_kind)
+    yield from ("", *_memory_lines(f"memory of {rows:,} contexts of {length:,} tokens", memory))
+    yield f"together {memory.total / 1e9:.1f} GB, with room for the allocator's gaps {memory.total / USABLE / 1e9:.1f}"
 
 
 def describe_serving(plan: ServingPlan, price: float | None = None) -> Iterator[str]:
@@ -158,8 +168,19 @@ def _sharding_row(way: Sharding) -> tuple[str, ...]:
 def _memory_lines(title: str, memory: Memory) -> Iterator[str]:
     yield f"{title}, GB"
     yield from _table(
-        (*memory.parts, "total"), [tuple(f"{size / 1e9:.1f}" for size in (*memory.parts.values(), memory.total))]
+        (*memory.parts, "total"), [tuple(f"{size / 1e9:.2f}" for size in (*memory.parts.values(), memory.total))]
     )
+
+
+def _checkpointing_lines(plan: TrainingPlan, first: Candidate) -> Iterator[str]:
+    if isinstance(plan.shape, PlainShape):
+        return
+    layouts = {kept: replace(first.layout, checkpointing=kept) for kept in CHECKPOINTING}
+    sizes = (
+        f"{kept} {training_memory(plan.shape, layout, plan.length).parts['activations'] / 1e9:.1f}"
+        for kept, layout in layouts.items()
+    )
+    yield f"activations by checkpointing, GB: {', '.join(sizes)}"
 
 
 def _time_lines(made: Candidate) -> Iterator[str]:

@@ -59,6 +59,7 @@ def test_a_plan_prints_every_part(plan: Plan, model: str) -> None:
         "1  FSDP2 8",
         "\n3  ",
         "weights  gradients  optimizer  average",
+        "activations by checkpointing, GB: none ",
         "collective all-gather of weights (FSDP): 112.42 GB a step over NVLink 4",
         "bubble ",
         "roofline   training step: bound by compute",
@@ -78,6 +79,14 @@ def test_training_or_serving_alone(plan: Plan, model: str) -> None:
 
     assert ("TRAINING" in training, "SERVING" in training) == (True, False)
     assert ("TRAINING" in serving, "SERVING" in serving) == (False, True)
+
+
+def test_contexts_in_memory_are_added_up(plan: Plan, model: str) -> None:
+    """Llama-3-8B with eight contexts of 8,192 tokens: 16.06 + 8.59 + 2 GB, usually rounded to 28."""
+    _, printed = plan(model, "--serve", "--batch", "8", "--length", "8192")
+
+    assert "16.06    8.59      2.00       26.65" in printed
+    assert "together 26.7 GB, with room for the allocator's gaps 28.1" in printed
 
 
 def test_a_model_that_is_no_decoder_is_planned_by_its_sizes(plan: Plan) -> None:

@@ -1,13 +1,18 @@
 """The components of a training step's memory against torch's own tracker, which follows every tensor of the step on fake tensors."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _ModState
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
@@ -52,13 +57,13 @@ SMOL = decoder(30, 576, 9, 3, 1_536, 49_152)
 LLAMA = decoder(32, 4_096, 32, 8, 14_336, 128_256, tie_word_embeddings=False)
 CASES = (
     Case("ours", decoder(2, 64, 2, 2, 256, 1_700), 32, 200),
-    Case("ours, checkpointed", decoder(6, 256, 4, 4, 1_024, 1_700), 16, 200, "full"),
-    Case("one long row", decoder(3, 384, 6, 2, 1_024, 4_000), 1, 2_048),
+    Case("ours, checkpointed", decoder(3, 256, 4, 4, 1_024, 1_700), 16, 200, "full"),
+    Case("one long row", decoder(2, 384, 6, 2, 1_024, 4_000), 1, 2_048),
     Case("SmolLM2-135M", SMOL, 2, 256),
-    Case("SmolLM2-135M, checkpointed", SMOL, 4, 256, "full"),
+    Case("SmolLM2-135M's first 10 layers, checkpointed", replace(SMOL, num_hidden_layers=10), 4, 256, "full"),
     Case("Qwen3-0.6B", decoder(28, 1_024, 16, 8, 3_072, 151_936, head_dim=128, qk_norm=True), 1, 512),
     Case("Llama-3-8B", LLAMA, 1, 512),
-    Case("Llama-3-8B, checkpointed", LLAMA, 1, 1_024, "full"),
+    Case("Llama-3-8B's first 6 layers, checkpointed", replace(LLAMA, num_hidden_layers=6), 1, 512, "full"),
 )
 QUICK = {"ours", "ours, checkpointed", "one long row"}
 
@@ -116,3 +121,43 @@ def test_each_component_is_the_trackers_within_a_tenth(case: Case) -> None:
     ratios = {name: sizes[name] / found[name] for name in found}
 
     assert all(0.9 <= ratio <= 1.1 for ratio in ratios.values()), ratios
+
+
+@pytest.fixture
+def four_gpus() -> Iterator[DeviceMesh]:
+    """A mesh of four ranks of which this process is one; the others do nothing."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield init_device_mesh("cpu", (4,))
+    dist.destroy_process_group()
+
+
+def test_sharded_components_are_the_trackers_within_a_tenth(four_gpus: DeviceMesh) -> None:
+    """FSDP2 over four ranks, weights in bf16 and gradients added up in fp32: a quarter of the states, and activations without copies for each product."""
+    case = Case("ours, sharded", decoder(3, 256, 4, 4, 1_024, 1_700), 16, 200)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    periods.cache_clear()
+    tracker = MemTracker()
+    with FakeTensorMode():
+        model = Decoder(case.config)
+        for part in (*model.layers, model):
+            fully_shard(part, mesh=four_gpus, mp_policy=policy)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        tokens_BL = torch.zeros(case.rows, case.length, dtype=torch.long)
+        tracker.track_external(model, optimizer, tokens_BL)
+        with tracker:
+            hidden_TD = hidden_states(model, tokens_BL)
+            loss = catalogue_loss(hidden_TD, model.head_weight_VD, tokens_BL.flatten())
+            del hidden_TD
+            kept = tracker.get_tracker_snapshot("current")[CPU][_MemRefType.ACT]
+            loss.backward()
+            optimizer.step()
+            after = tracker.get_tracker_snapshot("current")[CPU]
+    periods.cache_clear()
+    shape = shape_of(case.config, case.name)
+
+    parts = training_memory(shape, Layout(shard=4, micro_batch=case.rows), case.length, fuses_norms=False).parts
+
+    assert parts["weights"] == pytest.approx(after[_MemRefType.PARAM], rel=0.1)
+    assert parts["gradients"] == pytest.approx(after[_MemRefType.GRAD], rel=0.1)
+    assert parts["optimizer"] == pytest.approx(after[_MemRefType.OPT], rel=0.1)
+    assert parts["activations"] == pytest.approx(kept - parts["loss"] + chunk_bytes(shape), rel=0.1)
