@@ -54,18 +54,19 @@ def decoder(layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int,
 
 
 SMOL = decoder(30, 576, 9, 3, 1_536, 49_152)
+QWEN = decoder(28, 1_024, 16, 8, 3_072, 151_936, head_dim=128, qk_norm=True)
 LLAMA = decoder(32, 4_096, 32, 8, 14_336, 128_256, tie_word_embeddings=False)
 CASES = (
     Case("ours", decoder(2, 64, 2, 2, 256, 1_700), 32, 200),
     Case("ours, checkpointed", decoder(3, 256, 4, 4, 1_024, 1_700), 16, 200, "full"),
-    Case("one long row", decoder(2, 384, 6, 2, 1_024, 4_000), 1, 2_048),
-    Case("SmolLM2-135M", SMOL, 2, 256),
+    Case("one long row, queries and keys normalised", decoder(2, 384, 6, 2, 1_024, 4_000, qk_norm=True), 1, 2_048),
+    Case("SmolLM2-135M", SMOL, 1, 256),
     Case("SmolLM2-135M's first 10 layers, checkpointed", replace(SMOL, num_hidden_layers=10), 4, 256, "full"),
-    Case("Qwen3-0.6B", decoder(28, 1_024, 16, 8, 3_072, 151_936, head_dim=128, qk_norm=True), 1, 512),
+    Case("Qwen3-0.6B's first 6 layers", replace(QWEN, num_hidden_layers=6), 1, 512),
     Case("Llama-3-8B", LLAMA, 1, 512),
     Case("Llama-3-8B's first 6 layers, checkpointed", replace(LLAMA, num_hidden_layers=6), 1, 512, "full"),
 )
-QUICK = {"ours", "ours, checkpointed", "one long row"}
+QUICK = {"ours", "ours, checkpointed", "one long row, queries and keys normalised"}
 
 
 def tracked(case: Case) -> dict[str, float]:
