@@ -1,4 +1,4 @@
-"""The faults by name, and how each begins and ends on a scene."""
+"""The faults by name, of one machine and of a cluster of several nodes, and how each begins and ends on a scene."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -54,4 +54,14 @@ FAULTS = {
     "llm-hung": Fault(run_process("freeze_llm"), run_process("thaw_llm")),
     "llm-stalls": Fault(run_process("stall_llm")),
     "low-priority-spike": Fault(nothing, nothing, is_spike=True),
+}
+
+_REPLACEMENT = Phases(before_s=8.0, during_s=240.0, after_s=12.0)
+"""The longest that all nodes may take, one after another."""
+NODE_FAULTS = {
+    "none": Fault(nothing, nothing),
+    **{f"{name}-killed": kill(name) for name in ("gateway", "llm", "worker", "edge", "standby", "ingress", "raylet")},
+    **{f"{name.replace('_', '-')}-killed": kill(name) for name in ("store", "head", "first_node", "last_node")},
+    "first-node-cut": Fault(run_process("cut_first_node"), run_process("mend_first_node")),
+    "all-replaced": Fault(run_process("replace_all"), phases=_REPLACEMENT),
 }

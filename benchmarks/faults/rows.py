@@ -6,11 +6,11 @@ from typing import Any
 
 from benchmarks.faults.event_probe import EventProbe
 from benchmarks.load.open_loop import Load, Shot
-from benchmarks.load.profiles import SPIKE_FACTOR
 from benchmarks.load.scoring import answers_recovered_s, degraded_share, summarise
 from services.contracts.access import Priority
 
 DEADLINE_MS = 200
+_SPIKE_FACTOR = 12
 _DOORS = ("REST", "gRPC")
 _HIGH_OF = 4
 """One of so many requests is of normal priority, the others of high; another one each time, for the crowd repeats itself too."""
@@ -37,6 +37,8 @@ class Phases:
 
 PHASES = Phases()
 """Those of the published matrix."""
+NODE_PHASES = Phases(before_s=8.0, during_s=20.0, after_s=42.0)
+"""Longer, for a cluster or containers: there are a thousand requests in a row at a lower rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def plan_row(rate_rps: float, phases: Phases, *, is_spike: bool) -> list[Planned
         )
         for number in range(round(rate_rps * phases.total_s))
     ]
-    wave_rps = SPIKE_FACTOR * rate_rps
+    wave_rps = _SPIKE_FACTOR * rate_rps
     num_wave = round(wave_rps * phases.during_s) if is_spike else 0
     wave = [Planned(phases.before_s + number / wave_rps, Priority.LOW) for number in range(num_wave)]
     return sorted(base + wave, key=lambda one: one.at_s)

@@ -8,15 +8,16 @@ mixed         the four in turn
 """
 
 import json
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from benchmarks.load.clients import RequestFields, RestClient
-from benchmarks.load.profiles import long_tail
 
 TIERS = ("precomputed", "llm", "student", "popular")
 K = 10
 _PATIENT_MS = 5_000
+_ZIPF = 1.1
 _FIRST_USERS = (*map(str, range(1, 201)), "nobody")
 """Users of MovieLens-100k, and one whom no stack knows, whose answer names items of any catalogue."""
 
@@ -74,7 +75,7 @@ class RequestMix:
     def __init__(self, audience: Audience, num_requests: int, *, is_long_tail: bool = False) -> None:
         self._audience = audience
         self._mixed = audience.asks("mixed")
-        self._ranks = long_tail(len(audience.known_user_ids), num_requests) if is_long_tail else None
+        self._ranks = _long_tail(len(audience.known_user_ids), num_requests) if is_long_tail else None
 
     def ask(self, number: int) -> RequestFields:
         """Return request `number`, from 0 to the number of requests."""
@@ -87,3 +88,11 @@ class RequestMix:
         if rank % 2 and self._audience.item_ids:
             return {"recent_item_ids": [self._audience.item_ids[rank % len(self._audience.item_ids)]], "k": K}
         return {"user_id": f"stranger-{rank}", "k": K}
+
+
+def _long_tail(num_known: int, num_requests: int) -> list[int]:
+    """Draw users by rank, rank r with weight 1/r**1.1; half of the requests have ranks from `num_known` on, each once: new users."""
+    draw = random.Random(0)
+    weights = [1 / (rank + 1) ** _ZIPF for rank in range(num_known)]
+    ranks = draw.choices(range(num_known + 1), [*weights, sum(weights)], k=num_requests)
+    return [num_known + place if rank == num_known else rank for place, rank in enumerate(ranks)]

@@ -22,8 +22,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, rows_on_file, write_report
-from benchmarks.load.live_view import table_of
 from benchmarks.load.point import run_point
+from benchmarks.load.table import table_of
 from benchmarks.scale import servers
 from services.settings.settings import inherited_environment
 

@@ -47,7 +47,7 @@ class Run:
     level_sizes: Sequence[int]
     """The number of codes of each level: one level where an item is one token."""
     num_parameters: Mapping[str, Mapping[str, int]]
-    """By model, as sizes.py counts them."""
+    """By model, all and those outside the table of items."""
     llm_price_ndcg_per_ms: float
 
     @property

@@ -19,7 +19,7 @@ from rich.console import Console
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.scene import scene_from
 from benchmarks.load.command import about_run, above_zero, report_parser, write_report
-from benchmarks.load.live_view import table_of
+from benchmarks.load.table import table_of
 from benchmarks.soak.run import SETTINGS, Plan, soak
 from services.errors import TailraceError
 from services.llm.text.checkpoint import checkpoint_folder

@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 from benchmarks.faults.nodes.layout import HEAD, Layout, why_not
 from benchmarks.faults.nodes.parts import cluster_settings
 from benchmarks.faults.processes import StackProcesses, kill_processes
-from benchmarks.faults.scene import Scene, copy_state, scratch_folder, started_scene
+from benchmarks.faults.scene import Scene, scratch_folder, started_scene
 from infra.local.edge.admin import num_ray_up, use_ray_host
 from infra.local.edge.config import edge_folder
 from services.errors import EnvironmentFault
@@ -49,7 +49,6 @@ def layout_of(num_nodes: int) -> Iterator[Layout]:
 async def cluster_scene(layout: Layout, state_dir: Path, logs_to: Path | None) -> AsyncIterator[Scene]:
     """Start a cluster on these machines with a copy of this state, and stop it at the end. Raises EnvironmentFault."""
     async with scratch_folder(state_dir, logs_to) as scratch:
-        copy_state(state_dir, scratch)
         settings = cluster_settings(layout, scratch)
         command = ("benchmarks.faults.nodes.stack", layout.name, str(layout.folder), str(layout.num_nodes))
         try:
