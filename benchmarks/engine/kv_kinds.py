@@ -4,8 +4,7 @@
 
 `--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of the state folder it lies in, unless
 `--cases` names one. Rankings: each user's ten best, masked, against those of `model`; NDCG and HR on the labels. With
-`--checkpoint` (a Hugging Face folder) also: the perplexity of the Markdown files below `--text` (default: docs), and how many
-of the ten best a beam of 32 finds again, over a random catalogue of three codes of its vocabulary, after that text.
+`--checkpoint` (a Hugging Face folder) also: the perplexity of the Markdown files below `--text` (default: docs).
 All in fp32 on plain torch, so that only the KV data type differs.
 """
 
@@ -43,12 +42,10 @@ from services.llm.engine.sequence import Sequence
 
 KINDS: tuple[KvKind, ...] = ("model", "int8", "fp8")
 _K = 10
-_CPU, _NOTHING = torch.device("cpu"), np.zeros(0, dtype=np.int64)
+_CPU = torch.device("cpu")
 _WINDOW_TOKENS = 512
 _MAX_WINDOWS = 6
 _BLOCK_TOKENS = 16
-_LEVEL_SIZE, _NUM_LEVELS, _NUM_ITEMS, _BEAMS = 1_024, 3, 20_000, 32
-_PROMPTS_PER_WINDOW = 4
 
 
 def main() -> None:
@@ -102,12 +99,7 @@ def _rankings(path: Path, tokenized: Path) -> list[dict[str, Any]]:
 
 
 def _tops(
-    decoder: Decoder,
-    items: ItemCodes,
-    kind: KvKind,
-    prompts: list[list[int]],
-    histories: Iterable[np.ndarray],
-    width: int | None = None,
+    decoder: Decoder, items: ItemCodes, kind: KvKind, prompts: list[list[int]], histories: Iterable[np.ndarray]
 ) -> list[np.ndarray]:
     """Return the best ten items after each prompt, without those of its history."""
     config = EngineConfig(kv_kind=kind, cpu_kernels="torch", num_blocks=256)
@@ -115,7 +107,7 @@ def _tops(
     tops = []
     asked = zip(track(prompts, f"rankings, {kind}".ljust(20), console=Console(stderr=True)), histories, strict=True)
     for number, (prompt, history) in enumerate(asked):
-        engine.add_rank(str(number), prompt, k=_K, beam_width=width, excluded=history)
+        engine.add_rank(str(number), prompt, k=_K, excluded=history)
         while engine.has_work:
             tops += [outcome.item_indices for outcome in engine.step(0.0)]
     return tops
@@ -135,28 +127,17 @@ def _overlap(tops: list[np.ndarray], exact: list[np.ndarray]) -> float:
 
 
 def _capacity(decoder: Decoder, kind: KvKind) -> dict[str, float]:
-    """Return one token's bytes in all layers, and the ratio to fp32 and bf16 caches."""
-    sizes = {
-        dtype: KvCache(decoder.config, 1, 16, dtype, _CPU, kind).bytes_per_token
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-    plain = {dtype: KvCache(decoder.config, 1, 16, dtype, _CPU).bytes_per_token for dtype in sizes}
-    return {
-        "bytes_per_token": sizes[torch.bfloat16],
-        "tokens_per_byte_to_fp32": round(plain[torch.float32] / sizes[torch.float32], 3),
-        "tokens_per_byte_to_bf16": round(plain[torch.bfloat16] / sizes[torch.bfloat16], 3),
-    }
+    """Return how many tokens this cache holds in the bytes of one in bf16."""
+    plain, own = (KvCache(decoder.config, 1, 16, torch.bfloat16, _CPU, one).bytes_per_token for one in ("model", kind))
+    return {"tokens_per_byte_to_bf16": round(plain / own, 3)}
 
 
 def _text(checkpoint: Path, folder: Path) -> dict[str, Any]:
     decoder = load_decoder(checkpoint, torch.float32, "cpu")
     windows = read_windows(checkpoint / "tokenizer.json", folder)
-    tops = {kind: _tops_after(windows, decoder, kind) for kind in KINDS}
     rows = [
-        {"kv_kind": kind, "perplexity": round(perplexity(decoder, kind, windows), 4)}
-        | {"beam_overlap@10": _overlap(top, tops["model"])}
-        | _capacity(decoder, kind)
-        for kind, top in tops.items()
+        {"kv_kind": kind, "perplexity": round(perplexity(decoder, kind, windows), 4)} | _capacity(decoder, kind)
+        for kind in KINDS
     ]
     return {
         "checkpoint": checkpoint.name,
@@ -190,18 +171,6 @@ def perplexity(decoder: Decoder, kind: KvKind, windows: list[list[int]]) -> floa
         logits_TV = forward.logits(hidden_TD, 0, decoder.config.vocab_size)
         losses.append(functional.cross_entropy(logits_TV[:-1], tokens_T[1:]))
     return float(torch.stack(losses).mean().exp())
-
-
-def _tops_after(windows: list[list[int]], decoder: Decoder, kind: KvKind) -> list[np.ndarray]:
-    """Return the best ten items after pieces of each window, by beam search over random codes of the vocabulary's first tokens."""
-    items = ItemCodes(
-        codes=np.random.default_rng(0).integers(0, _LEVEL_SIZE, (_NUM_ITEMS, _NUM_LEVELS), dtype=np.int32),
-        level_sizes=(_LEVEL_SIZE,) * _NUM_LEVELS,
-        token_offsets=tuple(_LEVEL_SIZE * (1 + level) for level in range(_NUM_LEVELS)),
-    )
-    piece = _WINDOW_TOKENS // _PROMPTS_PER_WINDOW
-    pieces = [window[at : at + piece] for window in windows for at in range(0, len(window), piece)]
-    return _tops(decoder, items, kind, pieces, [_NOTHING] * len(pieces), _BEAMS)
 
 
 def _in_order(window: list[int]) -> Sequence:

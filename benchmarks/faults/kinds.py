@@ -31,10 +31,10 @@ def _wire(part: str, wire: Wire) -> Fault:
 
 def kill(name: str) -> Fault:
     """Return the fault that kills these processes."""
-    return Fault(run_process(f"kill_{name}"))
+    return Fault(lambda scene: asyncio.to_thread(scene.processes.kill, name))
 
 
-def run_process(method: str) -> Callable[[Scene], Awaitable[None]]:
+def _step(method: str) -> Callable[[Scene], Awaitable[None]]:
     """Return the step that calls this method of the scene's processes."""
     return lambda scene: asyncio.to_thread(getattr(scene.processes, method))
 
@@ -51,8 +51,8 @@ FAULTS = {
         for wire in (Wire.STOP, Wire.HANG, Wire.SLOW, Wire.RESET)
     },
     **{f"{name}-killed": kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
-    "llm-hung": Fault(run_process("freeze_llm"), run_process("thaw_llm")),
-    "llm-stalls": Fault(run_process("stall_llm")),
+    "llm-hung": Fault(_step("freeze_llm"), _step("thaw_llm")),
+    "llm-stalls": Fault(_step("stall_llm")),
     "low-priority-spike": Fault(nothing, nothing, is_spike=True),
 }
 
@@ -61,7 +61,7 @@ _REPLACEMENT = Phases(before_s=8.0, during_s=240.0, after_s=12.0)
 NODE_FAULTS = {
     "none": Fault(nothing, nothing),
     **{f"{name}-killed": kill(name) for name in ("gateway", "llm", "worker", "edge", "standby", "ingress", "raylet")},
-    **{f"{name.replace('_', '-')}-killed": kill(name) for name in ("store", "head", "first_node", "last_node")},
-    "first-node-cut": Fault(run_process("cut_first_node"), run_process("mend_first_node")),
-    "all-replaced": Fault(run_process("replace_all"), phases=_REPLACEMENT),
+    **{f"{name}-killed": kill(name) for name in ("store", "head", "first-node", "last-node")},
+    "first-node-cut": Fault(_step("cut_first_node"), _step("mend_first_node")),
+    "all-replaced": Fault(_step("replace_all"), phases=_REPLACEMENT),
 }

@@ -82,6 +82,11 @@ def row_of(
     usual = degraded_share([shot for shot in base if shot.at_s < phases.before_s])
     answers_s, events_s = answers_recovered_s(base, back_s, usual), probe.recovered_s(back_s)
     recovery_s = None if answers_s is None or events_s is None else round(max(answers_s, events_s), 2)
+    by_priority = {one: [shot for shot in shots if planned[shot.number].priority is one] for one in Priority}
+    by_door = {
+        name: [shot for shot in by_priority[Priority.HIGH] if door_of(shot.number) == door]
+        for door, name in enumerate(_DOORS)
+    }
     during = [shot for shot in base if phases.before_s <= shot.at_s < phases.mended_at_s]
     acknowledged = [event for event in probe.events if event.acknowledged_s is not None]
     return {
@@ -91,8 +96,12 @@ def row_of(
         "answers_recovered_s": answers_s,
         "events_recovered_s": events_s and round(events_s, 2),
         "during": summarise(during, DEADLINE_MS, weights),
-        "by_priority": _by_priority(planned, shots, weights),
-        "by_door": _by_door(planned, shots, weights),
+        "by_priority": {
+            one.name.lower(): summarise(some, DEADLINE_MS, weights) for one, some in by_priority.items() if some
+        },
+        "by_door": {
+            f"high over {name}": summarise(some, DEADLINE_MS, weights) for name, some in by_door.items() if some
+        },
         "events": {"sent": len(probe.events), "acknowledged": len(acknowledged), "lost": len(probe.unseen())},
         "generator_cpu_share": round(load.cpu_share, 3),
     }
@@ -100,18 +109,3 @@ def row_of(
 
 def _is_answered_at_once(shot: Shot) -> bool:
     return shot.outcome.is_ok and shot.outcome.num_attempts == 1
-
-
-def _by_priority(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:
-    groups = {
-        priority.name.lower(): [shot for shot in shots if planned[shot.number].priority is priority]
-        for priority in Priority
-    }
-    return {name: summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}
-
-
-def _by_door(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:
-    """Group the requests of high priority by door."""
-    high = [shot for shot in shots if planned[shot.number].priority is Priority.HIGH]
-    groups = {name: [shot for shot in high if door_of(shot.number) == door] for door, name in enumerate(_DOORS)}
-    return {f"high over {name}": summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}

@@ -53,7 +53,11 @@ _PORTS = (
 
 
 class Processes(Protocol):
-    """The stack's processes; a fault's step is a method of its own."""
+    """The stack's processes; what else a fault does to them is a method of its own."""
+
+    def kill(self, name: str) -> None:
+        """Kill these at once."""
+        ...
 
     def is_healthy(self) -> bool:
         """Whether every part is healthy."""

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line. Wrong options end the program with a line that names them."""
+    """Read the command line; its `split` is the list of splits to run: sequences have no times. Wrong options end the program with a line that names them."""
     parser = report_parser(__doc__)
     parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, from 0")
     folder = "folder of stage outputs and store (default: quality in the state folder)"
@@ -83,6 +83,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.sequences is not None and (options.events is not None or options.items is not None):
         parser.error("argument --sequences: not together with --events and --items; leave one of them out")
+    has_one_split = options.nested or options.sequences is not None
+    options.split = [SplitKind.LEAVE_ONE_OUT] if has_one_split else list(SplitKind)
     return options
 
 
@@ -132,12 +134,11 @@ def _counts(model: nn.Module, table: nn.Embedding) -> dict[str, int]:
 
 
 def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[PipelineOptions]:
-    """Yield the pipeline's options for each split and seed: a nested test and sequences, which have no times, leave one out. Raises ConfigError."""
+    """Yield the pipeline's options for each split and seed. Raises ConfigError."""
     events, items, codes = options.events, options.items, CodesOptions(depth=options.code_depth)
     if options.sequences is not None:
         events, items = as_tables(options.sequences, state_dir / "tables")
-    has_one_split = options.nested or options.sequences is not None
-    for split in [SplitKind.LEAVE_ONE_OUT] if has_one_split else list(SplitKind):
+    for split in options.split:
         for seed in range(options.seeds):
             recipes = read_recipes(options.recipes, epochs=options.epochs, student_epochs=options.epochs, seed=seed)
             yield PipelineOptions(

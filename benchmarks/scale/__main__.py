@@ -82,7 +82,7 @@ def _measure(axis: str, size: int, options: argparse.Namespace) -> dict[str, Any
             options.limit_s,
             {**inherited_environment(), "TMPDIR": folder},
         )
-    return row or dict.fromkeys(FIELDS) | {"axis": axis, "size": size}
+    return dict.fromkeys(FIELDS) | {"axis": axis, "size": size} | (row or {})
 
 
 if __name__ == "__main__":

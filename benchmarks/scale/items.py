@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.scale.row import catalogue_of, print_fields, rss_mb, times
+from benchmarks.scale.row import catalogue_of, print_fields, times
 from services.contracts.access import ANYONE
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import RecommendRequest
@@ -44,14 +44,12 @@ def main(num_items: int) -> None:
         hits = [
             np.isin(top, one.shown[:10]).mean() for top, one in zip(requests["top"][_NUM_WARM:], answers, strict=True)
         ]
-        measured = {
+        print_fields(
             **times([one.wall_s for one in answers], [one.loop_s for one in answers]),
-            "rss_mb": rss_mb(),
-            "student_ms": float(np.median([one.student_ms for one in answers])),
-            "student_mb": _resident_mb() - before_mb,
-            "recall": float(np.mean(hits)),
-        }
-    print_fields("items", num_items, measured)
+            student_ms=float(np.median([one.student_ms for one in answers])),
+            student_mb=_resident_mb() - before_mb,
+            recall=float(np.mean(hits)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
