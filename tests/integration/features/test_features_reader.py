@@ -28,7 +28,7 @@ from services.settings.addresses import RedisAddress
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply
 from tests.support.gateway.rows import history_row
 from tests.support.servers import HOST, Server
-from tests.support.wait import until
+from tests.support.wait import until, until_answer
 
 TIMEOUT_S = 10.0
 
@@ -284,10 +284,4 @@ async def test_users_are_found_by_their_keys(features: RepoAddress, reader: Feat
 
 
 async def _read_when_back(reader: FeatureReader, user_id: str) -> UserFeatures:
-    give_up = time.monotonic() + 60
-    while True:
-        try:
-            return await reader.read(user_id, "v1", 0.2)
-        except DependencyUnavailable:
-            assert time.monotonic() < give_up
-            await asyncio.sleep(0.02)
+    return await until_answer(lambda: reader.read(user_id, "v1", 0.2), lambda _: True, passing=DependencyUnavailable)

@@ -47,10 +47,6 @@ from tests.support.training.synthetic import ratings, write_arrivals
 from tests.support.wait import wait_for
 from tests.unit.stream.test_offline_log import events
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
-]
 LIMITS = history_limits(30)
 
 

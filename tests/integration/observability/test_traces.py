@@ -38,10 +38,6 @@ from tests.support.spans import traceparent
 from tests.support.training.bundles import publish_bundle
 from tests.unit.gateway.world import CONFIG
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # kafka-python's, of refused connections
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # how pytest reports the same
-]
 TOPIC = "interactions"
 TRACE = {"read": 0x5EED01, "click": 0x5EED02}
 

@@ -44,11 +44,6 @@ from tests.support.servers import HOST, Server, valkey_server
 from tests.support.training.synthetic import raw_events, raw_items
 from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, SMALL_STUDENT, learn_the_ring
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
-
 
 @pytest.fixture(scope="module")
 def places(

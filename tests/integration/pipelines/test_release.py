@@ -20,11 +20,6 @@ from services.errors import BundleMoved, StageFailed
 from tests.integration.pipelines.conftest import quiet
 from tests.support.training.synthetic import raw_events, raw_items
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
-
 
 @pytest.fixture
 def places(tmp_path: Path, copied_state: Callable[[Path], Places]) -> Places:

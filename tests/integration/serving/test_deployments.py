@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,8 @@ from services.errors import (
 from services.settings.settings import Settings
 from tests.support.engine.checkpoints import write_checkpoint
 from tests.support.training.bundles import publish_bundle
+from tests.support.wait import until_answer
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files and sockets to the collector
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own, at start
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Ray announces its next defaults
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 APP = f"tests-{os.getpid()}"
 LONG = {"ignore_eos": True, "max_tokens": 30_000}
 
@@ -81,16 +77,10 @@ def rank_request(version: str, user_id: str = "u", **fields) -> RankRequest:
     return RankRequest(**{**known, **fields})
 
 
-async def rank_until_served(handle, version: str, timeout_s: float = 120.0) -> RankResult:
+async def rank_until_served(handle, version: str) -> RankResult:
     """Rank until there is a result."""
-    give_up_s = time.monotonic() + timeout_s
-    while time.monotonic() < give_up_s:
-        try:
-            return await handle.rank(rank_request(version), timeout_s=1.0)
-        except TailraceError as error:
-            last = error
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"{version} does not serve within {timeout_s} s: {last!r}")
+    rank = partial(handle.rank, rank_request(version), timeout_s=1.0)
+    return await until_answer(rank, lambda _: True, 120.0, passing=TailraceError)
 
 
 async def first_failure(handle, within_s: float) -> TailraceError:

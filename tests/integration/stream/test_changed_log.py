@@ -11,9 +11,6 @@ from tests.support.stream.stream_rig import TOPIC, Rig, click
 from tests.support.stream.substituted_broker import SubstitutedBroker, topic_id_of
 from tests.support.wait import wait_for
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
-]
 CHANGED = "tailrace_stream_changed_logs_total"
 
 

@@ -91,6 +91,11 @@ class Rig:
         """Read one of the worker's metrics; 0 before it is first set."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
+    def lags(self) -> list[float | None]:
+        """Return each partition's lag; None before it is first set."""
+        name = "tailrace_stream_lag_events"
+        return [self.registry.get_sample_value(name, {"partition": str(number)}) for number in range(4)]
+
     def logged(self) -> list[tuple[str, str, int]]:
         """Return (event id, topic id, offset) of all rows of the offline log, file by file, without removing duplicates.
 
