@@ -48,7 +48,11 @@ class ComposeProcesses:
 
     def kill(self, service: str) -> None:
         """Kill everything in the container but its init, which then ends: Docker does not start again what `docker kill` ended."""
-        self._docker("exec", "--detach", self._services()[service]["Id"], "sh", "-c", "kill -9 -1")
+        self._docker("exec", "--detach", self.container(service), "sh", "-c", "kill -9 -1")
+
+    def container(self, service: str) -> str:
+        """Return the id of a service's container, running or not."""
+        return str(self._services()[service]["Id"])
 
     def is_healthy(self) -> bool:
         """Whether every container on the way of a request or an event runs and is healthy."""
