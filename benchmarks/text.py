@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,17 +32,8 @@ _STRIDE_TOKENS = 101
 _EVENT, _TEXT, _DONE = b"data: ", b'"choices":[{', b"[DONE]"
 
 
-@dataclass(frozen=True, slots=True)
-class Wave:
-    """Concurrent texts: of each the seconds from its request to each arrival of text, and the tokens of all together."""
-
-    streams: Sequence[Sequence[float]]
-    num_tokens: int
-
-    @property
-    def seconds(self) -> float:
-        """Seconds until the last text ended."""
-        return max(stream[-1] for stream in self.streams)
+Wave = Sequence[Sequence[float]]
+"""Concurrent texts: of each the seconds from its request to each arrival of text."""
 
 
 class TextClient:
@@ -52,14 +43,13 @@ class TextClient:
         self._address = (host, port)
         self._model = model
 
-    async def wave(self, prompts: Sequence[Sequence[int]], num_new: int) -> Wave:
+    async def wave(self, prompts: Sequence[Sequence[int]]) -> Wave:
         """Request all of these at once. Raises RuntimeError for an error or a short text."""
-        streams = await asyncio.gather(*(self._stream(prompt, num_new) for prompt in prompts))
-        return Wave(streams, num_new * len(streams))
+        return await asyncio.gather(*map(self._stream, prompts))
 
-    async def _stream(self, prompt: Sequence[int], num_new: int) -> list[float]:
+    async def _stream(self, prompt: Sequence[int]) -> list[float]:
         """Return the seconds from the request to each chunk with text."""
-        request = self._request(prompt, num_new)
+        request = self._request(prompt)
         began = time.perf_counter()
         reader, writer = await asyncio.open_connection(*self._address)
         try:
@@ -69,12 +59,12 @@ class TextClient:
                 raise RuntimeError(
                     f"the server answered {status}: {(await reader.read(2_000)).decode(errors='replace')}"
                 )
-            return await _arrivals(reader, began, num_new)
+            return await _arrivals(reader, began)
         finally:
             writer.close()
 
-    def _request(self, prompt: Sequence[int], num_new: int) -> bytes:
-        fields = {"model": self._model, "prompt": list(prompt), "max_tokens": num_new, "temperature": 0}
+    def _request(self, prompt: Sequence[int]) -> bytes:
+        fields = {"model": self._model, "prompt": list(prompt), "max_tokens": NUM_OUT, "temperature": 0}
         fields |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         body = json.dumps(fields).encode()
         head = (
@@ -83,7 +73,7 @@ class TextClient:
         return head % (self._address[0].encode(), len(body)) + body
 
 
-async def _arrivals(reader: asyncio.StreamReader, began: float, num_new: int) -> list[float]:
+async def _arrivals(reader: asyncio.StreamReader, began: float) -> list[float]:
     arrivals: list[float] = []
     usage: dict[str, Any] = {}
     async for line in reader:
@@ -95,8 +85,8 @@ async def _arrivals(reader: asyncio.StreamReader, began: float, num_new: int) ->
             arrivals.append(time.perf_counter() - began)
         else:
             usage = json.loads(line[len(_EVENT) :]).get("usage") or {}
-    if usage.get("completion_tokens") != num_new:
-        raise RuntimeError(f"{num_new} tokens were requested, and {usage} came")
+    if usage.get("completion_tokens") != NUM_OUT:
+        raise RuntimeError(f"{NUM_OUT} tokens were requested, and {usage} came")
     return arrivals
 
 
@@ -159,11 +149,9 @@ async def _cases(
         waves: dict[str, list[Wave]] = {"engine": [], "door": []}
         for _ in range(1 + options.rounds * max(1, _TEXTS_A_ROUND // num_streams)):
             asked = [next(prompts) for _ in range(num_streams)]
-            reply = await asyncio.to_thread(
-                engine.ask, {"do": "stream", "prompts": asked, "num_new": [NUM_OUT] * num_streams}
-            )
-            waves["engine"].append(Wave(reply["streams"], NUM_OUT * num_streams))
-            waves["door"].append(await door.wave(asked, NUM_OUT))
+            streams = {"do": "stream", "prompts": asked, "num_new": [NUM_OUT] * num_streams}
+            waves["engine"].append((await asyncio.to_thread(engine.ask, streams))["streams"])
+            waves["door"].append(await door.wave(asked))
         case = row(num_streams, waves["engine"][1:], waves["door"][1:])
         print(_line(case), flush=True)
         cases.append(case)
@@ -188,11 +176,11 @@ def _prompts(tokens: Sequence[int]) -> Iterator[list[int]]:
 
 def figures(waves: Sequence[Wave]) -> dict[str, float]:
     """Return the figures of waves of the same size."""
-    firsts = [1_000 * stream[0] for wave in waves for stream in wave.streams]
+    firsts = [1_000 * stream[0] for wave in waves for stream in wave]
     return {
         "ttft_p50_ms": round(percentile(firsts, 0.5), 2),
         "ttft_p99_ms": round(percentile(firsts, 0.99), 2),
-        "tokens_per_s": round(median(wave.num_tokens / wave.seconds for wave in waves), 2),
+        "tokens_per_s": round(median(len(wave) * NUM_OUT / max(stream[-1] for stream in wave) for wave in waves), 2),
     }
 
 

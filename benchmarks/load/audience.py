@@ -34,11 +34,15 @@ class Audience:
         """Return a function from n to the n-th request that this tier should answer; None if the stack has no such user."""
         match tier:
             case "precomputed" if self.listed_user_ids:
-                return lambda n: {"user_id": _pick(self.listed_user_ids, n), "k": K}
+                return lambda n: {"user_id": self.listed_user_ids[n % len(self.listed_user_ids)], "k": K}
             case "llm" if self.known_user_ids:
-                return lambda n: {"user_id": _pick(self.known_user_ids, n), "k": K, "exclude_seen": False}
+                return lambda n: {
+                    "user_id": self.known_user_ids[n % len(self.known_user_ids)],
+                    "k": K,
+                    "exclude_seen": False,
+                }
             case "student" if self.item_ids:
-                return lambda n: {"recent_item_ids": [_pick(self.item_ids, n)], "k": K}
+                return lambda n: {"recent_item_ids": [self.item_ids[n % len(self.item_ids)]], "k": K}
             case "popular":
                 return lambda n: {"user_id": f"nobody-{n}", "k": K}
             case "mixed":
@@ -63,10 +67,6 @@ async def find_audience(rest: RestClient, user_ids: Iterable[str] = _FIRST_USERS
         if answer["tier"] == "precomputed":
             listed.append(user_id)
     return Audience(tuple(listed), tuple(known), tuple(items))
-
-
-def _pick(values: tuple[str, ...], number: int) -> str:
-    return values[number % len(values)]
 
 
 class RequestMix:

@@ -41,13 +41,13 @@ _HIDING = ("store", "gateway", "raylet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long, how much load, and which faults how often. A process's first `warm_up_s` count for no growth."""
+    """How long, how much load, and which faults how often, in an order by the seed. A process's first `warm_up_s` count for no growth."""
 
     total_s: float
-    rate_rps: float
     faults: tuple[str, ...]
-    every_s: float
-    seed: int
+    rate_rps: float = 25.0
+    every_s: float = 45.0
+    seed: int = 1
     warm_up_s: float = WARM_UP_S
 
 

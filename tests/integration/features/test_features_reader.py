@@ -142,27 +142,6 @@ def test_row_is_replaced_only_by_a_later_one(features: RepoAddress) -> None:
     assert writer.read_histories(["u"])["u"].item_ids == ("new",)
 
 
-async def test_popularity_is_summed_over_partitions(features: RepoAddress, reader: FeatureReader) -> None:
-    """Empty before the first event; then the reader sums the partitions and leaves stale windows out."""
-    assert await reader.read_popular(TIMEOUT_S) == []
-    now_ms = time.time_ns() // 1_000_000
-    recent = {"1h": PopularWindow(("a",), (2,)), "24h": PopularWindow(), "7d": PopularWindow(("b",), (168,))}
-    stale = {"1h": PopularWindow(("z",), (9,)), "24h": PopularWindow(("a",), (24,)), "7d": PopularWindow()}
-    writer = FeatureWriter(features)
-    for partition in range(2):
-        writer.partitions.claim(partition)
-    writer.write_popularity(
-        [
-            PopularRow(partition=0, as_of_ms=now_ms, windows=recent),
-            PopularRow(partition=1, as_of_ms=now_ms - 7_200_000, windows=stale),
-        ]
-    )
-
-    found = await reader.read_popular(TIMEOUT_S)
-
-    assert found == [("a", pytest.approx(3.0)), ("b", pytest.approx(1.0))]
-
-
 async def test_reads_fail_without_the_store_and_recover_with_it(
     features: RepoAddress, reader: FeatureReader, valkey: Server
 ) -> None:

@@ -8,8 +8,10 @@ import asyncio
 import struct
 import threading
 import uuid
+from contextlib import suppress
 
 from kafka import KafkaAdminClient
+from kafka.errors import TopicAlreadyExistsError
 
 from tests.support.servers import HOST, Server, free_port
 
@@ -105,8 +107,10 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, old:
 
 
 def topic_id_of(server: Server, topic: str, num_partitions: int) -> str:
-    """Make the topic at this broker, through whatever address it names, and return its id."""
+    """Make the topic at this broker, unless a worker was faster, through whatever address it names, and return its id."""
     admin = KafkaAdminClient(bootstrap_servers=server.address)
-    made = admin.create_topics({topic: {"num_partitions": num_partitions, "replication_factor": -1}})
+    with suppress(TopicAlreadyExistsError):
+        admin.create_topics({topic: {"num_partitions": num_partitions, "replication_factor": -1}})
+    (found,) = admin.describe_topics([topic])
     admin.close()
-    return str(made["topics"][0]["topic_id"])
+    return str(found["topic_id"])
