@@ -94,10 +94,8 @@ async def _cost(
         await asyncio.sleep(_PAUSE_S)
 
     used_ms, lasted_s = await _used_ms(state_dir, calls())
-    return {
-        name: round(max(0.0, (ms - idle_ms_per_s.get(name, 0.0) * lasted_s) / num_calls), 4)
-        for name, ms in used_ms.items()
-    }
+    own_ms = {name: ms - idle_ms_per_s.get(name, 0.0) * lasted_s for name, ms in used_ms.items()}
+    return {name: round(max(0.0, ms / num_calls), 4) for name, ms in own_ms.items()}
 
 
 async def _idle_ms_per_s(state_dir: Path, seconds: float) -> dict[str, float]:
@@ -144,10 +142,9 @@ def _head_ms() -> float:
 def _bundle(settings: Settings) -> dict[str, Any]:
     bundle = BundleStore(settings.bundle_root).live()
     config = read_config(bundle.path / "decoder")
-    num_items = len(bundle.catalogue().item_ids)
     weights = sum(path.stat().st_size for path in (bundle.path / "decoder").glob("*.safetensors"))
     return {
-        "num_items": num_items,
+        "num_items": len(bundle.catalogue().item_ids),
         "layers": config.num_hidden_layers,
         "kv_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,

@@ -91,12 +91,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     decoder = random_decoder(1 + 3 * LEVEL_SIZE)
-    callers = {size: _caller(decoder, size) for size in SIZES}
+    callers = {}
+    for size in SIZES:
+        items = random_items(size, 3)
+        callers[size] = RankingRunner(build_engine(decoder, items), items, np.random.default_rng(size))
     usual = callers[_USUAL_SIZE]
     shown = {
         "command": command_of("engine curves"),
         "machine": {"processor": platform.processor() or platform.machine(), "threads": 1, "torch": torch.__version__},
-        "model": describe(decoder) | {"dtype": "float32", "codes": [LEVEL_SIZE] * 3, "block_tokens": BLOCK_TOKENS},
+        "model": _SHAPE | {"dtype": "float32", "codes": [LEVEL_SIZE] * 3, "block_tokens": BLOCK_TOKENS},
         "rounds": options.rounds,
         "catalogue": _measure("catalogue", list(_by_size(callers)), options.rounds),
         "history": _measure("history", list(_by_history(usual)), options.rounds),
@@ -104,11 +107,6 @@ def main() -> None:
     }
     shown["catalogue_ratio"] = {figure: flatness(shown["catalogue"], figure) for figure in ("ms", "cpu_ms")}
     write_report(options.json, shown)
-
-
-def _caller(decoder: Decoder, size: int) -> RankingRunner:
-    items = random_items(size, 3)
-    return RankingRunner(build_engine(decoder, items), items, np.random.default_rng(size))
 
 
 def _measure(title: str, cases: list[Case], rounds: int) -> list[dict[str, Any]]:
@@ -119,13 +117,9 @@ def _measure(title: str, cases: list[Case], rounds: int) -> list[dict[str, Any]]
         for (_, ask), found in zip(cases, taken, strict=True):
             found.append(ask())
     return [
-        about | {"ms": _middle([one.ms for one in found]), "cpu_ms": _middle([one.cpu_ms for one in found])}
+        about | {name: round(median(getattr(one, name) for one in found), 3) for name in ("ms", "cpu_ms")}
         for (about, _), found in zip(cases, taken, strict=True)
     ]
-
-
-def _middle(values: list[float]) -> float:
-    return round(median(values), 3)
 
 
 def _states(caller: RankingRunner, num_items: int, width: int) -> dict[str, Callable[[], Elapsed]]:
@@ -203,11 +197,6 @@ def random_decoder(vocab_size: int, *, seed: int = 0, shape: dict[str, Any] = _S
 def prompt_of(items: ItemCodes, history: np.ndarray) -> list[int]:
     """Return the tokens that spell a history of items, after the token of the beginning."""
     return [0, *(items.codes[history] + np.array(items.token_offsets)).ravel().tolist()]
-
-
-def describe(decoder: Decoder) -> dict[str, Any]:
-    """Return the decoder's shape."""
-    return _SHAPE | {"parameters": sum(parameter.numel() for parameter in decoder.parameters())}
 
 
 def build_engine(decoder: Decoder, items: ItemCodes) -> Engine:

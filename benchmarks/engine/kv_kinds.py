@@ -1,14 +1,13 @@
 """The KV cache's data types: their cost in quality and their gain in capacity.
 
-    python -m benchmarks.engine kv-kinds --bundle PATH --json OUT [--cases FOLDER] [--checkpoint PATH --text FOLDER]
+    python -m benchmarks.engine kv-kinds --bundle PATH --json OUT [--checkpoint PATH]
 
-`--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of the state folder it lies in, unless
-`--cases` names one. Rankings: each user's ten best, masked, against those of `model`; NDCG and HR on the labels. With
-`--checkpoint` (a Hugging Face folder) also: the perplexity of the Markdown files below `--text` (default: docs).
+`--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of the state folder it lies in. Rankings: each
+user's ten best, masked, against those of `model`; NDCG and HR on the labels. With `--checkpoint` (a Hugging Face folder) also: the
+perplexity of this repository's pages.
 All in fp32 on plain torch, so that only the KV data type differs.
 """
 
-import argparse
 import platform
 import sys
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 from torch.nn import functional
 
+from benchmarks.engine.process import ROOT
 from benchmarks.load.command import command_of, report_parser, write_report
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
@@ -50,32 +50,26 @@ _BLOCK_TOKENS = 16
 
 def main() -> None:
     """Measure all data types and write them."""
-    options = _options()
+    parser = report_parser(__doc__)
+    parser.add_argument("--bundle", type=Path, required=True, metavar="PATH", help="a published bundle")
+    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="a Hugging Face folder with its tokenizer.json")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     shown: dict[str, Any] = {
         "command": command_of("engine kv-kinds"),
         "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
-        "rankings": _rankings(options.bundle, options.cases or _newest_cases(options.bundle)),
+        "rankings": _rankings(options.bundle, _newest_cases(options.bundle)),
     }
     if options.checkpoint is not None:
-        shown["text"] = _text(options.checkpoint, options.text)
+        shown["text"] = _text(options.checkpoint)
     write_report(options.json, shown)
-
-
-def _options() -> argparse.Namespace:
-    parser = report_parser(__doc__)
-    parser.add_argument("--bundle", type=Path, required=True, metavar="PATH", help="a published bundle")
-    parser.add_argument("--cases", type=Path, metavar="FOLDER", help="folder with examples.parquet")
-    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="a Hugging Face folder with its tokenizer.json")
-    parser.add_argument("--text", type=Path, metavar="FOLDER", default=Path("docs"), help="folder of Markdown files")
-    return parser.parse_args()
 
 
 def _newest_cases(bundle: Path) -> Path:
     stages = bundle.absolute().parent.parent / "pipeline" / "tokenize"
     found = list(stages.glob("*/"))
     if not found:
-        sys.exit(f"error: --bundle: {stages} is empty, so there are no test cases; pass --cases")
+        sys.exit(f"error: --bundle: {stages} is empty, so there are no test cases; run `tailrace pipeline` there")
     return max(found, key=lambda path: path.stat().st_mtime)
 
 
@@ -132,25 +126,24 @@ def _capacity(decoder: Decoder, kind: KvKind) -> dict[str, float]:
     return {"tokens_per_byte_to_bf16": round(plain / own, 3)}
 
 
-def _text(checkpoint: Path, folder: Path) -> dict[str, Any]:
+def _text(checkpoint: Path) -> dict[str, Any]:
     decoder = load_decoder(checkpoint, torch.float32, "cpu")
-    windows = read_windows(checkpoint / "tokenizer.json", folder)
+    windows = read_windows(checkpoint / "tokenizer.json")
     rows = [
         {"kv_kind": kind, "perplexity": round(perplexity(decoder, kind, windows), 4)} | _capacity(decoder, kind)
         for kind in KINDS
     ]
     return {
         "checkpoint": checkpoint.name,
-        "text": str(folder),
         "tokens": sum(len(window) for window in windows),
         "window_tokens": len(windows[0]),
         "kinds": rows,
     }
 
 
-def read_windows(tokenizer: Path, folder: Path) -> list[list[int]]:
-    """Cut the Markdown files below a folder into windows of 512 tokens, spread evenly over all of them."""
-    text = "\n\n".join(path.read_text() for path in sorted(folder.rglob("*.md")))
+def read_windows(tokenizer: Path) -> list[list[int]]:
+    """Cut the Markdown files below docs into windows of 512 tokens, spread evenly over all of them."""
+    text = "\n\n".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
     tokens = Tokenizer.from_file(str(tokenizer)).encode(text).ids
     windows = [tokens[at : at + _WINDOW_TOKENS] for at in range(0, len(tokens) - _WINDOW_TOKENS + 1, _WINDOW_TOKENS)]
     return windows[:: -(-len(windows) // _MAX_WINDOWS)]

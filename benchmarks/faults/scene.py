@@ -211,11 +211,9 @@ async def called_scene(
     addresses = f"http://{settings.http_host}:{settings.http_port}", f"grpc://{rpc}"
     doors: dict[Priority, tuple[Caller, ...]] = {}
     for priority, key in keys.by_priority.items():
-        callers = (
-            (RestClient(*rest, key), GrpcClient(rpc, key))
-            if priority is Priority.LOW
-            else [ProductCaller(address, key) for address in addresses]
-        )
+        callers: tuple[Caller, ...] = (RestClient(*rest, key), GrpcClient(rpc, key))
+        if priority is not Priority.LOW:
+            callers = tuple(ProductCaller(address, key) for address in addresses)
         doors[priority] = tuple([await closing.enter_async_context(caller) for caller in callers])
     once = CallOptions(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
     key = keys.by_priority[Priority.HIGH]

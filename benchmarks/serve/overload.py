@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import find_audience
-from benchmarks.load.clients import GrpcClient, RestClient
+from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.keys import write_caller_keys
 from benchmarks.load.open_loop import RequestOutcome, Send, percentile, run_load, summary
@@ -65,7 +65,7 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str]) ->
         asks = (await find_audience(rest[Priority.NORMAL])).asks("mixed")
         assert asks is not None
 
-        def sender(caller: RestClient | GrpcClient) -> Send:
+        def sender(caller: DoorClient) -> Send:
             def send(number: int) -> Awaitable[RequestOutcome]:
                 return caller.recommend({**asks(number), "deadline_ms": options.deadline_ms})
 

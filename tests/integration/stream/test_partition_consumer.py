@@ -156,24 +156,14 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(
     assert (headers["left_out_bytes"], headers["reason"]) == (b"2000001", b"because")
 
 
-def test_a_misplaced_record_too_large_to_be_sent_on_is_returned(
-    consumer: PartitionConsumer, broker: Server, monkeypatch: pytest.MonkeyPatch
+def test_misplaced_records_that_the_broker_refuses_for_their_size_are_returned(
+    consumer: PartitionConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the client refuses it at once or the broker in its receipt; the others are sent on."""
-    large, small = (
-        Misplaced(Record(LogPosition("t", 0, offset), b"u", b"x" * size, 0), 0)
-        for offset, size in ((0, 2_000_000), (1, 5))
-    )
-
-    refused = consumer.reroute([large, small])
-    found: list[Record] = []
-    wait_for(lambda: found_with(found, consumer), 10.0, "the small one")
+    """In the receipt; test_stream_worker.py sends those that the client refuses at once, and what lies behind them."""
+    misplaced = [Misplaced(Record(LogPosition("t", 0, offset), b"u", b"x", 0), 0) for offset in (0, 1)]
     monkeypatch.setattr(consumer, "_producer", RefusingProducer())
-    refused_later = consumer.reroute([large, small])
 
-    assert refused == [large]
-    assert [one.value for one in found] == [b"xxxxx"]
-    assert refused_later == [large, small]
+    assert consumer.reroute(misplaced) == misplaced
 
 
 class RefusingProducer:
