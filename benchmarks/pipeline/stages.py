@@ -18,6 +18,7 @@ from pipelines.codes.options import CodesOptions
 from pipelines.options import PipelineOptions, Places
 from pipelines.run import flow
 from pipelines.runner.bars import Bars
+from pipelines.stages import ModelRun
 from pipelines.training.recipes import read_recipes
 from pipelines.training.train_decoder import read_training
 from services.settings.settings import load_settings
@@ -45,7 +46,7 @@ def main() -> None:
     )
     taken = _Taken()
     with Bars(Console(file=StringIO())) as bars:
-        for output in flow(options, Places.from_settings(settings), bars):
+        for output in flow(ModelRun(options=options, places=Places.from_settings(settings)), bars):
             if output.stage == name:
                 print(json.dumps(taken.row(_num_tokens(name, output.path))))
                 return
