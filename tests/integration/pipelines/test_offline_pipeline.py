@@ -23,7 +23,6 @@ from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation import code_depth
 from pipelines.evaluation.evaluate import read_report
-from pipelines.evaluation.gate import GateOptions
 from pipelines.evaluation.held_out import LEDGER, read_ledger
 from pipelines.evaluation.pair import load_pair
 from pipelines.options import PipelineOptions, Places, PrecomputeOptions
@@ -214,34 +213,6 @@ async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
     assert report.bundle_version == BundleStore(places.bundle_root).live_version()
     assert all(one.history_item_ids for one in found)
     assert sum(one.precomputed is not None for one in found) == 10
-
-
-def test_the_gate_stops_models_unless_it_is_forced(places: Places, options: PipelineOptions) -> None:
-    """Nothing is published, the metrics are shown, and the version before stays live; --force publishes, and the manifest has the reason and both comparisons.
-
-    Another student keeps the decoder.
-    """
-    store, given = BundleStore(places.bundle_root), options.recipes[0]
-    other = replace(given, distill=replace(given.distill, feed_forward=24))
-    beyond = replace(options, recipes=(other,), gate=GateOptions(student_floor=100))
-    before = store.live_version()
-
-    shown = io.StringIO()
-    with pytest.raises(StageFailed, match=r"\(--student-floor\).*; nothing was published"):
-        run_pipeline(beyond, places, Console(file=shown, width=160))
-
-    assert "item_knn" in shown.getvalue()
-    assert store.live_version() == before
-    forced = run_pipeline(replace(beyond, force=True), places, quiet())
-    manifest = store.live().manifest
-    assert {"train", "distill"} & {stage.stage for stage in forced.stages if stage.skipped} == {"train", "distill"}
-    assert store.live_version() == forced.bundle_version
-    assert any(problem.endswith("(--student-floor)") for problem in manifest["forced"])
-    assert [(row["model"], row["champion"]) for row in manifest["against_live"]] == [
-        ("decoder", before),
-        ("student", before),
-    ]
-    assert manifest["data"]["num_users"] == 40
 
 
 def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pair_serves(

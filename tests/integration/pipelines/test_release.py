@@ -88,6 +88,7 @@ def test_a_promotion_during_a_run_is_not_overwritten(places: Places, other_stude
     assert store.live_version() == "by-hand"
     again = run_pipeline(other_student, places, quiet())
     assert {"train", "distill", "evaluate"} <= {stage.stage for stage in again.stages if stage.skipped}
+    assert [row["champion"] for row in store.live().manifest["against_live"]] == ["by-hand", "by-hand"]
     assert store.live().manifest["lineage"]["parents"]["compared_with"] == "by-hand"
 
 
@@ -139,14 +140,17 @@ def test_other_data_stops_before_training_unless_it_is_to_replace_what_is_live(
 
 
 def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, options: PipelineOptions) -> None:
-    """The error names the page; it and the output have why, which baseline won, and each way on. report.json has the same."""
+    """The error names the page; it and the output have why, which baseline won, and each way on. report.json has the same. What is live stays."""
     beyond, shown = replace(options, gate=GateOptions(baseline="best", student_floor=100)), io.StringIO()
+    before = BundleStore(places.bundle_root).live_version()
 
     with pytest.raises(StageFailed, match=r"nothing was published .*; report: .*report\.md") as refused:
         run_pipeline(beyond, places, Console(file=shown, width=400))
 
     path = Path(str(refused.value).partition("report: ")[2])
     page, found = path.read_text(), json.loads((path.parent / "report.json").read_text())
+    assert BundleStore(places.bundle_root).live_version() == before
+    assert "item_knn" in shown.getvalue()
     assert page.startswith("# Not published: the gate refused these models\n")
     assert "published by force" not in page
     assert found["gate"]["problems"][-1].endswith("(--student-floor)")

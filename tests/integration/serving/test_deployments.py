@@ -124,30 +124,6 @@ async def test_a_replica_ranks_dies_and_comes_back(rankers, settings) -> None:
     assert again.item_ids == result.item_ids
 
 
-@pytest.mark.grid  # test_of_two_replicas_one_may_die holds the same router, by another key
-async def test_users_stick_to_a_replica(rankers, settings) -> None:
-    """With two replicas a user's next request finds the context of the last one cached, and both replicas are used."""
-    publish_bundle(settings.bundle_root, "v1")
-    handle = rankers(settings.model_copy(update={"llm_replicas": 2, "kv_block_tokens": 4}))
-    users = [f"user-{index}" for index in range(12)]
-
-    def history_of(user: int) -> tuple[str, ...]:
-        """Return each user a history of their own."""
-        return tuple(f"i{(user * 7 + place * (user + 2)) % 30}" for place in range(16))
-
-    async def rank(user: int) -> RankResult:
-        """Rank for a user."""
-        request = rank_request("v1", users[user], history_item_ids=history_of(user))
-        return await handle.rank(request, timeout_s=20.0)
-
-    cold = [await rank(user) for user in range(12)]
-    warm = [await rank(user) for user in range(12) for _ in range(4)]
-
-    assert all(result.num_cached_tokens == 16 for result in warm)
-    assert sum(result.num_cached_tokens for result in cold) < 12 * 16
-    assert len(replica_pids()) == 2
-
-
 # text
 
 
