@@ -228,12 +228,11 @@ def test_a_folder_without_what_is_needed_is_refused(tmp_path: Path, items: dict[
         ([], ["leave-one-out", "global-time"]),
         (["--events", "e.csv", "--items", "i.csv"], ["leave-one-out", "global-time"]),
         (["--sequences", "shop"], ["leave-one-out"]),
-        (["--split", "global-time", "global-time"], ["global-time"]),
         (["--nested"], ["leave-one-out"]),
     ],
 )
 def test_both_splits_run_where_events_have_times(given: list[str], splits: list[str]) -> None:
-    """A folder of sequences has an order alone; what is given by name runs once."""
+    """A folder of sequences has an order alone, and a nested test holds labels out by itself."""
     assert parse(["--json", "out.json", *given]).split == splits
 
 
@@ -244,8 +243,6 @@ def test_both_splits_run_where_events_have_times(given: list[str], splits: list[
             ["--sequences", "shop", "--items", "i.csv"],
             "argument --sequences: not together with --events and --items; leave",
         ),
-        (["--sequences", "shop", "--split", "global-time"], "argument --split: global-time needs the times of events"),
-        (["--nested", "--split", "global-time"], "argument --nested: it holds labels out by itself; leave --split out"),
         (["--seeds", "0"], "argument --seeds: '0' is not a whole number from 1 on"),
     ],
 )
@@ -306,7 +303,7 @@ def test_published_and_judged_are_compared_by_user_over_the_seeds() -> None:
 
 def test_the_depth_of_the_codes_is_as_given() -> None:
     """Of every seed; an impossible one is refused by the option's name."""
-    given = ["--json", "out.json", "--split", "leave-one-out", "--seeds", "2", "--code-depth"]
+    given = ["--json", "out.json", "--nested", "--seeds", "2", "--code-depth"]
 
     chosen = list(pipeline_options(parse([*given, "3"]), Path("state")))
 
