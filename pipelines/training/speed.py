@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 
 from models.decoder.config import DecoderConfig
+from pipelines.planner.devices import device_of_driver
 from pipelines.training.fit.parallel import ALONE, Group
 from pipelines.training.fit.recompute import Recompute
 
@@ -19,13 +20,6 @@ SPEED = "speed.json"
 _FLOPS = 6
 """Of forward and backward pass, for each multiply-add of the forward pass."""
 _CPU_SIZE, _GPU_SIZE, _NUM_PRODUCTS = 1_024, 8_192, 4
-_PEAK_BF16_FLOPS = {
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA B200": 2250e12,
-}
-"""By the beginning of a device's name: FLOPs per second of dense products in bf16, in which a GPU trains, by NVIDIA's data sheets."""
 
 
 def decoder_work(config: DecoderConfig, num_tokens: int) -> int:
@@ -49,15 +43,14 @@ def speed_of(
 
     The first is null where no data sheet gives the peak, as for any CPU. `peak_bytes` is this process's memory.
     """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peak = next((peak for start, peak in _PEAK_BF16_FLOPS.items() if name.startswith(start)), None)
+    sheet = device_of_driver(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     flops_per_s = flops / seconds
     measured = group.size * products_per_s(device, torch.bfloat16 if group.uses_bf16(device) else torch.float32)
     again = 4 / 3 if group.method.recompute == Recompute.FULL else 1.0
     return {
         "tokens_per_s": num_tokens / seconds,
         "flops_per_s": flops_per_s,
-        "mfu": None if peak is None else flops_per_s / (group.size * peak),
+        "mfu": None if sheet is None else flops_per_s / (group.size * sheet.flops_per_s["bf16"]),
         "measured_peak_flops_per_s": measured,
         "mfu_of_measured": flops_per_s / measured,
         "hfu_of_measured": flops_per_s * again / measured,
