@@ -26,12 +26,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from models.catalogue import Catalogue, load_catalogue
-from models.decoder.config import DecoderConfig
+from models.decoder.config import DecoderConfig, read_config
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from models.prompt import STRIDE_ITEMS
 from pipelines.codes.embedding import read_texts
 from pipelines.data.examples import Cases, Split, read_cases, read_labelled_sequences, sample_cases
+from pipelines.planner.devices import Gpus, device_of_driver
 from pipelines.runner.stage import Progress
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.dense import hidden_states
@@ -51,6 +52,7 @@ from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
 from pipelines.training.target.teacher import TEACHER, ItemTeacher, save_teacher, single_level
+from pipelines.training.workers.planned import planned
 from pipelines.training.workers.team import ONE, Team
 from services.errors import ConfigError
 
@@ -150,6 +152,10 @@ def train(
 ) -> None:
     """Train, keep the best epoch by validation, and write the decoder with its curve. A decoder of deeper codes may have a teacher, trained before it."""
     work = partial(train_in, tokenized, options, out, checkpoints, device, start, on_validation)
+    if team.is_free and device.type == "cuda" and (gpu := device_of_driver(torch.cuda.get_device_name(device))):
+        catalogue = load_catalogue(tokenized / "catalogue.parquet")
+        length, config = _num_positions(catalogue, options), first_config(catalogue, options)
+        team = planned(team, config, Gpus(gpu, team.workers), options.max_batch_tokens, length)
     team.fit(work, checkpoints, progress)
 
 
@@ -350,21 +356,28 @@ def shape_of(config: DecoderConfig) -> dict[str, int]:
     }
 
 
+def first_config(catalogue: Catalogue, options: TrainOptions) -> DecoderConfig:
+    """Return the config of the decoder that training begins with. Raises CheckpointError for a text checkpoint that has none."""
+    if options.text_start:
+        text = read_config(Path(options.text_start))
+        num_layers = options.text_layers or text.num_hidden_layers
+        return replace(text, vocab_size=catalogue.vocab_size, num_hidden_layers=num_layers, tie_word_embeddings=True)
+    return DecoderConfig(
+        vocab_size=catalogue.vocab_size,
+        hidden_size=options.hidden_size,
+        intermediate_size=options.feed_forward,
+        num_hidden_layers=options.num_layers,
+        num_attention_heads=options.num_heads,
+        num_key_value_heads=options.num_heads,
+        head_dim=options.hidden_size // options.num_heads,
+        max_position_embeddings=_num_positions(catalogue, options),
+    )
+
+
 def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
     """Return a decoder with fresh weights: normal, narrower where layers add onto the residual stream."""
     torch.manual_seed(options.seed)
-    decoder = Decoder(
-        DecoderConfig(
-            vocab_size=catalogue.vocab_size,
-            hidden_size=options.hidden_size,
-            intermediate_size=options.feed_forward,
-            num_hidden_layers=options.num_layers,
-            num_attention_heads=options.num_heads,
-            num_key_value_heads=options.num_heads,
-            head_dim=options.hidden_size // options.num_heads,
-            max_position_embeddings=_num_positions(catalogue, options),
-        )
-    )
+    decoder = Decoder(first_config(catalogue, options))
     for name, parameter in decoder.named_parameters():
         if parameter.dim() > 1:
             adds = name.endswith(("output.weight", "down.weight"))

@@ -1,30 +1,10 @@
 """How a model and its batches are laid out over the ranks: the words of `--parallel`. Pure."""
 
-from dataclasses import dataclass
-
+from pipelines.planner.mesh import Layout
 from services.errors import ConfigError
 
 AUTO = "auto"
 _KINDS = "auto, ddp, fsdp, tpK for a K above 1, or fsdp+tpK"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The mesh: `data` copies of the model, each over `shard` ranks of which every one has its part of all tensors, and over `tensor` ranks with their part of each layer's products."""
-
-    data: int = 1
-    shard: int = 1
-    tensor: int = 1
-
-    @property
-    def batch_shares(self) -> int:
-        """The number of ranks among which the rows of a batch are divided."""
-        return self.data * self.shard
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether no rank has the whole model."""
-        return self.shard * self.tensor > 1
 
 
 def layout_of(words: str, workers: int) -> Layout:

@@ -21,8 +21,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from models.decoder.decoder import Decoder
 from models.decoder.layer import Projection, rows_of
+from pipelines.planner.mesh import Layout
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.layout import Layout
 from pipelines.training.fit.parallel import PLAIN, LossFunction, LossOf, Method, Ranks, Share, local
 from pipelines.training.fit.recompute import blocks_of
 from pipelines.training.fit.shard_files import ShardWriter

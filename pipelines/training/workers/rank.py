@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipelines.training.fit.layout import Layout
+from pipelines.planner.mesh import Layout
 from pipelines.training.fit.parallel import Method, Ranks
 from services.errors import TailraceError
 
@@ -119,7 +119,7 @@ def work_at(
 def group_of(seat: Seat) -> Ranks:
     """Return the group of this rank's layout; torch's default process group has begun."""
     accumulation, local_rank = seat.accumulation, seat.rank
-    if seat.layout.is_sharded:
+    if seat.layout.shard * seat.layout.tensor > 1:
         from pipelines.training.fit.sharded import Shards
 
         return Shards(seat.layout, seat.timeout_s, seat.method, accumulation=accumulation, local_rank=local_rank)

