@@ -25,7 +25,7 @@ def planned(team: Team, config: DecoderConfig, gpus: Gpus, batch_tokens: int, le
         if layout.pipeline > 1 or (is_copied and layout.shard * layout.tensor > 1):
             continue
         parts = ["ddp"] if is_copied else ["fsdp"] * (layout.shard > 1) + [f"tp{layout.tensor}"] * (layout.tensor > 1)
-        recompute = max(team.recompute, layout.checkpointing, key=list(Recompute).index)
+        recompute = max(team.recompute, layout.checkpointing, key=[str(one) for one in Recompute].index)
         log.info("layout_planned", layout=layout.name, recompute=recompute, device=gpus.device.name)
         return replace(team, parallel="+".join(parts), recompute=recompute)
     log.warning("no_layout_fits", device=gpus.device.name, number=gpus.number)

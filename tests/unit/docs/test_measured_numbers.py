@@ -316,7 +316,7 @@ def train_lines() -> Iterator[str]:
     """A line for each layout of training, and what kills changed."""
     run = result("train")
     for row in run["rows"]:
-        shares = [f"{row['shares_of_time'][name]:.0%}" for name in ("data", "step", "others", "validation")]
+        shares = [f"{row['shares_of_time'][name]:.0%}" for name in ("step", "others")]
         yield f"| {row['workers']} x {row['parallel']} | {row['losses'][-1]:.6f} | {row['loss_difference']:.1e} | {' | '.join(shares)} |"
     killed = run["killed"]
     assert killed["is_same"]
