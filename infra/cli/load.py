@@ -22,6 +22,7 @@ BENCHMARKS = {
     "pipeline": "what each offline stage takes as the data grows",
     "plan": "how far predictions of training speed are from published runs",
     "scale": "how the cost of serving grows with size",
+    "train": "whether workers in any layout learn what one process does, and what a killed one changes",
     "gpu": "everything that a graphics card must show",
 }
 """By name, the question that it answers."""
