@@ -17,6 +17,7 @@ from infra.cli.audit import audited, write_act
 from infra.cli.bundles import bundles_app, promote, rollback
 from infra.cli.keys import keys_app
 from infra.cli.load import PASSED_ON, bench, chaos, plan
+from infra.cli.profile import profile
 from infra.cli.settings import show_settings
 from services.errors import TailraceError
 
@@ -34,6 +35,7 @@ app.add_typer(bundles_app, name="bundles")
 app.command(context_settings=PASSED_ON)(bench)
 app.command(context_settings=PASSED_ON)(chaos)
 app.command()(plan)
+app.command()(profile)
 app.command()(promote)
 app.command()(rollback)
 app.command("settings")(show_settings)
