@@ -182,7 +182,7 @@ def _json_of(path: Path, *, is_gzip: bool) -> Any:
         return json.loads(text, strict=False)
     except json.JSONDecodeError as error:
         whole = text.rstrip()
-        is_cut = error.pos >= len(whole) - 1 or not whole.endswith(("}", "]"))
+        is_cut = error.pos > 0 and (error.pos >= len(whole) - 1 or not whole.endswith(("}", "]")))
         what = "ends in the middle" if is_cut else f"is no JSON at line {error.lineno}, column {error.colno}"
         raise InvalidRequest(
             _FIELD, f"{path} {what}", again if is_cut else "give a trace that a profiler exported"
