@@ -17,9 +17,7 @@ _PRODUCT = re.compile(
     re.IGNORECASE,
 )
 _NO_PRODUCT = re.compile(
-    r"gemv|elementwise|reduce_kernel|softmax|layer_?norm|batch_?norm|bn_[bf]w|nchwtonhwc|nhwctonchw|pool|convert|copy|fill|embedding|index|upsample"
-    r"|triton_(?:poi|per|red|for|unk)_",
-    re.IGNORECASE,
+    r"elementwise|reduce_kernel|softmax|norm|bn_[bf]w|pool|upsample|triton_(?:poi|per|red|for|unk)_", re.IGNORECASE
 )
 _PRODUCT_OPERATION = re.compile(
     r"_*(?:int_|scaled_)?(?:mm|bmm|addmm|baddbmm|addbmm|matmul|einsum|tensordot|lstm|gru)|_addmm_activation|_*cdist(?:_forward)?"
@@ -29,50 +27,14 @@ _NO_PRODUCT_OPERATION = re.compile(r"upsample|linalg_vector_norm|linalg_norm|dep
 _WRAPPER = re.compile(
     r"^(?:autograd::engine::|torch::autograd::|torch::jit|ProfilerStep|Optimizer\.|aten::to$|## |.*Backward\d*$|.*DataParallel\b|<)"
 )
-_WORDS_OF_INPUT = frozenset(
-    [
-        "data",
-        "input",
-        "inputs",
-        "load",
-        "loading",
-        "loads",
-        "loader",
-        "dataloader",
-        "dataload",
-        "dataloading",
-        "next",
-        "fetch",
-        "fetching",
-        "read",
-        "reading",
-        "io",
-        "prefetch",
-        "prefetching",
-    ]
+_WORDS_OF_INPUT = set(
+    re.findall(
+        r"\w+",
+        "data input load loading loads loader dataloader dataload next get fetch fetching read reading io prefetch",
+    )
 )
-_WORDS_BESIDE = frozenset(
-    [
-        "batch",
-        "batches",
-        "sample",
-        "samples",
-        "get",
-        "wait",
-        "waiting",
-        "iter",
-        "iterator",
-        "time",
-        "step",
-        "the",
-        "a",
-        "for",
-        "of",
-        "new",
-        "from",
-        "host",
-        "queue",
-    ]
+_WORDS_BESIDE = set(
+    re.findall(r"\w+", "inputs batch batches sample samples wait waiting iter iterator time the a for of from queue")
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _WAITS = re.compile(
@@ -112,12 +74,8 @@ def is_input(name: str) -> bool:
     """
     if name.startswith("enumerate(DataLoader)"):
         return True
-    words = [word.lower() for word in _WORD.findall(name)]
-    return (
-        bool(words)
-        and any(word in _WORDS_OF_INPUT for word in words)
-        and all(word in _WORDS_OF_INPUT or word in _WORDS_BESIDE for word in words)
-    )
+    words = {word.lower() for word in _WORD.findall(name)}
+    return not words.isdisjoint(_WORDS_OF_INPUT) and words <= _WORDS_OF_INPUT | _WORDS_BESIDE
 
 
 def is_waiting_frame(name: str) -> bool:

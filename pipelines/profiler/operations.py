@@ -21,6 +21,23 @@ _BYTES = {
     "short int": 2, "bool": 1, "unsigned char": 1, "signed char": 1, "char": 1, "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
     "c10::complex<float>": 8, "c10::complex<double>": 16,
 }  # fmt: skip
+_REDUCTIONS = {
+    "sum",
+    "mean",
+    "prod",
+    "norm",
+    "linalg_vector_norm",
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "any",
+    "all",
+    "item",
+    "copy_",
+}
+"""Operations whose output is small, or is among their inputs."""
+_JOINS = {"cat", "stack"}
 _RIDGE_OF_CPUS = 10.0
 """FLOPs a byte above which a CPU of unknown limits is bound by compute: cores with 0.3 to 3 TFLOP/s at 20 to 300 GB/s lie between 5 and 30."""
 _RIDGE_OF_GPUS = 12.0
@@ -191,30 +208,33 @@ def dtype_of(event: Event) -> str:
 
 def cost_of(event: Event) -> Cost | None:
     """Return what a call needs at least, None where its shapes were not recorded or are not understood."""
-    dims = event.args.get("Input Dims")
-    if not isinstance(dims, list) or not dims:
+    dims, base = event.args.get("Input Dims"), event.name.rpartition("::")[2]
+    if not isinstance(dims, list):
         return None
-    shapes = [one for one in dims if _is_shape(one)]
-    if len(shapes) < 1:
+    flops = _flops(base, dims)
+    inputs = [
+        _BYTES.get(name, 4 if name.startswith("tensorlist") else 0) * math.prod(shape)
+        for one, name in zip(dims, _types(event), strict=False)
+        for shape in _shapes(one)
+    ]
+    if flops is None or not inputs:
         return None
-    flops = _flops(event.name.rpartition("::")[2], dims)
-    if flops is None:
-        return None
-    num_bytes, largest_bytes = 0.0, 0.0
-    for shape, name in zip(dims, [*_types(event), *[""] * len(dims)], strict=False):
-        size = _BYTES.get(name, 4 if name.startswith("tensorlist") else 0)
-        members = shape if isinstance(shape, list) and shape and isinstance(shape[0], list) else [shape]
-        for one in members:
-            if _is_shape(one):
-                num_bytes += size * math.prod(one)
-                largest_bytes = max(largest_bytes, size * math.prod(one))
-    output = _product_output(event.name.rpartition("::")[2], dims)
-    size = next((_BYTES[name] for name in _types(event) if name in _BYTES), 4)
-    if output is not None:
-        num_bytes += size * output
-    elif not _is_reduction(event.name):
-        num_bytes += largest_bytes
+    product = _product_output(base, dims)
+    if product is not None:
+        output = product * next((_BYTES[name] for name in _types(event) if name in _BYTES), 4)
+    elif base in _JOINS:
+        output = sum(inputs)
+    else:
+        output = 0 if base in _REDUCTIONS else max(inputs)
+    num_bytes = sum(inputs) + output
     return Cost(flops, num_bytes) if num_bytes > 0 else None
+
+
+def _shapes(one: Any) -> list[list[int]]:
+    """Return the shapes of a tensor or of a list of tensors; none of anything else."""
+    if isinstance(one, list) and one and all(isinstance(member, list) for member in one):
+        return [member for member in one if _is_shape(member)]
+    return [one] if _is_shape(one) else []
 
 
 def _types(event: Event) -> list[str]:
@@ -224,25 +244,6 @@ def _types(event: Event) -> list[str]:
 
 def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, int) and one >= 0 for one in value)
-
-
-def _is_reduction(name: str) -> bool:
-    base = name.rpartition("::")[2]
-    return base in {
-        "sum",
-        "mean",
-        "norm",
-        "linalg_vector_norm",
-        "max",
-        "min",
-        "argmax",
-        "argmin",
-        "any",
-        "all",
-        "copy_",
-        "item",
-        "prod",
-    }
 
 
 def _flops(base: str, dims: Sequence[Any]) -> float | None:
@@ -256,8 +257,7 @@ def _flops(base: str, dims: Sequence[Any]) -> float | None:
         return None if multiply_adds is None else 2.0 * multiply_adds
     if is_product_operation(f"aten::{base}"):
         return None
-    sizes = [math.prod(one) for one in dims if _is_shape(one)]
-    return float(max(sizes, default=0))
+    return float(max((math.prod(shape) for one in dims for shape in _shapes(one)), default=0))
 
 
 def _multiply_adds(base: str, dims: Sequence[Any]) -> float | None:
