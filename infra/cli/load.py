@@ -22,6 +22,7 @@ BENCHMARKS = {
     "quality": "how well decoder, student and baselines rank; `quality cold-items`, `quality warm-start`",
     "pipeline": "what each offline stage takes as the data grows",
     "scale": "how the cost of serving grows with size",
+    "profile": "whether the profiler names planted bottlenecks",
     "gpu": "everything that a graphics card must show",
 }
 """By name, the question that it answers."""

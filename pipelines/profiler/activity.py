@@ -8,6 +8,10 @@ that calls others has what is left between them; a mere wrapper (a node of autog
 range prepares input and is none either. The span goes from the first to the last operation or range, so that a wait before the first
 operation counts. There are no copies between devices; `aten::copy_` is an operation bound by memory.
 
+The processor has other work too, and what it takes from a tiny operation, or between two, looks like a large operation, or like a wait. So an
+operation whose calls, all but a few, cost no more than their dispatch is dispatch altogether, and a long gap where there usually is a short one
+is a launch gap.
+
 **Gaps**, in which nothing ran: what lies in a loader's range is a wait for data. A shorter gap than `LONG_GAP_US` is a launch gap: the host
 was on its way to the next operation. In a longer one the host did something else. Recorded Python frames or operations tell what. Where
 nothing is recorded, the host of a GPU was busy in code that torch does not see. On a CPU, after the start of a collective it is the wait for
@@ -15,7 +19,8 @@ the other ranks; else it is filed as a wait for data: the processor that would c
 often waits for.
 """
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +35,10 @@ LONG_GAP_US = 1_000.0
 """A launch takes 5 to 50 us, a step of Python between two of them rarely more than 200; reads, sleeps and queues take milliseconds."""
 DISPATCH_US = 8.0
 """What an operation of torch costs on a CPU whatever its size, the profiler included: 2 to 8 us. So much of each counts as dispatch."""
+_MANY, _RARE = 20, 0.003
+"""Of so many calls, at least, this share (and two) may last longer than ten times `DISPATCH_US` without saying anything of the operation ..."""
+_OFTEN = 0.05
+"""... and a long gap counts as a wait where at least this share of the gaps between the same two operations are long."""
 _MOST = 0.5
 """A frame or a call explains a gap of which it covers this share."""
 
@@ -87,9 +96,10 @@ def _of_cpu(trace: Trace) -> Activity:
     collectives = [one for one in recorded if is_communication(one.name)]
     work = own_times(trace)
     bound = is_bound_by_compute(trace, [one for one, _ in work])
+    tiny = _tiny(work)
     by_kind: dict[str, list[tuple[float, float]]] = {"compute": [], "memory": [], "dispatch": []}
-    for (_, pieces), by_compute in zip(work, bound, strict=True):
-        left_us = DISPATCH_US
+    for (event, pieces), by_compute in zip(work, bound, strict=True):
+        left_us = math.inf if _same(event) in tiny else DISPATCH_US
         for start_us, end_us in pieces:
             middle_us = min(start_us + left_us, end_us)
             left_us -= middle_us - start_us
@@ -99,6 +109,25 @@ def _of_cpu(trace: Trace) -> Activity:
     sets |= {"communication": _union(collectives), "copy": NONE}
     span = (min(one.start_us for one in recorded), max(one.end_us for one in recorded))
     return _with_gaps(trace, span, sets, [one for one in recorded if one.kind is Kind.OPERATION])
+
+
+def _same(event: Event) -> tuple[str, str]:
+    """Return what calls of equal size have in common: the name, and the shapes where they were recorded."""
+    return event.name, str(event.args.get("Input Dims", ""))
+
+
+def _tiny(work: Sequence[tuple[Event, list[tuple[float, float]]]]) -> set[tuple[str, str]]:
+    """Return the operations of which many calls cost no more than their dispatch, and next to none much more."""
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event, pieces in work:
+        times[_same(event)].append(sum(end_us - start_us for start_us, end_us in pieces))
+    found = set()
+    for same, of_us in times.items():
+        num_long = sum(one > 10 * DISPATCH_US for one in of_us)
+        is_small = np.percentile(of_us, 90) <= DISPATCH_US and num_long <= max(2, _RARE * len(of_us))
+        if len(of_us) >= _MANY and is_small:
+            found.add(same)
+    return found
 
 
 def own_times(trace: Trace) -> list[tuple[Event, list[tuple[float, float]]]]:
@@ -148,6 +177,8 @@ def _with_gaps(
     loading = _union(one for one in trace.of(Kind.RANGE, Kind.OPERATION) if is_input(one.name))
     waits, rest = intersect(idle, loading), subtract(idle, loading)
     is_long = longer_than(rest, LONG_GAP_US)
+    if not trace.is_of_gpu:
+        is_long &= _usually(is_long, rest, recorded)
     long_gaps = _Host(trace, recorded).explain(rest[is_long])
     return Activity(
         start_us=span[0],
@@ -162,6 +193,19 @@ def _with_gaps(
         host=long_gaps["host"],
         unrecorded_us=total(long_gaps["unrecorded"]),
     )
+
+
+def _usually(is_long: np.ndarray, gaps: Intervals, recorded: Sequence[Event]) -> np.ndarray:
+    """Return of each gap whether those between the same two operations are often long."""
+    starts = np.array([one.start_us for one in recorded])
+    before = np.searchsorted(starts, gaps[:, 0], side="left") - 1
+    after = np.searchsorted(starts, gaps[:, 1] - 1e-3, side="left")
+    names = [one.name for one in recorded]
+    between = [
+        (names[first] if first >= 0 else "", *names[last : last + 1]) for first, last in zip(before, after, strict=True)
+    ]
+    num_all, num_long = Counter(between), Counter(pair for pair, long in zip(between, is_long, strict=True) if long)
+    return np.array([num_long[pair] >= _OFTEN * num_all[pair] for pair in between], dtype=bool)
 
 
 class _Host:

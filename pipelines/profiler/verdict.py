@@ -40,6 +40,8 @@ still shows some of them, up to a fifth on slow links. A host that writes a chec
 Eager code leaves gaps of a third around operations of usual size, in profiles above all, which make each operation dearer; where launching is the
 bottleneck, they and the fixed costs are more than half.
 """
+_UNRECORDED_WAIT = 0.3
+"""From which a wait for data is named of most of which nothing was recorded: what else runs on the processor leaves such gaps too."""
 COMPUTE_SHARE, MEMORY_SHARE = 0.8, 0.75
 """Transformers in training spend 50 to 75 % of their time in products and 20 to 45 % in operations bound by memory: neither is then named."""
 
@@ -74,15 +76,18 @@ def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
         Bottleneck.HOST: shares.host,
         Bottleneck.LAUNCH: shares.launch,
     }
-    over = {kind: share for kind, share in lost.items() if share >= LOSSES[kind]}
+    least = dict(LOSSES)
+    if about.is_unrecorded:
+        least[Bottleneck.DATA_WAIT] = _UNRECORDED_WAIT
+    over = {kind: share for kind, share in lost.items() if share >= least[kind]}
     if over:
         kind = max(over, key=lambda one: over[one])
         return Verdict(kind, over[kind], _sentence(kind, over[kind], about))
-    for kind, share, least in (
+    for kind, share, enough in (
         (Bottleneck.COMPUTE, shares.compute, COMPUTE_SHARE),
         (Bottleneck.MEMORY, shares.memory, MEMORY_SHARE),
     ):
-        if share >= least:
+        if share >= enough:
             return Verdict(kind, share, _sentence(kind, share, about))
     kind, share = max(lost.items(), key=lambda one: one[1])
     sentence = (

@@ -44,7 +44,12 @@ def square_products(size: float) -> Step:
     side = int(1024 * size)
     left, right = torch.randn(side, side), torch.randn(side, side)
     out = torch.empty(side, side)
-    return lambda: [torch.mm(left, right, out=out) for _ in range(3)] and None
+
+    def step() -> None:
+        for _ in range(3):
+            torch.mm(left, right, out=out)
+
+    return step
 
 
 @plant("compute")
@@ -91,7 +96,11 @@ def convolutions(size: float) -> Step:
 def long_chain(size: float) -> Step:
     """Elementwise operations over tensors that no cache holds."""
     a, b = (torch.randn(int(8_000_000 * size)) for _ in range(2))
-    return lambda: a.mul_(1.0001).add_(b).sub_(b).abs_() and None
+
+    def step() -> None:
+        a.mul_(1.0001).add_(b).sub_(b).abs_()
+
+    return step
 
 
 @plant("memory")
@@ -123,7 +132,12 @@ def norms_and_copies(size: float) -> Step:
 def matrix_vector(size: float) -> Step:
     """Products of a large matrix and a vector: two FLOPs for each number that is read."""
     matrix, vector = torch.randn(int(6000 * size), 4096), torch.randn(4096)
-    return lambda: [torch.mv(matrix, vector) for _ in range(4)] and None
+
+    def step() -> None:
+        for _ in range(4):
+            torch.mv(matrix, vector)
+
+    return step
 
 
 @plant("launch")
