@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from models.registry import Bundle
     from pipelines.profiler.record import Work
 
-_NUM_STEPS, _NUM_REQUESTS, _NUM_IN, _NUM_OUT = 8, 8, 128, 32
+_NUM_STEPS, _NUM_RANKINGS, _NUM_TEXTS, _NUM_IN, _NUM_OUT = 8, 64, 8, 128, 32
 _WINDOWS_A_STEP = 64
 
 
@@ -103,10 +104,10 @@ def _record(subject: Subject, out: Path, model: Path | None, device: str) -> Non
     bundle = None if model is not None else BundleStore(load_settings().bundle_root).live()
     decoder = load_decoder(bundle.decoder_dir if model is None and bundle else model or Path(), dtype, where)
     if subject is Subject.TEXT:
-        engine = Engine(decoder, EngineConfig(), bundle_version="profile")
+        engine = Engine(decoder, EngineConfig(), items=None, bundle_version="profile")
         engine.warm_up()
         longest = min(_NUM_IN + _NUM_OUT, decoder.config.max_position_embeddings)
-        work = text(engine, _NUM_REQUESTS, longest - _NUM_OUT, _NUM_OUT, decoder.config.vocab_size)
+        work = text(engine, _NUM_TEXTS, longest - _NUM_OUT, _NUM_OUT, decoder.config.vocab_size)
     else:
         assert bundle is not None, "only text has a model of its own"
         work = (_training if subject is Subject.TRAIN else _ranking)(bundle, decoder, where)
@@ -136,7 +137,7 @@ def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "
         makes = batch_windows(windows, catalogue, options.max_batch_tokens, draw)[:_NUM_STEPS]
         with ready_batches(makes, device) as batches:
             for batch in batches:
-                yield lambda batch=batch: step(batch)
+                yield partial(step, batch)
 
     def step(batch: Batch) -> None:
         loss = next_token_loss(decoder, catalogue, batch, mask_seen=options.mask_seen, paths=paths)
@@ -161,7 +162,7 @@ def _ranking(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "W
     num_items = len(catalogue.item_ids)
     return ranking(
         engine,
-        _NUM_REQUESTS,
+        _NUM_RANKINGS,
         lambda draw: prompt_tokens(catalogue, draw.integers(0, num_items, most // 2).tolist(), most, stride),
         k=10,
     )

@@ -255,7 +255,7 @@ class _Covering:
         if not len(self._starts):
             return None
         shared = np.minimum(self._ends, end_us) - np.maximum(self._starts, start_us)
-        covering = [self._frames[place] for place in np.flatnonzero(shared >= _MOST * (end_us - start_us))]
+        covering = [self._frames[int(place)] for place in np.flatnonzero(shared >= _MOST * (end_us - start_us))]
         if any("distributed" in one.name and is_communication(one.name) for one in covering):
             return "communication"
         if any(is_waiting_frame(one.name) for one in covering):

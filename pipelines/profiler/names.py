@@ -25,7 +25,7 @@ _PRODUCT_OPERATION = re.compile(
 )
 _NO_PRODUCT_OPERATION = re.compile(r"upsample|linalg_vector_norm|linalg_norm|depthwise|bilinear|attention_mask")
 _WRAPPER = re.compile(
-    r"^(?:autograd::engine::|torch::autograd::|torch::jit|ProfilerStep|Optimizer\.|aten::to$|## |.*Backward\d*$|.*DataParallel\b|<)"
+    r"^(?:tailrace::step$|autograd::engine::|torch::autograd::|torch::jit|ProfilerStep|Optimizer\.|aten::to$|## |.*Backward\d*$|.*DataParallel\b|<)"
 )
 _WORDS_OF_INPUT = set(
     re.findall(

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from pipelines.profiler.operations import Operation
 from pipelines.profiler.shares import Shares
+from pipelines.profiler.trace import OUR_METADATA
 
 
 class Bottleneck(StrEnum):
@@ -65,6 +66,11 @@ class Circumstances:
     dtype: str
     """Of the most expensive operation."""
     operations: Sequence[Operation]
+
+    @property
+    def is_of_engine(self) -> bool:
+        """Whether the engine's compiled code takes the most."""
+        return bool(self.operations) and self.operations[0].name.startswith(f"{OUR_METADATA}::")
 
 
 def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
@@ -145,6 +151,8 @@ def _what(kind: Bottleneck, share: float, about: Circumstances) -> str:
 
 def _advice(kind: Bottleneck, about: Circumstances) -> str:
     match kind:
+        case Bottleneck.MEMORY if about.is_of_engine:
+            return "read fewer bytes first, with weights in int8 (TAILRACE_LLM_WEIGHT_KIND) or bf16"
         case Bottleneck.COMPUTE if about.dtype == "fp32":
             return "compute in bf16 first"
         case Bottleneck.COMPUTE:
