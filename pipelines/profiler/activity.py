@@ -10,7 +10,7 @@ operation counts. There are no copies between devices; `aten::copy_` is an opera
 
 The processor has other work too, and what it takes from a tiny operation, or between two, looks like a large operation, or like a wait. So an
 operation whose calls, all but a few, cost no more than their dispatch is dispatch altogether, and a long gap where there usually is a short one
-is a launch gap.
+is an interruption: the host's, and left out of the verdict.
 
 **Gaps**, in which nothing ran: what lies in a loader's range is a wait for data. A shorter gap than `LONG_GAP_US` is a launch gap: the host
 was on its way to the next operation. In a longer one the host did something else. Recorded Python frames or operations tell what. Where
@@ -37,8 +37,8 @@ DISPATCH_US = 8.0
 """What an operation of torch costs on a CPU whatever its size, the profiler included: 2 to 8 us. So much of each counts as dispatch."""
 _MANY, _RARE = 20, 0.003
 """Of so many calls, at least, this share (and two) may last longer than ten times `DISPATCH_US` without saying anything of the operation ..."""
-_OFTEN = 0.05
-"""... and a long gap counts as a wait where at least this share of the gaps between the same two operations are long."""
+_OFTEN = 0.34
+"""... and a long gap counts as a wait where at least this share of the gaps between the same two operations are long: one of three is not."""
 _MOST = 0.5
 """A frame or a call explains a gap of which it covers this share."""
 
@@ -60,6 +60,8 @@ class Activity:
     host: Intervals
     unrecorded_us: float
     """Of the data wait, what is filed so because nothing was recorded."""
+    interrupted_us: float
+    """Of the host's, what does not recur where it happened."""
 
     @property
     def busy(self) -> Intervals:
@@ -177,9 +179,8 @@ def _with_gaps(
     loading = _union(one for one in trace.of(Kind.RANGE, Kind.OPERATION) if is_input(one.name))
     waits, rest = intersect(idle, loading), subtract(idle, loading)
     is_long = longer_than(rest, LONG_GAP_US)
-    if not trace.is_of_gpu:
-        is_long &= _usually(is_long, rest, recorded)
-    long_gaps = _Host(trace, recorded).explain(rest[is_long])
+    recurs = is_long if trace.is_of_gpu else _recurs(is_long, rest, recorded)
+    long_gaps = _Host(trace, recorded).explain(rest[is_long], recurs[is_long])
     return Activity(
         start_us=span[0],
         end_us=span[1],
@@ -190,12 +191,13 @@ def _with_gaps(
         copy=sets["copy"],
         launch=rest[~is_long],
         data_wait=union(waits, long_gaps["data"], long_gaps["unrecorded"]),
-        host=long_gaps["host"],
+        host=union(long_gaps["host"], long_gaps["interrupted"]),
         unrecorded_us=total(long_gaps["unrecorded"]),
+        interrupted_us=total(long_gaps["interrupted"]),
     )
 
 
-def _usually(is_long: np.ndarray, gaps: Intervals, recorded: Sequence[Event]) -> np.ndarray:
+def _recurs(is_long: np.ndarray, gaps: Intervals, recorded: Sequence[Event]) -> np.ndarray:
     """Return of each gap whether those between the same two operations are often long."""
     starts = np.array([one.start_us for one in recorded])
     before = np.searchsorted(starts, gaps[:, 0], side="left") - 1
@@ -219,13 +221,17 @@ class _Host:
         self._starts = np.array([one.start_us for one in leaves])
         self._leaves = leaves
 
-    def explain(self, gaps: Intervals) -> dict[str, Intervals]:
-        """Cut gaps into waits for data, waits for other ranks, work of the host, and what is unrecorded."""
-        found: dict[str, list[Intervals]] = {"data": [], "communication": [], "host": [], "unrecorded": []}
-        for gap in gaps:
+    def explain(self, gaps: Intervals, recurs: np.ndarray) -> dict[str, Intervals]:
+        """Cut gaps into waits for data, waits for other ranks, work of the host, interruptions of it, and what is unrecorded."""
+        found: dict[str, list[Intervals]] = {
+            name: [] for name in ("data", "communication", "host", "interrupted", "unrecorded")
+        }
+        for gap, does_recur in zip(gaps, recurs, strict=True):
             frame = self._frames.explain(gap[0], gap[1])
             one = gap.reshape(1, 2)
-            if frame is not None:
+            if not does_recur and frame not in {"data", "communication"}:
+                found["interrupted"].append(one)
+            elif frame is not None:
                 found[frame].append(one)
             elif not self._is_of_gpu and self._follows_collective(gap[0]):
                 found["communication"].append(one)

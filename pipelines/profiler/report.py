@@ -23,6 +23,7 @@ SHARE_NAMES = {
     "data_wait": "data wait",
     "host": "host",
 }
+_NOTED = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,13 @@ class RankProfile:
     verdict: Verdict
     devices: dict[int, Parts]
 
+    @property
+    def notes(self) -> list[str]:
+        """What to know of the figures."""
+        interrupted = self.activity.interrupted_us / self.parts.span_us if self.parts.span_us > 0 else 0.0
+        why = f"{interrupted:.0%} of the time is in gaps that do not recur; the sentence leaves them out"
+        return [*self.trace.notes, *([why] if interrupted >= _NOTED else [])]
+
     def as_row(self) -> dict[str, Any]:
         """Return the rank's row of the JSON file."""
         return {
@@ -48,7 +56,7 @@ class RankProfile:
             "devices": {str(number): asdict(parts) for number, parts in self.devices.items()},
             "bottleneck": self.verdict.bottleneck.value,
             "sentence": self.verdict.sentence,
-            "notes": list(self.trace.notes),
+            "notes": self.notes,
         }
 
 
@@ -61,6 +69,7 @@ def profile_of(trace: Trace) -> RankProfile:
     numbers = sorted({one.device for one in trace.events if one.is_on_device})
     about = Circumstances(
         is_of_gpu=trace.is_of_gpu,
+        interrupted=activity.interrupted_us / parts.span_us if parts.span_us > 0 else 0.0,
         is_unrecorded=2 * activity.unrecorded_us > shares.data_wait * parts.span_us,
         dtype=_dtype(trace, operations),
         operations=operations,
@@ -99,7 +108,7 @@ def as_lines(profiles: Sequence[RankProfile]) -> list[str]:
         lines += [f"  {operation_line(operation)}" for operation in one.operations]
         if limits is not None:
             lines.append(f"  roofline: {limits.source}, {limits.bytes_per_s / 1e9:,.0f} GB/s")
-        lines += [f"  note: {note}" for note in one.trace.notes]
+        lines += [f"  note: {note}" for note in one.notes]
         if len(profiles) > 1:
             lines.append(f"  {one.verdict.sentence}")
     lines.append(common_verdict([one.verdict for one in profiles]).sentence)

@@ -61,6 +61,8 @@ class Circumstances:
     """What the advice depends on."""
 
     is_of_gpu: bool
+    interrupted: float
+    """The share of the span in which something else had the processor; the verdict is of the rest."""
     is_unrecorded: bool
     """Whether most of the wait for data is time of which nothing was recorded."""
     dtype: str
@@ -75,6 +77,7 @@ class Circumstances:
 
 def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
     """Return the verdict of one rank."""
+    shares = _without(shares, about.interrupted)
     lost = {
         Bottleneck.DATA_WAIT: shares.data_wait,
         Bottleneck.COMMUNICATION: shares.communication_exposed,
@@ -101,6 +104,13 @@ def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
         f" and the largest loss, {_NAMES[kind]}, {share:.0%}."
     )
     return Verdict(Bottleneck.NONE, share, sentence)
+
+
+def _without(shares: Shares, interrupted: float) -> Shares:
+    if not 0 < interrupted < 1:
+        return shares
+    kept = dict(shares.items()) | {"host": max(0.0, shares.host - interrupted)}
+    return Shares(**{name: share / (1 - interrupted) for name, share in kept.items()})
 
 
 def common_verdict(verdicts: Sequence[Verdict]) -> Verdict:

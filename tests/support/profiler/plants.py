@@ -1,10 +1,10 @@
 """Traces with a known bottleneck, recorded by plain torch: what the profiler must name without having recorded it.
 
-    python -m tests.support.profiler.plants KIND VARIANT OUT [--style plain|shapes|stack|steps] [--size 1.0] [--list]
+    python -m tests.support.profiler.plants KIND VARIANT FOLDER [--styles plain shapes stack steps] [--size 1.0] [--list]
 
 Each variant is a small program as a user would write it; a kind is known by construction: large products, large elementwise operations,
 collectives between two processes, thousands of tiny operations, a loader that sleeps, and steps in which none of it prevails. It knows nothing
-of the profiler under test. `--size` scales the amount of work. Communication writes one trace a rank, OUT and OUT with `.1` before its suffix.
+of the profiler under test. `--size` scales the amount of work. It writes FOLDER/STYLE.json; of communication also the second rank's, STYLE.1.json.
 """
 
 import argparse
@@ -371,13 +371,19 @@ def record(step: Step, out: Path, style: str) -> None:
     recorded.export_chrome_trace(str(out))
 
 
-def _rank(rank: int, kind: str, variant: str, out: Path, style: str, size: float, meeting: str) -> None:
+def record_all(step: Step, folder: Path, styles: list[str], rank: int = 0) -> None:
+    """Record a step in these styles."""
+    for style in styles:
+        record(step, folder / f"{style}.{rank}.json" if rank else folder / f"{style}.json", style)
+
+
+def _rank(rank: int, options: argparse.Namespace, meeting: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     torch.manual_seed(rank)
-    step = PLANTS[kind][variant](size)
+    step = PLANTS[options.kind][options.variant](options.size)
     dist.barrier()
-    record(step, out.with_suffix(f".{rank}{out.suffix}") if rank else out, style)
+    record_all(step, options.folder, options.styles, rank)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -387,23 +393,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=PLANTS, nargs="?")
     parser.add_argument("variant", nargs="?")
-    parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("--style", choices=STYLES, default="plain")
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--styles", choices=STYLES, nargs="+", default=["plain"])
     parser.add_argument("--size", type=float, default=1.0)
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     if options.list:
         sys.stdout.writelines(f"{kind}\t{variant}\n" for kind, variants in PLANTS.items() for variant in variants)
         return
+    if options.kind == "communication":
+        meeting = (options.folder / f"meeting{os.getpid()}").absolute()
+        mp.spawn(_rank, (options, str(meeting)), nprocs=2)
+        meeting.unlink(missing_ok=True)
+        return
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if options.kind != "communication":
-        record(PLANTS[options.kind][options.variant](options.size), options.out, options.style)
-        return
-    meeting = options.out.with_suffix(f".meeting{os.getpid()}")
-    args = (options.kind, options.variant, options.out, options.style, options.size, str(meeting.absolute()))
-    mp.spawn(_rank, args, nprocs=2)
-    meeting.unlink(missing_ok=True)
+    record_all(PLANTS[options.kind][options.variant](options.size), options.folder, options.styles)
 
 
 if __name__ == "__main__":

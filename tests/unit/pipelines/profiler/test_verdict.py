@@ -12,7 +12,7 @@ from pipelines.profiler.trace import read_traces
 from pipelines.profiler.verdict import Bottleneck, Circumstances, verdict_of
 
 ROOT = Path(__file__).resolve().parents[4]
-ABOUT = Circumstances(is_of_gpu=True, is_unrecorded=False, dtype="fp32", operations=())
+ABOUT = Circumstances(is_of_gpu=True, interrupted=0.0, is_unrecorded=False, dtype="fp32", operations=())
 PARTS = ("compute", "memory", "communication_exposed", "communication_hidden", "copy", "launch", "data_wait", "host")
 
 
@@ -62,11 +62,10 @@ def test_the_largest_loss_is_named_before_what_computes(given: dict[str, float],
 )
 def test_a_plant_is_named(tmp_path: Path, kind: str, variant: str, style: str) -> None:
     """One of each kind; `python -m benchmarks.profile` runs them all."""
-    out = tmp_path / "plant.json"
-    command = [sys.executable, "-m", "tests.support.profiler.plants", kind, variant, str(out), "--style", style]
+    command = [sys.executable, "-m", "tests.support.profiler.plants", kind, variant, str(tmp_path), "--styles", style]
 
     subprocess.run(command, cwd=ROOT, check=True, timeout=120, capture_output=True)
 
-    found = profile_of(read_traces([out])[0])
+    found = profile_of(read_traces([tmp_path / f"{style}.json"])[0])
     assert found.verdict.bottleneck == kind, found.shares
     assert sum(share for _, share in found.shares.items()) == pytest.approx(1)
