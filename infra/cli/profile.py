@@ -13,6 +13,7 @@ import typer
 from services.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from models.decoder.decoder import Decoder
@@ -92,10 +93,8 @@ def _record(subject: Subject, out: Path, model: Path | None, device: str) -> Non
 
     from models.decoder.weights import load_decoder
     from models.registry import BundleStore
-    from pipelines.profiler.record import record, text
+    from pipelines.profiler.record import record
     from pipelines.training.fit.device import choose_device
-    from services.llm.engine.config import EngineConfig
-    from services.llm.engine.engine import Engine
     from services.settings.settings import load_settings
 
     if model is not None and subject is not Subject.TEXT:
@@ -104,10 +103,7 @@ def _record(subject: Subject, out: Path, model: Path | None, device: str) -> Non
     bundle = None if model is not None else BundleStore(load_settings().bundle_root).live()
     decoder = load_decoder(bundle.decoder_dir if model is None and bundle else model or Path(), dtype, where)
     if subject is Subject.TEXT:
-        engine = Engine(decoder, EngineConfig(), items=None, bundle_version="profile")
-        engine.warm_up()
-        longest = min(_NUM_IN + _NUM_OUT, decoder.config.max_position_embeddings)
-        work = text(engine, _NUM_TEXTS, longest - _NUM_OUT, _NUM_OUT, decoder.config.vocab_size)
+        work = _texts(decoder)
     else:
         assert bundle is not None, "only text has a model of its own"
         work = (_training if subject is Subject.TRAIN else _ranking)(bundle, decoder, where)
@@ -149,7 +145,7 @@ def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "
 def _ranking(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "Work":
     """Return rankings of random histories by the engine, as the replica does them."""
     from models.prompt import prompt_limits, prompt_tokens
-    from pipelines.profiler.record import ranking
+    from pipelines.profiler.record import of_engine
     from services.llm.engine.beam.trie import ItemCodes
     from services.llm.engine.config import EngineConfig
     from services.llm.engine.engine import Engine
@@ -159,10 +155,28 @@ def _ranking(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "W
     engine = Engine(decoder.eval(), EngineConfig(), items=items, bundle_version=bundle.version)
     engine.warm_up()
     most, stride = prompt_limits(bundle.manifest)
-    num_items = len(catalogue.item_ids)
-    return ranking(
-        engine,
-        _NUM_RANKINGS,
-        lambda draw: prompt_tokens(catalogue, draw.integers(0, num_items, most // 2).tolist(), most, stride),
-        k=10,
-    )
+
+    def add(draw: "np.random.Generator") -> None:
+        for number in range(_NUM_RANKINGS):
+            history = draw.integers(0, len(catalogue.item_ids), most // 2).tolist()
+            engine.add_rank(f"{number}", prompt_tokens(catalogue, history, most, stride), k=10)
+
+    return of_engine(engine, add)
+
+
+def _texts(decoder: "Decoder") -> "Work":
+    """Return texts of random prompts by the engine."""
+    from pipelines.profiler.record import of_engine
+    from services.llm.engine.config import EngineConfig
+    from services.llm.engine.engine import Engine
+
+    engine = Engine(decoder, EngineConfig(), items=None, bundle_version="profile")
+    engine.warm_up()
+    num_in = min(_NUM_IN, decoder.config.max_position_embeddings - _NUM_OUT)
+
+    def add(draw: "np.random.Generator") -> None:
+        for number in range(_NUM_TEXTS):
+            prompt = draw.integers(0, decoder.config.vocab_size, num_in).tolist()
+            engine.add_text(f"{number}", prompt, max_new_tokens=_NUM_OUT)
+
+    return of_engine(engine, add)

@@ -60,27 +60,12 @@ def training(steps: Callable[[], Iterator[Callable[[], object]]]) -> Work:
     return work
 
 
-def ranking(
-    engine: Engine, num_requests: int, prompt_tokens: Callable[[np.random.Generator], list[int]], k: int
-) -> Work:
-    """Return the work of rankings by the engine, all at once, with new prompts each time, which no prefix cache shortens."""
+def of_engine(engine: Engine, add: Callable[[np.random.Generator], None]) -> Work:
+    """Return the work of requests that `add` gives to the engine; it draws new prompts each time, which no prefix cache shortens."""
     draw = np.random.default_rng(0)
 
     def work() -> Sequence[StepCost]:
-        for number in range(num_requests):
-            engine.add_rank(f"{number}", prompt_tokens(draw), k=k)
-        return _drained(engine)
-
-    return work
-
-
-def text(engine: Engine, num_texts: int, num_in: int, num_out: int, vocab_size: int) -> Work:
-    """Return the work of texts by the engine, all at once, with new prompts each time."""
-    draw = np.random.default_rng(0)
-
-    def work() -> Sequence[StepCost]:
-        for number in range(num_texts):
-            engine.add_text(f"{number}", draw.integers(0, vocab_size, num_in).tolist(), max_new_tokens=num_out)
+        add(draw)
         return _drained(engine)
 
     return work
