@@ -14,11 +14,11 @@ from services.errors import ConfigError
 from services.features.repo import RepoAddress
 from services.settings.settings import Settings
 
-STAGES = (
+STAGE_NAMES = (
     *("ingest", "features", "tokenize", "train", "distill", "evaluate", "gate"),
-    *("refit", "optimize", "precompute", "publish"),
+    *("refit", "assemble", "precompute", "publish"),
 )
-_AFTER_GATE = ("refit", "optimize", "precompute")
+_AFTER_GATE = ("refit", "assemble", "precompute")
 """The stages that only a run which publishes has; "publish" itself is the default of `until`."""
 ML_100K = "ml-100k"
 
@@ -72,8 +72,8 @@ class PipelineOptions:
             )
         if (self.events is None) != (self.items is None):
             raise ConfigError("--events and --items: give both or none")
-        if self.until not in STAGES:
-            raise ConfigError(f"--until: {self.until!r} is no stage; the stages are {', '.join(STAGES)}")
+        if self.until not in STAGE_NAMES:
+            raise ConfigError(f"--until: {self.until!r} is no stage; the stages are {', '.join(STAGE_NAMES)}")
         if self.until == "refit" and not self.refit:
             raise ConfigError("--until refit: a run with --no-refit has no such stage; leave one of them out")
         if self.split not in list(SplitKind):

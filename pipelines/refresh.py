@@ -11,10 +11,10 @@ from models.catalogue import load_catalogue
 from models.registry import BundleStore, learned_repeats
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication import precompute
-from pipelines.run import ingest_events, store_lists
 from pipelines.runner.bars import Bars
 from pipelines.runner.run_lock import run_lock_if_free
 from pipelines.runner.stage import StageCache
+from pipelines.stages import ingest_events, store_lists
 from services.errors import ConfigError
 
 

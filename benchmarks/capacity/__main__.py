@@ -3,7 +3,7 @@
     python -m benchmarks.capacity --json OUT [--rate 25] [--seconds 15]
 
 The kernel counts CPU time per process, so other work on the same cores changes it little, unlike latencies. The idle
-consumption is measured first and subtracted. `tailrace plan` computes from this file.
+consumption is measured first and subtracted. `tailrace plan load` computes from this file.
 """
 
 import argparse

@@ -228,7 +228,7 @@ def random_decoder(vocab_size: int, *, seed: int = 0, shape: dict[str, Any] = _S
 
 
 def prompt_of(items: ItemCodes, history: np.ndarray) -> list[int]:
-    """Return the tokens that spell a history of items, after the token of the beginning."""
+    """Return the tokens that encode a history of items, after the token of the beginning."""
     return [0, *(items.codes[history] + np.array(items.token_offsets)).ravel().tolist()]
 
 

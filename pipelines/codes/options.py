@@ -26,6 +26,8 @@ class CodesOptions:
     embedding_size: int = 64
     seed: int = 0
     deep_from_items: int = DEEP_FROM_ITEMS
+    is_compared: bool = False
+    """Whether `depth` is one of those between which validation decides."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be coded. Raises ConfigError naming the option."""
@@ -48,7 +50,7 @@ class CodesOptions:
     def reason_for(self, num_items: int) -> str:
         """Return in words why the codes have that depth."""
         if self.depth is not None:
-            return "as given"
+            return "by validation" if self.is_compared else "as given"
         side = "from" if num_items >= self.deep_from_items else "below"
         return f"{num_items} items are {side} {self.deep_from_items}"
 

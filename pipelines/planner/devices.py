@@ -19,6 +19,8 @@ class Device:
     """One accelerator. `starts` are the beginnings of the names under which its driver reports it, `aliases` what people write for it."""
 
     name: str
+    chip: str
+    """The chip on it: A100s of either memory have the same, and so have H100 and H200."""
     aliases: tuple[str, ...] = ()
     starts: tuple[str, ...]
     flops_per_s: Mapping[str, float]
@@ -47,11 +49,13 @@ def _device(
     fp8: float | None = None,
     network_gb_per_s: float = 12.5,
     aliases: tuple[str, ...] = (),
+    chip: str = "",
 ) -> Device:
     """Return a device from figures in the data sheet's units: TFLOP/s, GiB, GB/s."""
     rates = {"fp32": fp32 * 1e12, "bf16": bf16 * 1e12} | ({} if fp8 is None else {"fp8": fp8 * 1e12})
     return Device(
         name=name,
+        chip=chip or name,
         aliases=aliases,
         starts=starts,
         flops_per_s=rates,
@@ -69,6 +73,7 @@ _PCIE4, _PCIE5 = ("PCIe 4.0", 32.0), ("PCIe 5.0", 64.0)
 DEVICES = (
     _device(
         "a100-40",
+        chip="a100",
         aliases=("a100_40gb", "a100-40gb", "a100-sxm4-40gb"),
         starts=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
         bf16=312,
@@ -81,6 +86,7 @@ DEVICES = (
     ),
     _device(
         "a100-80",
+        chip="a100",
         aliases=("a100", "a100_80gb", "a100-80gb", "a100-sxm4-80gb"),
         starts=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB", "NVIDIA A100"),
         bf16=312,
@@ -118,6 +124,7 @@ DEVICES = (
     ),
     _device(
         "h200",
+        chip="h100",
         aliases=("h200-141", "h200_141gb"),
         starts=("NVIDIA H200",),
         bf16=989.4,

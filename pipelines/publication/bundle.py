@@ -1,4 +1,4 @@
-"""Stages 8 and 10: the bundle is assembled from what was trained, its exported student proven equal to the trained one; then it is published.
+"""The bundle is assembled from what was trained, its exported student proven equal to the trained one; then it is published.
 
     bundle/          what models/registry.py lists: decoder/, student.onnx and student_table/ (student_table), student.safetensors, catalogue.parquet, report.json,
                      code_book.safetensors where codes are deeper than 1, teacher/ where their decoder had one, and item_text.safetensors where rows are learned from text; publication adds
@@ -24,24 +24,20 @@ from models.student import read_student
 from pipelines.codes.code_book import CODE_BOOK
 from pipelines.data.examples import Cases, Split, read_cases
 from pipelines.evaluation.evaluate import REPORT, Trained, read_report
-from pipelines.evaluation.gain import llm_pays
 from pipelines.evaluation.pair import save_pair
 from pipelines.publication.refit import read_found
 from pipelines.publication.student_table import GRAPH, export_student
 from pipelines.runner.stage import content_key
 from pipelines.scoring.student import StudentScorer
 from services.errors import StageFailed
-from services.features.schema import SERVICE
 from services.student.ranker import StudentRanker
 
 _MAX_RELATIVE_ERROR = 1e-4
 _NUM_COMPARED = 200
 _NUM_TIMED = 500
-_KEPT_METRICS = ("hr@10", "ndcg@10", "coverage@10", "calibration@10")
-"""What the manifest has of each model's metrics."""
 
 
-def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path, judged: Trained | None = None) -> None:
+def assemble(trained: Trained, evaluated: Path, made_at: datetime, out: Path, judged: Trained | None = None) -> None:
     """Assemble the bundle of what serves, with the pair that was judged beside it if that is another one, from which this one was refitted.
 
     Raises StageFailed when the exported student's scores differ from the trained one's.
@@ -61,7 +57,7 @@ def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path, ju
     if table is None:
         error = relative_error(StudentScorer(student), ranker, cases)
         if not error <= _MAX_RELATIVE_ERROR:  # which no NaN is
-            raise StageFailed("optimize", f"the exported student's scores differ by {error:.1e} of their range")
+            raise StageFailed("assemble", f"the exported student's scores differ by {error:.1e} of their range")
         serving: dict[str, float] = {"relative_error": error}
     else:
         serving = {"recall@10": table.recall, "num_scored": table.num_scored}
@@ -117,31 +113,3 @@ def publish(
     bundle = store.publish(folder, version, about, pages)
     store.promote(version, seen, force=force)
     return bundle
-
-
-def manifest_of(
-    report: dict[str, Any],
-    training: dict[str, Any],
-    prompt: dict[str, int],
-    depth: int,
-    llm_price_ndcg_per_ms: float,
-) -> dict[str, Any]:
-    """Return the manifest's content on the models: all but the version, the hashes, and what the gate found."""
-    return {
-        "dataset": report["dataset"],
-        "feature_service": SERVICE,
-        "prompt": prompt,
-        "depth": depth,
-        "repeats": report["repeats"],
-        "llm_pays": llm_pays(report["gain"], llm_price_ndcg_per_ms),
-        "llm_price_ndcg_per_ms": llm_price_ndcg_per_ms,
-        "decoder_ms": {row["slice"]: row["decoder_ms"] for row in report["gain"] if "decoder_ms" in row},
-        "num_items": report["num_items"],
-        "num_parameters": training["num_parameters"],
-        "training": {"num_tokens": training["num_tokens"]} | training["speed"],
-        "multiply_adds": report["multiply_adds"],
-        "metrics": {
-            name: {metric: report["metrics"][name][metric] for metric in _KEPT_METRICS}
-            for name in ("decoder", "student")
-        },
-    }

@@ -11,7 +11,7 @@ import structlog
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore
 from pipelines.data.examples import SplitKind
-from pipelines.options import STAGES, PipelineOptions
+from pipelines.options import STAGE_NAMES, PipelineOptions
 from pipelines.runner.stage import StageOutput
 from services.errors import BundleError, StageFailed
 
@@ -43,7 +43,9 @@ def live_of(
         if options.replace_live:
             log.warning("replace_live_without_effect", why=f"the data is that of {version}, so it is compared")
         return live
-    is_judged = STAGES.index(options.until) >= STAGES.index("gate") and options.split == SplitKind.LEAVE_ONE_OUT
+    is_judged = (
+        STAGE_NAMES.index(options.until) >= STAGE_NAMES.index("gate") and options.split == SplitKind.LEAVE_ONE_OUT
+    )
     if is_judged and not options.replace_live:
         raise StageFailed(
             ingested.stage,

@@ -16,6 +16,7 @@ from pipelines.evaluation.held_out import LEDGER, read_ledger
 from pipelines.options import PipelineOptions, Places
 from pipelines.run import flow, run_pipeline
 from pipelines.runner.bars import Bars
+from pipelines.stages import ModelRun
 from services.errors import BundleMoved, StageFailed
 from tests.integration.pipelines.conftest import quiet
 from tests.support.training.synthetic import raw_events, raw_items
@@ -85,7 +86,7 @@ def test_a_rollback_is_not_undone_by_the_next_run(
 def run_overtaken(options: PipelineOptions, places: Places, version: str) -> None:
     """Run the pipeline while somebody promotes this version."""
     with Bars(quiet()) as bars:
-        for output in flow(options, places, bars):
+        for output in flow(ModelRun(options=options, places=places), bars):
             if output.stage == "precompute":
                 BundleStore(places.bundle_root).promote(version)
 

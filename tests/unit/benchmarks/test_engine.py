@@ -33,7 +33,7 @@ def test_the_catalogue_lies_in_the_vocabulary(vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_a_peer_s_beams_may_spell_the_codes_of_some_item(level: int) -> None:
+def test_a_peer_s_beams_may_decode_the_codes_of_some_item(level: int) -> None:
     """The mask of every prefix is that of a search through all items; tokens map back to their codes."""
     trie, offsets = CodeTrie(TABLE), np.array(TABLE.token_offsets)
     prefixes = list(itertools.product(range(TABLE.level_size), repeat=level))

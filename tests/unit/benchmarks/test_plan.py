@@ -1,4 +1,4 @@
-"""The estimates of `tailrace plan`, calculated by hand from the measurements in the repository."""
+"""The estimates of `tailrace plan load`, calculated by hand from the measurements in the repository."""
 
 import json
 from pathlib import Path

@@ -11,7 +11,7 @@ from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import tokenize
 from pipelines.evaluation.evaluate import Trained, evaluate
 from pipelines.evaluation.held_out import HeldOut
-from pipelines.publication.bundle import optimize
+from pipelines.publication.bundle import assemble
 from pipelines.runner.stage import silent
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
@@ -60,7 +60,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPTH_1) -> Built:
     """Run the stages below this folder; `distill` trains the twin in another process."""
-    folders = [root / name for name in ("tokens", "train", "distill", "evaluate", "optimize")]
+    folders = [root / name for name in ("tokens", "train", "distill", "evaluate", "assemble")]
     for folder in folders:
         folder.mkdir()
     tokens, trained_dir, students, evaluated, optimized = folders
@@ -75,5 +75,5 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
     choose_student(tokens, SMALL_STUDENT, students, *fitted)
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     evaluate(trained, HeldOut(tokens, root, "tailrace pipeline"), "ring", evaluated, silent)
-    optimize(trained, evaluated, MADE_AT, optimized)
+    assemble(trained, evaluated, MADE_AT, optimized)
     return Built(trained, evaluated, optimized)

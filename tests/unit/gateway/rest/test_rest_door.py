@@ -132,7 +132,7 @@ async def test_events_come_as_an_object_a_list_or_one(rest: RestClient, world: W
     assert len(world.events.records) == 1
 
 
-async def test_an_event_may_spell_out_what_the_schema_says_may_be_null(rest: RestClient, world: World) -> None:
+async def test_an_event_may_write_out_what_the_schema_says_may_be_null(rest: RestClient, world: World) -> None:
     """Generated clients send null for what is absent: the id and the time are made, and no request is named."""
     schema = (await rest.http.get("/openapi.json")).json()["components"]["schemas"]["EventBody"]["properties"]
     nulls = {name: None for name, kind in schema.items() if {"type": "null"} in kind.get("anyOf", ())}

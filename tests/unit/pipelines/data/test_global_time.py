@@ -127,7 +127,7 @@ def test_data_without_a_part_is_refused(tmp_path: Path) -> None:
         ({"split": "by-hand"}, "--split: 'by-hand' is not known; give leave-one-out or global-time"),
         ({"split": "global-time", "warm_start": True}, "--warm-start: the live bundle has learned from events after"),
         ({"split": "global-time", "force": True}, "--force: a run with --split global-time publishes nothing"),
-        ({"split": "global-time", "until": "optimize"}, "--until optimize: a run with --split global-time publishes"),
+        ({"split": "global-time", "until": "assemble"}, "--until assemble: a run with --split global-time publishes"),
     ],
 )
 def test_options_that_would_see_the_future_or_publish_are_refused(given: dict[str, object], words: str) -> None:

@@ -12,7 +12,8 @@ from models.catalogue import load_catalogue
 from models.registry import BundleStore
 from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.held_out import HeldOut
-from pipelines.publication.bundle import manifest_of, publish
+from pipelines.publication.bundle import publish
+from pipelines.publication.manifest import about_models
 from pipelines.publication.model_card import CARD, interval_plot, render
 from pipelines.training.train_student import describe_earned, read_earned
 from tests.unit.pipelines.conftest import Built
@@ -49,7 +50,7 @@ def manifest(built: Built, tmp_path: Path) -> dict[str, Any]:
     }
     speed = {"tokens_per_s": 1_250.4, "flops_per_s": 2.5e9, "mfu": 0.0125}
     training = {"num_parameters": 12_345, "num_tokens": 5_000, "speed": speed}
-    made = manifest_of(read_report(built.evaluated), training, {"max_items": 10}, catalogue.depth, 0.001)
+    made = about_models(read_report(built.evaluated), training, {"max_items": 10}, catalogue.depth, 0.001)
     rows = {"against_live": [live | {"low": -0.15, "high": -0.05}], "against_reference": []}
     judged = {"data": data, **rows, "about_reference": "v0 cannot be read", "forced": ["drift of items"]}
     made |= {"distillation": read_earned(built.trained.students_dir)}

@@ -20,7 +20,7 @@ from pipelines.evaluation.champion import compare
 from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.evaluation.pair import load_pair
-from pipelines.publication.bundle import optimize
+from pipelines.publication.bundle import assemble
 from pipelines.publication.refit import (
     describe,
     find_problems,
@@ -55,7 +55,7 @@ def refitted(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(built: Built, refitted: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """It, published and live."""
     folder = tmp_path_factory.mktemp("published")
-    optimize(serving_pair(built.trained, refitted), built.evaluated, MADE_AT, folder, built.trained)
+    assemble(serving_pair(built.trained, refitted), built.evaluated, MADE_AT, folder, built.trained)
     prompt = {"max_items": built.trained.max_items, "stride": built.trained.stride}
     about = {"prompt": prompt, "data": {"newest_event_us": 1 << 60}}
     store = BundleStore(folder / "bundles")

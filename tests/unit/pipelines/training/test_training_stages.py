@@ -1,4 +1,4 @@
-"""Train, distill, evaluate and optimize on a small ring of items."""
+"""Train, distill, evaluate and assemble on a small ring of items."""
 
 import numpy as np
 import pytest

@@ -1,0 +1,99 @@
+"""A bundle's manifest, apart from its version, its hashes and how its student serves: the models, what was found of them, and what they were made from."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from models.files import file_sha256
+from pipelines.codes.tokenize import read_codes_report
+from pipelines.evaluation.evaluate import read_report
+from pipelines.evaluation.gain import llm_pays
+from pipelines.evaluation.held_out import HeldOut
+from pipelines.options import PipelineOptions
+from pipelines.publication.judge import Judgement
+from pipelines.runner.stage import StageOutput
+from pipelines.training.recipes import Recipe
+from pipelines.training.train_decoder import read_training
+from pipelines.training.train_student import read_earned
+from services.features.schema import SERVICE
+
+_KEPT_METRICS = ("hr@10", "ndcg@10", "coverage@10", "calibration@10")
+"""What the manifest has of each model's metrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a bundle's models come from: the stages so far, by name, what the gate found, the recipe and the options of the run, its command, and a hash of its sources."""
+
+    made: Mapping[str, StageOutput]
+    judgement: Judgement
+    held_out: HeldOut
+    recipe: Recipe
+    options: PipelineOptions
+    command: str
+    code: str
+
+
+def manifest_of(origin: Origin) -> dict[str, Any]:
+    """Return the manifest (JSON values)."""
+    folders = {name: output.path for name, output in origin.made.items()}
+    training = read_training(folders["train"])
+    parents = {"started_from": training["started_from"], **origin.judgement.parents()}
+    about = about_models(
+        read_report(folders["evaluate"]),
+        training,
+        origin.recipe.prompt,
+        read_codes_report(folders["tokenize"])["depth"],
+        origin.options.llm_price_ndcg_per_ms,
+    )
+    return (
+        about
+        | {"distillation": read_earned(folders["distill"])}
+        | origin.judgement.record()
+        | {"test_set": origin.held_out.record(), "lineage": _lineage(origin, parents)}
+    )
+
+
+def about_models(
+    report: dict[str, Any],
+    training: dict[str, Any],
+    prompt: dict[str, int],
+    depth: int,
+    llm_price_ndcg_per_ms: float,
+) -> dict[str, Any]:
+    """Return the manifest's content on the models: all but what the gate found, and the lineage."""
+    return {
+        "dataset": report["dataset"],
+        "feature_service": SERVICE,
+        "prompt": prompt,
+        "depth": depth,
+        "repeats": report["repeats"],
+        "llm_pays": llm_pays(report["gain"], llm_price_ndcg_per_ms),
+        "llm_price_ndcg_per_ms": llm_price_ndcg_per_ms,
+        "decoder_ms": {row["slice"]: row["decoder_ms"] for row in report["gain"] if "decoder_ms" in row},
+        "num_items": report["num_items"],
+        "num_parameters": training["num_parameters"],
+        "training": {"num_tokens": training["num_tokens"]} | training["speed"],
+        "multiply_adds": report["multiply_adds"],
+        "metrics": {
+            name: {metric: report["metrics"][name][metric] for metric in _KEPT_METRICS}
+            for name in ("decoder", "student")
+        },
+    }
+
+
+def _lineage(origin: Origin, parents: dict[str, str | None]) -> dict[str, Any]:
+    """Return what a bundle was made from: hashes of its data, of the sources and of each stage's inputs, options, parents."""
+    ingested = origin.made["ingest"].path
+    given = {name: value for name, value in asdict(origin.options).items() if name != "recipes"}
+    given |= {"dataset": origin.options.data_name, "recipe": asdict(origin.recipe)}
+    return {
+        "data": {name: file_sha256(ingested / name) for name in ("events.parquet", "items.parquet")},
+        "code": origin.code,
+        "options": json.loads(json.dumps(given, default=str)),
+        "seed": origin.recipe.train.seed,
+        "parents": parents,
+        "stages": {name: output.key for name, output in origin.made.items()},
+        "command": origin.command,
+    }

@@ -1,0 +1,392 @@
+"""The stages of the offline flow, top to bottom: what each reads of those before it, and what it makes. `STAGES` is the flow.
+
+    ingest -> features -> (depth) -> tokenize -> train -> distill -> evaluate -> gate -> (refit) -> assemble -> precompute -> publish
+
+A stage is a function of the run so far. It is skipped where its output for these inputs exists; what has an effect outside of its folder (the online store,
+the live pointer) is done in any case, since that is cheap and the store may have been emptied in between. Another stage is one more function, and its row in `STAGES`.
+"""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psutil
+import structlog
+import torch
+
+from models.catalogue import load_catalogue
+from models.registry import Bundle, BundleStore
+from pipelines.codes import reuse, tokenize
+from pipelines.codes.options import CodesOptions
+from pipelines.data import ingest
+from pipelines.data.examples import SplitKind
+from pipelines.evaluation import code_depth, evaluate, gate
+from pipelines.evaluation.held_out import HeldOut
+from pipelines.features import point_in_time, tables
+from pipelines.options import PipelineOptions, Places
+from pipelines.publication import bundle, judge, manifest, model_card, precompute, refit
+from pipelines.publication.live import live_of
+from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
+from pipelines.training import recipes, train_decoder, train_student
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.device import choose_device
+from pipelines.training.start import from_text_checkpoint
+from pipelines.training.start.warm_start import WarmStart, last_whole_training, verified_live
+from services.features.writer import FeatureWriter
+
+log = structlog.get_logger()
+
+
+@dataclass(kw_only=True)
+class ModelRun:
+    """One run of the flow for the model of this name: what was asked for, and what its stages have made so far, by their names.
+
+    Args:
+        live: The bundle that the run is to replace, None without one or before the stage `features`.
+        judgement: What the gate found, None before it.
+    """
+
+    options: PipelineOptions
+    places: Places
+    model_name: str = "default"
+    made: dict[str, StageOutput] = field(default_factory=dict)
+    live: Bundle | None = None
+    judgement: judge.Judgement | None = None
+
+    def __post_init__(self) -> None:
+        self.cache = StageCache(self.places.stages_dir)
+        self.store = BundleStore(self.places.bundle_root)
+        self.live_version = self.store.live_version()  # as the run began
+        self.split = SplitKind(self.options.split)
+        self.publishes = self.split == SplitKind.LEAVE_ONE_OUT
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of all trainings."""
+        return choose_device(self.options.device)
+
+    @cached_property
+    def live_before(self) -> Bundle | None:
+        """The live bundle whose codes a warm start keeps, None for a whole training. Ready after `features`."""
+        is_own_data = self.live is not None or self.live_version is None
+        return verified_live(self.store) if self.options.warm_start and is_own_data else None
+
+    @cached_property
+    def start(self) -> WarmStart | None:
+        """What a warm start's weights begin as. Ready after `features`."""
+        events = self.made["ingest"].path / "events.parquet"
+        return last_whole_training(self.store, self.live_before, events) if self.live_before else None
+
+    @cached_property
+    def codes(self) -> CodesOptions:
+        """The codes' options with their depth, where a comparison or the live bundle decides on it. Ready after `depth`."""
+        options = self.options.codes
+        if "depth" in self.made:
+            chosen = code_depth.read_comparison(self.made["depth"].path)["depth"]
+            return replace(options, depth=chosen, is_compared=True)
+        (depth,) = self.depths
+        return options if depth == options.depth_for(self.num_items) else replace(options, depth=depth)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """The depths of codes between which validation decides, or the only one. A warm start keeps the depth that it starts from."""
+        if self.live_before is not None and self.options.codes.depth is None:
+            return (load_catalogue(self.live_before.path / "catalogue.parquet").depth,)
+        widest = max(recipe.train.hidden_size for recipe in self.options.recipes)
+        return self.options.codes.depths_to_compare(self.num_items, widest, psutil.virtual_memory().available)
+
+    @cached_property
+    def num_items(self) -> int:
+        """The number of items that were ingested."""
+        counted = pl.scan_parquet(self.made["ingest"].path / "items.parquet").select(pl.len()).collect()
+        return int(counted.item())
+
+    @cached_property
+    def size(self) -> recipes.DataSize:
+        """The size of the data, and whether its labels repeat. Ready after `tokenize`."""
+        return recipes.data_size(self.made["tokenize"].path)
+
+    @cached_property
+    def recipe(self) -> recipes.Recipe:
+        """How both models are trained. Ready after `tokenize`."""
+        return recipes.choose(self.options.recipes, self.size)
+
+    @cached_property
+    def judged(self) -> evaluate.Trained:
+        """The pair that the gate judges. Ready after `distill`."""
+        return evaluate.Trained(
+            self.made["tokenize"].path,
+            self.made["train"].path / "decoder",
+            self.made["distill"].path,
+            repeats=self.size.repeats,
+            device=self.device,
+            **self.recipe.prompt,
+        )
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        """The test labels, whose openings are counted. Ready after `tokenize`."""
+        return HeldOut(self.made["tokenize"].path, self.places.stages_dir, self.command)
+
+    @cached_property
+    def assembled(self) -> tuple[Path, str]:
+        """The bundle's folder and its version. Ready after `assemble`."""
+        folder = self.made["assemble"].path
+        return folder / "bundle", (folder / "version.txt").read_text()
+
+    @property
+    def command(self) -> str:
+        """What this process was started as; the module of the command `tailrace` by that name."""
+        path = Path(sys.argv[0])
+        return shlex.join(["tailrace" if path.parts[-2:] == ("cli", "main.py") else path.name, *sys.argv[1:]])
+
+    def checkpoints(self, stage: str, key: str) -> Checkpoints:
+        """Return where this stage's fits save their states."""
+        return Checkpoints(self.cache.checkpoint_dir(stage, key), stage, self.options.checkpoint_every_s)
+
+    def manifest(self) -> dict[str, Any]:
+        """Return a bundle's manifest without its version, its hashes and how its student serves. Ready after `gate`."""
+        assert self.judgement is not None
+        origin = manifest.Origin(
+            made=self.made,
+            judgement=self.judgement,
+            held_out=self.held_out,
+            recipe=self.recipe,
+            options=self.options,
+            command=self.command,
+            code=content_key({}, [], [sys.modules[__name__]]),
+        )
+        return {"model_name": self.model_name} | manifest.manifest_of(origin)
+
+
+def _ingest(run: ModelRun, _: Progress) -> StageOutput:
+    """Make events and items of one schema from the given tables, or the data set, and the live log."""
+    return ingest_events(run.cache, run.options, run.places)
+
+
+def _features(run: ModelRun, progress: Progress) -> StageOutput:
+    """Replay the events to histories, and fill the online store with them. Data of another kind than the live bundle's is refused first."""
+    ingested, places = run.made["ingest"], run.places
+    run.live = live_of(run.store, run.live_version, ingested, run.options, run.command)
+    max_items, roles = places.history_max_items, places.event_roles
+    built = run.cache.run(
+        "features",
+        tables.key(ingested.key, max_items),
+        lambda out: tables.build_tables(ingested.path, max_items, out, progress, roles),
+    )
+    tables.serve(built.path, places.feature_repo, places.offline_log_dir, progress)
+    return built
+
+
+def _depth(run: ModelRun, progress: Progress) -> StageOutput:
+    """Tokenize and train at each depth, which the stages of these names then find done, and compare on validation."""
+    candidates, keys, repeats = {}, [], False
+    for one in run.depths:
+        tokenized = _tokenize_by(run, replace(run.options.codes, depth=one, is_compared=True))
+        size = recipes.data_size(tokenized.path)
+        recipe, repeats = recipes.choose(run.options.recipes, size), size.repeats
+        trained = _train_on(run, tokenized, recipe, progress)
+        keys.append(trained.key)
+        candidates[one] = code_depth.Candidate(
+            tokenized=tokenized.path, decoder_dir=trained.path / "decoder", **recipe.prompt
+        )
+    return run.cache.run(
+        "depth",
+        content_key({}, keys, [code_depth]),
+        lambda out: code_depth.compare(candidates, repeats=repeats, device=run.device, out=out),
+    )
+
+
+def _tokenize(run: ModelRun, _: Progress) -> StageOutput:
+    """Give the items their codes, and make examples of the histories with their splits."""
+    return _tokenize_by(run, run.codes)
+
+
+def _tokenize_by(run: ModelRun, codes: CodesOptions) -> StageOutput:
+    ingested, max_items = run.made["ingest"], run.places.history_max_items
+    histories = partial(point_in_time.histories_as_of, run.places.feature_repo)
+    kept = reuse.kept_codes(run.live_before.path) if run.live_before else None  # whether or not its weights are
+    parameters = {"max_items": max_items, "kept": kept.key if kept else None, "split": run.split} | asdict(codes)
+    return run.cache.run(
+        "tokenize",
+        content_key(parameters, [ingested.key, run.made["features"].key], [tokenize, point_in_time]),
+        lambda out: tokenize.tokenize(ingested.path, histories, max_items, out, codes, kept, run.split),
+    )
+
+
+def _train(run: ModelRun, progress: Progress) -> StageOutput:
+    """Train the decoder on the examples."""
+    return _train_on(run, run.made["tokenize"], run.recipe, progress)
+
+
+def _train_on(run: ModelRun, tokenized: StageOutput, recipe: recipes.Recipe, progress: Progress) -> StageOutput:
+    parameters = {"device": run.device.type, "started_from": run.start.version if run.start else None}
+    checkpoint = from_text_checkpoint.checkpoint_hash(recipe.train.text_start)
+    key = content_key(parameters | asdict(recipe.train), [tokenized.key, checkpoint], [train_decoder])
+    saved = run.checkpoints("train", key)
+    return run.cache.run(
+        "train",
+        key,
+        lambda out: train_decoder.train(tokenized.path, recipe.train, out, saved, run.device, progress, run.start),
+    )
+
+
+def _distill(run: ModelRun, progress: Progress) -> StageOutput:
+    """Train the student with the decoder's targets, and its twin without; the one that validates better serves."""
+    tokenized, trained, options = run.made["tokenize"].path, run.made["train"], run.recipe.distill
+    key = content_key(asdict(options), [trained.key], [train_student])
+    saved, decoder_dir = run.checkpoints("distill", key), trained.path / "decoder"
+    return run.cache.run(
+        "distill",
+        key,
+        lambda out: train_student.distill(tokenized, decoder_dir, options, out, saved, run.device, progress, run.start),
+    )
+
+
+def _evaluate(run: ModelRun, progress: Progress) -> StageOutput:
+    """Rank the test labels by both models and the baselines, and write the report."""
+    name = run.options.data_name
+    return run.cache.run(
+        "evaluate",
+        content_key({"name": name, "repeats": run.size.repeats}, [run.made["distill"].key], [evaluate]),
+        lambda out: evaluate.evaluate(run.judged, run.held_out, name, out, progress),
+    )
+
+
+def _gate(run: ModelRun, _: Progress) -> StageOutput:
+    """Judge both models and the data. Raises StageFailed, with the report of what is refused and what one can do next."""
+    evaluated, ingested, options = run.made["evaluate"], run.made["ingest"], run.options
+    compared = run.live if run.publishes else None  # it learned from what is after the cut
+    judged = judge.judge(run.judged, run.held_out, evaluated, ingested.path, run.store, compared, options)
+    run.judgement = judged
+    if judged.problems and not options.force:
+        _refuse(run, judged)
+    if judged.forced:
+        log.warning("gate_forced", problems=judged.forced)
+    return StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
+
+
+def _refuse(run: ModelRun, judged: judge.Judgement) -> None:
+    evaluated, about = run.made["evaluate"], run.manifest()
+    report = evaluate.read_report(evaluated.path)
+    compared = gate.Compared(live=judged.against_live, reference=judged.against_reference)
+    steps = gate.next_steps(report["metrics"], compared, judged.data, run.options.gate)
+    refused = run.cache.run(
+        "gate",
+        content_key(about | {"problems": judged.problems}, [evaluated.key], [model_card, gate]),
+        lambda out: model_card.write_refusal(about, report, judged.problems, steps, out),
+    )
+    outcome = gate.NOT_PUBLISHED if run.publishes else f"a run with --split {run.split} publishes nothing"
+    gate.refuse(judged.problems, f"{outcome}; report: {refused.path / model_card.CARD}", steps)
+
+
+def _refit(run: ModelRun, progress: Progress) -> StageOutput:
+    """Let the pair that passed the gate learn from all events."""
+    key = refit.key(run.recipe, run.made["distill"].key)
+    saved = run.checkpoints("refit", key)
+    return run.cache.run("refit", key, lambda out: refit.refit(run.judged, run.recipe, out, saved, progress))
+
+
+def _assemble(run: ModelRun, _: Progress) -> StageOutput:
+    """Export the student, and make the bundle of the pair that serves. Raises StageFailed for a refit that harmed, BundleWithdrawn."""
+    assert run.judgement is not None
+    serving, beside, last = run.judged, None, run.made["evaluate"]
+    if run.options.refit:
+        last = run.made["refit"]
+        refit.refuse(refit.read_found(last.path))
+        serving, beside = refit.serving_pair(run.judged, last.path), run.judged
+    parameters = run.recipe.prompt | run.judgement.key() | {"llm_price": run.options.llm_price_ndcg_per_ms}
+    evaluated, now = run.made["evaluate"].path, datetime.now(UTC)
+    return run.cache.run(
+        "assemble",
+        content_key(parameters, [last.key], [bundle]),
+        lambda out: bundle.assemble(serving, evaluated, now, out, beside),
+    )
+
+
+def _precompute(run: ModelRun, progress: Progress) -> StageOutput:
+    """Make the lists of the busiest users, and write them to the online store. Raises BundleWithdrawn without `force`."""
+    folder, version = run.assembled
+    if not run.options.force:
+        run.store.refuse_withdrawn(version, folder)
+    catalogue, repeats = load_catalogue(folder / "catalogue.parquet"), run.size.repeats
+    ranker = precompute.BatchRanker(folder / "decoder", catalogue, version, repeats=repeats, **run.recipe.prompt)
+    return store_lists(run.cache, run.options, run.places, run.made["ingest"], ranker, progress)
+
+
+def _publish(run: ModelRun, _: Progress) -> StageOutput:
+    """Publish the bundle with its manifest and model card, and make it live. Raises BundleMoved where another went live meanwhile."""
+    assert run.judgement is not None
+    folder, version = run.assembled
+    finished = evaluate.read_report(folder)
+    about = run.manifest() | {name: finished[name] for name in ("student_serving", "refit")}
+    pages = {model_card.CARD: model_card.render(version, about, finished)}
+    store, force = run.store, run.options.force
+    published = bundle.publish(store, folder, version, about, pages, run.live_version, force=force)
+    if (
+        run.options.replace_live and run.judgement.reference is None
+    ):  # what was replaced can measure nothing of this data
+        store.set_reference(version, "tailrace pipeline --replace-live")
+    store.prune(run.places.keep_bundles)
+    FeatureWriter(run.places.feature_repo).remove_precomputed(store.versions())
+    return StageOutput("publish", version, published.path, skipped=False, seconds=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of the flow: its name, what makes its output, and whether a run has it, which is asked after the stages before it."""
+
+    name: str
+    make: Callable[[ModelRun, Progress], StageOutput]
+    is_in: Callable[[ModelRun], bool] = lambda run: True
+
+
+STAGES = (
+    Stage("ingest", _ingest),
+    Stage("features", _features),
+    Stage("depth", _depth, lambda run: len(run.depths) > 1),
+    Stage("tokenize", _tokenize),
+    Stage("train", _train),
+    Stage("distill", _distill),
+    Stage("evaluate", _evaluate),
+    Stage("gate", _gate),
+    Stage("refit", _refit, lambda run: run.publishes and run.options.refit),
+    Stage("assemble", _assemble, lambda run: run.publishes),
+    Stage("precompute", _precompute, lambda run: run.publishes),
+    Stage("publish", _publish, lambda run: run.publishes),
+)
+
+
+def ingest_events(cache: StageCache, options: PipelineOptions, places: Places) -> StageOutput:
+    """Run the stage `ingest` on the given tables and the live log."""
+    log_files = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
+    source = ingest.Source(options.events, options.items, log_files, places.event_roles)
+    return cache.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
+
+
+def store_lists(
+    cache: StageCache,
+    options: PipelineOptions,
+    places: Places,
+    ingested: StageOutput,
+    ranker: precompute.BatchRanker,
+    progress: Progress,
+) -> StageOutput:
+    """Run the stage `precompute` for the busiest users of these events, and write their lists to the online store."""
+    writer = FeatureWriter(places.feature_repo)
+    users = precompute.busiest_users(pl.read_parquet(ingested.path / "events.parquet"), options.precompute.num_users)
+    histories = list(writer.read_histories(users).values())
+    listed = cache.run(
+        "precompute",
+        precompute.key(ranker.bundle_version, histories, options.precompute),
+        lambda out: precompute.precompute(ranker, histories, options.precompute, out, progress),
+    )
+    writer.write_precomputed(precompute.read_rows(listed.path), time.time_ns() // 1_000)
+    return listed
