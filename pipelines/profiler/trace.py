@@ -58,6 +58,8 @@ _KINDS = {
     "python_function": Kind.PYTHON,
 }
 """By Kineto's category in lower case, the older names among them. `gpu_user_annotation` and `cuda_sync` are no work of a device."""
+_KINDS_BY_PROCESS = {"CPU functions": Kind.OPERATION, "CUDA functions": Kind.KERNEL}
+"""Of the traces that torch.autograd.profiler writes without Kineto, which have no categories."""
 _RANGE_NAMES = re.compile(r"ProfilerStep|enumerate\(DataLoader\)|Optimizer\.|## ")
 """Beginnings of ranges that older versions file as operations."""
 
@@ -233,7 +235,8 @@ def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -
 
 
 def _kind_of(one: Mapping[str, Any]) -> Kind | None:
-    kind, name = _KINDS.get(str(one.get("cat", "")).lower()), str(one.get("name", ""))
+    name = str(one.get("name", ""))
+    kind = _KINDS.get(str(one["cat"]).lower()) if "cat" in one else _KINDS_BY_PROCESS.get(str(one.get("pid")))
     if kind is Kind.OPERATION and _RANGE_NAMES.match(name):
         return Kind.RANGE
     return Kind.OPERATION if kind is Kind.RANGE and name.startswith(f"{OUR_METADATA}::") else kind

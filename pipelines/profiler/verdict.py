@@ -32,7 +32,7 @@ LOSSES: Mapping[Bottleneck, float] = {
     Bottleneck.COMMUNICATION: 0.25,
     Bottleneck.COPY: 0.2,
     Bottleneck.HOST: 0.3,
-    Bottleneck.LAUNCH: 0.45,
+    Bottleneck.LAUNCH: 0.5,
 }
 """The share of the span from which a loss is named.
 

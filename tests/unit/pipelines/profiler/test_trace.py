@@ -5,6 +5,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import torch
 
 from models.errors import InvalidRequest
 from pipelines.profiler.trace import Kind, read_traces
@@ -37,6 +38,17 @@ def test_old_categories_have_the_same_kinds(tmp_path: Path) -> None:
     assert [one.kind for one in trace.events] == [
         Kind.KERNEL, Kind.COPY, Kind.COPY, Kind.OPERATION, Kind.RANGE, Kind.RUNTIME,
     ]  # fmt: skip
+
+
+def test_traces_without_kineto_have_their_kinds_by_process(tmp_path: Path) -> None:
+    """torch.autograd.profiler alone writes no categories."""
+    with torch.autograd.profiler.profile(use_kineto=False) as recorded:
+        torch.ones(3) + 1
+    recorded.export_chrome_trace(str(tmp_path / "plain.json"))
+
+    (trace,) = read_traces([tmp_path / "plain.json"])
+
+    assert {"aten::ones", "aten::add"} <= {one.name for one in trace.of(Kind.OPERATION)}
 
 
 def test_events_that_cannot_be_placed_are_counted_and_left_out(tmp_path: Path) -> None:
