@@ -89,14 +89,9 @@ class Operation:
 def limits_of(trace: Trace) -> Limits | None:
     """Return the limits of the trace's first device: measured ones, or the data sheet's."""
     measured = trace.measured
+    if measured is not None:
+        return Limits({measured.dtype: measured.flops_per_s}, measured.bytes_per_s, "measured")
     device = next((event.device for event in trace.events if event.is_on_device), None)
-    try:
-        if measured:
-            return Limits(
-                {str(measured["dtype"]): float(measured["flops_per_s"])}, float(measured["bytes_per_s"]), "measured"
-            )
-    except (KeyError, TypeError, ValueError):
-        pass
     sheet = None if device is None else device_of_driver(trace.device_names.get(device, ""))
     return None if sheet is None else Limits(sheet.flops_per_s, sheet.memory_bytes_per_s, sheet.name)
 
@@ -160,9 +155,8 @@ def most_expensive(
 
 def _whole_cost(trace: Trace, name: str) -> Cost | None:
     """Return the cost of all calls of compiled code together, which `record` noted; None for other operations."""
-    noted = trace.measured.get("operations")
-    found = noted.get(name) if isinstance(noted, dict) else None
-    return Cost(float(found[0]), float(found[1])) if isinstance(found, list) and found[1:] and found[1] > 0 else None
+    noted = trace.measured.operations if trace.measured is not None else {}
+    return Cost(*noted[name]) if name in noted else None
 
 
 class _Launchers:
@@ -173,8 +167,8 @@ class _Launchers:
 
     def __init__(self, trace: Trace) -> None:
         operations = trace.of(Kind.OPERATION) if trace.is_of_gpu else []
-        self._by_id = {one.args["External id"]: one for one in operations if "External id" in one.args}
-        self._by_correlation: dict[Any, Event] = {}
+        self._by_id = {_number_of(one, "External id"): one for one in operations}
+        self._by_correlation: dict[int | None, Event] = {}
         stacks: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
         for event in trace.of(Kind.OPERATION, Kind.RUNTIME) if operations else []:
             stack = stacks[event.thread]
@@ -182,16 +176,22 @@ class _Launchers:
                 stack.pop()
             if event.kind is Kind.OPERATION:
                 stack.append(event)
-            elif stack and "correlation" in event.args:
-                self._by_correlation[event.args["correlation"]] = stack[-1]
+            elif stack:
+                self._by_correlation[_number_of(event, "correlation")] = stack[-1]
 
     def of(self, event: Event) -> Event:
         """Return the operation; the event itself where it is none of a device, a collective, or its launch was not recorded."""
         if not event.is_on_device or is_communication(event.name):
             return event
-        correlation, external = event.args.get("correlation"), event.args.get("External id")
-        found = self._by_correlation.get(correlation)
-        return found or self._by_id.get(None if external == correlation else external, event)
+        correlation, external = _number_of(event, "correlation"), _number_of(event, "External id")
+        if correlation is not None and correlation in self._by_correlation:
+            return self._by_correlation[correlation]
+        return event if external in {None, correlation} else self._by_id.get(external, event)
+
+
+def _number_of(event: Event, name: str) -> int | None:
+    found = event.args.get(name)
+    return found if isinstance(found, int) else None
 
 
 def dtype_of(event: Event) -> str:

@@ -93,6 +93,16 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What `record` noted: the device's limits in a dtype (fp32 or bf16), and FLOPs and bytes of all calls of operations without shapes."""
+
+    dtype: str
+    flops_per_s: float
+    bytes_per_s: float
+    operations: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """One rank's events by their start, longest first; device names by number, as the driver reports them."""
 
@@ -100,8 +110,7 @@ class Trace:
     rank: int
     events: Sequence[Event]
     device_names: Mapping[int, str] = field(default_factory=dict)
-    measured: Mapping[str, Any] = field(default_factory=dict)
-    """Of traces that `record` made: `dtype`, `flops_per_s`, `bytes_per_s`, and FLOPs and bytes of `operations` that have no shapes."""
+    measured: Measured | None = None
     notes: Sequence[str] = ()
 
     @property
@@ -162,13 +171,12 @@ def _read_json(path: Path, *, is_gzip: bool) -> Trace:
         for one in (properties if isinstance(properties, list) else ())
         if isinstance(one, dict) and isinstance(one.get("id"), int) and "name" in one
     }
-    measured = about.get(OUR_METADATA)
     return Trace(
         path,
         rank if isinstance(rank, int) else 0,
         events,
         names,
-        measured if isinstance(measured, dict) else {},
+        _measured(about.get(OUR_METADATA)),
         [f"{number} events were left out: {why}" for why, number in left_out.items()],
     )
 
@@ -232,6 +240,22 @@ def _event(one: Mapping[str, Any], duration_us: float, left_out: Counter[str]) -
             thread,
             args if isinstance(args, dict) else {},
         )
+
+
+def _measured(noted: Any) -> Measured | None:
+    """Return what our recorder noted, None where there is nothing of its kind."""
+    if not isinstance(noted, dict) or not isinstance(noted.get("operations"), dict):
+        return None
+    limits = [_number(noted.get(name)) for name in ("flops_per_s", "bytes_per_s")]
+    if not all(0 < limit < math.inf for limit in limits):
+        return None
+    operations = {
+        name: (_number(cost[0]), _number(cost[1]))
+        for name, cost in noted["operations"].items()
+        if isinstance(cost, list) and len(cost) == 2
+    }
+    known = {name: cost for name, cost in operations.items() if cost[0] >= 0 and 0 < cost[1] < math.inf}
+    return Measured(str(noted.get("dtype")), *limits, known)
 
 
 def _kind_of(one: Mapping[str, Any]) -> Kind | None:
@@ -309,7 +333,7 @@ def _read_nsys(path: Path) -> list[Trace]:
             _FIELD, f"{path} holds no activity of a device", "record with `nsys profile --trace=cuda,nvtx`"
         )
     notes = [f"{number} events were left out: {why}" for why, number in left_out.items() if number]
-    return [Trace(path, rank, _placed(events), names, {}, notes) for rank, events in enumerate(ranks)]
+    return [Trace(path, rank, _placed(events), names, None, notes) for rank, events in enumerate(ranks)]
 
 
 def _rows(base: sqlite3.Connection, tables: set[str], table: str) -> list[sqlite3.Row]:
