@@ -64,9 +64,10 @@ def main() -> None:
     report: dict[str, Any] = {"limits": asdict(limits), "attention": attention_rows(sizes, device, dtype, limits)}
     write_report(options.out, report)
     report["steps"], profiles = step_rows(sizes, device, dtype, limits, options.out.parent)
-    report["profiles"] = as_json(profiles)
+    report["profiles"] = {name: as_json([profile]) for name, profile in profiles.items()}
     write_report(options.out, report)
-    print(*as_lines(profiles), sep="\n")
+    for profile in profiles.values():
+        print(*as_lines([profile]), sep="\n")
     for rows in (report["attention"], report["steps"]):
         for row in rows:
             print(row)
@@ -149,7 +150,7 @@ def _row(kind: str, seconds: float, num_bytes: float, flops: float, limits: Mach
 
 def step_rows(
     sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: MachineLimits, out: Path
-) -> tuple[list[dict[str, Any]], list[RankProfile]]:
+) -> tuple[list[dict[str, Any]], dict[str, RankProfile]]:
     """Time steps of texts and of rankings, with their shares of the roofline; then record the same again, into traces in the folder `out`.
 
     Each is run once before: at first use kernels are loaded, and what runs eagerly is compiled.
@@ -160,7 +161,7 @@ def step_rows(
     config = EngineConfig(num_blocks=blocks, max_beam_rows=sizes.beams, max_running=sizes.texts, cpu_kernels="torch")
     engine = Engine(decoder, config, items=items, bundle_version="profile")
     engine.warm_up()
-    rows, traces, draw = [], [], np.random.default_rng(0)
+    rows, profiles, draw = [], {}, np.random.default_rng(0)
     for name in ("texts", "ranking"):
         _add(engine, name, sizes, draw)
         drain(engine, HostClock())
@@ -169,9 +170,10 @@ def step_rows(
         for kind, spent in steps.items():
             row = _row(f"{name}: {kind}", spent["seconds"], spent["num_bytes"], spent["flops"], limits)
             rows.append(row | {"steps": spent["steps"]})
-        traces.append(out / f"{name}.trace.json.gz")
-        record(of_engine(engine, partial(_add, engine, name, sizes)), traces[-1], device, dtype)
-    return rows, [profile_of(one) for one in read_traces(traces)]
+        trace = out / f"{name}.trace.json.gz"
+        record(of_engine(engine, partial(_add, engine, name, sizes)), trace, device, dtype)
+        profiles[name] = profile_of(read_traces([trace])[0])
+    return rows, profiles
 
 
 def _add(engine: Engine, name: str, sizes: Sizes, draw: np.random.Generator) -> None:

@@ -246,8 +246,8 @@ def _measured(noted: Any) -> Measured | None:
     """Return what our recorder noted, None where there is nothing of its kind."""
     if not isinstance(noted, dict) or not isinstance(noted.get("operations"), dict):
         return None
-    limits = [_number(noted.get(name)) for name in ("flops_per_s", "bytes_per_s")]
-    if not all(0 < limit < math.inf for limit in limits):
+    flops_per_s, bytes_per_s = (_number(noted.get(name)) for name in ("flops_per_s", "bytes_per_s"))
+    if not (0 < flops_per_s < math.inf and 0 < bytes_per_s < math.inf):
         return None
     operations = {
         name: (_number(cost[0]), _number(cost[1]))
@@ -255,7 +255,7 @@ def _measured(noted: Any) -> Measured | None:
         if isinstance(cost, list) and len(cost) == 2
     }
     known = {name: cost for name, cost in operations.items() if cost[0] >= 0 and 0 < cost[1] < math.inf}
-    return Measured(str(noted.get("dtype")), *limits, known)
+    return Measured(str(noted.get("dtype")), flops_per_s, bytes_per_s, known)
 
 
 def _kind_of(one: Mapping[str, Any]) -> Kind | None:
