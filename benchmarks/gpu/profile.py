@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.profile cuda OUT [--tiny]
 
 Bytes and FLOPs are the least that the work needs, by the cost model for steps; GB/s and TFLOP/s are these over the measured time, and the
-share is that of the larger of both limits that the card was measured to reach. Traces stay beside OUT, for `tailrace profile --trace`.
+share is that of the larger of both limits that the card was measured to reach. Traces stay beside OUT, for `tailrace profile`.
 """
 
 import argparse
