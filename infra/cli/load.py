@@ -11,7 +11,7 @@ from services.errors import NotFound
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Of a command whose options are those of the benchmark behind it, `--help` among them."""
 BENCHMARKS = {
-    "serve": "how fast the running stack answers, by tier and door; `serve overload`, `serve load`",
+    "serve": "how fast the running stack answers, by tier and door; `serve overload` goes beyond its capacity",
     "freshness": "how soon an event shows in an answer of the running stack",
     "capacity": "what a request, a user and an event of the running stack cost; `tailrace plan load` computes from it",
     "text": "what the OpenAI door costs beside the bare engine",

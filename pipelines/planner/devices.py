@@ -74,7 +74,7 @@ DEVICES = (
     _device(
         "a100-40",
         chip="a100",
-        aliases=("a100_40gb", "a100-40gb", "a100-sxm4-40gb"),
+        aliases=("a100-40gb", "a100-sxm4-40gb"),
         starts=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
         bf16=312,
         fp32=19.5,
@@ -87,7 +87,7 @@ DEVICES = (
     _device(
         "a100-80",
         chip="a100",
-        aliases=("a100", "a100_80gb", "a100-80gb", "a100-sxm4-80gb"),
+        aliases=("a100", "a100-80gb", "a100-sxm4-80gb"),
         starts=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB", "NVIDIA A100"),
         bf16=312,
         fp32=19.5,
@@ -99,7 +99,7 @@ DEVICES = (
     ),
     _device(
         "h100",
-        aliases=("h100_80gb", "h100-80", "h100-80gb", "h100-sxm"),
+        aliases=("h100-80", "h100-80gb", "h100-sxm"),
         starts=("NVIDIA H100 80GB HBM3",),
         bf16=989.4,
         fp32=66.9,
@@ -125,7 +125,7 @@ DEVICES = (
     _device(
         "h200",
         chip="h100",
-        aliases=("h200-141", "h200_141gb"),
+        aliases=("h200-141", "h200-141gb"),
         starts=("NVIDIA H200",),
         bf16=989.4,
         fp32=66.9,
@@ -185,7 +185,7 @@ DEVICES = (
     ),
     _device(
         "rtx4090",
-        aliases=("4090", "rtx-4090", "rtx_4090"),
+        aliases=("4090", "rtx-4090"),
         starts=("NVIDIA GeForce RTX 4090",),
         bf16=165.2,
         fp32=82.6,
@@ -197,7 +197,7 @@ DEVICES = (
     ),
     _device(
         "rtx3090",
-        aliases=("3090", "rtx-3090", "rtx_3090"),
+        aliases=("3090", "rtx-3090"),
         starts=("NVIDIA GeForce RTX 3090",),
         bf16=71,
         fp32=35.6,
@@ -236,11 +236,13 @@ class Gpus:
 
 
 def device_named(name: str, field: str = "--gpus") -> Device:
-    """Return the device that is written so, in whatever case. Raises InvalidRequest with `field` and the names that are known."""
-    wanted = name.strip().lower()
+    """Return the device that is written so, in any case, with spaces or hyphens, or as its driver reports it. Raises InvalidRequest with `field` and the names that are known."""
+    wanted = re.sub(r"[ _-]+", "-", name.strip().lower())
     for device in DEVICES:
-        if wanted in {device.name, *device.aliases, device.name.replace("-", "_")}:
+        if wanted in {device.name, *device.aliases}:
             return device
+    if (reported := device_of_driver(name.strip())) is not None:
+        return reported
     known = ", ".join(device.name for device in DEVICES)
     raise InvalidRequest(field, f"{name.strip()!r} is no device of the table", f"give one of {known}")
 

@@ -74,14 +74,17 @@ def kept_bytes_per_token(shape: DecoderShape, numbers: Numbers, tensor: int = 1,
     """Return what one layer keeps of a token for its backward pass.
 
     In bytes a number of the residual stream (D): the input of both norms in fp32 (4 + 4), the inputs of the products in bf16, one for each product under autocast
-    (3 + 2 of 2) and one for all of them otherwise (1 + 1 of 2). Attention keeps queries, its result, keys and values in bf16, and a sum in fp32 a head. The feed-forward
+    (3 + 2 of 2) and one for all of them otherwise (1 + 1 of 2). Attention keeps queries, its result, keys and values in bf16, and a sum in fp32 a head; where queries and keys
+    are normalised, they are kept in fp32 before it. The feed-forward
     layer keeps what enters and leaves its products and the gate.
     """
-    norms = 2 * FP32 if fuses_norms else 4 * FP32
+    norm = FP32 if fuses_norms else 2 * FP32
     inputs = 5 * BF16 if numbers == "autocast" else 2 * BF16
     attention = 2 * BF16 * (shape.query_width + shape.key_width) + FP32 * shape.num_heads
+    if shape.has_qk_norm:
+        attention += norm * (shape.query_width + shape.key_width) + FP32 * (shape.num_heads + shape.num_kv_heads)
     feed_forward = BF16 * shape.ffn_size * (4 if shape.ffn_matrices == 3 else 2)
-    return shape.hidden_size * (norms + inputs) + 2 * FP32 + (attention + feed_forward) / tensor
+    return shape.hidden_size * (2 * norm + inputs) + 2 * FP32 + (attention + feed_forward) / tensor
 
 
 def chunk_bytes(shape: DecoderShape) -> float:

@@ -34,6 +34,8 @@ class DecoderShape:
     num_positions: int = 0
     vector_numbers: int = 0
     """Biases and norms of one layer."""
+    has_qk_norm: bool = False
+    """Whether queries and keys are normalised, which keeps both in fp32."""
 
     @property
     def query_width(self) -> int:
@@ -114,6 +116,7 @@ def shape_of(config: DecoderConfig, name: str) -> DecoderShape:
         vocab_size=config.vocab_size,
         is_tied=config.tie_word_embeddings,
         vector_numbers=norms + biases,
+        has_qk_norm=config.qk_norm,
     )
 
 

@@ -24,6 +24,8 @@ CALL_S = 15e-6
 """Assumed: no collective takes less, whatever it moves."""
 _PLAIN_MODULES, _BUCKET_BYTES = 30, 25 * 2**20
 """Assumed: how many parts of a model that is no decoder FSDP gathers one after another. DDP's buckets are torch's."""
+_ATTENTION_AGAIN = 9 / 7
+"""Fused attention has two products forward and five backward, since it computes the scores again (Dao et al. 2022); with full checkpointing the two come twice."""
 _SCORE_BYTES = 12
 """Traffic of one score of the vocabulary: written, read and its gradient, in fp32."""
 _OPTIMIZER_BYTES = 2 * (FP32 + ADAM_BYTES) + FP32 + 3 * FP32
@@ -187,7 +189,8 @@ def _decoder_work(
     layer_rate = device.flops_per_s[dtype] * efficiency
     products = 6 * tokens * layers * shape.layer_weights / layout.tensor * again / layer_rate
     products += 6 * tokens * shape.table_parameters / bf16
-    attention = 6 * tokens * layers * shape.query_width * length / layout.tensor * again / (bf16 * constants.attention)
+    attention = 6 * tokens * layers * shape.query_width * length / layout.tensor / (bf16 * constants.attention)
+    attention *= _ATTENTION_AGAIN if layout.checkpointing == "full" else 1.0
     numbers: Numbers = "bf16" if layout.shard > 1 else "autocast"
     kept = layers * kept_bytes_per_token(shape, numbers, layout.tensor)
     traffic = tokens * (constants.passes * kept * traffic_again + _SCORE_BYTES * shape.vocab_size)

@@ -60,14 +60,9 @@ def test_the_benchmark_imports_little() -> None:
 
 def test_a_case_that_fails_leaves_no_request_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next case runs on an empty engine, and ranks what it ranks on a new one."""
+    config = {"num_blocks": 16, "cpu_kernels": "torch", "max_running": 1, "max_waiting": 2}
     engine = TailraceEngine(
-        {
-            "model": "shape:tiny",
-            "device": "cpu",
-            "dtype": "float32",
-            "threads": 1,
-            "config": {"num_blocks": 16, "cpu_kernels": "torch", "max_running": 1, "max_waiting": 2},
-        }
+        {"model": "shape:tiny", "device": "cpu", "dtype": "float32", "threads": 1, "config": config}
     )
     ask = {"do": "rank", "prompts": [[1, 2, 3], [4, 5, 6]], "width": 8, "num_best": 5}
     outputs = engine.answer(ask)["outputs"]

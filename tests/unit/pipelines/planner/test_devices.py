@@ -24,6 +24,8 @@ def test_the_table_loads_without_torch_and_numpy() -> None:
         ("128xA100-80", "a100-80", 128),
         ("a100_40gb", "a100-40", 1),
         ("2xH200", "h200", 2),
+        ("2 x A100 80GB", "a100-80", 2),
+        ("8xNVIDIA H100 80GB HBM3", "h100", 8),
     ],
 )
 def test_gpus_are_a_number_and_a_name(text: str, name: str, number: int) -> None:

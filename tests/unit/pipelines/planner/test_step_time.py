@@ -71,7 +71,7 @@ def test_no_step_is_faster_than_the_peak_allows() -> None:
         layout = Layout(data=8, micro_batch=64, accumulation=8)
         step = step_time(LLAMA_2_7B, layout, 512, gpus)
 
-        assert mfu(LLAMA_2_7B, layout, 512, gpus, step.low_s) <= 1, name
+        assert mfu(LLAMA_2_7B, layout, 512, gpus, step.low_s) <= 1 + 1e-9, name
 
 
 def test_collectives_are_counted_by_rings() -> None:
@@ -105,14 +105,14 @@ def test_a_small_step_waits_for_its_launches() -> None:
 
 
 def test_checkpointing_computes_the_forward_pass_again() -> None:
-    """A third more in the layers; the model's own FLOPs, and so the MFU's numerator, stay."""
+    """A third more in the products of layers, and two of seven of fused attention; the model's own FLOPs, and so the MFU's numerator, stay."""
     gpus = parse_gpus("8xa100-80")
     plain, again = (
         step_time(LLAMA_2_7B, Layout(shard=8, micro_batch=4, checkpointing=kept), 2_048, gpus)
         for kept in ("none", "full")
     )
 
-    assert again.attention_s == pytest.approx(plain.attention_s * 4 / 3)
+    assert again.attention_s == pytest.approx(plain.attention_s * 9 / 7)
     assert 1.3 < again.products_s / plain.products_s < 4 / 3
 
 
