@@ -5,8 +5,8 @@ calls are none. The span goes from the first to the last activity.
 
 **A trace of the CPU alone.** The processor is the device: activity is the operations of torch, on every thread that runs them. An operation
 that calls others has what is left between them; a mere wrapper (a node of autograd, a range) does no work. What runs inside a loader's
-range prepares input and is none either. The span goes from the first to the last operation or range, so that a wait before the first
-operation counts. There are no copies between devices; `aten::copy_` is an operation bound by memory.
+range prepares input and is none either. The span goes from the first to the last operation or range, the profiler's own among them, so that a wait
+before the first operation counts. There are no copies between devices; `aten::copy_` is an operation bound by memory.
 
 The processor has other work too, and what it takes from a tiny operation, or between two, looks like a large operation, or like a wait. So an
 operation whose calls, all but a few, cost no more than their dispatch is dispatch altogether, and a long gap where there usually is a short one

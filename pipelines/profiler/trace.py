@@ -55,9 +55,10 @@ _KINDS = {
     "privateuse1_runtime": Kind.RUNTIME,
     "runtime": Kind.RUNTIME,
     "user_annotation": Kind.RANGE,
+    "trace": Kind.RANGE,
     "python_function": Kind.PYTHON,
 }
-"""By Kineto's category in lower case, the older names among them. `gpu_user_annotation` and `cuda_sync` are no work of a device."""
+"""By Kineto's category in lower case, the older names among them. `trace` is the profiler's own time. `gpu_user_annotation` and `cuda_sync` are no work of a device."""
 _KINDS_BY_PROCESS = {"CPU functions": Kind.OPERATION, "CUDA functions": Kind.KERNEL}
 """Of the traces that torch.autograd.profiler writes without Kineto, which have no categories."""
 _RANGE_NAMES = re.compile(r"ProfilerStep|enumerate\(DataLoader\)|Optimizer\.|## ")

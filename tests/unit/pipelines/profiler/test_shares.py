@@ -1,10 +1,13 @@
 """Parts and shares of a span, beside a loop over whole microseconds that knows no intervals."""
 
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from pipelines.profiler.activity import activity_of
 from pipelines.profiler.report import as_json, profile_of
@@ -152,6 +155,21 @@ def test_on_a_cpu_the_innermost_operation_works_and_wrappers_do_not(tmp_path: Pa
     assert (parts.communication_hidden_us, parts.communication_exposed_us) == (1_000, 3_000)
     assert activity.data_wait.tolist() == [[0, 3_000]]
     assert shares.memory == pytest.approx(0.2, abs=0.001)
+
+
+def test_a_wait_before_the_first_operation_counts(tmp_path: Path) -> None:
+    """A single step that waits first: the profiler's own span begins before it."""
+    rows = torch.randn(64, 64)
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        time.sleep(0.2)
+        rows @ rows
+    recorded.export_chrome_trace(str(tmp_path / "one.json"))
+
+    (trace,) = read_traces([tmp_path / "one.json"])
+    found = profile_of(trace)
+
+    assert found.parts.span_us > 200_000
+    assert found.verdict.bottleneck == "data wait"
 
 
 def test_several_ranks_have_a_row_each_and_one_sentence(tmp_path: Path) -> None:
