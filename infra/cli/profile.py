@@ -99,20 +99,27 @@ def _record(subject: Subject, out: Path, model: Path | None, device: str) -> Non
 
     if model is not None and subject is not Subject.TEXT:
         raise ConfigError(f"--model: {subject} runs the live bundle's decoder; give it with text alone")
-    where, dtype = choose_device(device), torch.float32
-    bundle = None if model is not None else BundleStore(load_settings().bundle_root).live()
-    decoder = load_decoder(bundle.decoder_dir if model is None and bundle else model or Path(), dtype, where)
-    if subject is Subject.TEXT:
-        work = _texts(decoder)
-    else:
-        assert bundle is not None, "only text has a model of its own"
-        work = (_training if subject is Subject.TRAIN else _ranking)(bundle, decoder, where)
+    where = choose_device(device)
+    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    if model is not None:
+        record(_texts(load_decoder(model, dtype, where)), out, where, dtype)
+        return
+    bundle = BundleStore(load_settings().bundle_root).live()
+    decoder = load_decoder(bundle.decoder_dir, torch.float32 if subject is Subject.TRAIN else dtype, where)
+    match subject:
+        case Subject.TRAIN:
+            work = _training(bundle, decoder, where)
+        case Subject.RANK:
+            work = _ranking(bundle, decoder)
+        case Subject.TEXT:
+            work = _texts(decoder)
     record(work, out, where, dtype)
 
 
 def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "Work":
     """Return some steps of the decoder's training, on windows of random items: their time depends on lengths and sizes, not on which they are."""
     import numpy as np
+    import torch
 
     from models.prompt import prompt_limits
     from pipelines.profiler.record import training
@@ -136,13 +143,14 @@ def _training(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "
                 yield partial(step, batch)
 
     def step(batch: Batch) -> None:
-        loss = next_token_loss(decoder, catalogue, batch, mask_seen=options.mask_seen, paths=paths)
+        with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):  # as `fit` computes
+            loss = next_token_loss(decoder, catalogue, batch, mask_seen=options.mask_seen, paths=paths)
         descent.step([loss], 0.5)
 
     return training(steps)
 
 
-def _ranking(bundle: "Bundle", decoder: "Decoder", device: "torch.device") -> "Work":
+def _ranking(bundle: "Bundle", decoder: "Decoder") -> "Work":
     """Return rankings of random histories by the engine, as the replica does them."""
     from models.prompt import prompt_limits, prompt_tokens
     from pipelines.profiler.record import of_engine

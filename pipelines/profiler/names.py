@@ -7,7 +7,7 @@ product is bound by memory, as nearly all others are.
 import re
 
 _COMMUNICATION = re.compile(
-    r"nccl|rccl|msccl|oneccl|nvshmem|c10d::|cross_device_reduce|(?:one|two)_?shot_?all_?reduce|^(?:gloo|mpi|ucc|xccl|hccl):"
+    r"nccl|rccl|msccl|oneccl|nvshmem|c10d|cross_device_reduce|(?:one|two)_?shot_?all_?reduce|^(?:gloo|mpi|ucc|xccl|hccl):"
     r"|all_?reduce(?!_bucket)|all_?gather|reduce_?scatter|all_?to_?all|^record_param_comms$",
     re.IGNORECASE,
 )
