@@ -78,7 +78,7 @@ class Circumstances:
 
 def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
     """Return the verdict of one rank."""
-    shares = _without(shares, about.interrupted)
+    shares = _without(shares, "host", about.interrupted)
     lost = {
         Bottleneck.DATA_WAIT: shares.data_wait,
         Bottleneck.COMMUNICATION: shares.communication_exposed,
@@ -93,6 +93,8 @@ def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
     if over:
         kind = max(over, key=lambda one: over[one])
         return Verdict(kind, over[kind], _sentence(kind, over[kind], about))
+    if about.is_unrecorded:  # too little to be named, and no sign of what else bounds the step
+        shares = _without(shares, "data_wait", shares.data_wait)
     for kind, share, enough in (
         (Bottleneck.COMPUTE, shares.compute, COMPUTE_SHARE),
         (Bottleneck.MEMORY, shares.memory, MEMORY_SHARE),
@@ -107,11 +109,12 @@ def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
     return Verdict(Bottleneck.NONE, share, sentence)
 
 
-def _without(shares: Shares, interrupted: float) -> Shares:
-    if not 0 < interrupted < 1:
+def _without(shares: Shares, name: str, less: float) -> Shares:
+    """Return the shares of the span without so much of one of them."""
+    if not 0 < less < 1:
         return shares
-    kept = dict(shares.items()) | {"host": max(0.0, shares.host - interrupted)}
-    return Shares(**{name: share / (1 - interrupted) for name, share in kept.items()})
+    kept = dict(shares.items()) | {name: max(0.0, getattr(shares, name) - less)}
+    return Shares(**{one: share / (1 - less) for one, share in kept.items()})
 
 
 def common_verdict(verdicts: Sequence[Verdict]) -> Verdict:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,22 @@ def test_the_largest_loss_is_named_before_what_computes(given: dict[str, float],
     assert verdict.sentence.endswith(".")
     assert ("There is no bottleneck" in verdict.sentence) == (expected is Bottleneck.NONE)
     assert ("first" in verdict.sentence) == (expected is not Bottleneck.NONE)
+
+
+def test_what_nothing_explains_is_named_later_and_hides_no_other() -> None:
+    """Gaps without a record come from other programs too: below their own threshold they take no part."""
+    about = replace(ABOUT, is_unrecorded=True)
+
+    assert verdict_of(shares(compute=0.8, data_wait=0.2), about).bottleneck is Bottleneck.COMPUTE
+    assert verdict_of(shares(compute=0.6, data_wait=0.4), about).bottleneck is Bottleneck.DATA_WAIT
+    assert verdict_of(shares(compute=0.8, data_wait=0.2), ABOUT).bottleneck is Bottleneck.DATA_WAIT
+
+
+def test_interruptions_take_no_part() -> None:
+    """A launch-bound step on a busy processor is one."""
+    about = replace(ABOUT, interrupted=0.6)
+
+    assert verdict_of(shares(launch=0.35, host=0.65), about).bottleneck is Bottleneck.LAUNCH
 
 
 @pytest.mark.parametrize(
