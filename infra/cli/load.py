@@ -23,6 +23,7 @@ BENCHMARKS = {
     "plan": "how far predictions of training speed are from published runs",
     "scale": "how the cost of serving grows with size",
     "train": "whether workers in any layout learn what one process does, and what a killed one changes",
+    "profile": "whether the profiler names planted bottlenecks",
     "gpu": "everything that a graphics card must show",
 }
 """By name, the question that it answers."""
