@@ -92,6 +92,12 @@ class Bundle:
         """Whether its training started from the beginning, and no items were added since."""
         return self.started_from is None and "items_added_to" not in self.manifest.get("lineage", {})
 
+    @property
+    def weight_kind(self) -> str:
+        """How the decoder's weights are stored where it serves, as the engine's configuration names it; `model`, its dtype, unless an optimisation chose another."""
+        found: str = self.manifest.get("serving", {}).get("weight_kind", "model")
+        return found
+
     def catalogue(self) -> Catalogue:
         """Read the catalogue."""
         return load_catalogue(self._verified("catalogue.parquet"))

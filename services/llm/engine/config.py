@@ -7,8 +7,13 @@ from typing import Literal, get_args
 from services.errors import ConfigError
 
 KvKind = Literal["model", "int8", "fp8"]
-WeightKind = Literal["model", "int8"]
+WeightKind = Literal["model", "int8", "int8_all", "int4"]
+"""How weights are stored: in the model's dtype; the layers' matrices in int8; the embedding and the head in int8 too; the matrices in 4 bits, those two in int8."""
 CpuKernels = Literal["compiled", "torch"]
+MATRIX_BITS: dict[WeightKind, int | None] = {"model": None, "int8": 8, "int8_all": 8, "int4": 4}
+"""Bits of a weight in the layers' matrices, without its scales; None: in the model's dtype."""
+TABLE_BITS: dict[WeightKind, int | None] = {"model": None, "int8": None, "int8_all": 8, "int4": 8}
+"""The same of the embedding and the head."""
 INTERNAL_FIELDS = {
     "cpu_kernels": "compiled kernels fall back to torch by themselves; torch alone is for comparison in tests and benchmarks",
     "kernel_cache": "one folder per user, shared by all stacks; images carry kernels that were compiled ahead",
@@ -32,7 +37,7 @@ class EngineConfig:
     kv_kind: KvKind = "model"
     """How keys and values are stored: in the model's dtype, or in one byte per number."""
     weight_kind: WeightKind = "model"
-    """How the layers' matrices are stored: in the model's dtype, or in int8. CPU with compiled kernels only."""
+    """How weights are stored. Kinds other than the model's dtype: CPU with compiled kernels only."""
     cpu_kernels: CpuKernels = "compiled"
     """The kernels on a CPU. Compiled ones are built at the first start; without a compiler torch runs, with a warning."""
     kernel_cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "tailrace")
