@@ -43,7 +43,16 @@ from models.errors import BundleCorrupt, BundleError, BundleIncomplete, BundleMo
 from models.files import file_sha256, rename_durably
 from models.reference import FILE as REFERENCE
 from models.reference import Reference, read_reference, write_reference
-from models.withdrawals import FILE, SERVING, Withdrawal, content_of, read_withdrawals, refuse, without, write_withdrawals
+from models.withdrawals import (
+    FILE,
+    SERVING,
+    Withdrawal,
+    content_of,
+    read_withdrawals,
+    refuse,
+    without,
+    write_withdrawals,
+)
 
 JUDGED = "judged"
 """The folder of the judged pair within a bundle."""
@@ -233,7 +242,7 @@ class BundleStore:
         """Return the record of the version that was live before the live one, if it was withdrawn. Raises BundleCorrupt."""
         return self.withdrawals().get(self.previous_version() or "")
 
-    def refuse_withdrawn(self, version: str, folder: Path, about: Mapping[str, Any] = {}) -> None:  # noqa: B006 - never changed
+    def refuse_withdrawn(self, version: str, folder: Path, about: Mapping[str, Any] = {}) -> None:
         """Raise BundleWithdrawn where this folder, as this version with this manifest, may not become live without force."""
         if (records := self.withdrawals()) and version != self.live_version():
             refuse(records, version, answers_with({**about, "files": hashes(folder)}))
@@ -378,7 +387,8 @@ def _now() -> str:
 def answers_with(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the hashes of a bundle's files by name and, beside them, how they are served: what tells it from a bundle that answers otherwise."""
     serving: Mapping[str, Any] = manifest.get("serving", {})
-    return manifest["files"] | {f"{SERVING}{name}": str(value) for name, value in serving.items()}
+    files: dict[str, str] = manifest["files"]
+    return files | {f"{SERVING}{name}": str(value) for name, value in serving.items()}
 
 
 def hashes(folder: Path) -> dict[str, str]:

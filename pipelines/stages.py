@@ -246,9 +246,7 @@ def _distill(run: ModelRun, progress: Progress) -> StageOutput:
     return run.cache.run(
         "distill",
         key,
-        lambda out: train_student.distill(
-            tokenized, decoder_dir, options, out, saved, run.device, progress, run.start
-        ),
+        lambda out: train_student.distill(tokenized, decoder_dir, options, out, saved, run.device, progress, run.start),
     )
 
 
@@ -332,7 +330,9 @@ def _publish(run: ModelRun, _: Progress) -> StageOutput:
     pages = {model_card.CARD: model_card.render(version, about, finished)}
     store, force = run.store, run.options.force
     published = bundle.publish(store, folder, version, about, pages, run.live_version, force=force)
-    if run.options.replace_live and run.judgement.reference is None:  # what was replaced can measure nothing of this data
+    if (
+        run.options.replace_live and run.judgement.reference is None
+    ):  # what was replaced can measure nothing of this data
         store.set_reference(version, "tailrace pipeline --replace-live")
     store.prune(run.places.keep_bundles)
     FeatureWriter(run.places.feature_repo).remove_precomputed(store.versions())

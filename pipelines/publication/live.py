@@ -43,7 +43,9 @@ def live_of(
         if options.replace_live:
             log.warning("replace_live_without_effect", why=f"the data is that of {version}, so it is compared")
         return live
-    is_judged = STAGE_NAMES.index(options.until) >= STAGE_NAMES.index("gate") and options.split == SplitKind.LEAVE_ONE_OUT
+    is_judged = (
+        STAGE_NAMES.index(options.until) >= STAGE_NAMES.index("gate") and options.split == SplitKind.LEAVE_ONE_OUT
+    )
     if is_judged and not options.replace_live:
         raise StageFailed(
             ingested.stage,

@@ -207,7 +207,9 @@ def with_weights_of(bundle: Bundle, settings: Settings) -> EngineConfig:
     if settings.llm_weight_kind != "bundle" or bundle.weight_kind == "model":
         return config
     if settings.llm_device != "cpu":
-        log.warning("weights_in_model_dtype", version=bundle.version, named=bundle.weight_kind, device=settings.llm_device)
+        log.warning(
+            "weights_in_model_dtype", version=bundle.version, named=bundle.weight_kind, device=settings.llm_device
+        )
         return config
     return replace(config, weight_kind=cast("WeightKind", bundle.weight_kind))
 

@@ -15,7 +15,6 @@ from services.llm.engine.config import MATRIX_BITS, TABLE_BITS, KvKind, WeightKi
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
 
-
 _MULTIPLIER_BYTES = 1 / 32
 """Of a 4-bit weight: the share in its group's multiplier (`services.llm.engine.cpu.quantise`)."""
 

@@ -36,7 +36,10 @@ class ModelStruct(ctypes.Structure):
     """The decoder's shape and weights."""
 
     _fields_ = (
-        *((name, _Number) for name in ("is_bf16", "is_quantised", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn")),
+        *(
+            (name, _Number)
+            for name in ("is_bf16", "is_quantised", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn")
+        ),
         ("num_layers", _Number),
         ("eps", _Real),
         ("rope_scale", _Real),

@@ -18,7 +18,7 @@ from models.decoder.rope import periods
 from services.llm.engine.config import MATRIX_BITS, TABLE_BITS, WeightKind
 from services.llm.engine.cpu.library import LayerStruct, MatrixStruct, ModelStruct
 from services.llm.engine.cpu.quantise import check_shape, quantise
-from services.llm.engine.forward.weights import LayerWeights, Weights, num_bytes
+from services.llm.engine.forward.weights import LayerWeights, Linear, Weights, num_bytes
 
 _PAGE_BYTES = 2 * 2**20
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
@@ -36,9 +36,9 @@ class PackedModel:
         self.tensors: list[Tensor] = []
         self._matrix_bits, table_bits = MATRIX_BITS[weight_kind], TABLE_BITS[weight_kind]
         layers = (LayerStruct * len(weights.layers))(*(self._layer(layer) for layer in weights.layers))
-        embedding = self._matrix(weights.embedding_VD, None, table_bits)
+        embedding = self._matrix(Linear(weights.embedding_VD, None), table_bits)
         is_tied = weights.head_VD.data_ptr() == weights.embedding_VD.data_ptr()
-        self.head = embedding if is_tied else self._matrix(weights.head_VD, None, table_bits)
+        self.head = embedding if is_tied else self._matrix(Linear(weights.head_VD, None), table_bits)
         """The output matrix."""
         self.struct = ModelStruct(
             is_bf16=weights.head_VD.dtype is torch.bfloat16,
@@ -66,10 +66,11 @@ class PackedModel:
         norms = {name: getattr(layer, name) for name in NORMS}
         return LayerStruct(
             **{name: None if norm is None else self._address(norm) for name, norm in norms.items()},
-            **{name: self._matrix(*getattr(layer, name), self._matrix_bits) for name in MATRICES},
+            **{name: self._matrix(getattr(layer, name), self._matrix_bits) for name in MATRICES},
         )
 
-    def _matrix(self, weight_NI: Tensor, bias_N: Tensor | None, bits: int | None) -> MatrixStruct:
+    def _matrix(self, linear: Linear, bits: int | None) -> MatrixStruct:
+        weight_NI, bias_N = linear
         bias = None if bias_N is None else self._address(bias_N)
         if bits is None:
             return MatrixStruct(weight=self._address(weight_NI), bias=bias)

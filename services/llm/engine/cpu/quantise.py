@@ -49,7 +49,7 @@ def quantise(weight_NI: Tensor, bits: int) -> QuantisedRows:
         return QuantisedRows(code_NJ, scale_N, code_NJ.sum(1, dtype=torch.int32))
     code_NGK, multiplier_NG, scale_N = _int4(weight_NI)
     sum_N = (code_NGK.sum(2) * multiplier_NG).sum(1).to(torch.int32)
-    shifted_NBHK = (code_NGK + 8).to(torch.uint8).unflatten(1, (-1, 2))
+    shifted_NBHK = (code_NGK + 8).to(torch.uint8).view(len(code_NGK), -1, 2, GROUP)
     packed_NP = (shifted_NBHK[:, :, 0] | (shifted_NBHK[:, :, 1] << 4)).flatten(1).contiguous()
     return QuantisedRows(packed_NP, scale_N, sum_N, multiplier_NG.to(torch.uint8).contiguous())
 
@@ -59,7 +59,7 @@ def dequantised(rows: QuantisedRows, num_inputs: int) -> Tensor:
     if rows.multiplier_NG is None:
         number_NJ = rows.codes.float()
     else:
-        block_NBK = rows.codes.unflatten(1, (-1, GROUP))
+        block_NBK = rows.codes.view(len(rows.codes), -1, GROUP)
         code_NGK = torch.stack((block_NBK & 15, block_NBK >> 4), dim=2).flatten(1, 2).float() - 8
         number_NJ = (code_NGK * rows.multiplier_NG.unsqueeze(2)).flatten(1)
     return number_NJ[:, :num_inputs] * rows.scale_N.unsqueeze(1)
@@ -101,7 +101,7 @@ def _int4(weight_NI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the codes (N, G, K), the multipliers (N, G), both in fp32, and the scales."""
     real_NJ = functional.pad(weight_NI.float(), (0, -weight_NI.shape[1] % _VECTOR))
     scale_N = (real_NJ.abs().amax(1) / (_MAX_CODE * _MAX_MULTIPLIER)).clamp_min(torch.finfo(torch.float32).tiny)
-    exact_NGK = (real_NJ / scale_N.unsqueeze(1)).unflatten(1, (-1, GROUP))
+    exact_NGK = (real_NJ / scale_N.unsqueeze(1)).view(len(real_NJ), -1, GROUP)
     whole_NG = (exact_NGK.abs().amax(2) / _MAX_CODE).ceil().clamp(1, _MAX_MULTIPLIER)
     tried = [(whole_NG - below).clamp_min(1) for below in range(_TRIED)]
     error_TNG = torch.stack([(_codes(exact_NGK, one) * one.unsqueeze(2) - exact_NGK).square_().sum(2) for one in tried])

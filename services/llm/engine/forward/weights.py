@@ -68,7 +68,9 @@ class Weights:
         """The bytes of all tensors, a tied head counted once."""
         linears = [getattr(layer, name) for layer in self.layers for name in MATRICES]
         norms = [getattr(layer, name) for layer in self.layers for name in NORMS]
-        return num_bytes([self.embedding_VD, self.norm_D, self.head_VD, *(one for linear in linears for one in linear), *norms])
+        return num_bytes(
+            [self.embedding_VD, self.norm_D, self.head_VD, *(one for linear in linears for one in linear), *norms]
+        )
 
 
 def num_bytes(tensors: Iterable[Tensor | None]) -> int:

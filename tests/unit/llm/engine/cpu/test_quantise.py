@@ -97,7 +97,10 @@ def test_a_decoder_too_wide_for_the_sums_is_refused() -> None:
     """The error names the field, the width and what to set instead."""
     wide = replace(attention_shape(4, 2, 20), intermediate_size=70_000)
 
-    with pytest.raises(ConfigError, match="weight_kind: int4 sums at most 66,311 products.*intermediate_size is 70,000; set it to model"):
+    with pytest.raises(
+        ConfigError,
+        match=r"weight_kind: int4 sums at most 66,311 products.*intermediate_size is 70,000; set it to model",
+    ):
         check_shape(wide, "int4")
     check_shape(wide, "model")
 
@@ -136,12 +139,23 @@ class RoundedOps(TorchOps):
 def rounded_weights(weights: Weights, matrix_bits: int) -> Weights:
     """Return the weights that a kind stands for: matrices of so many bits, embedding and head of 8."""
     layers = tuple(
-        replace(layer, **{name: Linear(rounded(getattr(layer, name).weight_NI, matrix_bits), getattr(layer, name).bias_N) for name in ("qkv", "output", "gate_up", "down")})
+        replace(
+            layer,
+            **{
+                name: Linear(rounded(getattr(layer, name).weight_NI, matrix_bits), getattr(layer, name).bias_N)
+                for name in ("qkv", "output", "gate_up", "down")
+            },
+        )
         for layer in weights.layers
     )
     embedding_VD = rounded(weights.embedding_VD, 8)
     is_tied = weights.head_VD is weights.embedding_VD
-    return replace(weights, layers=layers, embedding_VD=embedding_VD, head_VD=embedding_VD if is_tied else rounded(weights.head_VD, 8))
+    return replace(
+        weights,
+        layers=layers,
+        embedding_VD=embedding_VD,
+        head_VD=embedding_VD if is_tied else rounded(weights.head_VD, 8),
+    )
 
 
 def far_apart(library: Library, decoder: Decoder, plan, kind: str, matrix_bits: int) -> float:
@@ -185,7 +199,11 @@ def test_bytes_in_memory_are_those_of_the_kind(library, tmp_path: Path) -> None:
 
     found = {}
     for kind in ("model", "int8", "int8_all", "int4"):
-        run_step(lambda cache, kind=kind: found.setdefault(kind, CpuForward(library, weights, cache, kind)), weights, prompt_of(3))
+        run_step(
+            lambda cache, kind=kind: found.setdefault(kind, CpuForward(library, weights, cache, kind)),
+            weights,
+            prompt_of(3),
+        )
 
     num_layers = weights.config.num_hidden_layers
     matrices, rows = num_layers * (4 * 256 * 256 + 3 * 256 * 512), num_layers * (4 * 256 + 2 * 512 + 256)
