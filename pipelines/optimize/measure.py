@@ -7,7 +7,7 @@ so that another program on the machine slows all of them alike.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -42,6 +42,19 @@ class Measured:
         return float(self.gains.mean())
 
 
+class Ranker(Protocol):
+    """What is measured."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of its weights, as they stay in memory."""
+        ...
+
+    def rank(self, histories: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
+        """Return the list of each history, and how many prompt tokens were computed."""
+        ...
+
+
 class Variant:
     """A bundle in an engine of its own; the same as its replica's, with a KV pool that is large enough for its requests here."""
 
@@ -68,12 +81,8 @@ class Variant:
         tokens = sum(one.num_prompt_tokens - one.num_cached_tokens for one in outcomes.values())
         return [outcomes[str(number)].item_indices for number in range(len(histories))], tokens
 
-    def close(self) -> None:
-        """Free its blocks."""
-        self._loaded.engine.close()
 
-
-def measure(variants: Mapping[str, Variant], cases: Cases, progress: Progress) -> dict[str, Measured]:
+def measure(variants: Mapping[str, Ranker], cases: Cases, progress: Progress) -> dict[str, Measured]:
     """Measure all variants on these users, in turns. The first request of each is not timed."""
     alone = sample_cases(cases, _NUM_TIMED)
     times_ms: dict[str, list[float]] = {name: [] for name in variants}
@@ -110,7 +119,7 @@ def gain(listed: np.ndarray, target: int) -> float:
     return float(1 / np.log2(2 + places[0])) if len(places) else 0.0
 
 
-def _rotated(variants: Mapping[str, Variant], by: int) -> list[tuple[str, Variant]]:
+def _rotated(variants: Mapping[str, Ranker], by: int) -> list[tuple[str, Ranker]]:
     listed = list(variants.items())
     by %= len(listed)
     return listed[by:] + listed[:by]

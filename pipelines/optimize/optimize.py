@@ -8,7 +8,7 @@ while its parent is still live; `tailrace rollback` then works as for any bundle
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,12 +16,16 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from models.catalogue import load_catalogue
+from models.decoder.weights import load_decoder
+from models.prompt import prompt_limits
 from models.registry import Bundle, BundleStore
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.optimize import choice, report
 from pipelines.optimize.children import PICTURE, Winner, judged_bundle, make_decoders, write_child
 from pipelines.optimize.choice import Row, Verdict
-from pipelines.optimize.measure import Measured, Variant, measure
+from pipelines.optimize.exports import OnnxVariant, write_onnx
+from pipelines.optimize.measure import Measured, Ranker, Variant, measure
 from pipelines.optimize.parent import Parent, open_parent
 from pipelines.optimize.recipes import RECIPES, Recipe
 from pipelines.options import Places
@@ -75,6 +79,14 @@ def optimize(version: str, options: OptimizeOptions, places: Places, console: Co
     store = BundleStore(places.bundle_root)
     with run_lock(places.stages_dir, console), tempfile.TemporaryDirectory() as folder:
         parent, scratch = open_parent(store.open(version), places.stages_dir), Path(folder)
+        if parent.depth > 1 and any(recipe.weight_kind is None for recipe in options.recipes):
+            console.print(
+                f"exports are left out: an item has {parent.depth} tokens here, which only the engine ranks",
+                markup=False,
+            )
+            options = replace(
+                options, recipes=tuple(recipe for recipe in options.recipes if recipe.weight_kind is not None)
+            )
         with Bars(console) as bars:
             made, cache = {}, StageCache(places.stages_dir)
             for recipe in options.recipes:
@@ -94,15 +106,25 @@ def optimize(version: str, options: OptimizeOptions, places: Places, console: Co
 
 def _variants(
     parent: Parent, options: OptimizeOptions, made: Mapping[str, Path | None], scratch: Path
-) -> dict[str, Variant]:
+) -> dict[str, Ranker]:
     """Return the parent and what was made of it, each in an engine."""
     store = BundleStore(scratch / "judged")
     kinds = {PARENT: parent.bundle.weight_kind} | {recipe.name: recipe.weight_kind for recipe in options.recipes}
-    variants = {}
+    variants: dict[str, Ranker] = {}
     for name, kind in kinds.items():
+        if kind is None:
+            variants[name] = _exported(parent, scratch / f"{name}.onnx")
+            continue
         bundle = judged_bundle(parent, name, kind, made.get(name), store, scratch / f"judged-{name}")
         variants[name] = Variant(bundle, options.dtype, repeats=parent.repeats)
     return variants
+
+
+def _exported(parent: Parent, path: Path) -> OnnxVariant:
+    """Write the judged decoder as an ONNX graph. Items have one token: several need beams, which a graph has not."""
+    catalogue = load_catalogue(parent.bundle.judged_dir / "catalogue.parquet")
+    write_onnx(load_decoder(parent.bundle.judged_dir / "decoder", torch.float32, "cpu"), path)
+    return OnnxVariant(path, catalogue, prompt_limits(parent.bundle.manifest), repeats=parent.repeats)
 
 
 def _rows(parent: Parent, recipes: tuple[Recipe, ...], measured: Mapping[str, Measured]) -> tuple[Row, list[Row]]:

@@ -40,6 +40,11 @@ class Parent:
         return learned_repeats(self.bundle.manifest)
 
     @property
+    def depth(self) -> int:
+        """The tokens of an item."""
+        return self.bundle.catalogue().depth
+
+    @property
     def members(self) -> tuple[Member, ...]:
         """Its decoders, the judged one first."""
         if self.bundle.judged_dir == self.bundle.path:

@@ -42,11 +42,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`change` makes the decoder of a job; None leaves its weights as they are. `weight_kind` is how the engine stores what comes out."""
+    """`change` makes the decoder of a job; None leaves its weights as they are. `weight_kind` is how the engine stores what comes out; None: it is an export of the parent for another runtime, which the engine does not serve."""
 
     name: str
     what: str
-    weight_kind: WeightKind
+    weight_kind: WeightKind | None
     change: Callable[[Job], Decoder] | None = None
 
 
@@ -99,6 +99,7 @@ RECIPES = (
         "int8_all",
         partial(_pruned, prune=without_channels, kept_share=_KEPT_CHANNELS),
     ),
+    Recipe("onnx-int8", "an ONNX graph in 8 bits for ONNX Runtime", None),
 )
 
 

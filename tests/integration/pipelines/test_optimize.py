@@ -197,7 +197,7 @@ async def test_a_child_goes_live_under_load_and_is_rolled_back_without_a_loss(pl
 
     assert lost == []
     assert found.live == child.version
-    assert bytes_of_child < 0.6 * bytes_before
+    assert bytes_of_child < 0.7 * bytes_before
     assert replica._live.current().bundle.engine.weight_bytes == bytes_before
     assert store.withdrawals().keys() == {child.version}
     store.promote(child.version, force=True)
