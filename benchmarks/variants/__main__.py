@@ -112,8 +112,8 @@ def summarise(parent: Bundle, found: Optimised) -> dict[str, Any]:
     """Return the rows with what each is beside the engine's own int8, and which are accepted."""
     rows, own = [], next(row for row in found.rows if row.name == OWN_INT8)
     for row in (found.parent, *found.rows):
-        gains = found.measured[row.name].gains
-        difference, low, high = relative_difference(gains, found.measured[OWN_INT8].gains)
+        gains = found.gains[row.name]
+        difference, low, high = relative_difference(gains, found.gains[OWN_INT8])
         verdict = found.verdicts.get(row.name)
         rows.append(
             asdict(row)
@@ -130,16 +130,16 @@ def summarise(parent: Bundle, found: Optimised) -> dict[str, Any]:
         if (row["times_as_fast_as_int8"] >= _FASTER or row["share_of_int8_bytes"] <= _SMALLER)
         and min(row["low"], row["from_int8"]["low"]) > -_LOSS
     ]
-    about = {"num_parameters": parent.manifest["num_parameters"], "num_users": len(found.measured[OWN_INT8].gains)}
+    about = {"num_parameters": parent.manifest["num_parameters"], "num_users": len(found.gains[OWN_INT8])}
     trained = {"epochs": parent.manifest["lineage"]["options"]["recipe"]["train"]["fit"]["epochs"]}
     return about | trained | {"rows": rows, "accepted": accepted, "qat_minus_ptq": _between(found, "int4-qat", "int4")}
 
 
 def _between(found: Optimised, one: str, other: str) -> dict[str, float] | None:
     """Return how far one variant's NDCG@10 is from another's, as a share of it; None where one of them was not made."""
-    if not {one, other} <= found.measured.keys():
+    if not {one, other} <= found.gains.keys():
         return None
-    difference, low, high = relative_difference(found.measured[one].gains, found.measured[other].gains)
+    difference, low, high = relative_difference(found.gains[one], found.gains[other])
     return {"difference": difference, "low": low, "high": high}
 
 

@@ -114,7 +114,8 @@ class _PlainNorm(nn.Module):
 
     def __init__(self, norm: RMSNorm) -> None:
         super().__init__()
-        self.weight, self.eps = norm.weight, norm.eps
+        self.weight: Tensor = norm.weight
+        self.eps = norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise along the last dimension."""
@@ -140,4 +141,5 @@ def _attend(_layer: int, q_LHK: Tensor, k_LGK: Tensor, v_LGK: Tensor) -> Tensor:
     scores_HLL = q_HLK @ k_HLK.transpose(1, 2) * q_LHK.shape[-1] ** -0.5
     positions_L = torch.arange(q_LHK.shape[0])
     is_hidden_LL = positions_L.unsqueeze(0) > positions_L.unsqueeze(1)
-    return (scores_HLL.masked_fill(is_hidden_LL, -torch.inf).softmax(-1) @ v_HLK).transpose(0, 1)
+    out_HLK: Tensor = scores_HLL.masked_fill(is_hidden_LL, -torch.inf).softmax(-1) @ v_HLK
+    return out_HLK.transpose(0, 1)

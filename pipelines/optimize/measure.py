@@ -1,45 +1,46 @@
 """Variants measured where they serve: each in the engine of its replica, on the same users, side by side.
 
-The lists that the engine returns are judged, not scores of a model beside it. Times are taken in turns, a request to each variant after the other,
-so that another program on the machine slows all of them alike.
+The lists that the engine returns are judged, not scores of a model beside it. They follow from the weights and the engine, so they are kept as a stage's output.
+Times are taken at each run, in turns, a request to each variant after the other, so that another program on the machine slows all of them alike.
+
+    ranked/<key>/gains.npy   each user's share of NDCG@10
 """
 
+import hashlib
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 
+import services.llm.engine
 from models.prompt import prompt_tokens
 from models.registry import Bundle
 from pipelines.data.examples import Cases, sample_cases
-from pipelines.runner.stage import Progress
+from pipelines.optimize import exports
+from pipelines.runner.stage import Progress, StageCache, content_key
 from services.llm.engine.config import EngineConfig, WeightKind
 from services.llm.engine.engine import Engine
 from services.llm.ranking.model import LoadedBundle, load_bundle
 
 _K = 10
-_NUM_TIMED = 200
+_NUM_TIMED, _NUM_BATCHES = 200, 20
+_GAINS = "gains.npy"
 _NUM_BATCHED = 32
 """Requests in flight where throughput is measured, as many as an engine runs at once."""
 _BLOCKS = 512
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Measured:
-    """What one variant did: each user's share of NDCG@10, milliseconds of a request alone, prompt tokens a second under load, bytes of its weights in memory."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Milliseconds of a request alone, the median, and prompt tokens a second with 32 requests in flight."""
 
-    gains: np.ndarray
     request_ms: float
     tokens_per_s: float
-    weight_bytes: int
-
-    @property
-    def ndcg(self) -> float:
-        """NDCG@10 of the served lists."""
-        return float(self.gains.mean())
 
 
 class Ranker(Protocol):
@@ -82,35 +83,60 @@ class Variant:
         return [outcomes[str(number)].item_indices for number in range(len(histories))], tokens
 
 
-def measure(variants: Mapping[str, Ranker], cases: Cases, progress: Progress) -> dict[str, Measured]:
-    """Measure all variants on these users, in turns. The first request of each is not timed."""
-    alone = sample_cases(cases, _NUM_TIMED)
-    times_ms: dict[str, list[float]] = {name: [] for name in variants}
-    for number, history in enumerate(alone.histories):
+def ranked(
+    variant: Ranker, cases: Cases, cache: StageCache, about: Mapping[str, Any], progress: Progress
+) -> np.ndarray:
+    """Return each user's share of the NDCG@10 of a variant's lists. `about` is what these follow from, beside the sources of the engine and of the pipelines."""
+
+    def work(out: Path) -> None:
+        gains: list[float] = []
+        for start in range(0, len(cases), _NUM_BATCHED):
+            rows = slice(start, start + _NUM_BATCHED)
+            lists, _ = variant.rank(cases.histories[rows])
+            gains += [gain(found, int(target)) for found, target in zip(lists, cases.targets[rows], strict=True)]
+            progress(len(gains), len(cases), "users")
+        np.save(out / _GAINS, np.array(gains))
+
+    key = content_key(dict(about), [_engine_sources(), str(len(cases))], [sys.modules[__name__], exports])
+    found: np.ndarray = np.load(cache.run("ranked", key, work).path / _GAINS)
+    return found
+
+
+def speeds(variants: Mapping[str, Ranker], cases: Cases) -> dict[str, Speed]:
+    """Time all variants in turns on some of these users. The first round is not counted."""
+    alone, batches = sample_cases(cases, _NUM_TIMED), sample_cases(cases, _NUM_BATCHES * _NUM_BATCHED)
+    times_ms = _timed(variants, [[history] for history in alone.histories])
+    starts = range(0, len(batches), _NUM_BATCHED)
+    per_token_ms = _timed(
+        variants, [batches.histories[start : start + _NUM_BATCHED] for start in starts], per_token=True
+    )
+    return {
+        name: Speed(
+            request_ms=float(np.median(times_ms[name])), tokens_per_s=1e3 / float(np.median(per_token_ms[name]))
+        )
+        for name in variants
+    }
+
+
+def _timed(
+    variants: Mapping[str, Ranker], rounds: Sequence[Sequence[np.ndarray]], *, per_token: bool = False
+) -> dict[str, list[float]]:
+    """Return, by variant, the milliseconds of each round after the first, or of each computed prompt token in it."""
+    spent_ms: dict[str, list[float]] = {name: [] for name in variants}
+    for number, histories in enumerate(rounds):
         for name, variant in _rotated(variants, number):
             began = time.perf_counter()
-            variant.rank([history])
-            times_ms[name].append((time.perf_counter() - began) * 1e3)
-    gains: dict[str, list[float]] = {name: [] for name in variants}
-    spent_s, tokens = dict.fromkeys(variants, 0.0), dict.fromkeys(variants, 0)
-    for start in range(0, len(cases), _NUM_BATCHED):
-        rows = slice(start, start + _NUM_BATCHED)
-        for name, variant in _rotated(variants, start // _NUM_BATCHED):
-            began = time.perf_counter()
-            lists, count = variant.rank(cases.histories[rows])
-            spent_s[name] += time.perf_counter() - began
-            tokens[name] += count
-            gains[name] += [gain(found, int(target)) for found, target in zip(lists, cases.targets[rows], strict=True)]
-        progress(min(start + _NUM_BATCHED, len(cases)), len(cases), "users")
-    return {
-        name: Measured(
-            gains=np.array(gains[name]),
-            request_ms=float(np.median(times_ms[name][1:] or times_ms[name])),
-            tokens_per_s=tokens[name] / spent_s[name],
-            weight_bytes=variant.weight_bytes,
-        )
-        for name, variant in variants.items()
-    }
+            _, num_tokens = variant.rank(histories)
+            spent_ms[name].append((time.perf_counter() - began) * 1e3 / (max(1, num_tokens) if per_token else 1))
+    return {name: spent[1:] or spent for name, spent in spent_ms.items()}
+
+
+def _engine_sources() -> str:
+    """Return a hash of the engine, whose lists are kept."""
+    folder, digest = Path(str(services.llm.engine.__file__)).parent, hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".cpp", ".h"}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def gain(listed: np.ndarray, target: int) -> float:

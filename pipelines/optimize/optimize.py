@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from pipelines.optimize import choice, report
 from pipelines.optimize.children import PICTURE, Winner, judged_bundle, make_decoders, write_child
 from pipelines.optimize.choice import Row, Verdict
 from pipelines.optimize.exports import OnnxVariant, write_onnx
-from pipelines.optimize.measure import Measured, Ranker, Variant, measure
+from pipelines.optimize.measure import Ranker, Speed, Variant, ranked, speeds
 from pipelines.optimize.parent import Parent, open_parent
 from pipelines.optimize.recipes import RECIPES, Recipe
 from pipelines.options import Places
@@ -60,14 +61,14 @@ class OptimizeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Optimised:
-    """The table, the published children by recipe, the version that went live, if any, and what was measured, by variant."""
+    """The table, the published children by recipe, the version that went live, if any, and each user's NDCG@10, by variant."""
 
     parent: Row
     rows: tuple[Row, ...]
     verdicts: Mapping[str, Verdict]
     children: Mapping[str, Bundle]
     live: str | None
-    measured: Mapping[str, Measured]
+    gains: Mapping[str, np.ndarray]
 
 
 def optimize(version: str, options: OptimizeOptions, places: Places, console: Console) -> Optimised:
@@ -87,36 +88,46 @@ def optimize(version: str, options: OptimizeOptions, places: Places, console: Co
             options = replace(
                 options, recipes=tuple(recipe for recipe in options.recipes if recipe.weight_kind is not None)
             )
+        kinds = {PARENT: parent.bundle.weight_kind} | {recipe.name: recipe.weight_kind for recipe in options.recipes}
         with Bars(console) as bars:
             made, cache = {}, StageCache(places.stages_dir)
             for recipe in options.recipes:
                 made[recipe.name] = make_decoders(parent, recipe, cache, options.epochs, bars.begin(recipe.name))
             cases = HeldOut(parent.tokenized, places.stages_dir, options.command).open(f"variants of {version}")
-            variants = _variants(parent, options, made, scratch)
-            measured = measure(variants, cases, bars.begin("measure"))
-        base, rows = _rows(parent, options.recipes, measured)
+            variants, gains = _variants(parent, kinds, made, options.dtype, scratch), {}
+            for name, variant in variants.items():
+                about = _about(parent, name, kinds[name], made.get(name), options.dtype)
+                gains[name] = ranked(variant, cases, cache, about, bars.begin(f"rank {name}"))
+            timed = speeds(variants, cases)
+        base, *rows = (
+            _row(name, kind, gains[name], gains[PARENT], timed[name], variants[name].weight_bytes)
+            for name, kind in kinds.items()
+        )
         verdicts = choice.judge(base, rows, options.budget)
         console.print(report.terminal(base, rows, verdicts))
         children = _publish(store, parent, options.recipes, made, (base, rows, verdicts), scratch)
         live = _promote(store, version, choice.best(rows, verdicts), children) if options.promotes else None
     for name, child in children.items():
         console.print(f"{name}: {child.version}{' is live' if child.version == live else ''}", markup=False)
-    return Optimised(base, tuple(rows), verdicts, children, live, measured)
+    return Optimised(base, tuple(rows), verdicts, children, live, gains)
 
 
 def _variants(
-    parent: Parent, options: OptimizeOptions, made: Mapping[str, Path | None], scratch: Path
+    parent: Parent,
+    kinds: Mapping[str, str | None],
+    made: Mapping[str, Path | None],
+    dtype: torch.dtype,
+    scratch: Path,
 ) -> dict[str, Ranker]:
-    """Return the parent and what was made of it, each in an engine."""
+    """Return the parent and what was made of it, each in an engine or, without a kind of weights, in ONNX Runtime."""
     store = BundleStore(scratch / "judged")
-    kinds = {PARENT: parent.bundle.weight_kind} | {recipe.name: recipe.weight_kind for recipe in options.recipes}
     variants: dict[str, Ranker] = {}
     for name, kind in kinds.items():
         if kind is None:
             variants[name] = _exported(parent, scratch / f"{name}.onnx")
             continue
         bundle = judged_bundle(parent, name, kind, made.get(name), store, scratch / f"judged-{name}")
-        variants[name] = Variant(bundle, options.dtype, repeats=parent.repeats)
+        variants[name] = Variant(bundle, dtype, repeats=parent.repeats)
     return variants
 
 
@@ -127,25 +138,39 @@ def _exported(parent: Parent, path: Path) -> OnnxVariant:
     return OnnxVariant(path, catalogue, prompt_limits(parent.bundle.manifest), repeats=parent.repeats)
 
 
-def _rows(parent: Parent, recipes: tuple[Recipe, ...], measured: Mapping[str, Measured]) -> tuple[Row, list[Row]]:
-    kinds = {PARENT: parent.bundle.weight_kind} | {recipe.name: recipe.weight_kind for recipe in recipes}
-    before = measured[PARENT].gains
-    base, *rows = (_row(name, kind, measured[name], before) for name, kind in kinds.items())
-    return base, rows
+def _about(parent: Parent, name: str, kind: str | None, made: Path | None, dtype: torch.dtype) -> dict[str, Any]:
+    """Return what a variant's lists follow from, beside the sources."""
+    recipe = "" if made is None else made.name
+    files = {
+        file: digest
+        for file, digest in parent.bundle.manifest["files"].items()
+        if "decoder/" in file or "catalogue" in file
+    }
+    about = {
+        "variant": name,
+        "kind": kind,
+        "made": recipe,
+        "files": files,
+        "dtype": str(dtype),
+        "repeats": parent.repeats,
+    }
+    return about | {"prompt": parent.bundle.manifest["prompt"], "examples": parent.tokenized.name}
 
 
-def _row(name: str, weight_kind: str | None, found: Measured, parent_gains: np.ndarray) -> Row:
-    difference, low, high = choice.relative_difference(found.gains, parent_gains)
+def _row(
+    name: str, weight_kind: str | None, gains: np.ndarray, parent_gains: np.ndarray, speed: Speed, weight_bytes: int
+) -> Row:
+    difference, low, high = choice.relative_difference(gains, parent_gains)
     return Row(
         name=name,
         weight_kind=weight_kind,
-        ndcg=found.ndcg,
+        ndcg=float(gains.mean()),
         difference=difference,
         low=low,
         high=high,
-        request_ms=found.request_ms,
-        tokens_per_s=found.tokens_per_s,
-        weight_bytes=found.weight_bytes,
+        request_ms=speed.request_ms,
+        tokens_per_s=speed.tokens_per_s,
+        weight_bytes=weight_bytes,
     )
 
 

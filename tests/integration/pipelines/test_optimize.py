@@ -87,7 +87,7 @@ def test_a_recipe_changes_the_judged_decoder_and_the_one_that_serves(places: Pla
     child = pruned.children["pruned-heads"]
     assert [heads(child, member) for member in ("", "judged")] == [1, 1]
     assert [heads(parent, member) for member in ("", "judged")] == [2, 2]
-    assert (again.measured["pruned-heads"].gains == pruned.measured["pruned-heads"].gains).all()
+    assert (again.gains["pruned-heads"] == pruned.gains["pruned-heads"]).all()
     weights = "decoder/model.safetensors"
     assert stored.children["int8-all"].manifest["files"][weights] == parent.manifest["files"][weights]
     assert again.children["pruned-heads"].manifest["files"][weights] == child.manifest["files"][weights]
@@ -108,7 +108,7 @@ def test_what_is_measured_is_the_engine_s_list(places: Places) -> None:
 
     ranks = rank_labels(DecoderScorer(decoder, catalogue, **parent.bundle.manifest["prompt"]), cases)
 
-    np.testing.assert_allclose(found.measured["parent"].gains, gains(ranks.as_served(repeats=parent.repeats), 10))
+    np.testing.assert_allclose(found.gains["parent"], gains(ranks.as_served(repeats=parent.repeats), 10))
 
 
 def test_a_budget_that_nothing_meets_publishes_and_promotes_nothing(places: Places) -> None:
