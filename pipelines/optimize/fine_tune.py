@@ -29,7 +29,7 @@ from pipelines.training.target.sampled import ItemSampler
 from pipelines.training.target.softmax import Teacher
 from pipelines.training.train_decoder import TrainOptions, next_token_loss
 
-_NUM_CASES = 2_000
+_NUM_CASES = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,14 @@ class Tuning:
 
     Args:
         epochs: Passes over the training sequences.
+        num_sequences: Sequences that are learned from at most, evenly taken: a decoder settles long before a pass over much data ends.
         rate: Learning rate as a share of the recipe's.
         teacher_weight: Share of the decoder before the change in the target; codes deeper than 1 learn their labels alone.
         dropout: In training; less than a whole training has, since the start has learned already.
     """
 
     epochs: int
+    num_sequences: int = 10_000
     rate: float = 0.2
     teacher_weight: float = 0.5
     dropout: float = 0.1
@@ -62,6 +64,7 @@ def fine_tune(
     """Fit the decoder in place on its member's data; `within` is how it computes meanwhile."""
     catalogue, device = load_catalogue(member.tokenized / "catalogue.parquet"), decoder.embedding.weight.device
     sequences, valid = read_labelled_sequences(member.tokenized), read_cases(member.tokenized, Split.VALID)
+    sequences = sequences[:: max(1, -(-len(sequences) // tuning.num_sequences))]
     valid, rng = sample_cases(valid, _NUM_CASES), np.random.default_rng(options.seed)
     samples = options.sample_items and catalogue.depth == 1
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if samples else None

@@ -1,7 +1,7 @@
 """The recipes: what becomes of a decoder's weights, and how the engine stores them. Another recipe is one more row of `RECIPES`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -70,9 +70,7 @@ def _pruned(job: Job, prune: Callable[..., Decoder], kept_share: float) -> Decod
 def _fit(job: Job, decoder: Decoder, tuning: Tuning, weight_kind: WeightKind) -> None:
     """Fit a changed decoder with the unchanged one as its teacher, computing as an engine of this kind does."""
     if job.epochs is not None:
-        tuning = Tuning(
-            epochs=job.epochs, rate=tuning.rate, teacher_weight=tuning.teacher_weight, dropout=tuning.dropout
-        )
+        tuning = replace(tuning, epochs=job.epochs)
     within = partial(engine_numbers, weight_kind=weight_kind)
     fine_tune(decoder, job.decoder(), job.member, job.parent.options, tuning, job.checkpoints, job.progress, within)
 
