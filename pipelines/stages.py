@@ -49,7 +49,9 @@ class ModelRun:
     """One run of the flow for the model of this name: what was asked for, and what its stages have made so far, by their names.
 
     Args:
-        live: The bundle that the run is to replace, None without one or before the stage `features`.
+        live: The bundle that the run is to replace, None without one.
+        live_before: The same where its codes are kept, for a warm start; None for a whole training.
+        start: What a warm start's weights begin as. The stage `features` finds these three, as soon as the data is known.
         judgement: What the gate found, None before it.
     """
 
@@ -58,6 +60,8 @@ class ModelRun:
     model_name: str = "default"
     made: dict[str, StageOutput] = field(default_factory=dict)
     live: Bundle | None = None
+    live_before: Bundle | None = None
+    start: WarmStart | None = None
     judgement: judge.Judgement | None = None
 
     def __post_init__(self) -> None:
@@ -71,18 +75,6 @@ class ModelRun:
     def device(self) -> torch.device:
         """The device of all trainings."""
         return choose_device(self.options.device)
-
-    @cached_property
-    def live_before(self) -> Bundle | None:
-        """The live bundle whose codes a warm start keeps, None for a whole training. Ready after `features`."""
-        is_own_data = self.live is not None or self.live_version is None
-        return verified_live(self.store) if self.options.warm_start and is_own_data else None
-
-    @cached_property
-    def start(self) -> WarmStart | None:
-        """What a warm start's weights begin as. Ready after `features`."""
-        events = self.made["ingest"].path / "events.parquet"
-        return last_whole_training(self.store, self.live_before, events) if self.live_before else None
 
     @cached_property
     def codes(self) -> CodesOptions:
@@ -175,6 +167,10 @@ def _features(run: ModelRun, progress: Progress) -> StageOutput:
     """Replay the events to histories, and fill the online store with them. Data of another kind than the live bundle's is refused first."""
     ingested, places = run.made["ingest"], run.places
     run.live = live_of(run.store, run.live_version, ingested, run.options, run.command)
+    if run.options.warm_start and (run.live or not run.live_version):
+        run.live_before = verified_live(run.store)
+    if run.live_before is not None:
+        run.start = last_whole_training(run.store, run.live_before, ingested.path / "events.parquet")
     max_items, roles = places.history_max_items, places.event_roles
     built = run.cache.run(
         "features",

@@ -11,7 +11,6 @@ from hypothesis import settings as hypothesis_settings
 
 from models.registry import BundleStore
 from tests.support.stacks.compose_stack import ComposeStack, why_not
-from tests.support.stacks.embedded_only import why_embedded_only
 from tests.support.stacks.stack import TEXT_MAX_TOKENS, TEXT_MODEL, Stack
 
 if not Path("/dev/nvidia0").exists():
@@ -23,6 +22,19 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("untimed")  # a busy machine is no fault of what is tested
 
 E2E_TIMEOUT_S = 1_800
+EMBEDDED_ONLY = {
+    "test_stack_lifecycle.py": "is about `tailrace up` and its processes; tests/compose has its own",
+    "test_chaos.py": "puts proxies between the parts of the embedded stack",
+    "test_nodes.py": "starts a cluster of its own with the embedded stack's state",
+    "test_docs.py": "runs the pages' commands, which name the embedded stack's ports",
+    "test_console.py": "opens pages without an API key",
+    "test_listening.py": "looks for processes of this machine, and sends no API key",
+    "test_takeover.py": "looks for processes of this machine",
+    "test_text.py": "asks for the text model of the embedded stack; tests/compose asks containers for text",
+    "test_doors.py::test_the_printed_calls_work_when_pasted": "is about what `tailrace up` prints",
+    "test_doors.py::test_status_shows_every_part": "is about `tailrace status`",
+}
+"""By file, or by file and test, why end-to-end tests run against the embedded stack alone; the others run against compose too."""
 SHORT_TRAINING = ("--epochs", "1", "--student-epochs", "1", "--force")
 
 
@@ -50,7 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
     if config.getoption("--stack") == "compose":
         for item in items:
-            if reason := why_embedded_only(item.path.name, getattr(item, "originalname", item.name)):
+            name = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
+            if reason := EMBEDDED_ONLY.get(item.path.name) or EMBEDDED_ONLY.get(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=lambda item: [name in getattr(item, "fixturenames", ()) for name in ("interrupted", "stack")])
 

@@ -3,7 +3,7 @@
     python -m benchmarks.capacity --json OUT [--rate 25] [--seconds 15]
 
 The kernel counts CPU time per process, so other work on the same cores changes it little, unlike latencies. The idle
-consumption is measured first and subtracted. `tailrace plan` computes from this file.
+consumption is measured first and subtracted. `tailrace plan load` computes from this file.
 """
 
 import argparse
@@ -12,12 +12,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.capacity.footprint import cpu_seconds, find_groups, log_bytes_per_event, memory_mb, store_bytes
@@ -29,7 +28,6 @@ from benchmarks.load.own_stack import require_ready
 from models.decoder.config import read_config
 from models.registry import BundleStore
 from services.settings.settings import Settings, load_settings
-from services.student.ranker import load_student
 
 HEAD_ITEMS = 100_000
 _PAUSE_S = 1.0
@@ -60,7 +58,10 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
             asks = audience.asks(tier)
             if asks is None:
                 sys.exit(f"error: no request is answered by {tier}; the stack must have been trained on ml-100k")
-            send = _sender(rest, asks)
+
+            def send(number: int, asks: Callable[[int], RequestFields] = asks) -> Awaitable[RequestOutcome]:
+                return rest.recommend({**asks(number), "deadline_ms": _PATIENT_MS})
+
             per_request = await _cost(state_dir, send, options, idle_ms_per_s)
             requests[tier] = per_request
             print(f"{tier:12} {_shown(per_request)}")
@@ -76,7 +77,6 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
         "cpu_ms_per_request": requests,
         "cpu_ms_per_event": events,
         "head_ms_per_100k_items": _head_ms(),
-        "student_rank_ms": _student_ms(settings),
         "memory_mb": memory_mb(find_groups(state_dir)),
         "store": store_bytes(settings.redis_address),
         "log_bytes_per_event": round(log_bytes_per_event(), 1),
@@ -94,10 +94,8 @@ async def _cost(
         await asyncio.sleep(_PAUSE_S)
 
     used_ms, lasted_s = await _used_ms(state_dir, calls())
-    return {
-        name: round(max(0.0, (ms - idle_ms_per_s.get(name, 0.0) * lasted_s) / num_calls), 4)
-        for name, ms in used_ms.items()
-    }
+    own_ms = {name: ms - idle_ms_per_s.get(name, 0.0) * lasted_s for name, ms in used_ms.items()}
+    return {name: round(max(0.0, ms / num_calls), 4) for name, ms in own_ms.items()}
 
 
 async def _idle_ms_per_s(state_dir: Path, seconds: float) -> dict[str, float]:
@@ -113,11 +111,6 @@ async def _used_ms(state_dir: Path, meanwhile: Coroutine[Any, Any, None]) -> tup
     await meanwhile
     lasted_s = time.monotonic() - began_s
     return {name: 1_000 * (seconds - before_s[name]) for name, seconds in cpu_seconds(groups).items()}, lasted_s
-
-
-def _sender(rest: RestClient, asks: Callable[[int], RequestFields]) -> Send:
-    """Return a sender of the n-th of these requests, with a deadline long enough for any tier."""
-    return lambda number: rest.recommend({**asks(number), "deadline_ms": _PATIENT_MS})
 
 
 async def _require(tier: str, send: Send) -> None:
@@ -146,27 +139,12 @@ def _head_ms() -> float:
     return round(1_000 * median(took_s), 3)
 
 
-def _student_ms(settings: Settings) -> float:
-    """Return the median time of 200 rankings by the live student: its longest history, all items allowed, the best ten."""
-    bundle = BundleStore(settings.bundle_root).live()
-    catalogue = bundle.catalogue()
-    student, num_items = load_student(bundle, catalogue), len(catalogue.item_ids)
-    history, allowed = list(range(bundle.manifest["prompt"]["max_items"])), np.ones(num_items, dtype=bool)
-    took_s = []
-    for _ in range(200):
-        began_s = time.perf_counter()
-        student.rank(history, allowed, 10)
-        took_s.append(time.perf_counter() - began_s)
-    return round(1_000 * median(took_s), 3)
-
-
 def _bundle(settings: Settings) -> dict[str, Any]:
     bundle = BundleStore(settings.bundle_root).live()
     config = read_config(bundle.path / "decoder")
-    num_items = len(bundle.catalogue().item_ids)
     weights = sum(path.stat().st_size for path in (bundle.path / "decoder").glob("*.safetensors"))
     return {
-        "num_items": num_items,
+        "num_items": len(bundle.catalogue().item_ids),
         "layers": config.num_hidden_layers,
         "kv_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,

@@ -29,14 +29,14 @@ class CodeTrie:
     def allowed(self, tokens_BL: np.ndarray) -> np.ndarray:
         """Return the allowed next codes (B, S) bool after beams of the same length. Tokens outside the code range count as the nearest code."""
         num_beams, level = tokens_BL.shape
-        spelled_BL = (tokens_BL - np.array(self.token_offsets[:level], dtype=np.int64)).clip(0, self.level_size - 1)
+        codes_BL = (tokens_BL - np.array(self.token_offsets[:level], dtype=np.int64)).clip(0, self.level_size - 1)
         if level == 0:
             return np.tile(self._first_S, (num_beams, 1))
         if level == 1:
-            second_BS: np.ndarray = self._second_SS[spelled_BL[:, 0]]
+            second_BS: np.ndarray = self._second_SS[codes_BL[:, 0]]
             return second_BS
         allowed_BS = np.zeros((num_beams, self.level_size), dtype=np.bool_)
-        for row, pair in enumerate(spelled_BL[:, 0] * self.level_size + spelled_BL[:, 1]):
+        for row, pair in enumerate(codes_BL[:, 0] * self.level_size + codes_BL[:, 1]):
             allowed_BS[row, self._third[self._starts[pair] : self._starts[pair + 1]]] = True
         return allowed_BS
 

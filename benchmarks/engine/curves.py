@@ -91,12 +91,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     decoder = random_decoder(1 + 3 * LEVEL_SIZE)
-    callers = {size: _caller(decoder, size) for size in SIZES}
+    callers = {}
+    for size in SIZES:
+        items = random_items(size, 3)
+        callers[size] = RankingRunner(build_engine(decoder, items), items, np.random.default_rng(size))
     usual = callers[_USUAL_SIZE]
     shown = {
         "command": command_of("engine curves"),
         "machine": {"processor": platform.processor() or platform.machine(), "threads": 1, "torch": torch.__version__},
-        "model": describe(decoder) | {"dtype": "float32", "codes": [LEVEL_SIZE] * 3, "block_tokens": BLOCK_TOKENS},
+        "model": _SHAPE | {"dtype": "float32", "codes": [LEVEL_SIZE] * 3, "block_tokens": BLOCK_TOKENS},
         "rounds": options.rounds,
         "catalogue": _measure("catalogue", list(_by_size(callers)), options.rounds),
         "history": _measure("history", list(_by_history(usual)), options.rounds),
@@ -104,11 +107,6 @@ def main() -> None:
     }
     shown["catalogue_ratio"] = {figure: flatness(shown["catalogue"], figure) for figure in ("ms", "cpu_ms")}
     write_report(options.json, shown)
-
-
-def _caller(decoder: Decoder, size: int) -> RankingRunner:
-    items = random_items(size, 3)
-    return RankingRunner(build_engine(decoder, items), items, np.random.default_rng(size))
 
 
 def _measure(title: str, cases: list[Case], rounds: int) -> list[dict[str, Any]]:
@@ -119,13 +117,9 @@ def _measure(title: str, cases: list[Case], rounds: int) -> list[dict[str, Any]]
         for (_, ask), found in zip(cases, taken, strict=True):
             found.append(ask())
     return [
-        about | {"ms": _middle([one.ms for one in found]), "cpu_ms": _middle([one.cpu_ms for one in found])}
+        about | {name: round(median(getattr(one, name) for one in found), 3) for name in ("ms", "cpu_ms")}
         for (about, _), found in zip(cases, taken, strict=True)
     ]
-
-
-def _middle(values: list[float]) -> float:
-    return round(median(values), 3)
 
 
 def _states(caller: RankingRunner, num_items: int, width: int) -> dict[str, Callable[[], Elapsed]]:
@@ -161,10 +155,6 @@ def flatness(rows: list[dict[str, Any]], figure: str) -> dict[str, float]:
     return {state: round(max(found) / min(found), 3) for state, found in by_state.items()}
 
 
-_NUM_SEEN = 200
-_NUM_RUNS = 9
-
-
 def catalogue_costs(num_items: int) -> list[dict[str, Any]]:
     """Measure catalogues of this many items at each depth, evenly spread and, at depth 3, skewed."""
     shapes = [(1, 1.0), (2, 1.0), (3, 1.0), (3, 2.0), (4, 1.0)]
@@ -175,38 +165,15 @@ def _costs(num_items: int, depth: int, skew: float) -> dict[str, Any]:
     items = random_items(num_items, depth, skew=skew)
     began = time.perf_counter()
     trie = Trie(items, torch.device("cpu"))
-    masks = ItemMasks(trie)
+    ItemMasks(trie)
     build_s = time.perf_counter() - began
-    rng = np.random.default_rng(0)
-    seen, nothing = rng.integers(0, num_items, _NUM_SEEN), np.zeros(0, dtype=np.int64)
-    kept = rng.random(num_items) < 0.5
-
-    def ask_with_new_filter() -> None:
-        kept[rng.integers(num_items)] ^= True
-        masks.of(kept, nothing)
-
     return {
         "num_items": num_items,
         "depth": depth,
         "skew": skew,
         "build_s": round(build_s, 3),
         "trie_mb": round(trie.num_bytes / 1e6, 1),
-        "on_device_mb": round(sum(level.num_bytes for level in trie.levels) / 1e6, 1),
-        "widest_node": max(level.max_children for level in trie.levels),
-        "items_seen": _NUM_SEEN,
-        "mask_seen_ms": _median_ms(lambda: masks.of(None, seen)),
-        "mask_known_filter_ms": _median_ms(lambda: masks.of(kept, seen)),
-        "mask_new_filter_ms": _median_ms(ask_with_new_filter),
     }
-
-
-def _median_ms(act: Callable[[], object]) -> float:
-    taken_ms = []
-    for _ in range(_NUM_RUNS):
-        began = time.perf_counter()
-        act()
-        taken_ms.append(1e3 * (time.perf_counter() - began))
-    return round(median(taken_ms), 3)
 
 
 def random_items(num_items: int, depth: int, seed: int = 0, skew: float = 1.0) -> ItemCodes:
@@ -228,13 +195,8 @@ def random_decoder(vocab_size: int, *, seed: int = 0, shape: dict[str, Any] = _S
 
 
 def prompt_of(items: ItemCodes, history: np.ndarray) -> list[int]:
-    """Return the tokens that spell a history of items, after the token of the beginning."""
+    """Return the tokens that encode a history of items, after the token of the beginning."""
     return [0, *(items.codes[history] + np.array(items.token_offsets)).ravel().tolist()]
-
-
-def describe(decoder: Decoder) -> dict[str, Any]:
-    """Return the decoder's shape."""
-    return _SHAPE | {"parameters": sum(parameter.numel() for parameter in decoder.parameters())}
 
 
 def build_engine(decoder: Decoder, items: ItemCodes) -> Engine:

@@ -1,15 +1,13 @@
 """The KV cache's data types: their cost in quality and their gain in capacity.
 
-    python -m benchmarks.engine kv-kinds --bundle PATH --json OUT [--cases FOLDER] [--checkpoint PATH --text FOLDER]
+    python -m benchmarks.engine kv-kinds --bundle PATH --json OUT [--checkpoint PATH]
 
-`--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of the state folder it lies in, unless
-`--cases` names one. Rankings: each user's ten best, masked, against those of `model`; NDCG and HR on the labels. With
-`--checkpoint` (a Hugging Face folder) also: the perplexity of the Markdown files below `--text` (default: docs), and how many
-of the ten best a beam of 32 finds again, over a random catalogue of three codes of its vocabulary, after that text.
+`--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of the state folder it lies in. Rankings: each
+user's ten best, masked, against those of `model`; NDCG and HR on the labels. With `--checkpoint` (a Hugging Face folder) also: the
+perplexity of this repository's pages.
 All in fp32 on plain torch, so that only the KV data type differs.
 """
 
-import argparse
 import platform
 import sys
 from collections.abc import Iterable
@@ -23,6 +21,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 from torch.nn import functional
 
+from benchmarks.engine.process import ROOT
 from benchmarks.load.command import command_of, report_parser, write_report
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
@@ -43,42 +42,34 @@ from services.llm.engine.sequence import Sequence
 
 KINDS: tuple[KvKind, ...] = ("model", "int8", "fp8")
 _K = 10
-_CPU, _NOTHING = torch.device("cpu"), np.zeros(0, dtype=np.int64)
+_CPU = torch.device("cpu")
 _WINDOW_TOKENS = 512
 _MAX_WINDOWS = 6
 _BLOCK_TOKENS = 16
-_LEVEL_SIZE, _NUM_LEVELS, _NUM_ITEMS, _BEAMS = 1_024, 3, 20_000, 32
-_PROMPTS_PER_WINDOW = 4
 
 
 def main() -> None:
     """Measure all data types and write them."""
-    options = _options()
+    parser = report_parser(__doc__)
+    parser.add_argument("--bundle", type=Path, required=True, metavar="PATH", help="a published bundle")
+    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="a Hugging Face folder with its tokenizer.json")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     shown: dict[str, Any] = {
         "command": command_of("engine kv-kinds"),
         "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
-        "rankings": _rankings(options.bundle, options.cases or _newest_cases(options.bundle)),
+        "rankings": _rankings(options.bundle, _newest_cases(options.bundle)),
     }
     if options.checkpoint is not None:
-        shown["text"] = _text(options.checkpoint, options.text)
+        shown["text"] = _text(options.checkpoint)
     write_report(options.json, shown)
-
-
-def _options() -> argparse.Namespace:
-    parser = report_parser(__doc__)
-    parser.add_argument("--bundle", type=Path, required=True, metavar="PATH", help="a published bundle")
-    parser.add_argument("--cases", type=Path, metavar="FOLDER", help="folder with examples.parquet")
-    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="a Hugging Face folder with its tokenizer.json")
-    parser.add_argument("--text", type=Path, metavar="FOLDER", default=Path("docs"), help="folder of Markdown files")
-    return parser.parse_args()
 
 
 def _newest_cases(bundle: Path) -> Path:
     stages = bundle.absolute().parent.parent / "pipeline" / "tokenize"
     found = list(stages.glob("*/"))
     if not found:
-        sys.exit(f"error: --bundle: {stages} is empty, so there are no test cases; pass --cases")
+        sys.exit(f"error: --bundle: {stages} is empty, so there are no test cases; run `tailrace pipeline` there")
     return max(found, key=lambda path: path.stat().st_mtime)
 
 
@@ -102,12 +93,7 @@ def _rankings(path: Path, tokenized: Path) -> list[dict[str, Any]]:
 
 
 def _tops(
-    decoder: Decoder,
-    items: ItemCodes,
-    kind: KvKind,
-    prompts: list[list[int]],
-    histories: Iterable[np.ndarray],
-    width: int | None = None,
+    decoder: Decoder, items: ItemCodes, kind: KvKind, prompts: list[list[int]], histories: Iterable[np.ndarray]
 ) -> list[np.ndarray]:
     """Return the best ten items after each prompt, without those of its history."""
     config = EngineConfig(kv_kind=kind, cpu_kernels="torch", num_blocks=256)
@@ -115,7 +101,7 @@ def _tops(
     tops = []
     asked = zip(track(prompts, f"rankings, {kind}".ljust(20), console=Console(stderr=True)), histories, strict=True)
     for number, (prompt, history) in enumerate(asked):
-        engine.add_rank(str(number), prompt, k=_K, beam_width=width, excluded=history)
+        engine.add_rank(str(number), prompt, k=_K, excluded=history)
         while engine.has_work:
             tops += [outcome.item_indices for outcome in engine.step(0.0)]
     return tops
@@ -135,41 +121,29 @@ def _overlap(tops: list[np.ndarray], exact: list[np.ndarray]) -> float:
 
 
 def _capacity(decoder: Decoder, kind: KvKind) -> dict[str, float]:
-    """Return one token's bytes in all layers, and the ratio to fp32 and bf16 caches."""
-    sizes = {
-        dtype: KvCache(decoder.config, 1, 16, dtype, _CPU, kind).bytes_per_token
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-    plain = {dtype: KvCache(decoder.config, 1, 16, dtype, _CPU).bytes_per_token for dtype in sizes}
-    return {
-        "bytes_per_token": sizes[torch.bfloat16],
-        "tokens_per_byte_to_fp32": round(plain[torch.float32] / sizes[torch.float32], 3),
-        "tokens_per_byte_to_bf16": round(plain[torch.bfloat16] / sizes[torch.bfloat16], 3),
-    }
+    """Return how many tokens this cache holds in the bytes of one in bf16."""
+    plain, own = (KvCache(decoder.config, 1, 16, torch.bfloat16, _CPU, one).bytes_per_token for one in ("model", kind))
+    return {"tokens_per_byte_to_bf16": round(plain / own, 3)}
 
 
-def _text(checkpoint: Path, folder: Path) -> dict[str, Any]:
+def _text(checkpoint: Path) -> dict[str, Any]:
     decoder = load_decoder(checkpoint, torch.float32, "cpu")
-    windows = read_windows(checkpoint / "tokenizer.json", folder)
-    tops = {kind: _tops_after(windows, decoder, kind) for kind in KINDS}
+    windows = read_windows(checkpoint / "tokenizer.json")
     rows = [
-        {"kv_kind": kind, "perplexity": round(perplexity(decoder, kind, windows), 4)}
-        | {"beam_overlap@10": _overlap(top, tops["model"])}
-        | _capacity(decoder, kind)
-        for kind, top in tops.items()
+        {"kv_kind": kind, "perplexity": round(perplexity(decoder, kind, windows), 4)} | _capacity(decoder, kind)
+        for kind in KINDS
     ]
     return {
         "checkpoint": checkpoint.name,
-        "text": str(folder),
         "tokens": sum(len(window) for window in windows),
         "window_tokens": len(windows[0]),
         "kinds": rows,
     }
 
 
-def read_windows(tokenizer: Path, folder: Path) -> list[list[int]]:
-    """Cut the Markdown files below a folder into windows of 512 tokens, spread evenly over all of them."""
-    text = "\n\n".join(path.read_text() for path in sorted(folder.rglob("*.md")))
+def read_windows(tokenizer: Path) -> list[list[int]]:
+    """Cut the Markdown files below docs into windows of 512 tokens, spread evenly over all of them."""
+    text = "\n\n".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
     tokens = Tokenizer.from_file(str(tokenizer)).encode(text).ids
     windows = [tokens[at : at + _WINDOW_TOKENS] for at in range(0, len(tokens) - _WINDOW_TOKENS + 1, _WINDOW_TOKENS)]
     return windows[:: -(-len(windows) // _MAX_WINDOWS)]
@@ -190,18 +164,6 @@ def perplexity(decoder: Decoder, kind: KvKind, windows: list[list[int]]) -> floa
         logits_TV = forward.logits(hidden_TD, 0, decoder.config.vocab_size)
         losses.append(functional.cross_entropy(logits_TV[:-1], tokens_T[1:]))
     return float(torch.stack(losses).mean().exp())
-
-
-def _tops_after(windows: list[list[int]], decoder: Decoder, kind: KvKind) -> list[np.ndarray]:
-    """Return the best ten items after pieces of each window, by beam search over random codes of the vocabulary's first tokens."""
-    items = ItemCodes(
-        codes=np.random.default_rng(0).integers(0, _LEVEL_SIZE, (_NUM_ITEMS, _NUM_LEVELS), dtype=np.int32),
-        level_sizes=(_LEVEL_SIZE,) * _NUM_LEVELS,
-        token_offsets=tuple(_LEVEL_SIZE * (1 + level) for level in range(_NUM_LEVELS)),
-    )
-    piece = _WINDOW_TOKENS // _PROMPTS_PER_WINDOW
-    pieces = [window[at : at + piece] for window in windows for at in range(0, len(window), piece)]
-    return _tops(decoder, items, kind, pieces, [_NOTHING] * len(pieces), _BEAMS)
 
 
 def _in_order(window: list[int]) -> Sequence:

@@ -81,23 +81,23 @@ def _processor(ranked: _Ranked) -> type:
 
     class CatalogueProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not in this environment
         def __init__(self, *_: Any) -> None:
-            self._spelled: dict[int, list[int]] = {}
+            self._decoded: dict[int, list[int]] = {}
 
         def is_argmax_invariant(self) -> bool:
             return False
 
         def update_state(self, batch_update: Any) -> None:
-            process_dict_updates(self._spelled, batch_update, _spelled_by)
+            process_dict_updates(self._decoded, batch_update, _decoded_by)
 
         def apply(self, logits: Tensor) -> Tensor:
-            rows = [row for row in self._spelled if ranked.num_prompt is not None]
-            for level in {len(self._spelled[row]) for row in rows}:
-                at_level = [row for row in rows if len(self._spelled[row]) == level]
-                tokens_BL = np.array([self._spelled[row] for row in at_level]).reshape(len(at_level), level)
+            rows = [row for row in self._decoded if ranked.num_prompt is not None]
+            for level in {len(self._decoded[row]) for row in rows}:
+                at_level = [row for row in rows if len(self._decoded[row]) == level]
+                tokens_BL = np.array([self._decoded[row] for row in at_level]).reshape(len(at_level), level)
                 logits[at_level] = mask_scores(ranked.trie, tokens_BL, logits[at_level])
             return logits
 
-    def _spelled_by(_params: Any, prompt: list[int] | None, _output: list[int]) -> list[int] | None:
+    def _decoded_by(_params: Any, prompt: list[int] | None, _output: list[int]) -> list[int] | None:
         return None if ranked.num_prompt is None or prompt is None else prompt[ranked.num_prompt :]
 
     return CatalogueProcessor

@@ -46,17 +46,13 @@ class ComposeProcesses:
         self._project = project
         self._docker = run_docker
 
-    def kill_edge(self) -> None:
-        """Kill the edge."""
-        self._kill("edge")
+    def kill(self, service: str) -> None:
+        """Kill everything in the container but its init, which then ends: Docker does not start again what `docker kill` ended."""
+        self._docker("exec", "--detach", self.container(service), "sh", "-c", "kill -9 -1")
 
-    def kill_serve(self) -> None:
-        """Kill Ray with every replica."""
-        self._kill("serve")
-
-    def kill_standby(self) -> None:
-        """Kill the standby."""
-        self._kill("standby")
+    def container(self, service: str) -> str:
+        """Return the id of a service's container, running or not."""
+        return str(self._services()[service]["Id"])
 
     def is_healthy(self) -> bool:
         """Whether every container on the way of a request or an event runs and is healthy."""
@@ -70,10 +66,6 @@ class ComposeProcesses:
     def port(self, number: int) -> int:
         """Return the port of this machine that leads to this port of the edge."""
         return int(self._services()["edge"]["NetworkSettings"]["Ports"][f"{number}/tcp"][0]["HostPort"])
-
-    def _kill(self, service: str) -> None:
-        """Kill everything in the container but its init, which then ends: Docker does not start again what `docker kill` ended."""
-        self._docker("exec", "--detach", self._services()[service]["Id"], "sh", "-c", "kill -9 -1")
 
     def _services(self) -> dict[str, Any]:
         """Return the containers by service, as `docker inspect` describes them. Raises EnvironmentFault when one is absent."""

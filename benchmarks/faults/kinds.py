@@ -1,4 +1,4 @@
-"""The faults by name, and how each begins and ends on a scene."""
+"""The faults by name, of one machine and of a cluster of several nodes, and how each begins and ends on a scene."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,10 +31,10 @@ def _wire(part: str, wire: Wire) -> Fault:
 
 def kill(name: str) -> Fault:
     """Return the fault that kills these processes."""
-    return Fault(run_process(f"kill_{name}"))
+    return Fault(lambda scene: asyncio.to_thread(scene.processes.kill, name))
 
 
-def run_process(method: str) -> Callable[[Scene], Awaitable[None]]:
+def _step(method: str) -> Callable[[Scene], Awaitable[None]]:
     """Return the step that calls this method of the scene's processes."""
     return lambda scene: asyncio.to_thread(getattr(scene.processes, method))
 
@@ -51,7 +51,17 @@ FAULTS = {
         for wire in (Wire.STOP, Wire.HANG, Wire.SLOW, Wire.RESET)
     },
     **{f"{name}-killed": kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
-    "llm-hung": Fault(run_process("freeze_llm"), run_process("thaw_llm")),
-    "llm-stalls": Fault(run_process("stall_llm")),
+    "llm-hung": Fault(_step("freeze_llm"), _step("thaw_llm")),
+    "llm-stalls": Fault(_step("stall_llm")),
     "low-priority-spike": Fault(nothing, nothing, is_spike=True),
+}
+
+_REPLACEMENT = Phases(before_s=8.0, during_s=240.0, after_s=12.0)
+"""The longest that all nodes may take, one after another."""
+NODE_FAULTS = {
+    "none": Fault(nothing, nothing),
+    **{f"{name}-killed": kill(name) for name in ("gateway", "llm", "worker", "edge", "standby", "ingress", "raylet")},
+    **{f"{name}-killed": kill(name) for name in ("store", "head", "first-node", "last-node")},
+    "first-node-cut": Fault(_step("cut_first_node"), _step("mend_first_node")),
+    "all-replaced": Fault(_step("replace_all"), phases=_REPLACEMENT),
 }

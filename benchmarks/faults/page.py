@@ -1,10 +1,9 @@
 """The fault matrix as a Markdown table: `python -m benchmarks.faults page FAULTS.json`. Printed, for a page."""
 
+import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
-
-from benchmarks.load.command import results_file
 
 _HEAD = "| fault | answered | in time | p99 ms | goodput | recovered after | answered by, while it lasts |"
 
@@ -27,7 +26,9 @@ def priorities(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Print the matrix, and the classes of the spike."""
-    rows = json.loads(results_file(__doc__).read_text())["rows"]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=argparse.FileType(), help="a results file, such as those in benchmarks/results")
+    rows = json.load(parser.parse_args().file)["rows"]
     print(matrix(rows))
     for row in rows:
         if "low" in row["by_priority"]:

@@ -26,13 +26,26 @@ class StackProcesses:
         self._workers = workers
         self._frozen: list[psutil.Process] = []
 
-    def kill_gateway(self) -> None:
-        """Kill one gateway replica."""
-        kill_processes(self._replicas("Gateway")[:1])
+    def kill(self, name: str) -> None:
+        """Kill processes at once: of the gateways and stream workers one, of the LLM replicas every one.
 
-    def kill_llm(self) -> None:
-        """Kill every LLM replica."""
-        kill_processes(self._replicas("llm"))
+        `edge` is its HAProxy, `ingress` that of one of Ray's nodes (after a reload there is an older one beside the one that listens), `raylet`
+        the node server of one, and with it every replica there.
+        """
+        match name:
+            case "gateway":
+                found = self._replicas("Gateway")[:1]
+            case "llm":
+                found = self._replicas("llm")
+            case "worker":
+                found = self._part(self._workers[0])[:1]
+            case "edge":
+                found = self._below(["edge"], "haproxy")
+            case "ingress" | "raylet":
+                found = self._below(self._rays[:1], "haproxy" if name == "ingress" else name)
+            case _:
+                found = self._part({"store": "valkey"}.get(name, name))[:1]
+        _signal(found, signal.SIGKILL)
 
     def freeze_llm(self) -> None:
         """Freeze one LLM replica: its connections stay, and it answers nothing."""
@@ -50,26 +63,6 @@ class StackProcesses:
             self.freeze_llm()
             time.sleep(_STALL_S)
             self.thaw_llm()
-
-    def kill_worker(self) -> None:
-        """Kill a stream worker."""
-        kill_processes(self._part(self._workers[0])[:1])
-
-    def kill_edge(self) -> None:
-        """Kill the edge's HAProxy."""
-        kill_processes(self._below(["edge"], "haproxy"))
-
-    def kill_ingress(self) -> None:
-        """Kill the HAProxy of one of Ray's nodes: after a reload there is an older one beside the one that listens."""
-        kill_processes(self._below(self._rays[:1], "haproxy"))
-
-    def kill_raylet(self) -> None:
-        """Kill the node server of one of Ray's nodes, and with it every replica there."""
-        kill_processes(self._below(self._rays[:1], "raylet"))
-
-    def kill_store(self) -> None:
-        """Kill the store's server."""
-        kill_processes(self._part("valkey")[:1])
 
     def is_healthy(self) -> bool:
         """Whether the supervisor holds every part for healthy."""
@@ -97,11 +90,6 @@ class StackProcesses:
         if not found:
             raise EnvironmentFault(f"no {name} runs below {', '.join(parts)}")
         return found
-
-
-def kill_processes(processes: list[psutil.Process]) -> None:
-    """End these at once."""
-    _signal(processes, signal.SIGKILL)
 
 
 def _signal(processes: list[psutil.Process], number: int) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 from benchmarks.faults.event_probe import EventProbe
 from benchmarks.load.open_loop import Load, Shot
-from benchmarks.load.profiles import SPIKE_FACTOR
 from benchmarks.load.scoring import answers_recovered_s, degraded_share, summarise
 from services.contracts.access import Priority
 
 DEADLINE_MS = 200
+_SPIKE_FACTOR = 12
 _DOORS = ("REST", "gRPC")
 _HIGH_OF = 4
 """One of so many requests is of normal priority, the others of high; another one each time, for the crowd repeats itself too."""
@@ -37,6 +37,8 @@ class Phases:
 
 PHASES = Phases()
 """Those of the published matrix."""
+NODE_PHASES = Phases(before_s=8.0, during_s=20.0, after_s=42.0)
+"""Longer, for a cluster or containers: there are a thousand requests in a row at a lower rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def plan_row(rate_rps: float, phases: Phases, *, is_spike: bool) -> list[Planned
         )
         for number in range(round(rate_rps * phases.total_s))
     ]
-    wave_rps = SPIKE_FACTOR * rate_rps
+    wave_rps = _SPIKE_FACTOR * rate_rps
     num_wave = round(wave_rps * phases.during_s) if is_spike else 0
     wave = [Planned(phases.before_s + number / wave_rps, Priority.LOW) for number in range(num_wave)]
     return sorted(base + wave, key=lambda one: one.at_s)
@@ -80,6 +82,11 @@ def row_of(
     usual = degraded_share([shot for shot in base if shot.at_s < phases.before_s])
     answers_s, events_s = answers_recovered_s(base, back_s, usual), probe.recovered_s(back_s)
     recovery_s = None if answers_s is None or events_s is None else round(max(answers_s, events_s), 2)
+    by_priority = {one: [shot for shot in shots if planned[shot.number].priority is one] for one in Priority}
+    by_door = {
+        name: [shot for shot in by_priority[Priority.HIGH] if door_of(shot.number) == door]
+        for door, name in enumerate(_DOORS)
+    }
     during = [shot for shot in base if phases.before_s <= shot.at_s < phases.mended_at_s]
     acknowledged = [event for event in probe.events if event.acknowledged_s is not None]
     return {
@@ -89,8 +96,12 @@ def row_of(
         "answers_recovered_s": answers_s,
         "events_recovered_s": events_s and round(events_s, 2),
         "during": summarise(during, DEADLINE_MS, weights),
-        "by_priority": _by_priority(planned, shots, weights),
-        "by_door": _by_door(planned, shots, weights),
+        "by_priority": {
+            one.name.lower(): summarise(some, DEADLINE_MS, weights) for one, some in by_priority.items() if some
+        },
+        "by_door": {
+            f"high over {name}": summarise(some, DEADLINE_MS, weights) for name, some in by_door.items() if some
+        },
         "events": {"sent": len(probe.events), "acknowledged": len(acknowledged), "lost": len(probe.unseen())},
         "generator_cpu_share": round(load.cpu_share, 3),
     }
@@ -98,18 +109,3 @@ def row_of(
 
 def _is_answered_at_once(shot: Shot) -> bool:
     return shot.outcome.is_ok and shot.outcome.num_attempts == 1
-
-
-def _by_priority(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:
-    groups = {
-        priority.name.lower(): [shot for shot in shots if planned[shot.number].priority is priority]
-        for priority in Priority
-    }
-    return {name: summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}
-
-
-def _by_door(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:
-    """Group the requests of high priority by door."""
-    high = [shot for shot in shots if planned[shot.number].priority is Priority.HIGH]
-    groups = {name: [shot for shot in high if door_of(shot.number) == door] for door, name in enumerate(_DOORS)}
-    return {f"high over {name}": summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}

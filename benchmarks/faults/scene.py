@@ -13,12 +13,12 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,28 +30,34 @@ from benchmarks.load.clients import Caller, GrpcClient, ProductCaller, RestClien
 from benchmarks.load.keys import CallerKeys, write_caller_keys
 from benchmarks.load.scoring import tier_weights
 from infra.local.commands.down import stop_stack
+from infra.local.commands.up import spawn_stack, until_ready
 from infra.local.supervisor.ports import free_window
-from infra.local.supervisor.stackfile import StackFile
 from models.registry import BundleStore
 from services.contracts.access import Priority
 from services.errors import EnvironmentFault
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.settings.settings import Settings, inherited_environment
+from services.settings.settings import Settings
 from tailrace_client import AsyncClient, CallOptions
 
 HOST = "127.0.0.1"
 _COPIED = ("bundles", "features", "valkey")
-_START_S = 900.0
 _STOP_S = 180.0
 _USERS_TO_TRY = 120
 _SLOW_S = 0.05
 _READ_S = 5.0
-_NUM_PORTS = 11
+_PORTS = (
+    *("http_port", "grpc_port", "metrics_port", "redis_port"),
+    *("inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"),
+)
 
 
 class Processes(Protocol):
-    """The stack's processes; a fault's step is a method of its own."""
+    """The stack's processes; what else a fault does to them is a method of its own."""
+
+    def kill(self, name: str) -> None:
+        """Kill these at once."""
+        ...
 
     def is_healthy(self) -> bool:
         """Whether every part is healthy."""
@@ -110,12 +116,29 @@ async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool, *
     `is_wired`: store and broker are behind proxies. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
     """
     async with scratch_folder(state_dir, logs_to) as scratch, AsyncExitStack() as closing:
-        yield await _set(closing, state_dir, scratch, given, is_wired=is_wired)
+        first = free_window(len(_PORTS) + 3, seed=str(scratch))
+        ports: dict[str, Any] = {name: first + place for place, name in enumerate(_PORTS)}
+        kafka_port, *behind = range(first + len(_PORTS), first + len(_PORTS) + 3)
+        settings = Settings(  # it shares nothing with any other stack but the code
+            state_dir=scratch,
+            kafka_bootstrap=f"{HOST}:{kafka_port}",
+            api_keys_file=scratch / "keys.json",
+            llm_routing="always",
+            **ports,
+            **given,
+        )
+        outer = {"store": settings.redis_port, "broker": kafka_port}
+        inner = dict(zip(outer, behind, strict=True)) if is_wired else outer
+        wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in outer if is_wired}
+        for wire in wires.values():
+            await closing.enter_async_context(wire)
+        command = ("benchmarks.faults.stack", *map(str, inner.values()))
+        yield await started_scene(closing, settings, command, StackProcesses(scratch), wires)
 
 
 @asynccontextmanager
 async def scratch_folder(state_dir: Path, logs_to: Path | None) -> AsyncIterator[Path]:
-    """Make a stack's folder, and remove it at the end, also at SIGTERM; its logs are kept in `logs_to`.
+    """Copy what a stack starts from to a folder of its own, and remove that at the end, also at SIGTERM; logs are kept in `logs_to`.
 
     Raises EnvironmentFault where `state_dir` has no bundle, and CancelledError at SIGTERM.
     """
@@ -126,34 +149,15 @@ async def scratch_folder(state_dir: Path, logs_to: Path | None) -> AsyncIterator
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
+        for name in _COPIED:
+            if (state_dir / name).is_dir():
+                shutil.copytree(state_dir / name, scratch / name)
         yield scratch
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
         if logs_to is not None and (scratch / "logs").is_dir():
             shutil.copytree(scratch / "logs", logs_to, dirs_exist_ok=True)
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-async def _set(
-    closing: AsyncExitStack, state_dir: Path, scratch: Path, given: dict[str, Any], *, is_wired: bool
-) -> Scene:
-    copy_state(state_dir, scratch)
-    first = free_window(_NUM_PORTS, seed=str(scratch))
-    settings = _settings(scratch, first, given)
-    outer, inner = {"store": first + 3, "broker": first + 4}, {"store": first + 5, "broker": first + 6}
-    wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in outer} if is_wired else {}
-    for wire in wires.values():
-        await closing.enter_async_context(wire)
-    ports = inner if is_wired else outer
-    command = ("benchmarks.faults.stack", str(ports["store"]), str(ports["broker"]))
-    return await started_scene(closing, settings, command, StackProcesses(scratch), wires)
-
-
-def copy_state(state_dir: Path, scratch: Path) -> None:
-    """Copy what a stack starts from."""
-    for name in _COPIED:
-        if (state_dir / name).is_dir():
-            shutil.copytree(state_dir / name, scratch / name)
 
 
 async def started_scene(
@@ -166,9 +170,12 @@ async def started_scene(
     """Start the stack that the module `command` runs, with keys of its own, and return it with its callers. Raises EnvironmentFault."""
     assert settings.api_keys_file is not None
     keys = write_caller_keys(settings.api_keys_file)
-    child = _spawn(settings, command)
+    child, output = spawn_stack(settings, command), StringIO()
     closing.push_async_callback(asyncio.to_thread, _stop, settings, child)
-    await _until_ready(settings, child)
+    try:
+        await asyncio.to_thread(until_ready, settings, child, output)
+    except EnvironmentFault as error:
+        raise EnvironmentFault(f"the stack did not start:\n{output.getvalue()[-2_000:]}") from error
     weights = tier_weights(BundleStore(settings.bundle_root).live().report())
     features = FeatureReader(RepoAddress(settings.feature_repo_dir, settings.redis_address), settings.topic_partitions)
     closing.push_async_callback(features.close)
@@ -177,73 +184,6 @@ async def started_scene(
         return (await features.read(user_id, "", _READ_S)).num_events
 
     return await called_scene(closing, settings, processes, wires, keys, weights, num_events)
-
-
-async def called_scene(
-    closing: AsyncExitStack,
-    settings: Settings,
-    processes: Processes,
-    wires: dict[str, TcpProxy],
-    keys: CallerKeys,
-    weights: dict[str, float],
-    num_events: Callable[[str], Awaitable[int]],
-) -> Scene:
-    """Return a running stack, at the doors of these settings, with its callers."""
-    doors = {priority: await _callers(closing, settings, priority, key) for priority, key in keys.by_priority.items()}
-    once = CallOptions(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
-    host, port, key = settings.http_host, settings.http_port, keys.by_priority[Priority.HIGH]
-    over_rest, *_ = addresses = _addresses(settings)
-    events = await closing.enter_async_context(AsyncClient(over_rest, api_key=key, options=once))
-    batches = [await closing.enter_async_context(AsyncClient(address, api_key=key)) for address in addresses]
-    probe = await closing.enter_async_context(RestClient(host, port, key))
-    audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
-    return Scene(
-        settings, wires, processes, doors, keys.operator, events, tuple(batches), probe, audience, weights, num_events
-    )
-
-
-async def _callers(closing: AsyncExitStack, settings: Settings, priority: Priority, key: str) -> tuple[Caller, ...]:
-    """Return the callers of one priority, over REST and over gRPC."""
-    if priority is Priority.LOW:
-        return (
-            await closing.enter_async_context(RestClient(settings.http_host, settings.http_port, key)),
-            await closing.enter_async_context(GrpcClient(settings.grpc_address, key)),
-        )
-    return tuple([await closing.enter_async_context(ProductCaller(address, key)) for address in _addresses(settings)])
-
-
-def _addresses(settings: Settings) -> tuple[str, str]:
-    return f"http://{settings.http_host}:{settings.http_port}", f"grpc://{settings.grpc_address}"
-
-
-def _settings(scratch: Path, first: int, given: dict[str, Any]) -> Settings:
-    """Return settings that share nothing with any other stack but the code."""
-    return Settings(
-        state_dir=scratch,
-        http_port=first,
-        grpc_port=first + 1,
-        metrics_port=first + 2,
-        redis_port=first + 3,
-        kafka_bootstrap=f"{HOST}:{first + 4}",
-        inner_http_port=first + 7,
-        inner_grpc_port=first + 8,
-        standby_http_port=first + 9,
-        standby_grpc_port=first + 10,
-        api_keys_file=scratch / "keys.json",
-        llm_routing="always",
-        **given,
-    )
-
-
-async def _until_ready(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
-    give_up_s = time.monotonic() + _START_S
-    while child.poll() is None and time.monotonic() < give_up_s:
-        record = StackFile(settings.state_dir).read()
-        if record is not None and record.stage == "ready":
-            return
-        await asyncio.sleep(0.1)
-    words = _log_path(settings).read_text(errors="replace")
-    raise EnvironmentFault(f"the stack did not start:\n{words[-2_000:]}")
 
 
 def _stop(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
@@ -257,19 +197,30 @@ def _stop(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
         stop_stack(settings)
 
 
-def _log_path(settings: Settings) -> Path:
-    return settings.state_dir / "logs" / "up.log"
-
-
-def _spawn(settings: Settings, command: tuple[str, ...]) -> "subprocess.Popen[bytes]":
-    log_path = _log_path(settings)
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", *command],
-            env={**inherited_environment(), **settings.as_environment()},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+async def called_scene(
+    closing: AsyncExitStack,
+    settings: Settings,
+    processes: Processes,
+    wires: dict[str, TcpProxy],
+    keys: CallerKeys,
+    weights: dict[str, float],
+    num_events: Callable[[str], Awaitable[int]],
+) -> Scene:
+    """Return a running stack, at the doors of these settings, with its callers."""
+    rest, rpc = (settings.http_host, settings.http_port), settings.grpc_address
+    addresses = f"http://{settings.http_host}:{settings.http_port}", f"grpc://{rpc}"
+    doors: dict[Priority, tuple[Caller, ...]] = {}
+    for priority, key in keys.by_priority.items():
+        callers: tuple[Caller, ...] = (RestClient(*rest, key), GrpcClient(rpc, key))
+        if priority is not Priority.LOW:
+            callers = tuple(ProductCaller(address, key) for address in addresses)
+        doors[priority] = tuple([await closing.enter_async_context(caller) for caller in callers])
+    once = CallOptions(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
+    key = keys.by_priority[Priority.HIGH]
+    events = await closing.enter_async_context(AsyncClient(addresses[0], api_key=key, options=once))
+    batches = [await closing.enter_async_context(AsyncClient(address, api_key=key)) for address in addresses]
+    probe = await closing.enter_async_context(RestClient(*rest, key))
+    audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
+    return Scene(
+        settings, wires, processes, doors, keys.operator, events, tuple(batches), probe, audience, weights, num_events
+    )

@@ -13,13 +13,15 @@ from infra.local.servers.binaries import tansu_command
 from infra.local.supervisor.parts import Part, broker_address, broker_part, stack_parts, valkey_part
 from services.settings.settings import Settings, load_settings
 
+_SAY = partial(print, flush=True)
+
 
 def main() -> None:
     """Run it until told to stop."""
     redis_port, kafka_port = (int(word) for word in sys.argv[1:])
     settings = load_settings()
     behind = partial(parts_behind, redis_port=redis_port, kafka_port=kafka_port)
-    run_stack(settings, _say, lambda _settings: _say("ready"), behind)
+    run_stack(settings, _SAY, lambda _settings: _SAY("ready"), behind)
 
 
 def parts_behind(settings: Settings, redis_port: int, kafka_port: int) -> tuple[Part, ...]:
@@ -31,10 +33,6 @@ def parts_behind(settings: Settings, redis_port: int, kafka_port: int) -> tuple[
     )
     moved = {"valkey": valkey_part(inner), "broker": broker}
     return tuple(moved.get(part.name, part) for part in stack_parts(settings))
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

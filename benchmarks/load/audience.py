@@ -8,15 +8,16 @@ mixed         the four in turn
 """
 
 import json
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from benchmarks.load.clients import RequestFields, RestClient
-from benchmarks.load.profiles import long_tail
 
 TIERS = ("precomputed", "llm", "student", "popular")
 K = 10
 _PATIENT_MS = 5_000
+_ZIPF = 1.1
 _FIRST_USERS = (*map(str, range(1, 201)), "nobody")
 """Users of MovieLens-100k, and one whom no stack knows, whose answer names items of any catalogue."""
 
@@ -33,11 +34,15 @@ class Audience:
         """Return a function from n to the n-th request that this tier should answer; None if the stack has no such user."""
         match tier:
             case "precomputed" if self.listed_user_ids:
-                return lambda n: {"user_id": _pick(self.listed_user_ids, n), "k": K}
+                return lambda n: {"user_id": self.listed_user_ids[n % len(self.listed_user_ids)], "k": K}
             case "llm" if self.known_user_ids:
-                return lambda n: {"user_id": _pick(self.known_user_ids, n), "k": K, "exclude_seen": False}
+                return lambda n: {
+                    "user_id": self.known_user_ids[n % len(self.known_user_ids)],
+                    "k": K,
+                    "exclude_seen": False,
+                }
             case "student" if self.item_ids:
-                return lambda n: {"recent_item_ids": [_pick(self.item_ids, n)], "k": K}
+                return lambda n: {"recent_item_ids": [self.item_ids[n % len(self.item_ids)]], "k": K}
             case "popular":
                 return lambda n: {"user_id": f"nobody-{n}", "k": K}
             case "mixed":
@@ -64,17 +69,13 @@ async def find_audience(rest: RestClient, user_ids: Iterable[str] = _FIRST_USERS
     return Audience(tuple(listed), tuple(known), tuple(items))
 
 
-def _pick(values: tuple[str, ...], number: int) -> str:
-    return values[number % len(values)]
-
-
 class RequestMix:
     """A mix of requests in which every tier has work: `mixed` in turn, or a `long-tail` of few known and many new users."""
 
     def __init__(self, audience: Audience, num_requests: int, *, is_long_tail: bool = False) -> None:
         self._audience = audience
         self._mixed = audience.asks("mixed")
-        self._ranks = long_tail(len(audience.known_user_ids), num_requests) if is_long_tail else None
+        self._ranks = _long_tail(len(audience.known_user_ids), num_requests) if is_long_tail else None
 
     def ask(self, number: int) -> RequestFields:
         """Return request `number`, from 0 to the number of requests."""
@@ -87,3 +88,11 @@ class RequestMix:
         if rank % 2 and self._audience.item_ids:
             return {"recent_item_ids": [self._audience.item_ids[rank % len(self._audience.item_ids)]], "k": K}
         return {"user_id": f"stranger-{rank}", "k": K}
+
+
+def _long_tail(num_known: int, num_requests: int) -> list[int]:
+    """Draw users by rank, rank r with weight 1/r**1.1; half of the requests have ranks from `num_known` on, each once: new users."""
+    draw = random.Random(0)
+    weights = [1 / (rank + 1) ** _ZIPF for rank in range(num_known)]
+    ranks = draw.choices(range(num_known + 1), [*weights, sum(weights)], k=num_requests)
+    return [num_known + place if rank == num_known else rank for place, rank in enumerate(ranks)]

@@ -6,7 +6,7 @@ eight times their processor time over REST, which at hundreds of requests a seco
 
 import asyncio
 import json
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -17,22 +17,6 @@ from tailrace_client import AsyncClient, CallOptions, TailraceError
 
 RequestFields = dict[str, Any]
 """A recommendation request in the fields that both doors share."""
-
-
-class Caller(Protocol):
-    """What requests recommendations."""
-
-    async def recommend(self, ask: RequestFields) -> RequestOutcome:
-        """Request a recommendation. An error response is an outcome, not an exception."""
-        ...
-
-
-class DoorClient(Caller, Protocol):
-    """One door, with a call that does nothing."""
-
-    async def nothing(self) -> RequestOutcome:
-        """Make a no-op call: the cost of the round trip."""
-        ...
 
 
 class ProductCaller:
@@ -174,3 +158,9 @@ class GrpcClient:
         except grpc.aio.AioRpcError as error:
             return RequestOutcome(is_ok=False, tier="none", reason=error.code().name.lower())
         return RequestOutcome(is_ok=True, tier="none", reason="ok")
+
+
+DoorClient = RestClient | GrpcClient
+"""A minimal client of one door."""
+Caller = DoorClient | ProductCaller
+"""What requests recommendations: an error response is an outcome, not an exception."""

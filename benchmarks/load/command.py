@@ -56,16 +56,6 @@ def run_named(modules: Mapping[str, str], default: Callable[[], None]) -> None:
         default()
 
 
-def results_file(description: str) -> Path:
-    """Parse the command line of a program that prints one results file as Markdown."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("file", type=Path, help="a results file, such as the one in benchmarks/results")
-    path: Path = parser.parse_args().file
-    if not path.is_file():
-        parser.error(f"argument file: there is no file {path}")
-    return path
-
-
 def _number(text: str) -> float:
     try:
         return float(text)

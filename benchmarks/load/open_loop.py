@@ -10,8 +10,7 @@ import math
 import resource
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 MAX_IN_FLIGHT = 500
@@ -69,28 +68,17 @@ async def run_load(send: Send, rate_rps: float, num_requests: int) -> Load:
     return await run_schedule(send, [number / rate_rps for number in range(num_requests)])
 
 
-async def run_schedule(
-    send: Send,
-    departures_s: Sequence[float],
-    ended: Callable[[Shot], None] = lambda _: None,
-) -> Load:
-    """Send one request at each of these seconds from now; `ended` is called with each as it ends."""
-    with _without_pauses():
-        return await _run_schedule(send, departures_s, ended)
-
-
-@contextmanager
-def _without_pauses() -> Iterator[None]:
-    """Disable the garbage collector: its pauses in the generator would be counted against the server."""
+async def run_schedule(send: Send, departures_s: Sequence[float]) -> Load:
+    """Send one request at each of these seconds from now."""
     gc.collect()
-    gc.disable()
+    gc.disable()  # its pauses in the generator would be counted against the server
     try:
-        yield
+        return await _run_schedule(send, departures_s)
     finally:
         gc.enable()
 
 
-async def _run_schedule(send: Send, departures_s: Sequence[float], ended: Callable[[Shot], None]) -> Load:
+async def _run_schedule(send: Send, departures_s: Sequence[float]) -> Load:
     started_s, cpu_before_s = time.perf_counter(), _cpu_s()
     shots: list[Shot] = []
     running: set[asyncio.Task[None]] = set()
@@ -106,9 +94,7 @@ async def _run_schedule(send: Send, departures_s: Sequence[float], ended: Callab
             except TimeoutError:
                 outcome = RequestOutcome(is_ok=False, tier="none", reason="no_answer")
         latency_s, at_s = time.perf_counter() - intended_s, intended_s - started_s
-        shot = Shot(latency_s, departed_s - intended_s, outcome, at_s, number)
-        shots.append(shot)
-        ended(shot)
+        shots.append(Shot(latency_s, departed_s - intended_s, outcome, at_s, number))
 
     for number, departure_s in enumerate(departures_s):
         intended_s = started_s + departure_s
@@ -133,21 +119,18 @@ def summary(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, object]:
     """Return the reported numbers of a run."""
     latencies_ms = [shot.latency_ms for shot in load.shots]
     num_met = sum(shot.is_in_time(deadline_ms) for shot in load.shots)
+    late_ms = [1_000 * shot.departed_late_s for shot in load.shots]
     return {
         "rate_rps": rate_rps,
         "num_requests": len(load.shots),
         "deadline_ms": deadline_ms,
-        "p50_ms": round(percentile(latencies_ms, 0.5), 3),
-        "p95_ms": round(percentile(latencies_ms, 0.95), 3),
-        "p99_ms": round(percentile(latencies_ms, 0.99), 3),
-        "max_ms": round(max(latencies_ms), 3),
+        **{f"p{share}_ms": round(percentile(latencies_ms, share / 100), 3) for share in (50, 95, 99, 100)},
         "deadline_met": round(num_met / len(load.shots), 5),
         "goodput_rps": round(num_met / load.wall_s, 2),
-        "num_errors": sum(not shot.outcome.is_ok for shot in load.shots),
         "tiers": dict(Counter(shot.outcome.tier for shot in load.shots)),
         "reasons": dict(Counter(shot.outcome.reason for shot in load.shots)),
         "generator_cpu_share": round(load.cpu_share, 3),
-        "generator_late_p99_ms": round(percentile([1_000 * shot.departed_late_s for shot in load.shots], 0.99), 3),
+        "generator_late_p99_ms": round(percentile(late_ms, 0.99), 3),
     }
 
 

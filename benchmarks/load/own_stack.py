@@ -11,9 +11,10 @@ from services.settings.settings import Settings
 
 
 def add_stack_options(parser: argparse.ArgumentParser, settings: Settings) -> None:
-    """Add `--url`, the REST door that is called, and `--up`."""
+    """Add `--url` and `--grpc`, the doors that are called, and `--up`."""
     default_url = f"{settings.http_host}:{settings.http_port}"
     parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
+    parser.add_argument("--grpc", default=settings.grpc_address, metavar="HOST:PORT")
     parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
 
 

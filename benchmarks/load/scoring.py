@@ -57,12 +57,7 @@ def summarise(shots: Sequence[Shot], deadline_ms: float, weights: Mapping[str, f
 
 def degraded_share(shots: Sequence[Shot]) -> float:
     """Return the share of requests that failed or were degraded; 0 for none."""
-    return sum(is_degraded(shot) for shot in shots) / len(shots) if shots else 0.0
-
-
-def is_degraded(shot: Shot) -> bool:
-    """Whether a request failed or was degraded."""
-    return not shot.outcome.is_ok or shot.outcome.reason in DEGRADED
+    return sum(not shot.outcome.is_ok or shot.outcome.reason in DEGRADED for shot in shots) / max(1, len(shots))
 
 
 def answers_recovered_s(shots: Sequence[Shot], back_at_s: float, usual_share: float) -> float | None:

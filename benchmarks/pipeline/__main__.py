@@ -4,7 +4,7 @@
 
 Events are synthetic (tables.py) with a fixed seed. Each stage of each point is measured by a process of its own, with one thread and within
 `--limit-s`, on what the stages before it wrote; a real Valkey holds the features. `train` and `distill` do one epoch of the shipped recipe for
-data of that size and validate once, and `evaluate` takes students that learned nothing: poor models rank at the usual cost. `precompute` makes the usual 300 lists.
+data of that size and validate once: poor models rank at the usual cost. `precompute` makes the usual 300 lists.
 
 cpu_s are processor seconds of a stage's own processes, not Valkey's: unlike `seconds` they hardly grow with other work on the same cores. tokens_per_cpu_s are
 the tokens of all steps of `train`, and of both models of `distill`, by the cpu_s of the whole stage.
@@ -22,12 +22,12 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, rows_on_file, write_report
-from benchmarks.load.live_view import table_of
 from benchmarks.load.point import run_point
+from benchmarks.load.table import table_of
 from benchmarks.scale import servers
 from services.settings.settings import inherited_environment
 
-STAGES = ("ingest", "features", "tokenize", "train", "precompute", "evaluate", "distill")
+STAGES = ("ingest", "features", "tokenize", "train", "distill", "evaluate", "precompute")
 FIELDS = ("events", "items", "stage", "seconds", "cpu_s", "rss_mb", "tokens_per_cpu_s")
 _POINTS = (
     (10_000, 1_000),
@@ -83,12 +83,9 @@ def _measure(num_events: int, num_items: int, options: argparse.Namespace) -> It
         measured = run("tables", str(num_events), str(num_items))
         with servers.valkey(settings):
             for stage in STAGES[: STAGES.index(options.until) + 1]:
-                measured = run(stage) if measured else None
-                yield (
-                    dict.fromkeys(FIELDS)
-                    | {"events": num_events, "items": num_items, "stage": stage}
-                    | (measured or {})
-                )
+                measured = None if measured is None else run(stage)
+                point = {"events": num_events, "items": num_items, "stage": stage}
+                yield dict.fromkeys(FIELDS) | point | (measured or {})
 
 
 if __name__ == "__main__":

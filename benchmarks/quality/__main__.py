@@ -1,6 +1,6 @@
 """Model quality: decoder, student and all baselines of pipelines/evaluation over several seeds, and what routing to the LLM is worth.
 
-    python -m benchmarks.quality --json OUT [--seeds 3] [--split leave-one-out global-time] [--state FOLDER] [--recipes FILE] [--epochs N]
+    python -m benchmarks.quality --json OUT [--seeds 3] [--state FOLDER] [--recipes FILE] [--epochs N]
                                  [--code-depth N] [--nested] [--sequences FOLDER | --events FILE --items FILE]
 
 Default data: ml-100k. `--events` and `--items` are tables as `tailrace pipeline` takes them; `--sequences` is a folder as benchmarks/quality/sequences.py describes it, whose
@@ -15,17 +15,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
+from torch import nn
 
 from benchmarks.load.command import about_run, at_least_one, report_parser, run_named, write_report
 from benchmarks.quality.nested import measure_nested, summarise_nested
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
-from benchmarks.quality.sizes import num_parameters
 from benchmarks.quality.summary import Run, summarise
 from benchmarks.quality.variants import ALONE, rank_variants, train_alone
 from infra.local.servers.store import feature_store
 from models.catalogue import load_catalogue
+from models.decoder.config import read_config
+from models.decoder.decoder import Decoder
+from models.student import read_student
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.evaluate import read_ranks, read_slices
@@ -60,51 +64,27 @@ def main() -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; its `split` is the list of splits to run. Wrong options end the program with a line that names them."""
+    """Read the command line; its `split` is the list of splits to run: sequences have no times. Wrong options end the program with a line that names them."""
     parser = report_parser(__doc__)
     parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, from 0")
-    parser.add_argument(
-        "--split",
-        nargs="+",
-        choices=[kind.value for kind in SplitKind],
-        help="default: both where events have times, else leave-one-out",
-    )
-    parser.add_argument(
-        "--state",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of stage outputs and store (default: quality in the state folder)",
-    )
+    folder = "folder of stage outputs and store (default: quality in the state folder)"
+    parser.add_argument("--state", type=Path, metavar="FOLDER", help=folder)
     parser.add_argument("--events", type=Path, metavar="FILE", help="your own events, as Parquet, CSV or JSON Lines")
     parser.add_argument("--items", type=Path, metavar="FILE", help="your own items, with --events")
     parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="sequences of items by user, in time order")
     parser.add_argument("--recipes", type=Path, metavar="FILE", help="recipes other than the shipped ones")
-    parser.add_argument(
-        "--code-depth",
-        type=int,
-        metavar="N",
-        help="tokens of an item, 1 to 4 (default: 1; from 100,000 items on 1 or 3, by validation)",
+    depth = "tokens of an item, 1 to 4 (default: 1; from 100,000 items on 1 or 3, by validation)"
+    parser.add_argument("--code-depth", type=int, metavar="N", help=depth)
+    nested = (
+        "hold each user's last label out, run the whole flow, and compare what it publishes with what its gate judged"
     )
-    parser.add_argument(
-        "--nested",
-        action="store_true",
-        help="hold each user's last label out, run the whole flow, and compare what it publishes with what its gate judged",
-    )
+    parser.add_argument("--nested", action="store_true", help=nested)
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
     options = parser.parse_args(arguments)
-    if options.sequences is not None:
-        if options.events is not None or options.items is not None:
-            parser.error("argument --sequences: not together with --events and --items; leave one of them out")
-        if SplitKind.GLOBAL_TIME in (options.split or ()):
-            parser.error(
-                f"argument --split: {SplitKind.GLOBAL_TIME} needs the times of events, and --sequences gives their order alone; "
-                "leave --split out, or give --events and --items"
-            )
-    if options.nested and options.split is not None:
-        parser.error("argument --nested: it holds labels out by itself; leave --split out")
+    if options.sequences is not None and (options.events is not None or options.items is not None):
+        parser.error("argument --sequences: not together with --events and --items; leave one of them out")
     has_one_split = options.nested or options.sequences is not None
-    splits = [SplitKind.LEAVE_ONE_OUT] if has_one_split else list(SplitKind)
-    options.split = list(dict.fromkeys(map(SplitKind, options.split or splits)))
+    options.split = [SplitKind.LEAVE_ONE_OUT] if has_one_split else list(SplitKind)
     return options
 
 
@@ -135,9 +115,22 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
         earned=train_student.read_earned(at["distill"]),
         slices=read_slices(at["evaluate"]),
         level_sizes=load_catalogue(at["tokenize"] / "catalogue.parquet").level_sizes,
-        num_parameters=num_parameters(at["train"] / "decoder", at["distill"]),
+        num_parameters=_num_parameters(at["train"] / "decoder", at["distill"]),
         llm_price_ndcg_per_ms=options.llm_price_ndcg_per_ms,
     )
+
+
+def _num_parameters(decoder_dir: Path, students_dir: Path) -> dict[str, dict[str, int]]:
+    """Return, by model, the number of `all` parameters and of those outside the table of items."""
+    with torch.device("meta"):
+        decoder = Decoder(read_config(decoder_dir))
+    student = read_student(students_dir / "student.safetensors")
+    return {"decoder": _counts(decoder, decoder.embedding), "student": _counts(student, student.embedding)}
+
+
+def _counts(model: nn.Module, table: nn.Embedding) -> dict[str, int]:
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return {"all": total, "without_items": total - table.weight.numel()}
 
 
 def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[PipelineOptions]:
@@ -154,8 +147,5 @@ def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[P
 
 
 if __name__ == "__main__":
-    modules = {
-        "cold-items": "benchmarks.quality.cold_items",
-        "warm-start": "benchmarks.quality.warm_start",
-    }
-    run_named(modules, main)
+    commands = {"cold-items": "cold_items", "warm-start": "warm_start"}
+    run_named({name: f"benchmarks.quality.{module}" for name, module in commands.items()}, main)

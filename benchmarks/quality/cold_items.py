@@ -1,19 +1,18 @@
 """Cold items: how often a model finds an item that no training event named, beside what knows items by popularity or by text alone.
 
-    python -m benchmarks.quality cold-items --sequences FOLDER --json OUT [--share 0.05] --state FOLDER [--epochs N] [--lifts F ...]
+    python -m benchmarks.quality cold-items --sequences FOLDER --state FOLDER --json OUT [--epochs N]
 
-The folder is one as benchmarks/quality/sequences.py describes it. A share of the items, drawn by seed, is
+The folder is one as benchmarks/quality/sequences.py describes it. One of twenty items is
 removed from all training sequences. An item is one token, so training does not know these items at all, and both models get them as `tailrace
 add-items` appends them, from their texts. A case is each held-out item's event with at least one event of another kind
 before it; the item is ranked among ALL items that its user has not seen. `nearest_text` ranks items by the cosine of their text with that of the
 newest item, `nearest_embedding` by the whole embedding that a new item gets its codes from. recall@10 over all items (`all`), and among the held-out items
-alone (`among_cold`), with 95 % bootstrap intervals; `gains` are differences on the same cases. A lift (`--lifts`) is the factor on the rows of new items that `tailrace add-items` takes as well;
+alone (`among_cold`), with 95 % bootstrap intervals; `gains` are differences on the same cases. A lift is the factor on the rows of new items that `tailrace add-items` takes as well;
 `ordinary` is what it costs: NDCG@10 of the validation labels, all trained items, with the new items in the catalogue, and `before` without them.
 """
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +23,9 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.quality.sequences import read_items, read_sequences
+from benchmarks.quality.trained_pair import cpu_s_of, fit_pair
 from models.baselines import Popularity
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
@@ -38,40 +38,42 @@ from pipelines.publication.add_items import with_items, with_text_rows
 from pipelines.scoring.dense import DecoderScorer
 from pipelines.scoring.metrics import Scorer, gains, interval, rank_labels
 from pipelines.scoring.student import StudentScorer
-from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import choose, data_size, read_recipes
 from pipelines.training.start.text_rows import load_item_text
-from pipelines.training.train_decoder import train
-from pipelines.training.train_student import Inputs, fit_and_save
 
 _AT = 10
 _CASES_PER_BATCH = 64
 _LIFTS = (1.0, 1.2, 1.4)
+_COLD_SHARE, _MOST_CASES = 0.05, 5_000
+_OVER = "nearest_text"
 
 
 def main() -> None:
     """Train on what is left, rank the held-out items, and write the file."""
     options = _options()
-    data = read_data(options.sequences, options.share, options.seed)
-    tokenized = options.state / "tokens"
+    torch.set_num_threads(1)
+    data = read_data(options.sequences)
+    tokenized, folder = options.state / "tokens", options.state / "pair"
     tokenized.mkdir(parents=True, exist_ok=True)
-    encoder = save_tokenized(data.without_cold(), CodesOptions(depth=1, seed=options.seed), tokenized)
-    console, began = Console(stderr=True), time.process_time()
-    trained = fit_models(tokenized, options, console)
-    spent_s = time.process_time() - began
+    encoder = save_tokenized(data.without_cold(), CodesOptions(depth=1), tokenized)
+    recipes = read_recipes(epochs=options.epochs, student_epochs=options.epochs)
+    fit_pair(tokenized, choose(recipes, data_size(tokenized)), folder, Console(stderr=True))
+    trained = Models(
+        load_decoder(folder / "decoder", torch.float32, "cpu"), read_student(folder / "student.safetensors")
+    )
     before = load_catalogue(tokenized / "catalogue.parquet")
     warm = np.setdiff1d(np.arange(len(data.items)), data.cold)
-    ordinary = sample_cases(read_cases(tokenized, Split.VALID), options.cases)
-    report = _Report(data, warm, ordinary, options.cases)
+    report = _Report(data, warm, sample_cases(read_cases(tokenized, Split.VALID), _MOST_CASES))
     for name, scorer in make_baselines(data, encoder):
         report.add(name, scorer)
     for name, scorer in make_scorers(trained, before):
         report.add_before(name, scorer)
-    for lift in options.lifts:
-        catalogue, models = appended(data, before, trained, options.state / "train", lift)
+    for lift in _LIFTS:
+        catalogue, models = appended(data, before, trained, folder, lift)
         for name, scorer in make_scorers(models, catalogue):
             report.add(name, scorer, lift)
-    write_report(options.json, about_run("quality cold-items") | report.as_dict() | {"training_cpu_s": spent_s})
+    spent_s = {"training_cpu_s": sum(cpu_s_of(folder).values())}
+    write_report(options.json, about_run("quality cold-items") | report.as_dict() | spent_s)
 
 
 class Data:
@@ -90,12 +92,12 @@ class Data:
         return Data(self.items.filter(is_warm), [index[sequence] for sequence in self.train], [], none)
 
 
-def read_data(folder: Path, share: float, seed: int) -> Data:
-    """Read a folder of sequences and hold a share of its items out."""
+def read_data(folder: Path) -> Data:
+    """Read a folder of sequences and hold some of its items out."""
     items = read_items(folder).sort("item_id")
     index = {item_id: number for number, item_id in enumerate(items["item_id"])}
     sequences = [np.array([index[item] for item in sequence]) for _, sequence in read_sequences(folder)]
-    is_cold = np.random.default_rng(seed).random(len(items)) < share
+    is_cold = np.random.default_rng(0).random(len(items)) < _COLD_SHARE
     train, cases = [], []
     for sequence in sequences:
         warm = ~is_cold[sequence]
@@ -144,25 +146,6 @@ def save_tokenized(data: Data, options: CodesOptions, out: Path) -> ItemEncoder:
     return encoder
 
 
-def fit_models(tokenized: Path, options: argparse.Namespace, console: Console) -> Models:
-    """Train decoder and student by the recipe for this data, unless the state folder has them."""
-
-    def progress(done: int, total: int, words: str) -> None:
-        console.print(f"{done} of {total} {words}", markup=False)
-
-    recipes = read_recipes(epochs=options.epochs, student_epochs=options.epochs, seed=options.seed)
-    recipe, device = choose(recipes, data_size(tokenized)), torch.device("cpu")
-    torch.set_num_threads(1)
-    out, student = options.state / "train", options.state / "student.safetensors"
-    out.mkdir(exist_ok=True)
-    if not (out / "training.json").exists():
-        train(tokenized, recipe.train, out, Checkpoints(options.state / "saved", "train", 60.0), device, progress)
-    if not student.exists():
-        saved = Checkpoints(options.state / "saved_student", "distill", 60.0)
-        fit_and_save(Inputs(tokenized, 1, device), out / "decoder", recipe.distill, student, saved, progress)
-    return Models(load_decoder(out / "decoder", torch.float32, "cpu"), read_student(student))
-
-
 def appended(data: Data, known: Catalogue, trained: Models, folder: Path, lift: float) -> tuple[Catalogue, Models]:
     """Return catalogue and models with the held-out items."""
     text = load_item_text(folder)
@@ -201,9 +184,9 @@ def _nearest(rows: np.ndarray) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
     return score
 
 
-def recall_hits(scorer: Scorer, data: Data, most: int) -> dict[str, np.ndarray]:
+def recall_hits(scorer: Scorer, data: Data) -> dict[str, np.ndarray]:
     """Return for each case whether the held-out item is among the ten best unseen items: of all, and of the held-out ones."""
-    cases = data.cases[:: max(1, -(-len(data.cases) // most))]
+    cases = data.cases[:: max(1, -(-len(data.cases) // _MOST_CASES))]
     found: dict[str, list[float]] = {"all": [], "among_cold": []}
     for start in range(0, len(cases), _CASES_PER_BATCH):
         batch = cases[start : start + _CASES_PER_BATCH]
@@ -226,8 +209,8 @@ def _is_hit(scores: np.ndarray, own: float) -> float:
 class _Report:
     """Collects what each model found of the held-out items, and with these in the catalogue of all others."""
 
-    def __init__(self, data: Data, trained: np.ndarray, ordinary: Cases, most: int) -> None:
-        self._data, self._trained, self._ordinary, self._most = data, trained, ordinary, most
+    def __init__(self, data: Data, trained: np.ndarray, ordinary: Cases) -> None:
+        self._data, self._trained, self._ordinary = data, trained, ordinary
         self._hits: dict[tuple[str, float | None], dict[str, np.ndarray]] = {}
         self._before: dict[str, np.ndarray] = {}
         self._costs: list[dict[str, Any]] = []
@@ -238,45 +221,31 @@ class _Report:
 
     def add(self, name: str, scorer: Scorer, lift: float | None = None) -> None:
         """Rank the cases with a model; one with a `lift` also those of trained items, among all."""
-        self._hits[name, lift] = recall_hits(scorer, self._data, self._most)
+        self._hits[name, lift] = recall_hits(scorer, self._data)
         if lift is not None:
             histories = tuple(self._trained[history] for history in self._ordinary.histories)
             cases = replace(self._ordinary, histories=histories, targets=self._trained[self._ordinary.targets])
             now, before = gains(rank_labels(scorer, cases).masked, _AT), self._before[name]
-            self._costs.append(
-                {"model": name, "lift": lift, "ndcg10": float(now.mean()), "before": float(before.mean())}
-                | {"ci95": interval(now - before, seed=0)}
-            )
+            cost = {"ndcg10": float(now.mean()), "before": float(before.mean()), "ci95": interval(now - before, seed=0)}
+            self._costs.append({"model": name, "lift": lift} | cost)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return recalls with intervals, the models' gains over each baseline, and what trained items lose."""
-        data = self._data
-        rows = [
-            {"model": name, "lift": lift, "scope": scope, "recall10": float(values.mean())}
-            | {"ci95": interval(values, seed=0)}
-            for (name, lift), found in self._hits.items()
-            for scope, values in found.items()
-        ]
-        differences = [
-            (
-                {"model": name, "lift": lift, "over": baseline, "scope": scope},
-                values - self._hits[baseline, None][scope],
-            )
-            for (name, lift), found in self._hits.items()
-            for scope, values in found.items()
-            for baseline in ("popularity", "nearest_text", "nearest_embedding")
-            if lift is not None
-        ]
+        """Return recalls with intervals, the models' gains over the nearest text, and what trained items lose."""
+        rows, gained = [], []
+        for (name, lift), found in self._hits.items():
+            for scope, values in found.items():
+                about = {"model": name, "lift": lift, "scope": scope}
+                rows.append(about | {"recall10": float(values.mean()), "ci95": interval(values, seed=0)})
+                if lift is not None:
+                    more = values - self._hits[_OVER, None][scope]
+                    gained.append(about | {"over": _OVER, "gain": float(more.mean()), "ci95": interval(more, seed=0)})
         return {
-            "num_items": len(data.items),
-            "num_cold_items": len(data.cold),
+            "num_items": len(self._data.items),
+            "num_cold_items": len(self._data.cold),
             "num_cases": len(next(iter(self._hits.values()))["all"]),
             "num_ordinary_cases": len(self._ordinary),
             "rows": rows,
-            "gains": [
-                about | {"gain": float(values.mean()), "ci95": interval(values, seed=0)}
-                for about, values in differences
-            ],
+            "gains": gained,
             "ordinary": self._costs,
         }
 
@@ -285,9 +254,5 @@ def _options() -> argparse.Namespace:
     parser = report_parser(__doc__)
     parser.add_argument("--sequences", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--state", type=Path, required=True, metavar="FOLDER", help="folder of what was trained")
-    parser.add_argument("--share", type=float, default=0.05, help="share of the items that is held out")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
-    parser.add_argument("--lifts", type=above_zero, nargs="+", default=_LIFTS, help="factors on the rows of new items")
-    parser.add_argument("--cases", type=at_least_one, default=5_000, help="most cases that are ranked")
     return parser.parse_args()

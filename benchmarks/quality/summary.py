@@ -6,7 +6,7 @@ users. The luck of training is beside them as `..._std`, the standard deviation 
 Shape suffixes: S seeds, N users.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -47,7 +47,7 @@ class Run:
     level_sizes: Sequence[int]
     """The number of codes of each level: one level where an item is one token."""
     num_parameters: Mapping[str, Mapping[str, int]]
-    """By model, as sizes.py counts them."""
+    """By model, all and those outside the table of items."""
     llm_price_ndcg_per_ms: float
 
     @property
@@ -87,49 +87,50 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the content of the results file but its header. All runs are of one data set."""
     splits = {split: [run for run in runs if run.split == split] for split in dict.fromkeys(run.split for run in runs)}
     evaluation = runs[0].evaluation
+    tables = {
+        "rows": _rows,
+        "distillation": _distillation,
+        "seen_items": _seen_items,
+        "gain": _gain,
+        "routing": _routing,
+    }
     return {
         "dataset": evaluation["dataset"],
         "repeats": evaluation["repeats"],
         "protocol": {split: of_split[0].evaluation["protocol"] for split, of_split in splits.items()},
         "pooling": POOLING,
-        "rows": [row for split, of_split in splits.items() for row in _rows(split, of_split)],
-        "distillation": [row for split, of_split in splits.items() for row in _distillation(split, of_split)],
-        "seen_items": [row for split, of_split in splits.items() for row in _seen_items(split, of_split)],
-        "gain": [row for split, of_split in splits.items() for row in _gain(split, of_split)],
-        "routing": [row for split, of_split in splits.items() for row in _routing(split, of_split)],
+        **{
+            name: [{"split": split, **row} for split, of_split in splits.items() for row in rows_of(of_split)]
+            for name, rows_of in tables.items()
+        },
         "runs": [_about(run) for run in runs],
     }
 
 
-def _rows(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    rows = []
+def _rows(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     for model in dict.fromkeys((*runs[0].evaluation["metrics"], *runs[0].variants)):
         of_seeds = {name: [run.metric(model, key) for run in runs] for name, key in _METRICS.items()}
         means = {name: fmean(values) for name, values in of_seeds.items()}
         spreads = {f"{name}_std": _spread(of_seeds[name]) for name in ("hr10", "ndcg10")}
         ci95 = list(interval(_by_user(runs, model), seed=0))
         num = {"num_seeds": len(runs), "num_users": len(runs[0].slices["all"])}
-        rows.append({"model": model, "split": split, **means, "ci95": ci95, **spreads, **num})
-    return rows
+        yield {"model": model, **means, "ci95": ci95, **spreads, **num}
 
 
-def _distillation(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return what the distilled student has over one without the targets, over one without targets and rows, and what serves over the untrained graph."""
+def _distillation(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """Yield what the distilled student has over one without the targets, over one without targets and rows, and what serves over the untrained graph."""
     pairs = [("distilled", "twin"), ("distilled", "student_alone"), ("student", "student_alone"), ("student", "graph")]
-    return [
-        {"split": split, "model": model, "over": other}
-        | _difference([(run.ndcg(model), run.ndcg(other)) for run in runs])
-        for model, other in pairs
-    ]
+    for model, other in pairs:
+        yield {"model": model, "over": other} | _difference([(run.ndcg(model), run.ndcg(other)) for run in runs])
 
 
-def _seen_items(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return what the student that serves has over the same weights with seen items the other way."""
+def _seen_items(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """Yield what the student that serves has over the same weights with seen items the other way."""
     both = []
     for run in runs:
         ranks, repeats = run.variants["student"], run.evaluation["repeats"]
         both.append(tuple(gains(ranks.as_served(repeats=served), 10) for served in (repeats, not repeats)))
-    return [{"split": split, "model": "student"} | _difference(both)]
+    yield {"model": "student"} | _difference(both)
 
 
 def _difference(of_seeds: Iterable[tuple[np.ndarray, ...]]) -> dict[str, float | None]:
@@ -150,48 +151,38 @@ def _difference(of_seeds: Iterable[tuple[np.ndarray, ...]]) -> dict[str, float |
     }
 
 
-def _gain(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    pooled = gain_by_slice(_by_user(runs, "decoder"), _by_user(runs, "student"), runs[0].slices)
+def _gain(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     of_seeds = [{row["slice"]: row["llm_minus_student"] for row in run.evaluation["gain"]} for run in runs]
-    return [
-        {"split": split, **row, "llm_minus_student_std": _spread([found[row["slice"]] for found in of_seeds])}
-        for row in pooled
-    ]
+    for row in gain_by_slice(_by_user(runs, "decoder"), _by_user(runs, "student"), runs[0].slices):
+        yield row | {"llm_minus_student_std": _spread([found[row["slice"]] for found in of_seeds])}
 
 
-def _routing(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return what each policy gets and costs: of every seed by its own gain table, then the mean over seeds and users."""
+def _routing(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """Yield what each policy gets and costs: of every seed by its own gain table, then the mean over seeds and users."""
     llm_SN, student_SN = (np.array([run.ndcg(model) for run in runs]) for model in ("decoder", "student"))
     ms_SN, routed_SN = np.array([run.ms_by_user() for run in runs]), np.array([run.is_routed() for run in runs])
     always_SN = np.ones_like(routed_SN)
-    rows = []
     for policy, is_llm_SN in (("always-llm", always_SN), ("always-student", ~always_SN), ("routed", routed_SN)):
         ndcg = float(np.where(is_llm_SN, llm_SN, student_SN).mean())
         ms = float((ms_SN * is_llm_SN).mean())
-        rows.append(
-            {
-                "split": split,
-                "policy": policy,
-                "ndcg10": ndcg,
-                "decoder_ms_per_request": ms,
-                "ndcg_per_decoder_ms": ndcg / ms if ms else None,
-                "llm_share": float(is_llm_SN.mean()),
-            }
-        )
-    return rows
+        per_ms, share = ndcg / ms if ms else None, float(is_llm_SN.mean())
+        cost = {"decoder_ms_per_request": ms, "ndcg_per_decoder_ms": per_ms}
+        yield {"policy": policy, "ndcg10": ndcg} | cost | {"llm_share": share}
 
 
 def _about(run: Run) -> dict[str, Any]:
     """Return what is kept of each run."""
-    kept = {name: run.evaluation[name] for name in ("num_test_users", "num_items", "metrics", "gain", "multiply_adds")}
-    about = {
+    names = ("num_test_users", "num_items", "metrics", "gain", "multiply_adds")
+    return {
         "seed": run.seed,
         "split": run.split,
         "level_sizes": list(run.level_sizes),
         "num_parameters": dict(run.num_parameters),
+        "earned_in_validation": dict(run.earned),
+        "decoder_ms": run.decoder_ms,
+        "llm_price_ndcg_per_ms": run.llm_price_ndcg_per_ms,
+        **{name: run.evaluation[name] for name in names},
     }
-    about |= {"earned_in_validation": dict(run.earned), "decoder_ms": run.decoder_ms}
-    return about | {"llm_price_ndcg_per_ms": run.llm_price_ndcg_per_ms, **kept}
 
 
 def _by_user(runs: Sequence[Run], model: str) -> np.ndarray:

@@ -1,18 +1,16 @@
 """Warm start: how much of a whole training's NDCG@10 a start from an earlier one keeps, and in how much of its time.
 
-    python -m benchmarks.quality warm-start --json OUT [--state FOLDER] [--sequences FOLDER] [--new 0.005 0.02] [--seeds 3] [--recipes FILE] [--epochs N]
+    python -m benchmarks.quality warm-start --json OUT [--state FOLDER] [--sequences FOLDER] [--seeds 3] [--epochs N]
 
-Default data: ml-100k; `--sequences` is a folder as benchmarks/quality/sequences.py describes it. For each share `--new` a live decoder and student are trained without that share of each
+Default data: ml-100k; `--sequences` is a folder as benchmarks/quality/sequences.py describes it. For each of two shares of new events a live decoder and student are trained without that share of each
 user's newest training events; then both are trained on all events twice: from the beginning (`whole`), and from the live ones as the nightly pipeline does (`warm`). The recipe is the one
 that the pipeline takes for this data. NDCG@10 as served, of the test labels and of the validation labels, by which a whole training also chose its best epoch; each user's is
 the mean over the seeds. `kept` is that of warm over that of whole, with the 95 % bootstrap interval over users, paired. Times are processor time on one thread.
 """
 
 import argparse
-import json
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,9 +22,10 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
+from benchmarks.quality.trained_pair import cpu_s_of, fit_pair
 from infra.local.servers.store import feature_store
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
@@ -34,20 +33,16 @@ from models.student import read_student
 from pipelines.data.examples import Split, read_cases, read_split
 from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
-from pipelines.runner.stage import Progress
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.metrics import gains, interval, rank_labels
 from pipelines.scoring.student import StudentScorer
-from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import Recipe, choose, data_size, read_recipes
-from pipelines.training.start.warm_start import MAX_NEW_SHARE, WarmStart
-from pipelines.training.train_decoder import read_training, train
-from pipelines.training.train_student import Inputs, fit_and_save
-from services.errors import StageFailed, TailraceError
+from pipelines.training.start.warm_start import WarmStart
+from services.errors import TailraceError
 from services.settings.settings import load_settings
 
 _SPLITS = {"test": Split.TEST, "validation": Split.VALID}
-_CHECKPOINT_EVERY_S = 60.0
+_NEW_SHARES = (0.005, 0.02)
 
 
 def main() -> None:
@@ -104,28 +99,8 @@ def without_newest(tokenized: Path, share: float, out: Path) -> None:
     replace(catalogue, popularity=popularity).save(out / "catalogue.parquet")
 
 
-def fit_models(tokenized: Path, recipe: Recipe, out: Path, progress: Progress, start: WarmStart | None = None) -> None:
-    """Train a decoder and its student into a folder that has a bundle's names, and note the processor time of each; skipped if that is noted."""
-    noted = out / "cpu_s.json"
-    if noted.exists():
-        return
-    shutil.rmtree(out, ignore_errors=True)
-    device, began_s = torch.device("cpu"), time.process_time()
-    saved = Checkpoints(out / "saved" / "decoder", "train", _CHECKPOINT_EVERY_S)
-    train(tokenized, recipe.train, out, saved, device, progress, start)
-    if start is not None and read_training(out)["started_from"] is None:
-        raise StageFailed("train", f"the start from {start.version} was refused; the log says why")
-    decoder_s = time.process_time() - began_s
-    saved = Checkpoints(out / "saved" / "student", "distill", _CHECKPOINT_EVERY_S)
-    inputs, path = Inputs(tokenized, 1, device), out / "student.safetensors"
-    fit_and_save(inputs, out / "decoder", recipe.distill, path, saved, progress, start)
-    shutil.copyfile(tokenized / "catalogue.parquet", out / "catalogue.parquet")
-    spent_s = {"decoder": decoder_s, "student": time.process_time() - began_s - decoder_s}
-    noted.write_text(json.dumps(spent_s))
-
-
 def judge(tokenized: Path, recipe: Recipe, folder: Path) -> Trained:
-    """Rank the labels of both splits with what `fit_models` wrote."""
+    """Rank the labels of both splits with what `fit_pair` wrote."""
     catalogue = load_catalogue(folder / "catalogue.parquet")
     decoder = load_decoder(folder / "decoder", torch.float32, "cpu")
     repeats = bool(read_split(tokenized)["repeats"])
@@ -139,7 +114,7 @@ def judge(tokenized: Path, recipe: Recipe, folder: Path) -> Trained:
         for model, scorer in scorers.items()
         for name, of_split in cases.items()
     }
-    return Trained(ndcg=ndcg, cpu_s=json.loads((folder / "cpu_s.json").read_text()))
+    return Trained(ndcg=ndcg, cpu_s=cpu_s_of(folder))
 
 
 def summarise(runs: list[Run]) -> dict[str, Any]:
@@ -174,30 +149,23 @@ def summarise(runs: list[Run]) -> dict[str, Any]:
 
 def _runs(tokenized: Path, state: Path, options: argparse.Namespace, console: Console) -> Iterator[Run]:
     """Yield the trainings of each seed and share; the whole one of a seed is trained and judged once."""
-    before = {share: state / f"without-{share}" for share in options.new}
+    before = {share: state / f"without-{share}" for share in _NEW_SHARES}
     for share, folder in before.items():
         without_newest(tokenized, share, folder)
     for seed in range(options.seeds):
-        recipes = read_recipes(options.recipes, epochs=options.epochs, student_epochs=options.epochs, seed=seed)
+        recipes = read_recipes(epochs=options.epochs, student_epochs=options.epochs, seed=seed)
         recipe = choose(recipes, data_size(tokenized))  # for the live one too: a warm start needs the same shape
 
         def trained(data: Path, name: str, start: WarmStart | None = None, recipe: Recipe = recipe) -> Trained:
-            fit_models(data, recipe, state / name, _progress(console, name), start)
+            fit_pair(data, recipe, state / name, console, start)
             return judge(tokenized, recipe, state / name)
 
         whole = trained(tokenized, f"whole-{seed}")
-        for share in options.new:
-            live = trained(before[share], f"live-{share}-{seed}")
+        for share, earlier in before.items():
+            live = trained(earlier, f"live-{share}-{seed}")
             start = WarmStart(state / f"live-{share}-{seed}", "live")
             warm = trained(tokenized, f"warm-{share}-{seed}", start)
             yield Run(new_share=share, seed=seed, live=live, whole=whole, warm=warm)
-
-
-def _progress(console: Console, what: str) -> Progress:
-    def show(done: int, total: int, words: str) -> None:
-        console.print(f"{what}: {done} of {total} epochs, {words}", markup=False)
-
-    return show
 
 
 def _tokenize(options: argparse.Namespace, console: Console) -> tuple[Path, Path]:
@@ -215,23 +183,9 @@ def _tokenize(options: argparse.Namespace, console: Console) -> tuple[Path, Path
 
 def _options() -> argparse.Namespace:
     parser = report_parser(__doc__)
-    parser.add_argument(
-        "--state",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of stage outputs, store and models (default: quality in the state folder)",
-    )
+    folder = "folder of stage outputs, store and models (default: quality in the state folder)"
+    parser.add_argument("--state", type=Path, metavar="FOLDER", help=folder)
     parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="sequences of items by user, in time order")
-    parser.add_argument("--recipes", type=Path, metavar="FILE", help="recipes other than the shipped ones")
-    parser.add_argument(
-        "--new", type=above_zero, nargs="+", default=[0.005, 0.02], metavar="SHARE", help="shares of new events"
-    )
     parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, from 0")
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
-    options = parser.parse_args()
-    for share in options.new:
-        if share > MAX_NEW_SHARE:
-            parser.error(
-                f"argument --new: with more than {MAX_NEW_SHARE:g} new, as with {share:g}, a warm start is refused; give a smaller share"
-            )
-    return options
+    return parser.parse_args()

@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, rows_on_file, write_report
-from benchmarks.load.live_view import table_of
 from benchmarks.load.point import run_point
+from benchmarks.load.table import table_of
 from benchmarks.scale.row import FIELDS
 from services.settings.settings import inherited_environment
 
@@ -82,7 +82,7 @@ def _measure(axis: str, size: int, options: argparse.Namespace) -> dict[str, Any
             options.limit_s,
             {**inherited_environment(), "TMPDIR": folder},
         )
-    return row or dict.fromkeys(FIELDS) | {"axis": axis, "size": size}
+    return dict.fromkeys(FIELDS) | {"axis": axis, "size": size} | (row or {})
 
 
 if __name__ == "__main__":

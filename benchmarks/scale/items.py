@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.scale.row import catalogue_of, print_fields, rss_mb, times
+from benchmarks.scale.row import catalogue_of, print_fields, times
 from services.contracts.access import ANYONE
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import RecommendRequest
 from services.gateway.request.candidates import as_items, choose
-from services.gateway.request.context import FeatureLookup, RequestContext, StageTimer, build_context
+from services.gateway.request.context import FeatureLookup, StageTimer, build_context
 from services.gateway.request.live_bundle import Live
 from services.gateway.tiers.student import StudentTier
 from services.router.deadline import DeadlineLimits, deadline_from
@@ -44,14 +44,12 @@ def main(num_items: int) -> None:
         hits = [
             np.isin(top, one.shown[:10]).mean() for top, one in zip(requests["top"][_NUM_WARM:], answers, strict=True)
         ]
-        measured = {
+        print_fields(
             **times([one.wall_s for one in answers], [one.loop_s for one in answers]),
-            "rss_mb": rss_mb(),
-            "student_ms": float(np.median([one.student_ms for one in answers])),
-            "student_mb": _resident_mb() - before_mb,
-            "recall": float(np.mean(hits)),
-        }
-    print_fields("items", num_items, measured)
+            student_ms=float(np.median([one.student_ms for one in answers])),
+            student_mb=_resident_mb() - before_mb,
+            recall=float(np.mean(hits)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +66,21 @@ async def _answer_all(live: Live, histories: np.ndarray) -> list[_Answered]:
     tier, found = StudentTier(time.monotonic), []
     for number, indices in enumerate(histories.tolist()):
         history = tuple(live.catalogue.item_ids[index] for index in indices)
-        started_s, worked_s = time.perf_counter(), time.thread_time()
-        context, shown = await _answer(
-            tier, live, RecommendRequest(request_id=f"r{number}", user_id="u", k=20, exclude_seen=True), history
-        )
+        features = FeatureLookup(UserFeatures(history_item_ids=history, num_events=len(history), as_of_us=1))
+        request = RecommendRequest(request_id=f"r{number}", user_id="u", k=20, exclude_seen=True)
+        started_s, worked_s, arrived_s = time.perf_counter(), time.thread_time(), time.monotonic()
+        deadline, timer = deadline_from(arrived_s, None, _LIMITS), StageTimer(time.monotonic, arrived_s)
+        context = build_context(request, ANYONE, deadline, live, features, timer)
+        started = tier.rank(context)
+        ranking = (await started if isinstance(started, asyncio.Task) else started).ranking
+        chosen = choose(() if ranking is None else (ranking,), context.masks.showable, context.num_wanted)
+        num_items = len(as_items(chosen, live.catalogue))
         wall_s, loop_s = time.perf_counter() - started_s, time.thread_time() - worked_s
+        if num_items != context.num_wanted:
+            raise SystemExit(f"error: {num_items} items instead of {context.num_wanted}")
+        shown = [index for index, _, _ in chosen]
         found.append(_Answered(wall_s, loop_s, context.stages.as_ms()["student"], shown))
     return found
-
-
-async def _answer(
-    tier: StudentTier, live: Live, request: RecommendRequest, history: tuple[str, ...]
-) -> tuple[RequestContext, list[int]]:
-    arrived_s = time.monotonic()
-    context = build_context(
-        request,
-        ANYONE,
-        deadline_from(arrived_s, None, _LIMITS),
-        live,
-        FeatureLookup(UserFeatures(history_item_ids=history, num_events=len(history), as_of_us=1)),
-        StageTimer(time.monotonic, arrived_s),
-    )
-    started = tier.rank(context)
-    result = await started if isinstance(started, asyncio.Task) else started
-    rankings = () if result.ranking is None else (result.ranking,)
-    chosen = choose(rankings, context.masks.showable, context.num_wanted)
-    items = as_items(chosen, live.catalogue)
-    if len(items) != context.num_wanted:
-        raise SystemExit(f"error: {len(items)} items instead of {context.num_wanted}")
-    return context, [index for index, _, _ in chosen]
 
 
 def _resident_mb() -> float:

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from benchmarks.scale.row import print_row
+from benchmarks.scale.row import print_fields, times
 from services.features.schema import LogPosition
 from services.stream.aggregate import LoggedEvent
 from services.stream.popularity import ListedItems, PopularityCounter
@@ -39,7 +39,7 @@ def main(num_items: int) -> None:
         counts.top((_BEGIN_S + second) * 1_000, _NUM_ITEMS)
         wall_s.append(time.perf_counter() - started_s)
         loop_s.append(time.thread_time() - worked_s)
-    print_row("popularity", num_items, wall_s, loop_s)
+    print_fields(**times(wall_s, loop_s))
 
 
 if __name__ == "__main__":

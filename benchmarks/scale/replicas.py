@@ -26,10 +26,10 @@ def main(num_replicas: int) -> None:
     with stack_for(settings, is_started=True):
         restart_s = time.monotonic() - began_s
         measured = asyncio.run(_measure(settings))
-    print_fields("replicas", num_replicas, {**measured, "restart_s": restart_s})
+    print_fields(**measured, restart_s=restart_s)
 
 
-async def _measure(settings: Settings) -> dict[str, float | None]:
+async def _measure(settings: Settings) -> dict[str, float]:
     async with RestClient(settings.http_host, settings.http_port) as rest:
         await require_ready(rest)
         mix = RequestMix(await find_audience(rest), _NUM_REQUESTS)

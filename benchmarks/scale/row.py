@@ -1,8 +1,8 @@
-"""What points of the scale benchmark share: the catalogue of a size, and the row: axis, size and what was measured there."""
+"""What points of the scale benchmark share: the fields of a row, the catalogue of a size, and what a point prints."""
 
 import json
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,22 +29,13 @@ def catalogue_of(num_items: int) -> "Catalogue":
     )
 
 
-def print_row(axis: str, size: int, wall_s: Sequence[float], loop_s: Sequence[float]) -> None:
-    """Print a row as JSON: the 99th percentile of the times, the median of the loop's, and this process's largest memory."""
-    print_fields(axis, size, {**times(wall_s, loop_s), "rss_mb": rss_mb()})
+def times(wall_s: Sequence[float], loop_s: Sequence[float]) -> dict[str, float]:
+    """Return the 99th percentile of the wall times and the median of the loop's, in milliseconds, and this process's largest memory so far."""
+    rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024
+    p99_ms, loop_ms = 1_000 * float(np.percentile(wall_s, 99)), 1_000 * float(np.median(loop_s))
+    return {"p99_ms": p99_ms, "loop_ms": loop_ms, "rss_mb": rss_mb}
 
 
-def rss_mb() -> float:
-    """Return this process's largest memory so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024
-
-
-def times(wall_s: Sequence[float], loop_s: Sequence[float]) -> dict[str, float | None]:
-    """Return the fields of both times, in milliseconds."""
-    return {"p99_ms": 1_000 * float(np.percentile(wall_s, 99)), "loop_ms": 1_000 * float(np.median(loop_s))}
-
-
-def print_fields(axis: str, size: int, measured: Mapping[str, float | None]) -> None:
-    """Print a row as JSON; what was not measured is null."""
-    rounded = {name: None if value is None else round(value, 3) for name, value in measured.items()}
-    print(json.dumps({name: rounded.get(name) for name in FIELDS} | {"axis": axis, "size": size}))
+def print_fields(**measured: float) -> None:
+    """Print what was measured of a row, as JSON."""
+    print(json.dumps({name: round(value, 3) for name, value in measured.items()}))

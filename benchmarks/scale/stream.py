@@ -21,18 +21,19 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-from kafka import KafkaAdminClient, KafkaProducer
+from kafka import KafkaProducer
 from redis import Redis
 
 from benchmarks.scale import servers
 from benchmarks.scale.row import catalogue_of, print_fields
-from models.catalogue import Catalogue
+from infra.kafka.topics import create_missing
 from models.registry import BundleStore
 from services.contracts.events import Interaction
 from services.features.layout import RowLayout
 from services.features.ownership import KEY, partition_of
 from services.features.repo import RepoAddress, ensure_applied, open_store
 from services.features.schema import POPULARITY, USER_HISTORY
+from services.settings.kafka_topics import wanted_topics
 from services.settings.settings import Settings
 from services.stream.log_files import FULL_SIZE, Span
 from services.stream.offline_log import SCHEMA
@@ -66,20 +67,23 @@ def main(axis: str, size: int, seconds: float = _SECONDS) -> None:
         settings = servers.settings_in(Path(folder), topic_partitions=_PARTITIONS, log_level="warning")
         catalogue = catalogue_of(case.num_items)
         item_ids = catalogue.item_ids
-        _publish(settings.bundle_root, catalogue)
+        with tempfile.TemporaryDirectory() as bundle:
+            catalogue.save(Path(bundle) / "catalogue.parquet")
+            BundleStore(settings.bundle_root).publish(Path(bundle), _VERSION, {})
+        BundleStore(settings.bundle_root).promote(_VERSION)
         with servers.valkey(settings), servers.broker(settings), Redis(port=settings.redis_port) as client:
             ensure_applied(RepoAddress(settings.feature_repo_dir, settings.redis_address))
             _write_log(settings, client, item_ids, case.num_logged)
-            print_fields(axis, size, _measure(settings, client, case, item_ids, seconds))
+            print_fields(**_measure(settings, client, case, item_ids, seconds))
 
 
 def _measure(
     settings: Settings, client: Redis, case: Case, item_ids: Sequence[str], seconds: float
-) -> dict[str, float | None]:
+) -> dict[str, float]:
     notes = settings.state_dir / "notes"
     notes.mkdir()
     first = _one_user_per_partition()
-    _create_topic(settings)
+    create_missing(settings.kafka_address.client_options(), wanted_topics(settings))
     _send(settings, [(user_id, item_ids[0]) for user_id in first], _RATE)
     project = open_store(RepoAddress(settings.feature_repo_dir, settings.redis_address)).project
     histories, popularity = RowLayout(USER_HISTORY, project), RowLayout(POPULARITY, project)
@@ -126,14 +130,6 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
     return float(sum(times.user + times.system for times in (one.cpu_times() for one in processes)))
 
 
-def _publish(root: Path, catalogue: Catalogue) -> None:
-    """Publish a bundle of a catalogue alone, and make it live."""
-    with tempfile.TemporaryDirectory() as folder:
-        catalogue.save(Path(folder) / "catalogue.parquet")
-        BundleStore(root).publish(Path(folder), _VERSION, {})
-    BundleStore(root).promote(_VERSION)
-
-
 def _write_log(settings: Settings, client: Any, item_ids: Sequence[str], num_events: int) -> None:
     """Write merged files of a former topic, its newest event an hour old, and let the store hold their effect."""
     num_each = num_events // settings.topic_partitions
@@ -173,15 +169,6 @@ def _events(items: pa.Array, numbers: np.ndarray, offsets: np.ndarray, partition
         "accepted_time_ms": times_ms,
     }
     return pa.table(columns, schema=SCHEMA)
-
-
-def _create_topic(settings: Settings) -> None:
-    """Create the topic of interactions."""
-    admin = KafkaAdminClient(**settings.kafka_address.client_options())
-    admin.create_topics(
-        {settings.interactions_topic: {"num_partitions": settings.topic_partitions, "replication_factor": -1}}
-    )
-    admin.close()
 
 
 def _draw(item_ids: Sequence[str], num_events: int) -> Iterator[tuple[str, str]]:

@@ -42,7 +42,7 @@ def main(num_users: int) -> None:
             restart_s = time.monotonic() - began_s
             wall_s, loop_s = asyncio.run(_read(address, settings.topic_partitions, num_users))
             rss_mb = psutil.Process(pid).memory_info().rss / 2**20
-        print_fields("users", num_users, {**times(wall_s, loop_s), "rss_mb": rss_mb, "restart_s": restart_s})
+        print_fields(**times(wall_s, loop_s) | {"rss_mb": rss_mb, "restart_s": restart_s})
 
 
 def _fill(settings: Settings, layout: RowLayout[UserHistory], num_users: int) -> None:

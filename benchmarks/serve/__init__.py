@@ -1,1 +1,1 @@
-"""How fast and how well the running stack answers: by tier, beyond its capacity, and under a profile of load."""
+"""How fast and how well the running stack answers: by tier, and beyond its capacity."""

@@ -38,7 +38,6 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser.add_argument("--seconds", type=above_zero, default=10.0, help="per case")
     parser.add_argument("--deadline-ms", type=at_least_one, nargs="+", default=[50, 200], help="one case for each")
     add_stack_options(parser, settings)
-    parser.add_argument("--grpc", default=settings.grpc_address, metavar="HOST:PORT")
     return parser.parse_args()
 
 
@@ -49,15 +48,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
         cases = []
         for door, caller in (("rest", rest), ("grpc", rpc)):
             cases += await _measure_door(door, caller, audience, options)
-    return {
-        **about_run("serve"),
-        "audience": {
-            "listed_users": len(audience.listed_user_ids),
-            "known_users": len(audience.known_user_ids),
-            "items": len(audience.item_ids),
-        },
-        "cases": cases,
-    }
+    return about_run("serve") | {"cases": cases}
 
 
 async def _measure_door(
@@ -77,17 +68,11 @@ async def _measure_door(
                 return caller.recommend({**asks(number), "deadline_ms": deadline_ms})
 
             case = await _case(send, door, tier, deadline_ms, options)
-            cases.append({**case, "p50_over_noop": round(case["p50_ms"] / noop["p50_ms"], 2)})
+            cases.append(case | {"p50_over_noop": round(case["p50_ms"] / noop["p50_ms"], 2)})
     return cases
 
 
-async def _case(
-    send: Send,
-    door: str,
-    tier: str,
-    deadline_ms: int,
-    options: argparse.Namespace,
-) -> dict[str, Any]:
+async def _case(send: Send, door: str, tier: str, deadline_ms: int, options: argparse.Namespace) -> dict[str, Any]:
     for number in range(WARM_UP_REQUESTS):
         await send(number)
     load = await run_load(send, options.rate, max(1, round(options.rate * options.seconds)))
@@ -101,8 +86,4 @@ async def _case(
 
 
 if __name__ == "__main__":
-    modules = {
-        "overload": "benchmarks.serve.overload",
-        "load": "benchmarks.serve.load",
-    }
-    run_named(modules, main)
+    run_named({"overload": "benchmarks.serve.overload"}, main)

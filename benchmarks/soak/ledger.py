@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.features.schema import UserHistory
@@ -40,15 +40,6 @@ class Account:
     num_doubled: int
     num_users: int
     different_rows: tuple[str, ...]
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every acknowledged event had its effect exactly once, in the order of the log."""
-        return not (self.num_lost or self.num_doubled or self.different_rows)
-
-    def fields(self) -> dict[str, Any]:
-        """Return it for a results file."""
-        return {**asdict(self), "different_rows": list(self.different_rows)}
 
 
 def account_for(

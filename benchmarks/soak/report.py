@@ -5,12 +5,13 @@ kind, so that a restart is no growth. Samples are averaged over half a minute fi
 interval would be too narrow.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean
 from typing import Any
+
+import numpy as np
+from scipy import stats
 
 from benchmarks.load.open_loop import Shot
 from benchmarks.load.scoring import summarise
@@ -20,7 +21,6 @@ from benchmarks.soak.traffic import Request
 
 _BLOCK_S = 30.0
 _HOUR_S = 3_600.0
-_Z = NormalDist().inv_cdf(0.975)
 
 Series = Sequence[tuple[float, float]]
 """Seconds and values of one process or of one folder."""
@@ -124,18 +124,18 @@ class Slope:
         return "broken" if self.low > bound_per_hour else "open"
 
 
-def slope_of(series: Iterable[Series], block_s: float = _BLOCK_S) -> Slope | None:
-    """Fit one slope by least squares, with a level for each series; None for too few blocks."""
-    blocks = [block for one in series if len(block := _blocks(one, block_s)) > 1]
-    pairs = [pair for one in blocks for pair in _centred(one)]
-    freedom = len(pairs) - len(blocks) - 1
-    spread = sum(at * at for at, _ in pairs)
-    if freedom < 1 or spread == 0:
+def slope_of(series: Iterable[Series]) -> Slope | None:
+    """Fit one slope by least squares to means of half a minute, with a level for each series; None for too few of them."""
+    blocks = [block for one in series if len(block := _blocks(one)) > 1]
+    freedom = sum(map(len, blocks)) - len(blocks) - 1
+    if freedom < 1:
         return None
-    slope = sum(at * value for at, value in pairs) / spread
-    error = math.sqrt(sum((value - slope * at) ** 2 for at, value in pairs) / freedom / spread)
-    reach = _t_quantile(freedom) * error
-    return Slope(*(_HOUR_S * one for one in (slope, slope - reach, slope + reach)))
+    at, value = np.concatenate([block - block.mean(axis=0) for block in blocks]).T
+    spread = at @ at
+    slope = at @ value / spread
+    error = np.sqrt(((value - slope * at) ** 2).sum() / freedom / spread)
+    reach = stats.t.ppf(0.975, freedom) * error
+    return Slope(*(float(_HOUR_S * one) for one in (slope, slope - reach, slope + reach)))
 
 
 def growth_row(part: str, quantity: str, series: Sequence[Series], bound_per_hour: float) -> dict[str, Any]:
@@ -150,27 +150,9 @@ def growth_row(part: str, quantity: str, series: Sequence[Series], bound_per_hou
     return {**row, "per_hour": round(slope.per_hour, 1), "interval": interval, "verdict": verdict}
 
 
-def _blocks(series: Series, block_s: float) -> list[tuple[float, float]]:
-    """Return the mean time and value of each block."""
+def _blocks(series: Series) -> np.ndarray:
+    """Return the mean time and value of each block, (blocks, 2)."""
     blocks: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for at_s, value in series:
-        blocks[int(at_s // block_s)].append((at_s, value))
-    return [(fmean(at for at, _ in some), fmean(value for _, value in some)) for _, some in sorted(blocks.items())]
-
-
-def _centred(series: Series) -> list[tuple[float, float]]:
-    at_mean, value_mean = fmean(at for at, _ in series), fmean(value for _, value in series)
-    return [(at - at_mean, value - value_mean) for at, value in series]
-
-
-def _t_quantile(freedom: int) -> float:
-    """Return Student's 97.5 % quantile, exact for one and two degrees of freedom and within 1 % above (Cornish and Fisher)."""
-    if freedom <= 2:
-        return (12.706, 4.303)[freedom - 1]
-    z, n = _Z, freedom
-    terms = (
-        (z**3 + z) / (4 * n),
-        (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2),
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3),
-    )
-    return z + sum(terms)
+        blocks[int(at_s // _BLOCK_S)].append((at_s, value))
+    return np.array([np.mean(some, axis=0) for _, some in sorted(blocks.items())])

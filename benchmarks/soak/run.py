@@ -4,20 +4,18 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.scene import HOST, Scene
 from benchmarks.load.audience import RequestMix
 from benchmarks.load.clients import RestClient
-from benchmarks.load.live_view import LiveView
 from benchmarks.load.open_loop import Shot, run_schedule
-from benchmarks.soak.ledger import Account, Explained, Ledger, account_for
+from benchmarks.soak.ledger import Account, Explained, account_for
 from benchmarks.soak.report import WARM_UP_S, door_rows, growth_rows, promises
 from benchmarks.soak.samples import Sample, Sampler
 from benchmarks.soak.traffic import Traffic, products_of
@@ -37,20 +35,19 @@ CALM_S = 20.0
 _SHORTEST_S, _LONGEST_S = 4.0, 10.0
 _SLICE_S = 30.0
 _SETTLE_S = 60.0
-_LIVE_DEADLINE_MS = 200.0
 _HIDING = ("store", "gateway", "raylet")
 """Faults during which explanations can be lost, by the beginning of their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long, how much load, and which faults how often. A process's first `warm_up_s` count for no growth."""
+    """How long, how much load, and which faults how often, in an order by the seed. A process's first `warm_up_s` count for no growth."""
 
     total_s: float
-    rate_rps: float
     faults: tuple[str, ...]
-    every_s: float
-    seed: int
+    rate_rps: float = 25.0
+    every_s: float = 45.0
+    seed: int = 1
     warm_up_s: float = WARM_UP_S
 
 
@@ -63,25 +60,15 @@ class PlannedFault:
     lasts_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class FaultRecord:
-    """One fault as it was: seconds from the start of the load, and how long until the stack was healthy, None if it never was."""
-
-    fault: str
-    at_s: float
-    lasted_s: float
-    healthy_after_s: float | None
-
-
 @dataclass(slots=True)
 class _Course:
-    """What one run collects. `began_s` is monotonic."""
+    """What one run collects. `began_s` is monotonic. A fault's row: seconds from the start, and until the stack was healthy, None if it never was."""
 
     plan: Plan
-    view: LiveView
+    console: Console
     began_s: float = field(default_factory=time.monotonic)
     shots: list[Shot] = field(default_factory=list)
-    faults: list[FaultRecord] = field(default_factory=list)
+    faults: list[dict[str, Any]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     explained: Explained = field(default_factory=Explained)
     load_is_over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -94,27 +81,23 @@ class _Course:
     @property
     def troubles_s(self) -> list[tuple[float, float]]:
         """The monotonic seconds in which explanations may be lost."""
-        return [
-            (self.began_s + one.at_s, self.began_s + one.at_s + one.lasted_s + (one.healthy_after_s or 0.0))
-            for one in self.faults
-            if one.fault.startswith(_HIDING)
-        ]
+        begins_s = [(self.began_s + one["at_s"], one) for one in self.faults if one["fault"].startswith(_HIDING)]
+        return [(at_s, at_s + one["lasted_s"] + (one["healthy_after_s"] or 0.0)) for at_s, one in begins_s]
 
 
 async def soak(scene: Scene, plan: Plan, console: Console) -> dict[str, Any]:
     """Run the plan on a healthy scene, and return the report."""
     await scene.until_healthy()
-    course = _Course(plan, LiveView("soak", _LIVE_DEADLINE_MS))
+    course = _Course(plan, console)
     async with AsyncExitStack() as closing:
         traffic = await _traffic(scene, plan, closing)
         operator = AsyncClient(f"http://{HOST}:{scene.settings.http_port}", api_key=scene.operator_key)
         await closing.enter_async_context(operator)
-        with Live(course.view, console=console, refresh_per_second=2, transient=True):
-            async with asyncio.TaskGroup() as group:  # the first error ends them all
-                group.create_task(_load(course, traffic))
-                group.create_task(_come_and_go(course, scene))
-                group.create_task(_sample(course, scene))
-                group.create_task(course.explained.read_back(operator, traffic.answered, course.load_is_over))
+        async with asyncio.TaskGroup() as group:  # the first error ends them all
+            group.create_task(_load(course, traffic))
+            group.create_task(_come_and_go(course, scene))
+            group.create_task(_sample(course, scene))
+            group.create_task(course.explained.read_back(operator, traffic.answered, course.load_is_over))
     account = await _account(scene, traffic)
     return _report(course, scene, account)
 
@@ -133,12 +116,12 @@ async def _load(course: _Course, traffic: Traffic) -> None:
     for first in range(0, num_requests, per_slice):
         num = min(per_slice, num_requests - first)
         departures_s = [place / course.plan.rate_rps for place in range(num)]
-        course.view.title = f"soak, {100 * first / num_requests:.0f} % of {course.plan.total_s / 60:g} minutes"
+        course.console.print(f"{100 * first / num_requests:.0f} % of {course.plan.total_s / 60:g} minutes")
 
         async def send(number: int, first: int = first) -> Any:
             return await traffic.send(first + number)
 
-        done = await run_schedule(send, departures_s, course.view.ended)
+        done = await run_schedule(send, departures_s)
         course.shots += [replace(shot, number=first + shot.number) for shot in done.shots]
     course.load_is_over.set()
 
@@ -164,26 +147,23 @@ async def _come_and_go(course: _Course, scene: Scene) -> None:
     for planned in plan_faults(plan.faults, plan.total_s, plan.every_s, plan.seed):
         await asyncio.sleep(planned.at_s - course.elapsed_s)
         course.faults.append(await _one_fault(course, scene, planned))
-        if course.faults[-1].healthy_after_s is None:
+        if course.faults[-1]["healthy_after_s"] is None:
             return
 
 
-async def _one_fault(course: _Course, scene: Scene, planned: PlannedFault) -> FaultRecord:
+async def _one_fault(course: _Course, scene: Scene, planned: PlannedFault) -> dict[str, Any]:
     fault, at_s = FAULTS[planned.name], course.elapsed_s
-    course.view.phase = f"[red]{planned.name}[/]"
     await fault.begin(scene)
     if fault.end is not None:
         await asyncio.sleep(planned.lasts_s)
         await fault.end(scene)
-    ended_s = course.elapsed_s
-    try:
+    ended_s, healthy_after_s = course.elapsed_s, None
+    with suppress(EnvironmentFault):
         await asyncio.sleep(1.0)  # the supervisor needs a moment to notice
         await scene.until_healthy()
         healthy_after_s = round(course.elapsed_s - ended_s, 1)
-    except EnvironmentFault:
-        healthy_after_s = None
-    course.view.phase = ""
-    return FaultRecord(planned.name, round(at_s, 1), round(ended_s - at_s, 1), healthy_after_s)
+    times_s = {"at_s": round(at_s, 1), "lasted_s": round(ended_s - at_s, 1), "healthy_after_s": healthy_after_s}
+    return {"fault": planned.name, **times_s}
 
 
 async def _sample(course: _Course, scene: Scene) -> None:
@@ -198,41 +178,38 @@ async def _sample(course: _Course, scene: Scene) -> None:
 
 async def _account(scene: Scene, traffic: Traffic) -> Account:
     """Wait a bounded time until all acknowledged events are in the log, then compare log and rows."""
+    settings, log = scene.settings, OfflineLog(scene.settings.offline_log_dir)
+
+    def read() -> list[LoggedInteraction]:
+        return [one for partition in range(settings.topic_partitions) for one in log.read(partition)]
+
+    def compare(logged: Sequence[LoggedInteraction]) -> Account:
+        users = traffic.user_ids
+        rows = FeatureWriter(RepoAddress(settings.feature_repo_dir, settings.redis_address)).read_histories(users)
+        ours = [one for one in logged if one.interaction.user_id in users]
+        return account_for(traffic.ledger, ours, rows, history_limits(settings.history_max_items))
+
     give_up_s = time.monotonic() + _SETTLE_S
-    logged = await asyncio.to_thread(_logged, scene)
+    logged = await asyncio.to_thread(read)
     while traffic.ledger.unlogged(logged) and time.monotonic() < give_up_s:
         await asyncio.sleep(1.0)
-        logged = await asyncio.to_thread(_logged, scene)
-    ours = [one for one in logged if one.interaction.user_id in set(traffic.user_ids)]
-    return await asyncio.to_thread(_compare, scene, traffic.ledger, ours, traffic.user_ids)
-
-
-def _logged(scene: Scene) -> list[LoggedInteraction]:
-    log = OfflineLog(scene.settings.offline_log_dir)
-    return [one for partition in range(scene.settings.topic_partitions) for one in log.read(partition)]
-
-
-def _compare(scene: Scene, ledger: Ledger, logged: Sequence[LoggedInteraction], user_ids: Sequence[str]) -> Account:
-    settings = scene.settings
-    writer = FeatureWriter(RepoAddress(settings.feature_repo_dir, settings.redis_address))
-    rows = writer.read_histories(user_ids)
-    return account_for(ledger, logged, rows, history_limits(settings.history_max_items))
+        logged = await asyncio.to_thread(read)
+    return await asyncio.to_thread(compare, logged)
 
 
 def _report(course: _Course, scene: Scene, account: Account) -> dict[str, Any]:
     doors = door_rows(course.shots, scene.weights)
     growth = growth_rows(course.samples, course.plan.warm_up_s)
-    faults = [asdict(one) for one in course.faults]
     explained = course.explained.fields(course.troubles_s)
     return {
         "plan": asdict(course.plan),
         "settings": SETTINGS,
-        "faults": faults,
+        "faults": course.faults,
         "restarts": scene.processes.num_restarts(),
         "doors": doors,
-        "events": account.fields(),
+        "events": asdict(account),
         "explained": explained,
         "num_samples": len(course.samples),
         "growth": growth,
-        "promises": promises(account, explained, growth, faults, doors),
+        "promises": promises(account, explained, growth, course.faults, doors),
     }

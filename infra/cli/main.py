@@ -16,7 +16,8 @@ from rich.markup import escape
 from infra.cli.audit import audited, write_act
 from infra.cli.bundles import bundles_app, promote, rollback
 from infra.cli.keys import keys_app
-from infra.cli.load import PASSED_ON, bench, chaos, plan
+from infra.cli.load import PASSED_ON, bench, chaos
+from infra.cli.plan import plan_app
 from infra.cli.settings import show_settings
 from services.errors import TailraceError
 
@@ -31,9 +32,9 @@ app = typer.Typer(
 )
 app.add_typer(keys_app, name="keys")
 app.add_typer(bundles_app, name="bundles")
+app.add_typer(plan_app, name="plan")
 app.command(context_settings=PASSED_ON)(bench)
 app.command(context_settings=PASSED_ON)(chaos)
-app.command()(plan)
 app.command()(promote)
 app.command()(rollback)
 app.command("settings")(show_settings)

@@ -128,7 +128,7 @@ def describe_codes(tokenized: Path) -> str:
     dead = "+".join(str(level["dead"]) for level in report["levels"])
     fullest = ", ".join(f"{level['fullest_to_mean']:.1f}" for level in report["levels"])
     sizes = " x ".join(str(level["size"]) for level in report["levels"])
-    apart = f"{report['collisions_before_last_level']} items are told apart by the last level alone"
+    apart = f"{report['collisions_before_last_level']} items differ in the last level alone"
     return f"{chosen}: {sizes}, {dead} dead, the fullest of each level {fullest} times the mean; {apart}"
 
 

@@ -57,7 +57,7 @@ class Recipe:
         return replace(self, train=train, distill=distill)
 
     def without_text(self) -> "Recipe":
-        """Return this recipe for items whose texts do not tell them apart."""
+        """Return this recipe for items whose texts do not distinguish them."""
         return replace(self, train=replace(self.train, text_size=0))
 
     @property

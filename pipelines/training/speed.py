@@ -10,17 +10,11 @@ from collections.abc import Iterable
 import torch
 
 from models.decoder.config import DecoderConfig
+from pipelines.planner.devices import device_of_driver
 
 SPEED = "speed.json"
 _FLOPS = 6
 """Of forward and backward pass, for each multiply-add of the forward pass."""
-_PEAK_BF16_FLOPS = {
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA B200": 2250e12,
-}
-"""By the beginning of a device's name: FLOPs per second of dense products in bf16, in which a GPU trains, by NVIDIA's data sheets."""
 
 
 def decoder_work(config: DecoderConfig, num_tokens: int) -> int:
@@ -38,9 +32,8 @@ def training_flops(config: DecoderConfig, lengths: Iterable[int], num_scores: in
 
 
 def speed_of(num_tokens: int, flops: int, seconds: float, device: torch.device) -> dict[str, float | None]:
-    """Return tokens and FLOPs per second, and the MFU: null where no data sheet gives the peak, as for any CPU."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peak = next((peak for start, peak in _PEAK_BF16_FLOPS.items() if name.startswith(start)), None)
+    """Return tokens and FLOPs per second, and the MFU in bf16, in which a GPU trains: null where no data sheet gives the peak, as for any CPU."""
+    sheet = device_of_driver(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     flops_per_s = flops / seconds
-    mfu = None if peak is None else flops_per_s / peak
+    mfu = None if sheet is None else flops_per_s / sheet.flops_per_s["bf16"]
     return {"tokens_per_s": num_tokens / seconds, "flops_per_s": flops_per_s, "mfu": mfu}

@@ -6,9 +6,8 @@ import pytest
 
 from benchmarks.faults.__main__ import run_row
 from benchmarks.faults.kinds import FAULTS
-from benchmarks.faults.rows import DEADLINE_MS, Phases
+from benchmarks.faults.rows import Phases
 from benchmarks.faults.scene import Scene, scene_from
-from benchmarks.load.live_view import LiveView
 from tests.support.stacks.stack import Stack
 
 pytestmark = pytest.mark.grid  # test_faults.py holds the same faults on the shared stack, without the proxies
@@ -27,7 +26,7 @@ async def scene(stack: Stack) -> AsyncIterator[Scene]:
 async def test_faults_through_the_wire_and_a_spike(scene: Scene, stack: Stack) -> None:
     """Every request is answered, the reasons name what was unavailable, and no acknowledged event is lost."""
     rows = {
-        name: await run_row(name, scene, RATE_RPS, LiveView(name, DEADLINE_MS), PHASES, FAULTS[name])
+        name: await run_row(name, scene, RATE_RPS, PHASES, FAULTS[name])
         for name in ("store-hang", "broker-stop", "low-priority-spike")
     }
 

@@ -189,17 +189,3 @@ def test_down_ends_what_a_killed_supervisor_and_keeper_left(secured: Secured) ->
 
     assert swept.returncode == 0
     assert find_leftovers(own.settings.state_dir) == []
-
-
-@pytest.mark.grid  # tests/unit/infra/supervisor/test_keeper.py holds it for one part
-def test_a_killed_supervisor_leaves_no_process(secured: Secured) -> None:
-    """SIGKILL of the supervisor ends every process."""
-    own = secured.stack
-    processes = own.processes()
-
-    os.kill(own.supervisor_pid, signal.SIGKILL)
-    own.reap()
-
-    wait_for(lambda: not survivors(processes), 60.0, "the end of every process")
-    assert find_leftovers(own.settings.state_dir) == []
-    assert own.command("status").returncode == 1

@@ -16,6 +16,33 @@ from tests.support.servers import HOST, Server, broker_server, valkey_server
 from tests.support.stream.stream_rig import Rig
 
 REPOSITORY = Path(__file__).parents[2]
+_KAFKA = ("ignore:unclosed <s:ResourceWarning", "ignore:.*socket:pytest.PytestUnraisableExceptionWarning")
+_FEAST = ("ignore::DeprecationWarning", "ignore::FutureWarning")
+IGNORED = {
+    "stream": _KAFKA,
+    "observability": _KAFKA,
+    "features": (*_KAFKA, *_FEAST),
+    "pipelines": _FEAST,
+    "serving": (*_FEAST, "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+}
+"""By folder, warnings that are no fault of ours: kafka-python leaves sockets whose connection was under way, Feast, ibis, pandas and Ray announce
+their next defaults, and Ray leaves its log files and sockets to the collector."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ignore them in the tests of each folder."""
+    for item in items:
+        if "integration" in item.path.parts:
+            for warning in IGNORED.get(item.path.parent.name, ()):
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(autouse=True)
+def _collected(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Collect the sockets that kafka-python leaves behind, while their warnings are ignored."""
+    yield
+    if request.path.parent.name in {"stream", "observability"}:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +94,6 @@ def rig(features: RepoAddress, broker: Server, tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(settings, features, broker)
     yield rig
     rig.stop_worker()
-    gc.collect()
 
 
 @pytest.fixture(scope="module")

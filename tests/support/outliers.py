@@ -1,6 +1,5 @@
 """What outliers cost the other requests: the share of light rankings that the LLM answers in time, in virtual time.
 
-
 Gateways, replicas and callers are simulated; gate, predictors, breakers, policy and engine scheduler are those of the stack, and a step
 has a cost. Light requests come at random from returning users, whose prompts the prefix cache holds after their first. A disturbance is
 added: a step that stalls, a replica that hangs or is slow, a burst of long prompts. Counted: light requests that the LLM answered within
@@ -37,6 +36,7 @@ _BEAMS = 32
 _LIGHT_ITEMS = 100
 _NUM_USERS = 300
 _NUM_GATEWAYS = 2
+_SLOW_FACTOR = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,6 @@ class Scenario:
     stall_s: float = 0.6
     num_hung: int = 0
     num_slow: int = 0
-    slow_factor: float = 5.0
     burst_every_s: float | None = None
     burst: int = 60
 
@@ -70,12 +69,10 @@ SCENARIOS = {
 
 @dataclass(slots=True)
 class Counts:
-    """Light requests: all, sent to the LLM, answered by it in time, and given up as late."""
+    """Light requests: all, and those that the LLM answered in time."""
 
     num_light: int = 0
-    num_sent: int = 0
     num_in_time: int = 0
-    num_late: int = 0
 
     @property
     def share(self) -> float:
@@ -194,7 +191,7 @@ class Simulation:
         for name in names[: self.scenario.num_hung]:
             self._engines[name].is_hung = True
         for name in names[: self.scenario.num_slow]:
-            self._engines[name].factor = self.scenario.slow_factor
+            self._engines[name].factor = _SLOW_FACTOR
         self._gates = [LlmGate(new_replica, 64) for _ in range(_NUM_GATEWAYS)]
         self._in_flight: dict[str, tuple[LlmGate, _Request]] = {}
         self._ids = count()
@@ -234,7 +231,6 @@ class Simulation:
         view = gate.view(tuple(self._engines), request.size, Priority.NORMAL, request.budget_s, now_s)
         if plan(_facts(view, request.budget_s)).tier is not Tier.LLM:
             return
-        self.counts.num_sent += request.is_light
         if view.trial is not None:
             self._send(gate, view.trial, replace(request, is_light=False, stall_s=0.0))
         self._send(gate, view.replicas[0], request)
@@ -264,9 +260,7 @@ class Simulation:
         gate, request = self._in_flight.pop(request_id)
         assert request.sent is not None, "only requests that were sent are in flight"
         gate.ended(outcome, request.sent, self._events.now_s)
-        if request.is_light:
-            self.counts.num_in_time += outcome is LlmOutcome.IN_TIME
-            self.counts.num_late += outcome is LlmOutcome.LATE
+        self.counts.num_in_time += request.is_light and outcome is LlmOutcome.IN_TIME
 
 
 def new_replica() -> Replica:

@@ -1,9 +1,12 @@
-"""Wait for a condition by polling, with a deadline: `wait_for` in a thread, `until` inside an event loop."""
+"""Wait for a condition by polling, with a deadline: `wait_for` in a thread, `until` and `until_answer` inside an event loop."""
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "condition") -> Any:
@@ -21,3 +24,18 @@ async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> Non
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the condition is outside of this event loop's control
             await asyncio.sleep(0.005)
+
+
+async def until_answer(
+    ask: Callable[[], Awaitable[Answer]],
+    is_good: Callable[[Answer], object] = bool,
+    timeout_s: float = 60.0,
+    passing: type[Exception] | tuple[type[Exception], ...] = (),
+) -> Answer:
+    """Ask until the answer is good, and return it; errors of a `passing` kind are asked over. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            with suppress(passing):
+                if is_good(answer := await ask()):
+                    return answer
+            await asyncio.sleep(0.01)

@@ -90,17 +90,6 @@ TEMPLATES = (
 )
 
 
-def rpc_request() -> bytes:
-    """A message with every field."""
-    filters = pb.Filters(categories=["x"], allowed_item_ids=["y"])
-    return pb.RecommendRequest(**{**ASKED, "filters": filters}).SerializeToString()
-
-
-def rpc_events() -> bytes:
-    """Two events."""
-    return pb.RecordEventsRequest(events=[pb.Interaction(**EVENT)] * 2).SerializeToString()
-
-
 def stream_row(value: bytes) -> None:
     """What the stream worker does with a record: an event or a dead letter."""
     decoded = decode([Record(LogPosition("t", 0, 1), b"u", value, NOW_MS)], 1, NOW_MS)
@@ -152,12 +141,13 @@ def weights_document(folder: Path) -> bytes:
     return (write_checkpoint(folder) / "model.safetensors").read_bytes()
 
 
-def manifest_document(folder: Path) -> bytes:
+def manifest_document(folder: Path) -> dict[str, Any]:
     """The manifest of a bundle, which is left beside the file that is read."""
     (folder / "source").mkdir()
     (folder / "source" / "catalogue.parquet").write_text("x")
     bundle = BundleStore(folder / "bundles").publish(folder / "source", "v1", {"dataset": "toy"})
-    return (bundle.path / "manifest.json").read_bytes()
+    manifest: dict[str, Any] = json.loads((bundle.path / "manifest.json").read_text())
+    return manifest
 
 
 def of_json(*documents: dict[str, Any]) -> Callable[[Path], Maker]:
@@ -182,11 +172,12 @@ def of_templates(_: Path) -> Maker:
 
 PARSERS = {
     "gRPC recommend": Parser(
-        lambda body: rpc.parse_recommend(body, MAX_BYTES, "r", None), lambda _: mutations_of(rpc_request())
+        lambda body: rpc.parse_recommend(body, MAX_BYTES, "r", None),
+        lambda _: mutations_of(pb.RecommendRequest(**ASKED).SerializeToString()),
     ),
     "gRPC events": Parser(
         lambda body: check_events(rpc.parse_events(body, MAX_BYTES, 500), 500, NOW_MS),
-        lambda _: mutations_of(rpc_events()),
+        lambda _: mutations_of(pb.RecordEventsRequest(events=[EVENT] * 2).SerializeToString()),
     ),
     "REST recommend": Parser(lambda body: rest.parse_recommend(body, "r", None), of_json(ASKED)),
     "REST events": Parser(
@@ -205,7 +196,7 @@ PARSERS = {
     "chat template": Parser(chat_template, of_templates, "tokenizer_config.json"),
     "manifest": Parser(
         lambda path: BundleStore(path.parents[1]).open("v1"),
-        lambda folder: json_of(["files", "version", "dataset"], json.loads(manifest_document(folder))),
+        lambda folder: json_of(["files", "version", "dataset"], manifest_document(folder)),
         "bundles/v1/manifest.json",
     ),
     "withdrawals": Parser(

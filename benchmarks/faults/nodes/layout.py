@@ -135,11 +135,6 @@ class Layout:
         self._in(FRONT, "link", "set", machine, "master", _BRIDGE)
 
     @property
-    def has_cpu_shares(self) -> bool:
-        """Whether the kernel divides CPU time between the machines."""
-        return self._group is not None
-
-    @property
     def _group(self) -> Path | None:
         if _CPU_GROUPS.is_dir():
             return _CPU_GROUPS / self.name

@@ -15,8 +15,8 @@ from tempfile import mkdtemp
 
 from benchmarks.faults.nodes.layout import HEAD, Layout, why_not
 from benchmarks.faults.nodes.parts import cluster_settings
-from benchmarks.faults.processes import StackProcesses, kill_processes
-from benchmarks.faults.scene import Scene, copy_state, scratch_folder, started_scene
+from benchmarks.faults.processes import StackProcesses
+from benchmarks.faults.scene import Scene, scratch_folder, started_scene
 from infra.local.edge.admin import num_ray_up, use_ray_host
 from infra.local.edge.config import edge_folder
 from services.errors import EnvironmentFault
@@ -49,7 +49,6 @@ def layout_of(num_nodes: int) -> Iterator[Layout]:
 async def cluster_scene(layout: Layout, state_dir: Path, logs_to: Path | None) -> AsyncIterator[Scene]:
     """Start a cluster on these machines with a copy of this state, and stop it at the end. Raises EnvironmentFault."""
     async with scratch_folder(state_dir, logs_to) as scratch:
-        copy_state(state_dir, scratch)
         settings = cluster_settings(layout, scratch)
         command = ("benchmarks.faults.nodes.stack", layout.name, str(layout.folder), str(layout.num_nodes))
         try:
@@ -70,21 +69,15 @@ class ClusterProcesses(StackProcesses):
         self._layout = layout
         self._edge = edge_folder(state_dir)
 
-    def kill_head(self) -> None:
-        """Kill every process on the head; its supervisor starts it again."""
-        self._kill_machine(HEAD)
-
-    def kill_first_node(self) -> None:
-        """Kill every process on the first worker node: gateway, LLM replica, ingress, Ray and the stream worker."""
-        self._kill_machine(self._layout.workers[0])
-
-    def kill_last_node(self) -> None:
-        """Kill every process on the last worker node."""
-        self._kill_machine(self._layout.workers[-1])
-
-    def kill_standby(self) -> None:
-        """Kill the standby."""
-        kill_processes(self._part("standby")[:1])
+    def kill(self, name: str) -> None:
+        """Kill every process on a machine, or processes of the cluster."""
+        machines = {"head": HEAD, "first-node": self._layout.workers[0], "last-node": self._layout.workers[-1]}
+        if name not in machines:
+            super().kill(name)
+            return
+        for pid in self._layout.pids(machines[name]):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def cut_first_node(self) -> None:
         """Cut the network of the first worker node."""
@@ -127,19 +120,10 @@ class ClusterProcesses(StackProcesses):
         os.kill(self._part(node)[0].pid, signal.SIGTERM)
         _wait(lambda: self.num_restarts().get(node, 0) > before, f"{node} does not start again")
 
-    def _kill_machine(self, machine: str) -> None:
-        for pid in self._layout.pids(machine):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
 
 def _num_answered(metrics_dir: Path) -> int:
-    families = node_registry(metrics_dir).collect()
-    return int(
-        sum(
-            sample.value for family in families for sample in family.samples if sample.name == "tailrace_requests_total"
-        )
-    )
+    samples = (sample for family in node_registry(metrics_dir).collect() for sample in family.samples)
+    return int(sum(sample.value for sample in samples if sample.name == "tailrace_requests_total"))
 
 
 def _wait(is_done: Callable[[], bool], what: str) -> None:

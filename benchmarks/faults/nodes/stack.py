@@ -7,6 +7,7 @@ import secrets
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -32,6 +33,7 @@ from services.settings.settings import Settings, load_settings
 _SHARED = ("bundles", "log")
 """On a volume that all nodes mount, as on Kubernetes."""
 _READY_WITHIN_S = 300.0
+_SAY = partial(print, flush=True)
 
 
 def main() -> None:
@@ -52,7 +54,7 @@ def run_cluster(settings: Settings, layout: Layout) -> None:
     environment = cluster_environment(layout, settings, token_file)
     config = settings.state_dir / "serve.yaml"
     config.write_text(yaml.safe_dump(serve_config(node_settings(layout, settings), len(layout.workers))))
-    supervisor = local_supervisor(settings, stack_file, _report)
+    supervisor = local_supervisor(settings, stack_file, _SAY)
     try:
         supervisor.enter("starting")
         supervisor.bring_up(store_parts(settings))
@@ -61,10 +63,10 @@ def run_cluster(settings: Settings, layout: Layout) -> None:
         supervisor.run_once(serve_part(layout, environment, config))
         _wait_for_nodes(supervisor, settings, len(layout.workers))
         supervisor.enter("ready")
-        _report("ready")
+        _SAY("ready")
         supervisor.watch()
     except StopRequested:
-        _report("stopping")
+        _SAY("stopping")
     finally:
         supervisor.stop()
 
@@ -87,10 +89,6 @@ def _wait_for_nodes(supervisor: Supervisor, settings: Settings, num_nodes: int) 
         if time.monotonic() > give_up_s:
             raise EnvironmentFault("not every node's gateway answers; see the logs of Ray below nodes/*/r")
         supervisor.tick()
-
-
-def _report(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

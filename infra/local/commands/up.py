@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -89,20 +90,30 @@ def start_in_background(settings: Settings, out: IO[str]) -> None:
 
     Raises EnvironmentFault when it ends first, or when a stack runs already.
     """
+    until_ready(settings, spawn_stack(settings, ("infra.cli.main", "up")), out)
+
+
+def spawn_stack(settings: Settings, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """Run a module that runs a stack with these settings, in a session of its own. Raises EnvironmentFault when one runs already."""
     stack_file = StackFile(settings.state_dir)
     if stack_file.is_claimed():
         raise stack_file.taken()
-    log_path = settings.state_dir / "logs" / "up.log"
+    log_path = _log_path(settings)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "infra.cli.main", "up"],
+        return subprocess.Popen(
+            [sys.executable, "-m", *command],
             env={**inherited_environment(), **settings.as_environment()},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def until_ready(settings: Settings, child: "subprocess.Popen[bytes]", out: IO[str]) -> None:
+    """Copy what a spawned stack prints to `out` until it is ready. Raises EnvironmentFault when it ends first."""
+    stack_file, log_path = StackFile(settings.state_dir), _log_path(settings)
     with log_path.open(errors="replace") as output:
         while child.poll() is None:
             record = stack_file.read()
@@ -114,6 +125,10 @@ def start_in_background(settings: Settings, out: IO[str]) -> None:
             time.sleep(POLL_S)
         out.write(output.read())
     raise EnvironmentFault(f"the stack did not start; its output is above and in {log_path}")
+
+
+def _log_path(settings: Settings) -> Path:
+    return settings.state_dir / "logs" / "up.log"
 
 
 def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable[[str], None]) -> Supervisor:

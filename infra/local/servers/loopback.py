@@ -1,6 +1,6 @@
 """Keeps the servers of a Ray of one node on loopback.
 
-Ray Serve binds the gRPC servers of its replicas and of its proxy to all interfaces, whatever host it is told; Ray's own servers
+Ray Serve binds the gRPC servers of its replicas and of its proxy to all interfaces, whatever host it is given; Ray's own servers
 follow the node's address. Knows nothing of the doors: `ray_ingress` opens them. Replaces a method of a private class, read in grpcio 1.85.1.
 """
 

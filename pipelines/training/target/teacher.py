@@ -57,7 +57,7 @@ class TargetCodes:
 
 
 class ItemTeacher:
-    """Tells the shares of codes at each level. Items are in the order of their paths, so those below a prefix are a range, and its share a difference of running sums.
+    """Returns the shares of codes at each level. Items are in the order of their paths, so those below a prefix are a range, and its share a difference of running sums.
 
     `child_PS` is as in CodePaths. Of items that share all codes the first stands for all where they are in a history.
     """

@@ -4,11 +4,8 @@ import http.client
 import json
 import re
 import shutil
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,12 +26,13 @@ from services.contracts import recommend_pb2_grpc as api
 from services.contracts.access import Priority, Scope
 from services.gateway.access.keys import KeysFile, write_keys
 from services.gateway.overload.monitor import DOORS
-from services.settings.settings import Settings, inherited_environment
+from services.settings.settings import Settings
 from tailrace_client import Client, TailraceError, Tls
+from tests.support.gateway.edge_scene import EdgeScene
 from tests.support.gateway.keys import bearer, stored_key
 from tests.support.gateway.plain_doors import running_plain_doors
 from tests.support.gateway.tls_proxy import issue
-from tests.support.servers import HOST, free_port
+from tests.support.servers import HOST
 from tests.support.wait import wait_for
 from tests.unit.gateway.call.test_path import NOT_UTF8, OPENAI, TAILRACE
 
@@ -52,7 +50,6 @@ class Edge:
 
     settings: Settings
     ca: trustme.CA
-    pid: int
 
     @property
     def rest(self) -> str:
@@ -153,37 +150,23 @@ def doors() -> Iterator[tuple[int, int]]:
 def running_edge(
     folder: Path, ca: trustme.CA, doors: tuple[int, int], client_ca: trustme.CA | None = None
 ) -> Iterator[Edge]:
-    """Run `python -m infra.local.edge`, as the supervisor and a container do."""
+    """Run the edge in front of these doors, with TLS and keys."""
     folder.mkdir(parents=True, exist_ok=True)
     issue(ca, folder / "tls")
-    client_ca_file = folder / "client ca.crt" if client_ca else None
-    if client_ca and client_ca_file:
-        client_ca.cert_pem.write_to_path(client_ca_file)
     write_keys(folder / "keys.json", KEYS)
-    settings = Settings(
-        state_dir=folder / "state",
-        http_port=free_port(),
-        grpc_port=free_port(),
-        inner_http_port=doors[0],
-        inner_grpc_port=doors[1],
-        standby=False,
-        api_keys_file=folder / "keys.json",
-        tls_dir=folder / "tls",
-        tls_client_ca_file=client_ca_file,
-    )
-    with (folder / "edge.log").open("ab") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "infra.local.edge"],
-            env={**inherited_environment(), **settings.as_environment()},
-            stdout=log,
-            stderr=log,
-        )
+    given: dict[str, Any] = {"inner_http_port": doors[0], "inner_grpc_port": doors[1], "standby": False}
+    given |= {"api_keys_file": folder / "keys.json", "tls_dir": folder / "tls"}
+    if client_ca:
+        given["tls_client_ca_file"] = folder / "client ca.crt"
+        client_ca.cert_pem.write_to_path(given["tls_client_ca_file"])
+    scene = EdgeScene(folder / "state", given)
+    scene.start_edge()
     try:
-        wait_for(lambda: edge_answers(edge_folder(settings.state_dir)), what="the edge")
-        yield Edge(settings, ca, child.pid)
+        wait_for(lambda: edge_answers(edge_folder(scene.folder)), what="the edge")
+        yield Edge(scene.settings, ca)
     finally:
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=60) == 0, (folder / "edge.log").read_text()
+        scene.children["edge"].terminate()
+        assert scene.children["edge"].wait(timeout=60) == 0, (scene.folder / "edge.log").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +347,7 @@ def test_a_certificate_without_its_key_is_refused(edge: Edge, ca: trustme.CA) ->
     """During half a rotation the old certificate stays in use, and the log has no key."""
     before, folder = edge.serial(), edge.settings.tls_dir
     assert folder is not None
-    log = folder.parent / "edge.log"
+    log = edge.settings.state_dir / "edge.log"
     kept = folder.parent / "kept"
     shutil.copytree(folder, kept)
 

@@ -2,11 +2,9 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +17,7 @@ from infra.local.edge.config import edge_folder
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from services.errors import ConfigError
-from services.settings.settings import Settings, inherited_environment
+from tests.support.gateway.edge_scene import EdgeScene
 from tests.support.gateway.plain_doors import doors_at
 from tests.support.servers import free_port
 from tests.support.wait import wait_for
@@ -53,36 +51,15 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     with (
         doors_at(NODES[0], ports) as first,
         doors_at(NODES[1], ports) as second,
-        running_edge(state, ports) as settings,
+        closing(
+            EdgeScene(state, {"inner_http_port": ports[0], "inner_grpc_port": ports[1], "standby": False})
+        ) as scene,
     ):
-        folder = edge_folder(state)
+        scene.start_edge(*(word for host in NODES for word in ("--ray-host", host)))
+        folder, rpc_address = edge_folder(state), scene.settings.grpc_address
         wait_for(lambda: num_ray_up(folder) == len(NODES), what="both nodes")
-        base = f"http://{settings.http_host}:{settings.http_port}"
-        with httpx.Client(base_url=base, timeout=10) as http, grpc.insecure_channel(settings.grpc_address) as channel:
+        with httpx.Client(base_url=scene.url, timeout=10) as http, grpc.insecure_channel(rpc_address) as channel:
             yield Nodes(folder, http, api.RecommenderStub(channel), (first, second))
-
-
-@contextmanager
-def running_edge(state: Path, ports: tuple[int, int]) -> Iterator[Settings]:
-    """Run the edge in front of both nodes, without a standby."""
-    settings = Settings(
-        state_dir=state,
-        http_port=free_port(),
-        grpc_port=free_port(),
-        inner_http_port=ports[0],
-        inner_grpc_port=ports[1],
-        standby=False,
-    )
-    hosts = [word for host in NODES for word in ("--ray-host", host)]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "infra.local.edge", *hosts],
-        env={**inherited_environment(), **settings.as_environment()},
-    )
-    try:
-        yield settings
-    finally:
-        child.terminate()
-        child.wait(timeout=60)
 
 
 @contextmanager

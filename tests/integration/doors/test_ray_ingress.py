@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import grpc
@@ -105,9 +105,8 @@ class Scene(EdgeScene):
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     """A scene on free ports; nothing runs yet."""
-    made = Scene(tmp_path)
-    yield made
-    made.close()
+    with closing(Scene(tmp_path)) as made:
+        yield made
 
 
 async def test_requests_in_flight_are_answered_by_the_standby_when_every_gateway_dies(scene: Scene) -> None:

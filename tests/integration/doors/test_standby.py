@@ -5,7 +5,7 @@ import itertools
 import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,9 +26,8 @@ ACTIVE, TAKEOVERS = "tailrace_standby_active", "tailrace_standby_takeovers_total
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[EdgeScene]:
     """A scene on free ports; nothing runs yet."""
-    made = EdgeScene(tmp_path)
-    yield made
-    made.close()
+    with closing(EdgeScene(tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture

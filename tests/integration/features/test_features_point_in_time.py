@@ -18,10 +18,6 @@ from services.features.writer import FeatureWriter
 from tests.support.gateway.rows import history_row
 from tests.support.training.synthetic import write_arrivals
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_ITEMS = 6
 TIMES = {"user_id": pl.String(), "event_timestamp": pl.Datetime("us", "UTC")}

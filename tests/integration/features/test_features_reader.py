@@ -28,7 +28,7 @@ from services.settings.addresses import RedisAddress
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply
 from tests.support.gateway.rows import history_row
 from tests.support.servers import HOST, Server
-from tests.support.wait import until
+from tests.support.wait import until, until_answer
 
 TIMEOUT_S = 10.0
 
@@ -140,27 +140,6 @@ def test_row_is_replaced_only_by_a_later_one(features: RepoAddress) -> None:
 
     assert kept == ("a", "b")
     assert writer.read_histories(["u"])["u"].item_ids == ("new",)
-
-
-async def test_popularity_is_summed_over_partitions(features: RepoAddress, reader: FeatureReader) -> None:
-    """Empty before the first event; then the reader sums the partitions and leaves stale windows out."""
-    assert await reader.read_popular(TIMEOUT_S) == []
-    now_ms = time.time_ns() // 1_000_000
-    recent = {"1h": PopularWindow(("a",), (2,)), "24h": PopularWindow(), "7d": PopularWindow(("b",), (168,))}
-    stale = {"1h": PopularWindow(("z",), (9,)), "24h": PopularWindow(("a",), (24,)), "7d": PopularWindow()}
-    writer = FeatureWriter(features)
-    for partition in range(2):
-        writer.partitions.claim(partition)
-    writer.write_popularity(
-        [
-            PopularRow(partition=0, as_of_ms=now_ms, windows=recent),
-            PopularRow(partition=1, as_of_ms=now_ms - 7_200_000, windows=stale),
-        ]
-    )
-
-    found = await reader.read_popular(TIMEOUT_S)
-
-    assert found == [("a", pytest.approx(3.0)), ("b", pytest.approx(1.0))]
 
 
 async def test_reads_fail_without_the_store_and_recover_with_it(
@@ -284,10 +263,4 @@ async def test_users_are_found_by_their_keys(features: RepoAddress, reader: Feat
 
 
 async def _read_when_back(reader: FeatureReader, user_id: str) -> UserFeatures:
-    give_up = time.monotonic() + 60
-    while True:
-        try:
-            return await reader.read(user_id, "v1", 0.2)
-        except DependencyUnavailable:
-            assert time.monotonic() < give_up
-            await asyncio.sleep(0.02)
+    return await until_answer(lambda: reader.read(user_id, "v1", 0.2), lambda _: True, passing=DependencyUnavailable)

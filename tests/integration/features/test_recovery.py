@@ -33,7 +33,7 @@ from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import apply, history_limits
 from services.stream.background import Pace
-from services.stream.decode import decode
+from services.stream.decode import LoggedInteraction, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions
 from services.stream.offline_log import OfflineLog
 from services.stream.popularity import ListedItems
@@ -47,10 +47,6 @@ from tests.support.training.synthetic import ratings, write_arrivals
 from tests.support.wait import wait_for
 from tests.unit.stream.test_offline_log import events
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
-]
 LIMITS = history_limits(30)
 
 
@@ -100,7 +96,6 @@ class Life:
         self._knows_epochs = knows_epochs
         self._numbers = count(1_000)
         self.topic = MemoryTopic(num_partitions=2)
-        self.log = OfflineLog(folder)
         self.table = base_table(folder)
         self.features = features
         self._store = Snapshots(features.redis.port)
@@ -109,8 +104,8 @@ class Life:
         self._turn = 0
         self._is_struck = False
 
-    def run(self) -> None:
-        """Work until everything is applied, with a new process after each crash and until one was struck by no fault.
+    def run(self) -> tuple[list[LoggedInteraction], list[LoggedInteraction]]:
+        """Work until everything is applied, with a new process after each crash and until one was struck by no fault; return what topic and log hold.
 
         A fault at the last turn of a process is noticed by the next one.
         """
@@ -120,15 +115,14 @@ class Life:
             stop = threading.Event()
             with suppress(Crash):
                 self._worker(stop).run(stop)
-                self._strike_late_faults()
+                for turn in sorted(self._faults):  # those of turns that never came
+                    self._strike(self._faults.pop(turn), lambda: None)
+        in_topic = [one for own in self.topic.records for one in decode(own, 2, time.time_ns() // 1_000_000).events]
+        return in_topic, [one for number in range(2) for one in OfflineLog(self.table.parent).read(number)]
 
     def rows(self, *user_ids: str) -> dict[str, UserHistory]:
         """Read rows."""
         return FeatureWriter(self.features).read_histories(user_ids)
-
-    def _strike_late_faults(self) -> None:
-        for turn in sorted(self._faults):
-            self._strike(self._faults.pop(turn), lambda: None)
 
     def _worker(self, stop: threading.Event) -> StreamWorker:
         consumer: Any = partial(MemoryConsumer, self.topic, stop, knows_epochs=self._knows_epochs)
@@ -163,9 +157,9 @@ class Life:
 
     def _crash(self) -> None:
         """End the process; its leases expire, which the test does not wait for."""
-        fields = [field for field in self._store.client.hkeys("tailrace:partitions") if field.endswith(b":until_ms")]
-        for field in fields:
-            self._store.client.hset("tailrace:partitions", field, 0)
+        for field in self._store.client.hkeys(KEY):
+            if field.endswith(b":until_ms"):
+                self._store.client.hset(KEY, field, 0)
         raise Crash
 
 
@@ -183,10 +177,8 @@ def test_effect_exactly_once_whatever_the_store_forgets(
     for event in many_clicks(num_events, num_users=3, seed=seed):
         life.topic.send(event)
 
-    life.run()
+    events, logged = life.run()
 
-    events = [one for own in life.topic.records for one in decode(own, 2, time.time_ns() // 1_000_000).events]
-    logged = [one for number in range(2) for one in life.log.read(number)]
     assert [one.position for one in logged] == [one.position for one in events]
     expected: dict[str, UserHistory] = {}
     for one in events:
@@ -221,10 +213,8 @@ def test_effect_exactly_once_whatever_the_topic_forgets(
     for number in range(draw.randint(1, 25)):
         life.topic.send(click(number, f"u{number % 3}"))
 
-    life.run()
+    events, logged = life.run()
 
-    events = [one for own in life.topic.records for one in decode(own, 2, time.time_ns() // 1_000_000).events]
-    logged = [one for number in range(2) for one in life.log.read(number)]
     logged_ids = [one.interaction.event_id for one in logged]
     rows = life.rows("u0", "u1", "u2")
     assert len(set(logged_ids)) == len(logged_ids)
@@ -236,12 +226,16 @@ def test_effect_exactly_once_whatever_the_topic_forgets(
         assert row.num_events > len(row.item_ids) or own <= set(row.item_ids)
 
 
+def serve_recorded(rig: Rig, folder: Path, *item_ids: str) -> None:
+    """Serve the base tables of these recorded events of one user."""
+    write_arrivals(ratings(*(("u", item_id) for item_id in item_ids)), folder)
+    build_tables(folder, 30, folder, silent)
+    serve(folder, rig.features, rig.settings.offline_log_dir, silent)
+
+
 async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path: Path) -> None:
     """Redis is emptied between two clicks of a user with 20 recorded events: no read shows part of the history, then all 22 are back."""
-    recorded = ratings(*(("u", f"old{number}") for number in range(20)))
-    write_arrivals(recorded, tmp_path)
-    build_tables(tmp_path, 30, tmp_path, silent)
-    serve(tmp_path, rig.features, rig.settings.offline_log_dir, silent)
+    serve_recorded(rig, tmp_path, *(f"old{number}" for number in range(20)))
     base = rig.rows("u")["u"]
     reader = FeatureReader(rig.features, num_partitions=4)
     rig.start_worker()
@@ -249,8 +243,7 @@ async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path:
     wait_for(lambda: rig.rows("u")["u"].num_events == 21, what="first click")
     rig.stop_worker()
     before = await reader.read("u", "v1", 10.0)
-    with Redis(host=HOST, port=rig.features.redis.port) as client:
-        client.flushall()
+    rig.empty_store()
 
     with pytest.raises(DependencyUnavailable):
         await reader.read("u", "v1", 10.0)
@@ -268,14 +261,11 @@ async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path:
 
 def test_unreadable_base_tables_are_waited_for(rig: Rig, tmp_path: Path) -> None:
     """Rows would never get their past back: the worker says so, and goes on once the tables were written again."""
-    write_arrivals(ratings(("u", "old")), tmp_path)
-    build_tables(tmp_path, 30, tmp_path, silent)
-    serve(tmp_path, rig.features, rig.settings.offline_log_dir, silent)
+    serve_recorded(rig, tmp_path, "old")
     table = base_table(rig.settings.offline_log_dir)
     right = table.read_bytes()
     table.write_bytes(b"garbage")
-    with Redis(host=HOST, port=rig.features.redis.port) as client:
-        client.flushall()
+    rig.empty_store()
     rig.start_worker()
 
     wait_for(lambda: rig.metric("tailrace_stream_log_failures_total", step="open") > 1, what="a second try")
@@ -317,8 +307,7 @@ def test_a_store_emptied_below_a_running_worker_is_rebuilt(rig: Rig) -> None:
     wait_for(lambda: rig.rows(*expected) == expected, what="all applied")
     wait_for(lambda: sorted(rig.logged()) == in_topic(rig.broker), what="all logged")
 
-    with Redis(host=HOST, port=rig.features.redis.port) as client:
-        client.flushall()
+    rig.empty_store()
 
     wait_for(lambda: rig.rows(*expected) == expected, what="all back")
 

@@ -6,10 +6,9 @@ A real Valkey, a real broker, the worker, and a replica of the LLM without Ray: 
 import asyncio
 import gc
 import pickle
-import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 
 import httpx
 import pytest
@@ -26,23 +25,17 @@ from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.rest.door import create_rest_app
 from services.llm.ranking.deployment import LlmDeployment
 from services.llm.serving.reply import Refusal
-from services.observability.metrics import StreamMetrics
 from services.observability.tracing import open_tracing
 from services.router.policy import LlmRule
 from services.settings.settings import Settings
-from services.stream.__main__ import run_worker
 from tests.support.collector import Collector
 from tests.support.gateway.fakes import FakeLog, FakeStudent
-from tests.support.servers import Server
 from tests.support.spans import traceparent
+from tests.support.stream.stream_rig import TOPIC, Rig
 from tests.support.training.bundles import publish_bundle
+from tests.support.wait import until_answer
 from tests.unit.gateway.world import CONFIG
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # kafka-python's, of refused connections
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # how pytest reports the same
-]
-TOPIC = "interactions"
 TRACE = {"read": 0x5EED01, "click": 0x5EED02}
 
 
@@ -99,35 +92,11 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def settings(features: RepoAddress, broker: Server, collector: Collector, tmp_path: Path) -> Settings:
-    """Only callers decide what is traced here."""
-    return Settings(
-        state_dir=tmp_path,
-        redis_port=features.redis.port,
-        kafka_bootstrap=broker.address,
-        otlp_endpoint=collector.endpoint,
-        trace_share=0.0,
-        bundle_poll_s=0.02,
-        kv_num_blocks=64,
-    )
-
-
-@pytest.fixture
-def worker(settings: Settings) -> Iterator[None]:
-    """The stream worker, in a thread."""
-    stop = threading.Event()
-    thread = threading.Thread(target=run_worker, args=(settings, stop, StreamMetrics(CollectorRegistry())))
-    thread.start()
-    yield
-    stop.set()
-    thread.join(60)
-    gc.collect()
-    assert not thread.is_alive()
-
-
-@pytest.fixture
-async def scene(settings: Settings, features: RepoAddress, collector: Collector, worker: None) -> AsyncIterator[Scene]:
-    """The REST door over all of it."""
+async def scene(rig: Rig, features: RepoAddress, collector: Collector) -> AsyncIterator[Scene]:
+    """The REST door over all of it. Only callers decide what is traced."""
+    traced = {"otlp_endpoint": collector.endpoint, "trace_share": 0.0, "bundle_poll_s": 0.02, "kv_num_blocks": 64}
+    settings = rig.settings = rig.settings.model_copy(update=traced)
+    rig.start_worker()
     publish_bundle(settings.bundle_root, "v1")
     replica = LlmDeployment(settings)
     reader = FeatureReader(features, settings.topic_partitions)
@@ -198,9 +167,7 @@ async def test_a_request_is_one_trace_down_to_the_engine(scene: Scene) -> None:
         "prefill": "llm.rank",
     }
     assert found["llm.rank"][0] == "tailrace-llm"
-    explained = (await scene.door.get(f"/v1/explanations/{answer['request_id']}")).json()
-    while "sentences" not in explained:  # written five times a second
-        await asyncio.sleep(0.02)
-        explained = (await scene.door.get(f"/v1/explanations/{answer['request_id']}")).json()
+    get = partial(scene.door.get, f"/v1/explanations/{answer['request_id']}")
+    explained = (await until_answer(get, lambda found: "sentences" in found.json())).json()  # written in a moment
     assert explained["trace_id"] == f"{TRACE['read']:032x}"
     assert explained["llm"]["num_prompt_tokens"] > 0

@@ -5,13 +5,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import polars as pl
 import pytest
 from redis import Redis
 from rich.console import Console
 
 from pipelines.evaluation.gate import GateOptions
 from pipelines.options import PipelineOptions, Places, PrecomputeOptions
-from pipelines.run import run_pipeline
+from pipelines.run import PipelineReport, run_pipeline
 from pipelines.training.recipes import Recipe
 from services.settings.settings import Settings
 from tests.support.gateway.rows import declare_whole
@@ -23,6 +24,18 @@ from tests.unit.pipelines.conftest import SMALL_DECODER, SMALL_STUDENT
 def quiet() -> Console:
     """A console whose output is not used."""
     return Console(file=io.StringIO())
+
+
+def run(options: PipelineOptions, places: Places) -> tuple[PipelineReport, str]:
+    """Run the pipeline, and return its report with what it printed."""
+    shown = io.StringIO()
+    return run_pipeline(options, places, Console(file=shown, width=400)), shown.getvalue()
+
+
+def some_new_events(path: Path, num_users: int) -> None:
+    """Write the table of events again, in which so many users have one more."""
+    day = raw_events(40, 30, 13).with_columns(number=pl.int_range(pl.len()).over("user_id"))
+    day.filter((pl.col("number") < 12) | (pl.col("user_id") < f"u{num_users:03d}")).drop("number").write_csv(path)
 
 
 def places_in(folder: Path, store: Server) -> Places:

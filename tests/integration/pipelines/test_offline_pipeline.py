@@ -23,7 +23,6 @@ from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation import code_depth
 from pipelines.evaluation.evaluate import read_report
-from pipelines.evaluation.gate import GateOptions
 from pipelines.evaluation.held_out import LEDGER, read_ledger
 from pipelines.evaluation.pair import load_pair
 from pipelines.options import PipelineOptions, Places, PrecomputeOptions
@@ -38,28 +37,20 @@ from services.features.reader import FeatureReader
 from services.features.writer import FeatureWriter
 from services.settings.addresses import RedisAddress
 from services.student.ranker import load_student
-from tests.integration.pipelines.conftest import places_in, quiet
+from tests.integration.pipelines.conftest import places_in, quiet, run, some_new_events
 from tests.support.gateway.rows import declare_whole
 from tests.support.servers import HOST, Server, valkey_server
 from tests.support.training.synthetic import raw_events, raw_items
 from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, SMALL_STUDENT, learn_the_ring
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
 
 
 @pytest.fixture(scope="module")
 def places(
     tmp_path_factory: pytest.TempPathFactory, copied_state: Callable[[Path], Places], options: PipelineOptions
 ) -> Places:
-    """Where the pipeline has run twice."""
+    """Where the pipeline has run twice, with what the second run printed in a file."""
     places = copied_state(tmp_path_factory.mktemp("places") / "state")
-    console = Console(file=io.StringIO(), width=160)
-    run_pipeline(options, places, console)
-    assert isinstance(console.file, io.StringIO)
-    (places.state_dir / "shown.txt").write_text(console.file.getvalue())
+    (places.state_dir / "shown.txt").write_text(run(options, places)[1])
     return places
 
 
@@ -90,12 +81,9 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
 
 def test_what_is_found_in_the_data_is_printed_before_the_next_stage(places: Places, options: PipelineOptions) -> None:
     """Whoever gave the wrong file reads so at once, and not after the training."""
-    console = Console(file=io.StringIO(), width=300)
+    _, shown = run(replace(options, until="features"), places)
 
-    run_pipeline(replace(options, until="features"), places, console)
-
-    assert isinstance(console.file, io.StringIO)
-    begins = [line.split()[0] for line in console.file.getvalue().splitlines()]
+    begins = [line.split()[0] for line in shown.splitlines()]
     assert begins[0] == "ingest"
     assert begins[-1] == "features"
     assert "events" in begins[1:-1]
@@ -122,61 +110,51 @@ def test_what_is_published_has_learned_all_events_and_the_judged_pair_is_kept(pl
 
 def test_the_global_time_split_is_evaluated_and_not_published(places: Places, options: PipelineOptions) -> None:
     """It trains from scratch on what lies before the cut, ends at the gate, prints where the report is, and leaves the live bundle."""
-    before, shown = BundleStore(places.bundle_root).live_version(), io.StringIO()
+    before = BundleStore(places.bundle_root).live_version()
 
-    report = run_pipeline(replace(options, split="global-time"), places, Console(file=shown, width=300))
+    report, shown = run(replace(options, split="global-time"), places)
 
     assert [stage.stage for stage in report.stages if not stage.skipped] == [
         "tokenize", "train", "distill", "evaluate", "gate"
     ]  # fmt: skip
     assert report.evaluation is not None
     assert report.evaluation["split"]["kind"] == "global-time"
-    assert "events before 2023-11-14T22:2" in shown.getvalue()
-    assert f"publishes nothing; its report: {report.stages[-1].path / 'report.json'}" in shown.getvalue()
+    assert "events before 2023-11-14T22:2" in shown
+    assert f"publishes nothing; its report: {report.stages[-1].path / 'report.json'}" in shown
     assert BundleStore(places.bundle_root).live_version() == before
 
 
 def test_the_quality_benchmark_reads_and_times_a_run(places: Places, options: PipelineOptions) -> None:
     """What a run leaves is pooled as it was reported, for all baselines and variants; the decoder's time is that of its engine, for the one length of history, and both models' sizes are told."""
-    run = measure(options, places, quiet())
+    measured = measure(options, places, quiet())
 
-    found = summarise([run])
+    found = summarise([measured])
 
-    reported = run.evaluation["metrics"]
+    reported = measured.evaluation["metrics"]
     variants = ["graph", "student_alone", "distilled"]
     assert [row["model"] for row in found["rows"]] == [*reported, *variants]
     assert {"popularity", "bigram", "item_knn", "twin", "student", "decoder"} == set(reported)
-    named = {
-        "hr10": "hr@10",
-        "ndcg10": "ndcg@10",
-        "hr10_unmasked": "hr@10_unmasked",
-        "ndcg10_unmasked": "ndcg@10_unmasked",
-    }
     for row in found["rows"][: -len(variants)]:
-        for name, metric in (named | {"ci95": "ndcg@10_interval"}).items():
-            assert row[name] == reported[row["model"]][metric]
+        for metric in ("hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unmasked"):
+            assert row[metric.replace("@", "")] == reported[row["model"]][metric]
+        assert row["ci95"] == reported[row["model"]]["ndcg@10_interval"]
     costs, pooled = {"decoder_ms", "valid_llm_minus_student"}, {"split", "llm_minus_student_std"}
     assert [{name: row[name] for name in row.keys() - pooled} for row in found["gain"]] == [
-        {name: row[name] for name in row.keys() - costs} for row in run.evaluation["gain"]
+        {name: row[name] for name in row.keys() - costs} for row in measured.evaluation["gain"]
     ]
-    assert np.array_equal(run.variants["student"].masked, run.ranks["student"])
-    assert (run.ndcg("distilled").mean() == run.ndcg("student").mean()) or not run.earned["uses_targets"]
+    assert np.array_equal(measured.variants["student"].masked, measured.ranks["student"])
+    assert (measured.ndcg("distilled").mean() == measured.ndcg("student").mean()) or not measured.earned["uses_targets"]
     llm, student, routed = found["routing"]
-    assert list(run.decoder_ms) == ["history 10-49"]
+    assert list(measured.decoder_ms) == ["history 10-49"]
     assert llm["decoder_ms_per_request"] > 0 == student["decoder_ms_per_request"]
     assert student["ndcg_per_decoder_ms"] is None
     assert routed["ndcg10"] in {llm["ndcg10"], student["ndcg10"]}
-    assert all(size["all"] > size["without_items"] > 0 for size in run.num_parameters.values())
+    assert all(size["all"] > size["without_items"] > 0 for size in measured.num_parameters.values())
 
 
 async def test_online_store_holds_histories_and_lists_of_the_live_version(places: Places) -> None:
     """A busy user's read returns the history and a list made by the live bundle that has seen the newest event."""
-    address = places.feature_repo
-    reader = FeatureReader(address, num_partitions=1)
-
-    version = BundleStore(places.bundle_root).live().version
-    features = [await reader.read(f"u{number:03d}", version, 10.0) for number in range(40)]
-    await reader.close()
+    features = [await read_lists(places, f"u{number:03d}") for number in range(40)]
 
     listed = [one for one in features if one.precomputed is not None]
     assert len(listed) == 10
@@ -198,9 +176,9 @@ async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
     pl.DataFrame(rows, schema=columns, orient="row").write_csv(tmp_path / "groceries.csv")
     raw_items(12).write_ndjson(tmp_path / "items.jsonl")
     own = replace(options, events=tmp_path / "groceries.csv", items=tmp_path / "items.jsonl")
-    places, shown = places_in(tmp_path / "state", store), io.StringIO()
+    places = places_in(tmp_path / "state", store)
 
-    report = run_pipeline(own, places, Console(file=shown, width=160))
+    report, shown = run(own, places)
     listed = (await read_lists(places, "u000")).precomputed
 
     assert report.evaluation is not None
@@ -210,7 +188,7 @@ async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
     assert BundleStore(places.bundle_root).live().manifest["repeats"] is True
     assert listed is not None
     assert {f"i{item:02d}" for item in favourites[0]} & {*listed.item_ids}
-    assert "seen items are learned and may be shown again: the bigram's NDCG@10" in shown.getvalue()
+    assert "seen items are learned and may be shown again: the bigram's NDCG@10" in shown
 
 
 async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
@@ -235,34 +213,6 @@ async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
     assert report.bundle_version == BundleStore(places.bundle_root).live_version()
     assert all(one.history_item_ids for one in found)
     assert sum(one.precomputed is not None for one in found) == 10
-
-
-def test_the_gate_stops_models_unless_it_is_forced(places: Places, options: PipelineOptions) -> None:
-    """Nothing is published, the metrics are shown, and the version before stays live; --force publishes, and the manifest has the reason and both comparisons.
-
-    Another student keeps the decoder.
-    """
-    store, given = BundleStore(places.bundle_root), options.recipes[0]
-    other = replace(given, distill=replace(given.distill, feed_forward=24))
-    beyond = replace(options, recipes=(other,), gate=GateOptions(student_floor=100))
-    before = store.live_version()
-
-    shown = io.StringIO()
-    with pytest.raises(StageFailed, match=r"\(--student-floor\).*; nothing was published"):
-        run_pipeline(beyond, places, Console(file=shown, width=160))
-
-    assert "item_knn" in shown.getvalue()
-    assert store.live_version() == before
-    forced = run_pipeline(replace(beyond, force=True), places, quiet())
-    manifest = store.live().manifest
-    assert {"train", "distill"} & {stage.stage for stage in forced.stages if stage.skipped} == {"train", "distill"}
-    assert store.live_version() == forced.bundle_version
-    assert any(problem.endswith("(--student-floor)") for problem in manifest["forced"])
-    assert [(row["model"], row["champion"]) for row in manifest["against_live"]] == [
-        ("decoder", before),
-        ("student", before),
-    ]
-    assert manifest["data"]["num_users"] == 40
 
 
 def test_a_refit_that_went_wrong_publishes_nothing_and_without_it_the_judged_pair_serves(
@@ -292,13 +242,12 @@ def test_the_nested_test_runs_the_whole_flow_without_the_labels(
     """Its flow learns from eleven of twelve events of a user, also after the gate; published and judged weights rank the same 40 labels."""
     places = places_in(tmp_path, store)
 
-    run = measure_nested(options, places, quiet())
+    nested = measure_nested(options, places, quiet())
 
-    assert run.refit["num_events"] == 40 * 11
-    assert run.refit["num_events_judged"] == 40 * 9
+    assert (nested.refit["num_events"], nested.refit["num_events_judged"]) == (40 * 11, 40 * 9)
     for model in ("decoder", "student"):
-        assert len(run.published[model]) == len(run.unrefitted[model]) == 40
-    assert not np.array_equal(run.published["decoder"], run.unrefitted["decoder"])
+        assert len(nested.published[model]) == len(nested.unrefitted[model]) == 40
+    assert not np.array_equal(nested.published["decoder"], nested.unrefitted["decoder"])
     assert not BundleStore(places.bundle_root).versions()
 
 
@@ -310,9 +259,7 @@ def test_each_night_starts_from_the_last_whole_training(
     places, events = replace(places_in(tmp_path, store), keep_bundles=1), tmp_path / "events.csv"
     bundles, published, codes = BundleStore(places.bundle_root), [], CodesOptions(depth=depth)
     for num_new in (0, 2, 4):
-        day = raw_events(40, 30, 13).with_columns(number=pl.int_range(pl.len()).over("user_id"))
-        day = day.filter((pl.col("number") < 12) | (pl.col("user_id") < f"u{num_new:03d}"))
-        day.drop("number").write_csv(events)
+        some_new_events(events, num_new)
         # force: whatever the gate says
         nightly = replace(options, events=events, codes=codes, warm_start=num_new > 0, force=True)
         published.append(run_pipeline(nightly, places, quiet()).bundle_version)
@@ -328,7 +275,7 @@ def test_a_warm_start_keeps_the_live_codes_where_it_refuses_the_weights(
 ) -> None:
     """The bundle does not say how old it is, so the training will be whole; items have the codes of the bundle, learned from other events, all the same."""
     places, codes = places_in(tmp_path, store), CodesOptions(depth=2, codes_per_level=8)
-    bundle = learn_the_ring(tmp_path, SMALL_DECODER, codes).optimized / "bundle"
+    bundle = learn_the_ring(tmp_path, SMALL_DECODER, codes).assembled / "bundle"
     BundleStore(places.bundle_root).publish(bundle, "v1", {})
     BundleStore(places.bundle_root).promote("v1")
     raw_events(40, 30, 12, seed=1).write_csv(tmp_path / "events.csv")
@@ -383,14 +330,13 @@ def test_a_warm_start_keeps_the_live_depth(places: Places, options: PipelineOpti
 
 def test_lists_are_not_refreshed_while_a_run_holds_the_lock(places: Places, options: PipelineOptions) -> None:
     """While a pipeline runs in the folder, a refresh does nothing and prints why."""
-    console = Console(file=io.StringIO(), width=300)
+    shown = io.StringIO()
 
     with run_lock(places.stages_dir, quiet()):
-        num_lists = refresh_lists(options, places, console)
+        num_lists = refresh_lists(options, places, Console(file=shown, width=300))
 
-    assert isinstance(console.file, io.StringIO)
     assert num_lists == 0
-    assert "another run" in console.file.getvalue()
+    assert "another run" in shown.getvalue()
 
 
 def test_lists_of_own_data_are_not_made_from_the_sample_data(places: Places) -> None:

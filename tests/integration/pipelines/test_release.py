@@ -18,13 +18,8 @@ from pipelines.run import flow, run_pipeline
 from pipelines.runner.bars import Bars
 from pipelines.stages import ModelRun
 from services.errors import BundleMoved, StageFailed
-from tests.integration.pipelines.conftest import quiet
-from tests.support.training.synthetic import raw_events, raw_items
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+from tests.integration.pipelines.conftest import quiet, run, some_new_events
+from tests.support.training.synthetic import raw_items
 
 
 @pytest.fixture
@@ -42,45 +37,35 @@ def other_student(options: PipelineOptions) -> PipelineOptions:
     return replace(options, recipes=(wider,), gate=gate)
 
 
-def run(options: PipelineOptions, places: Places) -> tuple[str | None, str]:
-    """Run the pipeline, and return the version that it published with its output."""
-    shown = io.StringIO()
-    return run_pipeline(options, places, Console(file=shown, width=400)).bundle_version, shown.getvalue()
-
-
 def test_a_rollback_is_not_undone_by_the_next_run(
-    places: Places, options: PipelineOptions, other_student: PipelineOptions, tmp_path: Path
+    places: Places, other_student: PipelineOptions, tmp_path: Path
 ) -> None:
     """Without new events the run says that there is nothing to publish. With new ones it trains, compares with what is live, and says so. --force brings the withdrawn version back."""
     store = BundleStore(places.bundle_root)
     first = store.live_version()
-    second, _ = run(other_student, places)
+    second = run(other_student, places)[0].bundle_version
     assert (store.rollback(by="ann", reason="bad lists"), second) == (first, store.previous_version())
     sentence = f"{second} was withdrawn by ann at "
 
     published, shown = run(other_student, places)
-    renamed, _ = run(
-        replace(other_student, events=options.events, gate=replace(other_student.gate, max_loss=0.9)), places
-    )
+    other_gate, _ = run(replace(other_student, gate=replace(other_student.gate, max_loss=0.9)), places)
 
-    assert (published, renamed, store.live_version()) == (None, None, first)
+    assert (published.bundle_version, other_gate.bundle_version, store.live_version()) == (None, None, first)
     assert f"nothing new to publish, {first} stays live: {sentence}" in shown
     assert store.versions() == [first, second]
 
-    day = raw_events(40, 30, 13).with_columns(number=pl.int_range(pl.len()).over("user_id"))
-    day = day.filter((pl.col("number") < 12) | (pl.col("user_id") < "u002")).drop("number")
-    day.write_csv(tmp_path / "events.csv")
+    some_new_events(tmp_path / "events.csv", 2)
     nightly = replace(other_student, events=tmp_path / "events.csv", warm_start=True)
     third, shown = run(nightly, places)
 
     bundle = store.live()
-    assert third == bundle.version
-    assert third not in {first, second}
+    assert third.bundle_version == bundle.version
+    assert bundle.version not in {first, second}
     assert bundle.manifest["lineage"]["parents"] == {"started_from": first, "compared_with": first, "reference": first}
     assert f"(bad lists): {first} is live, and is compared with" in shown
     assert sentence in (bundle.path / "report.md").read_text()
     forced, shown = run(replace(other_student, force=True), places)
-    assert (forced, second in store.withdrawals()) == (store.live_version(), False)
+    assert (forced.bundle_version, second in store.withdrawals()) == (store.live_version(), False)
 
 
 def run_overtaken(options: PipelineOptions, places: Places, version: str) -> None:
@@ -103,6 +88,7 @@ def test_a_promotion_during_a_run_is_not_overwritten(places: Places, other_stude
     assert store.live_version() == "by-hand"
     again = run_pipeline(other_student, places, quiet())
     assert {"train", "distill", "evaluate"} <= {stage.stage for stage in again.stages if stage.skipped}
+    assert [row["champion"] for row in store.live().manifest["against_live"]] == ["by-hand", "by-hand"]
     assert store.live().manifest["lineage"]["parents"]["compared_with"] == "by-hand"
 
 
@@ -154,14 +140,17 @@ def test_other_data_stops_before_training_unless_it_is_to_replace_what_is_live(
 
 
 def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, options: PipelineOptions) -> None:
-    """The error names the page; it and the output have why, which baseline won, and each way on. report.json has the same."""
+    """The error names the page; it and the output have why, which baseline won, and each way on. report.json has the same. What is live stays."""
     beyond, shown = replace(options, gate=GateOptions(baseline="best", student_floor=100)), io.StringIO()
+    before = BundleStore(places.bundle_root).live_version()
 
     with pytest.raises(StageFailed, match=r"nothing was published .*; report: .*report\.md") as refused:
         run_pipeline(beyond, places, Console(file=shown, width=400))
 
     path = Path(str(refused.value).partition("report: ")[2])
     page, found = path.read_text(), json.loads((path.parent / "report.json").read_text())
+    assert BundleStore(places.bundle_root).live_version() == before
+    assert "item_knn" in shown.getvalue()
     assert page.startswith("# Not published: the gate refused these models\n")
     assert "published by force" not in page
     assert found["gate"]["problems"][-1].endswith("(--student-floor)")
@@ -175,17 +164,17 @@ def test_a_refused_run_leaves_a_report_and_says_what_to_do(places: Places, optio
 def test_forced_is_a_fact_of_the_publication_and_not_of_the_models(places: Places, options: PipelineOptions) -> None:
     """Models published by force, then by another gate that they pass, are two bundles: only the first is marked. An unchanged run changes nothing and opens no label."""
     store, beyond = BundleStore(places.bundle_root), replace(options, gate=GateOptions(student_floor=100))
-    forced, _ = run(replace(beyond, force=True), places)
+    forced = run(replace(beyond, force=True), places)[0].bundle_version
     openings = read_ledger(places.stages_dir / LEDGER)
 
     unchanged, _ = run(beyond, places)
 
-    assert (unchanged, store.live_version()) == (forced, forced)
+    assert (unchanged.bundle_version, store.live_version()) == (forced, forced)
     assert read_ledger(places.stages_dir / LEDGER) == openings
     assert store.live().manifest["forced"][-1].endswith("(--student-floor)")
     passed, _ = run(replace(options, gate=replace(options.gate, max_loss=0.5)), places)
     bundle = store.live()
-    assert passed == bundle.version != forced
+    assert passed.bundle_version == bundle.version != forced
     assert bundle.manifest["forced"] == []
     assert "published by force" not in (bundle.path / "report.md").read_text()
     assert "published by force" in (store.open(str(forced)).path / "report.md").read_text()

@@ -19,11 +19,7 @@ from services.llm.text.tokenizer import load_tokenizer
 from services.settings.settings import Settings
 from tests.support.engine.dense import logits_of
 
-pytestmark = [
-    pytest.mark.grid,  # tests/unit/models/test_gguf.py holds the conversion for small models
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.grid  # tests/unit/models/test_gguf.py holds the conversion for small models
 TEXTS = (
     "Hello, world",
     "In 2024, 1,234.56 things happened  at 10:30!\n\n\tyes",

@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from services.contracts.events import Interaction
-from tests.support.servers import Server, broker_server
+from tests.support.servers import broker_server
 from tests.support.stream.stream_rig import TOPIC, Rig, click
-from tests.support.stream.substituted_broker import SubstitutedBroker, topic_id_of
+from tests.support.stream.substituted_broker import SubstitutedBroker, make_topic
 from tests.support.wait import wait_for
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
-]
 CHANGED = "tailrace_stream_changed_logs_total"
 
 
@@ -23,25 +21,24 @@ class TwoBrokers:
     def __init__(self, folder: Path) -> None:
         self.proxy = SubstitutedBroker()
         self._servers = [broker_server(folder / name, advertised=self.proxy.address) for name in "ab"]
-        self.topic_id = self._lead_to(self._servers[0], None)
+        first, self._second = self._servers
+        first.start()
+        self._seen = make_topic(first, self.proxy, TOPIC)
+        self.topic_id = str(UUID(bytes=self._seen))
+        self.proxy.lead_to(first)
 
     def substitute(self) -> None:
         """Lead to the second broker, whose topic is empty."""
+        self.proxy.lead_to(None)
         self._servers[0].kill()
-        self._lead_to(self._servers[1], self.topic_id)
+        self._second.start()
+        self.proxy.lead_to(self._second, (self._seen, make_topic(self._second, self.proxy, TOPIC)))
 
     def close(self) -> None:
         """End all."""
         self.proxy.close()
         for server in self._servers:
             server.kill()
-
-    def _lead_to(self, server: Server, seen_id: str | None) -> str:
-        server.start()
-        self.proxy.lead_to(server)
-        own_id = topic_id_of(server, TOPIC, 1)
-        self.proxy.lead_to(server, None if seen_id is None else (seen_id, own_id))
-        return own_id
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ from tests.support.stream.stream_rig import TOPIC, Rig, clean_replay
 from tests.support.wait import wait_for
 from tests.unit.gateway.world import started_world
 
-pytestmark = [pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning")]
-
 _MAX_BYTES = 1_048_576
 
 

@@ -1,7 +1,6 @@
 """Kafka over TLS against a real broker behind a TLS proxy, and the options that a password sets."""
 
 import asyncio
-import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,30 +8,17 @@ from pathlib import Path
 import pytest
 import trustme
 
-from infra.local.servers.binaries import tansu_command
 from services.errors import ConfigError, DependencyUnavailable
 from services.features.schema import LogPosition
 from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.gateway.tls_proxy import tls_proxy
-from tests.support.servers import HOST, Server, free_port
+from tests.support.servers import HOST, Server, broker_server, free_port
 from tests.support.wait import wait_for
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning"),  # kafka-python's, of refused connections
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # how pytest reports the same
-]
 
 TOPIC = "interactions"
 PASSWORD = 'p=1,"x" é'
-
-
-@pytest.fixture(autouse=True)
-def _collected() -> Iterator[None]:
-    """Collect the sockets that kafka-python leaves behind, while this module's filters hold."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture
@@ -44,12 +30,7 @@ def front() -> int:
 @pytest.fixture
 def broker(tmp_path: Path, front: int) -> Iterator[Server]:
     """A broker that advertises the front."""
-
-    def command(port: int) -> list[str]:
-        named = f"--advertised-listener-url=tcp://{HOST}:{front}"
-        return [named if word.startswith("--advertised") else word for word in tansu_command(port)]
-
-    server = Server(command, tmp_path / "broker.log")
+    server = broker_server(tmp_path / "broker", advertised=f"{HOST}:{front}")
     server.start()
     yield server
     server.kill()

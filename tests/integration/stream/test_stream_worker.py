@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,12 +16,8 @@ from tests.support.servers import Server
 from tests.support.stream.stream_rig import QUICK, TOPIC, Rig, clean_replay, click, in_topic, many_clicks
 from tests.support.stream.topics import read_topic
 from tests.support.training.bundles import publish_bundle
-from tests.support.wait import wait_for
+from tests.support.wait import until_answer, wait_for
 
-pytestmark = [
-    # kafka-python may leave a socket unclosed whose connection was under way when the broker died
-    pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
-]
 TIMEOUT_S = 10.0
 DEAD_TOPIC = "interactions.dlq"
 
@@ -52,8 +47,8 @@ async def test_accepted_event_is_seen_by_the_next_read(rig: Rig) -> None:
     reader = FeatureReader(rig.features, num_partitions=4)
     await asyncio.to_thread(rig.send, click(1, event_time_ms=time.time_ns() // 1_000_000))
 
-    seen = await _until(lambda: reader.read("u", "v1", TIMEOUT_S), lambda features: features.num_events == 1)
-    popular = await _until(lambda: reader.read_popular(TIMEOUT_S), bool)
+    seen = await until_answer(lambda: reader.read("u", "v1", TIMEOUT_S), lambda features: features.num_events == 1)
+    popular = await until_answer(lambda: reader.read_popular(TIMEOUT_S))
     await reader.close()
 
     assert seen.history_item_ids == ("i1",)
@@ -75,7 +70,7 @@ def test_poison_is_dead_lettered_and_lag_falls_to_zero(rig: Rig) -> None:
 
     wait_for(lambda: rig.metric("tailrace_stream_dead_lettered_total") == len(poison), what="dead letters")
     wait_for(lambda: rig.rows("u") and rig.rows("u")["u"].item_ids == ("i1", "i2"), what="good events")
-    wait_for(lambda: _lags(rig) == [0.0] * 4, what="lag")
+    wait_for(lambda: rig.lags() == [0.0] * 4, what="lag")
     letters = {record.value: dict(record.headers) for _, record in read_topic(rig.broker, DEAD_TOPIC)}
 
     assert set(letters) == {value for _, value in poison}
@@ -93,7 +88,7 @@ def test_events_wait_while_the_store_is_unavailable(rig: Rig, valkey: Server) ->
 
     for number in range(2, 12):
         rig.send(click(number))
-    wait_for(lambda: sum(lag or 0 for lag in _lags(rig)) == 10, what="lag that counts what waits")
+    wait_for(lambda: sum(lag or 0 for lag in rig.lags()) == 10, what="lag that counts what waits")
     logged_meanwhile = len(rig.logged())
     valkey.start()
     wait_for(lambda: "u" in rig.rows("u") and rig.rows("u")["u"].num_events == 11, what="late events")
@@ -112,7 +107,7 @@ def test_a_misplaced_record_of_any_size_stops_nothing(rig: Rig) -> None:
 
     wait_for(lambda: rig.rows("u") and rig.rows("u")["u"].item_ids == ("i3",), what="the event behind them")
     wait_for(lambda: rig.metric("tailrace_stream_dead_lettered_total") == 2, what="dead letters")
-    wait_for(lambda: _lags(rig) == [0.0] * 4, what="lag")
+    wait_for(lambda: rig.lags() == [0.0] * 4, what="lag")
     letters = [dict(record.headers) for _, record in read_topic(rig.broker, DEAD_TOPIC)]
     assert sorted((letter["offset"], letter["reason"].split(b":")[0]) for letter in letters) == [
         (b"0", b"value"),
@@ -133,7 +128,7 @@ def test_events_wait_while_the_disk_is_full(rig: Rig, monkeypatch: pytest.Monkey
     wait_for(lambda: 50 <= applied(rig) < len(events) and disk.num_refused > 5, what="a pause")
     at_rest, beat_s = applied(rig), rig.settings.worker_heartbeat.stat().st_mtime
     wait_for(lambda: rig.settings.worker_heartbeat.stat().st_mtime > beat_s, what="a heartbeat")
-    wait_for(lambda: sum(lag or 0 for lag in _lags(rig)) > 0, what="lag")
+    wait_for(lambda: sum(lag or 0 for lag in rig.lags()) > 0, what="lag")
 
     assert rig.logged() == []
     assert applied(rig) == at_rest
@@ -207,15 +202,3 @@ def test_sigterm_ends_the_worker_after_a_checkpoint(rig: Rig) -> None:
 
     assert worker.wait(60) == 0
     assert len(rig.logged()) == 10
-
-
-def _lags(rig: Rig) -> list[float | None]:
-    return [rig.registry.get_sample_value("tailrace_stream_lag_events", {"partition": str(p)}) for p in range(4)]
-
-
-async def _until(ask: Any, good: Any) -> Any:
-    give_up = time.monotonic() + 60
-    while not good(answer := await ask()):
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.01)
-    return answer

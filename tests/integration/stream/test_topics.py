@@ -11,9 +11,6 @@ from services.settings.settings import Settings
 from tests.support.servers import broker_server
 from tests.support.wait import wait_for
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),  # of refused connections
-]
 NAMES = {"interactions", "interactions.dlq", "impressions"}
 
 

@@ -60,12 +60,12 @@ def build_engine(decoder: Decoder, items: ItemCodes | None, **knobs: Any) -> Eng
 def exhaustive_ranking(
     decoder: Decoder, items: ItemCodes, prompt: list[int], allowed: np.ndarray, k: int
 ) -> tuple[list[int], np.ndarray]:
-    """Score every item by spelling it densely after the prompt, each code among those of items with the same codes before; best first, ties by index."""
+    """Score every item by decoding it densely after the prompt, each code among those of items with the same codes before; best first, ties by index."""
     scores = np.full(len(items.codes), -np.inf)
     with torch.inference_mode():
         for code in {tuple(code) for code in items.codes.tolist()}:
-            spelled = [offset + value for offset, value in zip(items.token_offsets, code, strict=True)]
-            tokens = torch.tensor(prompt + spelled[:-1])
+            tokens_of_item = [offset + value for offset, value in zip(items.token_offsets, code, strict=True)]
+            tokens = torch.tensor(prompt + tokens_of_item[:-1])
             hidden = hidden_of(decoder, tokens)[len(prompt) - 1 :]
             total = 0.0
             for level, (offset, size) in enumerate(zip(items.token_offsets, items.level_sizes, strict=True)):

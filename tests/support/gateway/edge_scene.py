@@ -5,6 +5,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,16 +22,16 @@ _PORTS = ("http_port", "grpc_port", "inner_http_port", "inner_grpc_port", "stand
 
 @dataclass
 class EdgeScene:
-    """The processes by name; nothing runs at first. `close` ends them all."""
+    """The processes by name; nothing runs at first. `given` are settings of the edge. `close` ends them all."""
 
     folder: Path
+    given: dict[str, Any] = field(default_factory=dict)
     children: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     doors: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.settings = Settings(
-            state_dir=self.folder, metrics_port=free_port(), **{name: free_port() for name in _PORTS}
-        )
+        ports = {name: free_port() for name in ("metrics_port", *_PORTS)}
+        self.settings = Settings(state_dir=self.folder, **(ports | self.given))
         self.settings.metrics_dir.mkdir(parents=True)
 
     @property
@@ -54,9 +55,9 @@ class EdgeScene:
                 stderr=log,
             )
 
-    def start_edge(self) -> None:
-        """Start the edge."""
-        self.start("edge", sys.executable, "-m", "infra.local.edge")
+    def start_edge(self, *options: str) -> None:
+        """Start the edge, as the supervisor and a container do."""
+        self.start("edge", sys.executable, "-m", "infra.local.edge", *options)
 
     def start_doors(self, name: str, ports: tuple[int, int] | None = None) -> None:
         """Start both doors of a server, by default the standby's or those of Ray's ingress."""

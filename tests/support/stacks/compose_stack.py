@@ -12,6 +12,7 @@ import grpc
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.faults.compose import ComposeProcesses, docker
 from infra.local.supervisor.processes import REPLICA
 from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import HOST, free_port
@@ -39,6 +40,7 @@ class ComposeStack(Stack):
 
     def __init__(self, project: str, overrides: list[Path], *, keep: bool = False, build: bool = True) -> None:
         self.project = project
+        self._processes = ComposeProcesses(project)
         self._files = [ROOT / "docker-compose.yml", *overrides]
         self._keep = keep
         self._build = build
@@ -121,12 +123,12 @@ class ComposeStack(Stack):
 
     def num_restarts(self, part: str) -> int:
         """Return how often the engine has restarted the part's container."""
-        return int(self._inspect(part)["RestartCount"])
+        return self._processes.num_restarts()[SERVICES[part]]
 
     def kill(self, part: str) -> None:
         """SIGKILL every process of the part but its init, and wait until the engine has started it again."""
         before = self.num_restarts(part)
-        docker("exec", self.container(SERVICES[part]), "sh", "-c", "kill -9 -1", check=False)
+        self._processes.kill(SERVICES[part])
         wait_for(lambda: self.num_restarts(part) > before, 30.0, f"a restart of {part}")
 
     @contextmanager
@@ -155,30 +157,28 @@ class ComposeStack(Stack):
     def restart(self, *services: str) -> None:
         """Restart these services and wait until all are healthy."""
         self.compose("restart", *services, timeout_s=300.0)
-        wait_for(self.is_healthy, 240.0, "healthy containers after the restart")
-        wait_for(self._is_ready, 120.0, "an answer after the restart")
+        self._until_back()
 
     def _up(self) -> None:
         self.compose("up", "--detach", timeout_s=600.0)
+        self._until_back()
+
+    def _until_back(self) -> None:
         wait_for(self.is_healthy, 240.0, "healthy containers")
         wait_for(self._is_ready, 120.0, "an answer")
 
     def is_healthy(self) -> bool:
         """Return whether every container runs and is healthy."""
-        states = [self._inspect(part)["State"] for part in SERVICES]
-        return all(state["Running"] and state["Health"]["Status"] == "healthy" for state in states)
+        return self._processes.is_healthy()
 
     def keeps_events(self) -> bool:
         """Return whether the broker is Apache Kafka, which keeps events on disk; a replacement may not."""
-        return docker("exec", self.container("kafka"), "ls", "/opt/kafka", check=False) != ""
+        look = ["docker", "exec", self.container("kafka"), "ls", "/opt/kafka"]
+        return subprocess.run(look, capture_output=True, check=False).returncode == 0
 
     def container(self, service: str) -> str:
         """Return the id of a service's container, running or not."""
-        filters = (f"label={LABEL}={self.project}", f"label=com.docker.compose.service={service}")
-        words = [word for one in filters for word in ("--filter", one)]
-        found = docker("ps", "--all", "--quiet", *words, "--filter", "label=com.docker.compose.oneoff=False").split()
-        assert found, f"no container of {service}"
-        return found[0]
+        return self._processes.container(service)
 
     def compose(self, *words: str, timeout_s: float = 120.0) -> str:
         """Run docker compose on this project and return its output. Raises AssertionError with the output when it fails."""
@@ -206,10 +206,6 @@ class ComposeStack(Stack):
             **self._given,
         }
 
-    def _inspect(self, part: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(docker("inspect", self.container(SERVICES[part])))[0]
-        return found
-
     def _is_ready(self) -> bool:
         try:
             return self.rest.get("/readyz").status_code == 200
@@ -233,13 +229,6 @@ class _WithKey(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientIntercep
 
     def _with_key(self, details: Any) -> Any:
         return details._replace(metadata=[*(details.metadata or ()), *self._metadata])
-
-
-def docker(*words: str, check: bool = True) -> str:
-    """Run docker and return its output. Raises AssertionError with its errors when it fails and `check` is set."""
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False, timeout=120)
-    assert not check or done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
-    return done.stdout.strip()
 
 
 def compose_command() -> list[str]:

@@ -18,6 +18,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from infra.local.commands.status import inspect_stack
+from infra.local.commands.up import spawn_stack
 from infra.local.supervisor.parts import gateway_log
 from infra.local.supervisor.ports import free_window, of_running_stack
 from infra.local.supervisor.processes import REPLICA, name_of, process_tree
@@ -51,7 +52,6 @@ class Stack:
         kafka = f"{HOST}:{first + len(PORTS)}"
         given = {"llm_routing": "always", **ports, **settings}  # a short training shows no gain
         self.settings = Settings(state_dir=state_dir, kafka_bootstrap=kafka, **given)
-        self.log_path = state_dir / "up.log"
         self._file = StackFile(state_dir)
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: grpc.Channel | None = None
@@ -64,17 +64,7 @@ class Stack:
 
     def start(self) -> None:
         """Run `tailrace up` and wait until it is ready."""
-        self.settings.state_dir.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "infra.cli.main", "up"],
-                env={**inherited_environment(), **self.settings.as_environment()},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                start_new_session=True,
-            )
+        self._process = spawn_stack(self.settings, ("infra.cli.main", "up"))
         wait_for(lambda: self._is_ready() or not self.is_running, START_TIMEOUT_S, "the stack's start")
         if not self._is_ready():
             raise AssertionError(f"`tailrace up` ended:\n{self.output}")
@@ -106,7 +96,7 @@ class Stack:
     @property
     def output(self) -> str:
         """What `tailrace up` has printed."""
-        return self.log_path.read_text(errors="replace")
+        return (self.settings.state_dir / "logs" / "up.log").read_text(errors="replace")
 
     @property
     def supervisor_pid(self) -> int:

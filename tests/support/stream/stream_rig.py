@@ -4,11 +4,13 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaProducer
 from prometheus_client import CollectorRegistry
+from redis import Redis
 
 from services.contracts.events import Interaction
 from services.features.repo import RepoAddress
@@ -20,7 +22,7 @@ from services.stream.__main__ import run_worker
 from services.stream.aggregate import LoggedEvent, apply, history_limits
 from services.stream.background import Pace
 from services.stream.log_files import current_files
-from tests.support.servers import Server
+from tests.support.servers import HOST, Server
 from tests.support.stream.topics import read_topic
 
 TOPIC = "interactions"
@@ -76,20 +78,28 @@ class Rig:
     def send(self, *values: Interaction | tuple[bytes | None, bytes]) -> None:
         """Produce interactions, or raw (key, value) pairs, and wait until the broker has them."""
         producer = KafkaProducer(bootstrap_servers=self.settings.kafka_bootstrap, max_block_ms=10_000)
-        try:
-            pairs = [value if isinstance(value, tuple) else (value.key, value.encode()) for value in values]
+        pairs = [value if isinstance(value, tuple) else (value.key, value.encode()) for value in values]
+        with closing(producer):
             for receipt in [producer.send(TOPIC, key=key, value=value) for key, value in pairs]:
                 receipt.get(10)
-        finally:
-            producer.close()
 
     def rows(self, *user_ids: str) -> dict[str, UserHistory]:
         """Read rows as the worker does."""
         return FeatureWriter(self.features).read_histories(user_ids)
 
+    def empty_store(self) -> None:
+        """Remove all that the store has."""
+        with Redis(host=HOST, port=self.features.redis.port) as client:
+            client.flushall()
+
     def metric(self, name: str, **labels: str) -> float:
         """Read one of the worker's metrics; 0 before it is first set."""
         return self.registry.get_sample_value(name, labels) or 0.0
+
+    def lags(self) -> list[float | None]:
+        """Return each partition's lag; None before it is first set."""
+        name = "tailrace_stream_lag_events"
+        return [self.registry.get_sample_value(name, {"partition": str(number)}) for number in range(4)]
 
     def logged(self) -> list[tuple[str, str, int]]:
         """Return (event id, topic id, offset) of all rows of the offline log, file by file, without removing duplicates.

@@ -22,7 +22,7 @@ class SubstitutedBroker:
     def __init__(self) -> None:
         self.port = free_port()
         self._server: Server | None = None
-        self._ids: tuple[bytes, bytes] | None = None
+        self._swap = b"", b""
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -34,13 +34,13 @@ class SubstitutedBroker:
         """Host and port."""
         return f"{HOST}:{self.port}"
 
-    def lead_to(self, server: Server | None, topic_ids: tuple[str, str] | None = None) -> None:
-        """Cut all connections and lead to this broker from now on; `topic_ids` are the id that clients see and the broker's own."""
+    def lead_to(self, server: Server | None, swap: tuple[bytes, bytes] | None = None) -> None:
+        """Cut all connections and lead to this broker from now on; `swap` are bytes that clients see and the broker's own in their place."""
 
         async def switch() -> None:
             """Lead there, in the proxy's thread."""
             self._server = server
-            self._ids = None if topic_ids is None else (uuid.UUID(topic_ids[0]).bytes, uuid.UUID(topic_ids[1]).bytes)
+            self._swap = swap or (b"", b"")
 
         asyncio.run_coroutine_threadsafe(switch(), self._loop).result(10)
         self.cut()
@@ -78,7 +78,7 @@ class SubstitutedBroker:
             return writer.transport.abort()
         back_reader, back_writer = await asyncio.open_connection(HOST, self._server.port)
         self._writers |= {writer, back_writer}
-        seen, own = self._ids or (b"", b"")
+        seen, own = self._swap
         await asyncio.wait(
             [
                 asyncio.create_task(_pump(reader, back_writer, seen, own)),
@@ -104,9 +104,12 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, old:
         return
 
 
-def topic_id_of(server: Server, topic: str, num_partitions: int) -> str:
-    """Make the topic at this broker, through whatever address it names, and return its id."""
-    admin = KafkaAdminClient(bootstrap_servers=server.address)
-    made = admin.create_topics({topic: {"num_partitions": num_partitions, "replication_factor": -1}})
+def make_topic(server: Server, front: SubstitutedBroker, topic: str) -> bytes:
+    """Make a topic of one partition at a broker that names the front as its address, by a way around that; return its id."""
+    door = SubstitutedBroker()
+    door.lead_to(server, (_LENGTH.pack(door.port), _LENGTH.pack(front.port)))
+    admin = KafkaAdminClient(bootstrap_servers=door.address)
+    made = admin.create_topics({topic: {"num_partitions": 1, "replication_factor": -1}})
     admin.close()
-    return str(made["topics"][0]["topic_id"])
+    door.close()
+    return uuid.UUID(str(made["topics"][0]["topic_id"])).bytes

@@ -53,14 +53,14 @@ def tails_of(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> Tails | None:
-    """Build random tails of a step's beams, seen as far as each request has spelled; None without beams."""
+    """Build random tails of a step's beams, seen as far as each request has decoded; None without beams."""
     if not plan.beam_steps:
         return None
-    spelled_B = torch.tensor(
+    num_decoded_B = torch.tensor(
         [sequence.num_levels_done - 1 for sequence in plan.beam_steps for _ in range(sequence.num_beam_rows)],
         device=device,
     )
-    keys_YBLGK, values_YBLGK = torch.randn(2, layers, len(spelled_B), PLACES, kv_heads, head_dim, device=device).to(
+    keys_YBLGK, values_YBLGK = torch.randn(2, layers, len(num_decoded_B), PLACES, kv_heads, head_dim, device=device).to(
         dtype
     )
-    return Tails(keys_YBLGK, values_YBLGK, spelled_B, torch.arange(PLACES, device=device) <= spelled_B[:, None])
+    return Tails(keys_YBLGK, values_YBLGK, num_decoded_B, torch.arange(PLACES, device=device) <= num_decoded_B[:, None])

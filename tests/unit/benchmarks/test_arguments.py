@@ -36,7 +36,7 @@ def test_a_command_has_the_options_of_its_description() -> None:
         tree = ast.parse(path.read_text())
         calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
         strings = (word.value for call in calls for word in call.args if isinstance(word, ast.Constant))
-        strings = [*strings, "--json", "--url", "--up"]  # of benchmarks/load
+        strings = [*strings, "--json", "--url", "--grpc", "--up"]  # of benchmarks/load
         named = set(re.findall(r"--[a-z][a-z-]*", ast.get_docstring(tree) or ""))
 
         assert named <= {word for word in strings if isinstance(word, str)}, path

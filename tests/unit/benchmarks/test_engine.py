@@ -33,7 +33,7 @@ def test_the_catalogue_lies_in_the_vocabulary(vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_a_peer_s_beams_may_spell_the_codes_of_some_item(level: int) -> None:
+def test_a_peer_s_beams_may_decode_the_codes_of_some_item(level: int) -> None:
     """The mask of every prefix is that of a search through all items; tokens map back to their codes."""
     trie, offsets = CodeTrie(TABLE), np.array(TABLE.token_offsets)
     prefixes = list(itertools.product(range(TABLE.level_size), repeat=level))
@@ -60,14 +60,9 @@ def test_the_benchmark_imports_little() -> None:
 
 def test_a_case_that_fails_leaves_no_request_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next case runs on an empty engine, and ranks what it ranks on a new one."""
+    config = {"num_blocks": 16, "cpu_kernels": "torch", "max_running": 1, "max_waiting": 2}
     engine = TailraceEngine(
-        {
-            "model": "shape:tiny",
-            "device": "cpu",
-            "dtype": "float32",
-            "threads": 1,
-            "config": {"num_blocks": 16, "cpu_kernels": "torch", "max_running": 1, "max_waiting": 2},
-        }
+        {"model": "shape:tiny", "device": "cpu", "dtype": "float32", "threads": 1, "config": config}
     )
     ask = {"do": "rank", "prompts": [[1, 2, 3], [4, 5, 6]], "width": 8, "num_best": 5}
     outputs = engine.answer(ask)["outputs"]

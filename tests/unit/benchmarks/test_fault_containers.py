@@ -61,7 +61,7 @@ def test_a_fault_kills_what_is_in_the_container() -> None:
     """Not the container: Docker starts again what ends by itself, and not what it has killed."""
     docker = Docker()
 
-    ComposeProcesses("shop", docker).kill_serve()
+    ComposeProcesses("shop", docker).kill("serve")
 
     assert docker.ran == [("exec", "--detach", "id-of-serve", "sh", "-c", "kill -9 -1")]
 

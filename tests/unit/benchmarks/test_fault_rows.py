@@ -1,18 +1,16 @@
 """Plan and figures of a row of the fault matrix."""
 
-from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 import tailrace_client
-from benchmarks.faults.__main__ import table_of
+from benchmarks.faults.__main__ import matrix_of
 from benchmarks.faults.batch_probe import Batch, BatchProbe, BatchUser
 from benchmarks.faults.event_probe import Event, EventProbe
 from benchmarks.faults.rows import Phases, Planned, plan_row, row_of
-from benchmarks.load.live_view import LiveView
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot
 from services.contracts.access import Priority
 from tailrace_client import Recorded, TailraceError
@@ -92,41 +90,15 @@ async def test_batches_are_sent_until_acknowledged_and_counted(count: Any, lost:
     assert probe.result() == {"events_each": 500, **counted}
 
 
-TIERS = ("precomputed", "llm", "student", "popular", "none")
-ROW = {
-    "fault": "low-priority-spike",
-    **dict.fromkeys(("availability", "answered_at_once", "deadline_met"), 1.0),
-    "p99_ms": 1_234.5,
-    "goodput": 0.841,
-    "recovery_s": 123.4,
-    **{probe: {"lost": 6, "doubled": 6} for probe in ("events", "batches")},
-    "tiers": dict.fromkeys(TIERS, 0.2),
-}
-
-
-def live_view() -> LiveView:
-    """Return the view of one answer of each tier."""
-    view = LiveView("steady at 50/s for 30 s", 200)
-    for number, tier in enumerate(TIERS):
-        view.ended(Shot(1.2345, 0.0, RequestOutcome(True, tier, ""), 0.0, number))
-    return view
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (
-            lambda: table_of([ROW]),
-            ("low-priority-spike", "100.00", "1234.5", "0.841", "123.4", "doubled", "precomputed %"),
-        ),
-        (live_view, ("1234.5", "0.00 %", "precomputed 20%", "failed 20%")),
-    ],
-)
-def test_tables_fit_a_terminal_of_80_columns(make: Callable[[], RenderableType], words: tuple[str, ...]) -> None:
+def test_the_matrix_fits_a_terminal_of_80_columns() -> None:
     """No word and no number is cut."""
-    out = StringIO()
-    Console(width=80, file=out).print(make())
-    text = out.getvalue()
+    shares = dict.fromkeys(("availability", "answered_at_once", "deadline_met"), 1.0) | {"goodput": 0.841}
+    probes = {probe: {"lost": 6, "doubled": 6} for probe in ("events", "batches")}
+    row = {"fault": "low-priority-spike", **shares, "p99_ms": 1_234.5, "recovery_s": 123.4, **probes}
 
-    assert [word for word in words if word not in text] == []
-    assert "…" not in text
+    out = StringIO()
+    Console(width=80, file=out).print(matrix_of([row]))
+
+    words = ("low-priority-spike", "100.00", "1234.5", "0.841", "123.4", "doubled")
+    assert [word for word in words if word not in out.getvalue()] == []
+    assert "…" not in out.getvalue()

@@ -2,14 +2,10 @@
 
 import asyncio
 import time
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot, percentile, run_load, summary
-from benchmarks.load.profiles import SPIKE_FACTOR, Departure, Profile, departures
 from benchmarks.load.scoring import answers_recovered_s, summarise, tier_weights
 
 OK = RequestOutcome(is_ok=True, tier="student", reason="short_history")
@@ -26,32 +22,6 @@ def shot(tier: str, ms: float = 10.0, at_s: float = 0.0) -> Shot:
     """Build a shot answered by this tier, or failed ("none")."""
     outcome = RequestOutcome(is_ok=tier != "none", tier=tier, reason=REASONS.get(tier, "http_500"))
     return Shot(ms / 1_000, 0.0, outcome, at_s)
-
-
-def rate(planned: list[Departure], from_s: float, to_s: float) -> float:
-    """The mean rate in a stretch of time."""
-    return sum(from_s <= one.at_s < to_s for one in planned) / (to_s - from_s)
-
-
-@given(st.sampled_from(Profile), st.sampled_from([1.0, 7.5, 40.0]), st.sampled_from([3.0, 30.0]))
-def test_every_shape_keeps_its_mean_rate_and_its_time(profile: Profile, rate_rps: float, duration_s: float) -> None:
-    """Without the spike's addition the mean is the rate; departures are in order, inside the duration and deterministic."""
-    planned = departures(profile, rate_rps, duration_s)
-
-    assert len([one for one in planned if not one.is_spike]) == round(rate_rps * duration_s)
-    assert all(one.at_s <= other.at_s for one, other in pairwise(planned))
-    assert all(0 <= one.at_s <= duration_s for one in planned)
-    assert planned == departures(profile, rate_rps, duration_s)
-
-
-def test_the_spike_is_twelve_times_the_rate_in_the_middle_third() -> None:
-    """It adds nothing before and after."""
-    planned = departures(Profile.SPIKE, 10, 30)
-    wave = [one for one in planned if one.is_spike]
-
-    assert rate(wave, 10, 20) == SPIKE_FACTOR * 10
-    assert len(wave) == SPIKE_FACTOR * 10 * 10
-    assert rate(planned, 0, 10) == rate(planned, 20, 30) == 10
 
 
 async def test_requests_leave_at_their_rate() -> None:
@@ -107,7 +77,7 @@ def test_a_run_by_hand() -> None:
     assert row["goodput"] == pytest.approx((4 + 2 + 0.8 + 0.4) / 10)
     assert (row["p50_ms"], row["p99_ms"], row["max_ms"]) == (10, 201, 201)
     assert row["tiers"] == {"llm": 0.5, "none": 0.1, "popular": 0.1, "precomputed": 0.2, "student": 0.1}
-    assert (whole["deadline_met"], whole["goodput_rps"], whole["num_errors"]) == (0.8, 4.0, 1)
+    assert (whole["deadline_met"], whole["goodput_rps"]) == (0.8, 4.0)
 
 
 def test_recovery_is_the_beginning_of_two_calm_seconds() -> None:

@@ -9,9 +9,10 @@ import pytest
 from services.gateway.events.record import check_events
 from services.gateway.rest.schema import parse_events, parse_recommend
 from services.settings.settings import Settings
-from tests.support.documented import complaints, runnable
+from tests.support.documented import complaints
 from tests.support.pages import MARKS, ROOT, all_pages, anchors, blocks, fences, links
 
+MOST_LINES_OF_A_DECISION = 15
 OTHER_SHELLS = {"bash", "shell", "console", "zsh", "shell-session"}
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in all_pages()}
 
@@ -29,24 +30,12 @@ def test_every_block_of_commands_is_fenced_as_one() -> None:
 
 
 def test_every_command_exists() -> None:
-    """Our subcommands, options, targets, modules and files that a page names exist, whether a test runs them or not."""
+    """Our subcommands, options, targets, modules and files that a page names exist, in a block, whether a test runs it or not, or between backticks."""
     wrong = [
-        f"{name}:{block.line}: {complaint}"
+        f"{name}: {command}: {complaint}"
         for name, text in TEXTS.items()
-        for block in blocks(text)
-        for complaint in complaints(block.text)
-    ]
-
-    assert wrong == []
-
-
-def test_every_command_in_a_sentence_exists() -> None:
-    """So do subcommands and options between backticks."""
-    wrong = [
-        f"{name}: `{code}`: {complaint}"
-        for name, text in TEXTS.items()
-        for code in re.findall(r"`(tailrace [^`]+)`", text)
-        for complaint in complaints(code)
+        for command in (*(block.text for block in blocks(text)), *re.findall(r"`(tailrace [^`]+)`", text))
+        for complaint in complaints(command)
     ]
 
     assert wrong == []
@@ -84,13 +73,26 @@ def test_every_setting_exists() -> None:
     assert sorted(named - {name.upper() for name in Settings.model_fields}) == []
 
 
-def test_every_page_is_in_the_index() -> None:
-    """docs/README.md leads to each page, or to its folder."""
-    docs = ROOT / "docs"
-    listed = {(docs / target.partition("#")[0]).resolve() for target in links(TEXTS["docs/README.md"])}
-    pages = [ROOT / name for name in TEXTS if name.startswith("docs/") and name != "docs/README.md"]
+@pytest.mark.parametrize("index", ["docs/README.md", "docs/adr/README.md"])
+def test_every_page_is_in_the_index(index: str) -> None:
+    """The README of the folder leads to each page below it, or to its folder."""
+    folder = (ROOT / index).parent
+    listed = {(folder / target.partition("#")[0]).resolve() for target in links(TEXTS[index])} - {folder}
+    pages = [ROOT / name for name in TEXTS if name != index and (ROOT / name).is_relative_to(folder)]
 
-    assert [page.name for page in pages if page not in listed and page.parent not in listed - {docs}] == []
+    assert [page.name for page in pages if page not in listed and page.parent not in listed] == []
+
+
+def test_every_decision_is_dated_and_short() -> None:
+    """The first line begins with the day; what is longer than a screen's third belongs to the lab notes."""
+    pages = [text for name, text in TEXTS.items() if name.startswith("docs/adr/") and not name.endswith("README.md")]
+    decisions = [section for page in pages for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]]
+
+    assert len(decisions) > 20
+    for decision in decisions:
+        heading, _, text = decision.partition("\n")
+        assert re.match(r"20\d\d-\d\d-\d\d[.,]", text.strip()), heading
+        assert len(text.strip().splitlines()) <= MOST_LINES_OF_A_DECISION, heading
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_every_page_is_in_the_index() -> None:
         ("make PYTHON=python3.11 nothing", "no make target nothing"),
         ("python -m benchmarks.nothing", "no module benchmarks.nothing"),
         ("python -m benchmarks.quality nested --epoch 1 --json x.json", "benchmarks.quality has no --epoch"),
-        ("tailrace bench serve load --rate 1 --speed 2", "benchmarks.serve has no --speed"),
+        ("tailrace bench serve overload --seconds 1 --speed 2", "benchmarks.serve has no --speed"),
         ("tailrace bench nothing", "tailrace bench has no nothing"),
         ("tailrace chaos --fault x --faults y", "benchmarks.faults has no --faults"),
         ("cat services/no-such-file.py", "no file services/no-such-file.py"),
@@ -112,16 +114,3 @@ def test_every_page_is_in_the_index() -> None:
 def test_what_does_not_exist_is_reported(text: str, complaint: str | None) -> None:
     """By the command's name and the word, or by the file's."""
     assert complaints(text) == ([complaint] if complaint else [])
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("make up  # starts\nls\n", "ls\n"),
-        ("tailrace up -d\n# why\n", "# why\n"),
-        ("tailrace upon\n", "tailrace upon\n"),
-    ],
-)
-def test_lines_that_would_disturb_others_are_left_out(text: str, left: str) -> None:
-    """Whole lines, whatever their comment."""
-    assert runnable(text) == left

@@ -27,16 +27,15 @@ def steps(text: str) -> list[tuple[str, str]]:
 @cache
 def names_in(path: str) -> set[str]:
     """Return what a Python file defines: names at its top, and `Class.member` of its classes."""
-    found: set[str] = set()
-    for node in ast.parse((ROOT / path).read_text()).body:
-        names = _defined(node)
-        found |= names
-        if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{name}" for member in node.body for name in _defined(member)}
-    return found
+    top = ast.parse((ROOT / path).read_text()).body
+    members = [(node.name, member) for node in top if isinstance(node, ast.ClassDef) for member in node.body]
+    return {name for node in top for name in defined(node)} | {
+        f"{owner}.{name}" for owner, member in members for name in defined(member)
+    }
 
 
-def _defined(node: ast.stmt) -> set[str]:
+def defined(node: ast.stmt) -> set[str]:
+    """Return the name that a statement defines, if it does."""
     match node:
         case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             return {name}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults.page import matrix, priorities
+from pipelines.planner.step_time import fitted
 from tests.support.pages import ROOT
 
 MODELS = {
@@ -311,6 +312,17 @@ def text_words() -> Iterator[str]:
     yield "the first token {}, {} and {} ms later".format(*added)
 
 
+def plan_words() -> Iterator[str]:
+    """How far the planner's predictions are from the runs that it was not fitted to, and for a chip that it has not seen."""
+    run = result("plan")
+    halves, devices = run["cross"]["halves"], {row["device"]: row for row in run["cross"]["without_device"]}
+    yield f"fitted to half of {run['num_rows']} published runs"
+    yield f"On the other half ({run['num_judged']} runs) the median error is {run['median_error_points']:.2f} points of MFU, 90 % are within {run['p90_error_points']:.2f}"
+    yield f"{100 * run['share_within_interval']:.0f} % lie in the interval, whose half width is {run['median_half_width_points']:.2f} points"
+    yield f"Over {halves['number']} random halves the median is {halves['median_error_points']:.2f} on the mean and {halves['worst_median_error_points']:.2f} at worst"
+    yield f"the H100's MFU is {devices['h100']['median_error_points']:.2f} points too high; the interval is {fitted().unseen:.1f} times as wide"
+
+
 def readme_lines() -> Iterator[str]:
     """The six numbers of README."""
     rest = {case["tier"]: case for case in result("serve")["cases"] if case["door"] == "rest"}
@@ -352,6 +364,7 @@ PAGES = {
         text_words,
     ),
     "docs/capacity.md": (store_words,),
+    "docs/scale.md": (plan_words,),
 }
 PRINTED = [(page, lines) for page, sources in PAGES.items() for lines in sources]
 

@@ -14,23 +14,12 @@ from grpc_health.v1 import health_pb2_grpc
 from starlette.types import ASGIApp
 
 from services.contracts import recommend_pb2, recommend_pb2_grpc
+from services.errors import ErrorKind
+from services.gateway.grpc.answers import STATUS as RPC_STATUS
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
+from services.gateway.rest.operations import STATUS as REST_STATUS
 
 CLIENT_HOST = "192.0.2.7"
-WIRE = {
-    "ok": (200, "OK"),
-    "invalid_request": (422, "INVALID_ARGUMENT"),
-    "request_too_large": (413, "INVALID_ARGUMENT"),
-    "unauthenticated": (401, "UNAUTHENTICATED"),
-    "not_allowed": (403, "PERMISSION_DENIED"),
-    "quota_exceeded": (429, "RESOURCE_EXHAUSTED"),
-    "overloaded": (429, "RESOURCE_EXHAUSTED"),
-    "not_found": (404, "NOT_FOUND"),
-    "unavailable": (503, "UNAVAILABLE"),
-    "deadline_exceeded": (504, "DEADLINE_EXCEEDED"),
-    "internal": (500, "INTERNAL"),
-}
-"""The status of each code at the REST and at the gRPC door; each reply is held to it."""
 
 
 @dataclass
@@ -89,7 +78,7 @@ class RestClient:
             reply.refused_id, reply.parts = error["request_id"], frozenset(error)
             reply.retry_after = answer.headers.get("retry-after")
             reply.sent = f"{sorted(answer.headers.items())} {answer.text}"
-        assert answer.status_code == WIRE[reply.code][0]
+            assert answer.status_code == REST_STATUS[ErrorKind(reply.code)]
         return reply
 
 
@@ -150,7 +139,7 @@ def _refused(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
         if detail.Unpack(violated):
             place = violated.field_violations[0].field
     code = info.reason.lower()
-    assert error.code().name == WIRE[code][1]
+    assert error.code() is RPC_STATUS[ErrorKind(code)]
     return Reply(
         code,
         field=place,

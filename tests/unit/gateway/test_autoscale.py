@@ -5,17 +5,17 @@ from types import SimpleNamespace
 import pytest
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from services.gateway.autoscale import LATE_SHARE, by_queue_and_lateness, replicas_wanted
+from services.gateway.autoscale import LATE_SHARE, replicas_wanted
 
 POLICY = "services.gateway.autoscale:by_queue_and_lateness"
 
 
-def context(running: int = 2, ongoing: float = 0.0, late: dict[str, float] | None = None) -> SimpleNamespace:
+def context(ongoing: float = 0.0, late: dict[str, float] | None = None) -> SimpleNamespace:
     """Build the fields of Ray Serve's autoscaling context that the policy reads."""
     config = AutoscalingConfig(min_replicas=1, max_replicas=10, target_ongoing_requests=8)
     metrics = {} if late is None else {LATE_SHARE: late}
     return SimpleNamespace(
-        current_num_replicas=running, total_num_requests=ongoing, aggregated_metrics=metrics, config=config
+        current_num_replicas=2, total_num_requests=ongoing, aggregated_metrics=metrics, config=config
     )
 
 
@@ -35,19 +35,13 @@ def test_the_larger_demand_decides(ongoing: float, late_share: float, wanted: fl
     assert replicas_wanted(2, ongoing, 8.0, late_share) == wanted
 
 
-def test_the_late_share_is_the_replicas_mean() -> None:
-    """The mean is over the replicas' reports; without reports only the queue counts."""
-    wanted, _ = by_queue_and_lateness(context(running=2, late={"a": 0.02, "b": 0.0}))
-
-    assert wanted == 2.5
-    assert by_queue_and_lateness(context(running=2, ongoing=8.0))[0] == 1.0
-
-
 def test_ray_serve_loads_the_policy_by_its_name() -> None:
-    """The policy survives the serialization by which Ray Serve's controller loads it."""
+    """It survives the serialization by which Ray Serve's controller loads it; the late share is the replicas' mean."""
     policy = AutoscalingPolicy(policy_function=POLICY)
     shipped = AutoscalingPolicy.from_serialized_policy_def(
         {"policy_function": POLICY}, policy.get_serialized_policy_def()
-    )
+    ).get_policy()
 
-    assert shipped.get_policy()(context(ongoing=16.0, late={"a": 0.0})) == (2.0, {})
+    assert shipped(context(ongoing=16.0, late={"a": 0.0})) == (2.0, {})
+    assert shipped(context(late={"a": 0.02, "b": 0.0})) == (2.5, {})
+    assert shipped(context(ongoing=8.0)) == (1.0, {}), "without reports only the queue counts"

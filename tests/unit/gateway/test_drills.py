@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,38 +63,26 @@ def test_a_broken_file_means_no_drill(tmp_path: Path, text: str) -> None:
     assert read_drills(path) == {}
 
 
-async def test_a_drilled_llm_is_unavailable_until_the_drill_ends(tmp_path: Path) -> None:
-    """During a drill a call raises as an unavailable LLM does, and does not reach the LLM."""
+async def test_a_drilled_part_is_unavailable_in_every_call_until_the_drill_ends(tmp_path: Path) -> None:
+    """During a drill a call raises as an unavailable part does, and does not reach it; otherwise it is passed on."""
     drills, inner = Drills(tmp_path / "drills.json"), FakeLlm(["i01", "i02"], "v1")
-    llm = DrilledLlm(inner, drills)
-
-    await drills.switch({DrillTarget.LLM: True})
-    with pytest.raises(DependencyUnavailable, match="llm"):
-        await llm.rank(REQUEST, 1.0)
-    await drills.switch({DrillTarget.LLM: False})
-    result = await llm.rank(REQUEST, 1.0)
-
-    assert result.item_ids == ("i01", "i02")
-    assert len(inner.requests) == 1
-
-
-async def test_a_drilled_store_is_unavailable_in_every_call(tmp_path: Path) -> None:
-    """During a drill every call of the store raises; otherwise it is passed on."""
-    drills = Drills(tmp_path / "drills.json")
-    store = DrilledStore(FakeStore({"u": user("i00")}), drills)
-    calls: list[Any] = [
+    llm, store = DrilledLlm(inner, drills), DrilledStore(FakeStore({"u": user("i00")}), drills)
+    calls: list[Callable[[], Any]] = [
+        lambda: llm.rank(REQUEST, 1.0),
         lambda: store.read("u", "v1", 1.0),
         lambda: store.read_popular(1.0),
         lambda: store.sample_user_ids(5, 1.0),
     ]
 
-    answers = [await call() for call in calls]
-    await drills.switch({DrillTarget.FEATURES: True})
-    for call in calls:
-        with pytest.raises(DependencyUnavailable, match="features"):
+    await drills.switch(dict.fromkeys(DrillTarget, True))
+    for call, part in zip(calls, ("llm", "features", "features", "features"), strict=True):
+        with pytest.raises(DependencyUnavailable, match=part):
             await call()
+    await drills.switch(dict.fromkeys(DrillTarget, False))
+    ranked, *read = [await call() for call in calls]
 
-    assert answers == [user("i00"), [], ["u"]]
+    assert (ranked.item_ids, len(inner.requests)) == (("i01", "i02"), 1)
+    assert read == [user("i00"), [], ["u"]]
 
 
 async def test_a_drill_ends_by_itself_or_by_a_switch_and_leaves_the_others(tmp_path: Path, clock: Clock) -> None:

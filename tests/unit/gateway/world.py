@@ -1,7 +1,7 @@
 """One data plane on fakes with a catalogue of twenty items, behind the doors of these tests."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,8 @@ from services.gateway.access.keys import KeysFile, StoredKey, write_keys
 from services.gateway.access.shared_rates import SharedRates
 from services.gateway.data_plane import DataPlane, PlaneConfig, Ports, build_data_plane
 from services.gateway.overload.admission import AdmissionLimits
+from services.gateway.text.tier import TextLimits, TextTier
+from services.router.breaker import Breaker
 from services.router.deadline import Arrival, DeadlineLimits
 from services.router.policy import LlmRule
 from tests.support.gateway.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
@@ -30,6 +32,7 @@ NUM_ITEMS = 20
 VERSION = "v1"
 MAX_BODY_BYTES = 15_000
 NOW_S = 1_800_000_000.0
+BREAKER_FAILURES = 2
 
 
 def catalogue_of(num_items: int = NUM_ITEMS) -> Catalogue:
@@ -167,6 +170,22 @@ async def started_world(
     await world.plane.start()
     yield world
     await world.plane.stop()
+
+
+def let_write(
+    world: World, writer: TextWriter, limits: TextLimits, clock: Callable[[], float] = time.monotonic
+) -> TextTier:
+    """Put this writer behind the world's text tier, with eight places and a breaker that opens at the second failure for ten seconds."""
+    world.plane.text = TextTier(
+        writer=writer,
+        breaker=Breaker(BREAKER_FAILURES, 10.0),
+        load=world.plane.load,
+        report=world.plane.text_report,
+        limits=limits,
+        num_places=8,
+        clock=clock,
+    )
+    return world.plane.text
 
 
 def keyed_access(folder: Path, *keys: StoredKey, max_k: int = 100) -> KeyedAccess:

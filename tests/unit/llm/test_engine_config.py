@@ -36,9 +36,7 @@ def test_every_field_is_reached_by_a_setting_or_declared_internal(
     plain, reached = make(Settings()), set()
     for name, value in changes.items():
         changed = make(Settings(**{name: value}))
-        found = {
-            field.name for field in fields(EngineConfig) if getattr(changed, field.name) != getattr(plain, field.name)
-        }
+        found = {one.name for one in fields(EngineConfig) if getattr(changed, one.name) != getattr(plain, one.name)}
         assert found, name
         reached |= found
 

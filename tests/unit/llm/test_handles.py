@@ -94,18 +94,11 @@ def prompt(value: str | tuple[int, ...], **fields) -> TextRequest:
     return TextRequest(request_id="r", model="m", prompt=value, **fields)
 
 
-def test_a_conversation_keeps_its_session() -> None:
-    """Later turns and other settings do not change the session."""
-    first = chat(("system", "be brief"), ("user", "hello"))
-    later = chat(("system", "be brief"), ("user", "hello"), ("assistant", "hi"), ("user", "and now?"), n=3)
-
-    assert session_of(first) == session_of(later)
-
-
-def test_conversations_that_begin_differently_have_different_sessions() -> None:
-    """Content, role and the border between turns count, and the key and salt, which share no cached beginning with another."""
+def test_a_conversation_keeps_its_session_and_others_have_others() -> None:
+    """Later turns and other settings do not change it. Content, role and the border between turns count, and the key and salt, which share no cached beginning with another."""
+    begun = ("system", "be brief"), ("user", "hello")
     requests = [
-        chat(("system", "be brief"), ("user", "hello")),
+        chat(*begun),
         chat(("system", "be brief"), ("user", "hello!")),
         chat(("system", "be long"), ("user", "hello")),
         chat(("user", "be brief"), ("user", "hello")),
@@ -117,6 +110,7 @@ def test_conversations_that_begin_differently_have_different_sessions() -> None:
         prompt(()),
     ]
 
+    assert session_of(chat(*begun, ("assistant", "hi"), ("user", "and now?"), n=3)) == session_of(requests[0])
     assert len({session_of(request) for request in requests}) == len(requests)
 
 

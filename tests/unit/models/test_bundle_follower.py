@@ -1,6 +1,5 @@
 """Following the live pointer: when a version that failed is tried again, what is read of it, and a pointer that cannot be read."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,30 +32,12 @@ class Loader:
         self.swapped.append(bundle.version)
 
 
-Start = Callable[[Loader], BundleFollower[Bundle]]
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A folder with v1 and v2, of which v2 is live."""
     for version in ("v1", "v2"):
         publish_bundle(tmp_path / "bundles", version)
     return tmp_path / "bundles"
-
-
-@pytest.fixture
-def start(root: Path) -> Iterator[Start]:
-    """A function that starts a follower with a short poll; it is stopped afterwards."""
-    started: list[BundleFollower[Bundle]] = []
-
-    def start_one(loader: Loader) -> BundleFollower[Bundle]:
-        started.append(BundleFollower(BundleStore(root), 0.1, loader.load, loader.swap))
-        started[-1].start()
-        return started[-1]
-
-    yield start_one
-    for follower in started:
-        follower.stop()
 
 
 def test_a_version_that_failed_is_tried_again_ever_more_rarely(root: Path) -> None:
@@ -122,18 +103,25 @@ def test_a_process_reads_only_the_files_that_it_needs(root: Path) -> None:
         BundleStore(root).live().decoder_dir  # noqa: B018 - verifies
 
 
-async def test_a_pointer_that_cannot_be_read_ends_nothing(start: Start, root: Path) -> None:
+async def test_a_pointer_that_cannot_be_read_ends_nothing(root: Path) -> None:
     """While the pointer cannot be read the loaded version stays, and later versions are followed again."""
-    follower, pointer = start(Loader()), root / "LIVE"
+    follower, later = (
+        BundleFollower(BundleStore(root), 0.1, loader.load, loader.swap) for loader in (Loader(), Loader())
+    )
+    follower.start()
+    pointer = root / "LIVE"
     pointer.unlink()
     pointer.mkdir()
-    later = start(Loader())
-    follower.refresh()
-    assert (follower.loaded, later.loaded) == ("v2", None)
+    later.start()
+    try:
+        follower.refresh()
+        assert (follower.loaded, later.loaded) == ("v2", None)
+        pointer.rmdir()
+        pointer.write_text("v1\n")
 
-    pointer.rmdir()
-    pointer.write_text("v1\n")
-
-    await until(lambda: follower.loaded == later.loaded == "v1")
-    assert follower.is_alive
-    assert later.is_alive
+        await until(lambda: follower.loaded == later.loaded == "v1")
+        assert follower.is_alive
+        assert later.is_alive
+    finally:
+        follower.stop()
+        later.stop()

@@ -16,6 +16,7 @@ from models.decoder.window import Window
 from models.errors import CheckpointError
 from tests.support.engine.hub_models import build_hub_model, largest_difference
 
+LAYER_TYPES = ["sliding_attention", "full_attention"]
 FAMILIES = {
     "llama": (LlamaConfig, {}),
     "llama-biased": (LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
@@ -25,34 +26,16 @@ FAMILIES = {
     "mistral": (MistralConfig, {"sliding_window": 13}),
     "mistral-unlimited": (MistralConfig, {"sliding_window": None}),
     "qwen2-windowed": (Qwen2Config, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
-    "qwen3-windowed": (
-        Qwen3Config,
-        {
-            "use_sliding_window": True,
-            "sliding_window": 1,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-    ),
+    "qwen3-windowed": (Qwen3Config, {"use_sliding_window": True, "sliding_window": 1, "layer_types": LAYER_TYPES}),
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 2.5},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    "yarn-explicit": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 32,
-        "beta_fast": 16.0,
-        "beta_slow": 2.0,
-        "attention_factor": 0.8,
-    },
+    "llama3": {**LLAMA3, "original_max_position_embeddings": 32},
+    "yarn": YARN,
+    "yarn-explicit": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 0.8},
 }
 
 

@@ -126,13 +126,8 @@ def test_the_tokenizer_and_its_configs_survive(tmp_path: Path) -> None:
 
 def test_llama_3_scaling_is_found_in_its_divisors(tmp_path: Path) -> None:
     """The tensor of divisors that llama.cpp stores is read back as the scaling that made it."""
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
+    rates = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling = {"rope_type": "llama3", **rates, "original_max_position_embeddings": 8192}
     model = build("llama", tied=True)
     model.config.rope_parameters = {"rope_theta": THETA, **scaling}
     rescaled = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)

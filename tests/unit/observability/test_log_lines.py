@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,21 +41,13 @@ for number in range(1_000):
 """
 
 
-@contextmanager
-def configured(*arguments: object) -> Iterator[None]:
-    """Configure this process, for a while."""
-    configure_logging(*arguments)
-    try:
-        yield
-    finally:
-        structlog.reset_defaults()
-
-
 def test_a_line_has_the_context_and_its_process(capfd: pytest.CaptureFixture[str]) -> None:
     """Part and process id are on each line; lines below the level are not written."""
-    with configured("info", "standby"), structlog.contextvars.bound_contextvars(request_id="r"):
+    configure_logging("info", "standby")
+    with structlog.contextvars.bound_contextvars(request_id="r"):
         structlog.get_logger().info("recommended", tier="llm")
         structlog.get_logger().debug("noise")
+    structlog.reset_defaults()
 
     (line,) = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert {"event": "recommended", "tier": "llm", "request_id": "r", "level": "info"}.items() <= line.items()
@@ -100,13 +90,6 @@ def test_a_log_line_that_cannot_be_written_holds_nobody_up(output: str) -> None:
     assert process.stderr == b"answered"
 
 
-def test_a_full_disk_behind_the_file_costs_its_lines_alone() -> None:
-    """A line that the disk does not take raises nothing."""
-    out = SharedFile(Path("/dev/full"))
-
-    assert out.write("a line\n") == len("a line\n")
-
-
 def test_processes_share_a_file_that_is_rotated(tmp_path: Path) -> None:
     """Each line of each process is whole and in one of two files, neither of which is much larger than the bound."""
     log, max_bytes = tmp_path / "gateway.log", 8_000  # of 14,000 that are written
@@ -120,7 +103,7 @@ def test_processes_share_a_file_that_is_rotated(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_taken_away_is_made_again(tmp_path: Path) -> None:
-    """Whoever renames or removes the log gets a new one at the next line."""
+    """Whoever renames or removes the log gets a new one at the next line; a line that a full disk does not take raises nothing."""
     log = tmp_path / "gateway.log"
     out = SharedFile(log)
 
@@ -129,3 +112,4 @@ def test_a_file_that_was_taken_away_is_made_again(tmp_path: Path) -> None:
     out.write("second\n")
 
     assert log.read_text() == "second\n"
+    assert SharedFile(Path("/dev/full")).write("a line\n") == len("a line\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.observability.tracing import _QUEUE_SPANS, Tracing, open_tracing, span
+from services.observability.tracing import _QUEUE_SPANS, open_tracing, span
 from tests.support.collector import Collector
 from tests.support.servers import HOST, free_port
 from tests.support.spans import traceparent
@@ -25,13 +25,6 @@ def collector() -> Iterator[Collector]:
     listening = Collector()
     yield listening
     listening.stop()
-
-
-def call_many(tracing: Tracing) -> None:
-    """Make four times as many spans as the queue holds, which 32 timeouts of two seconds would take to export."""
-    for _ in range(NUM_CALLS):
-        with tracing.entry("call", {}), span("inner"):
-            pass
 
 
 def test_spans_arrive_with_the_services_name(collector: Collector) -> None:
@@ -52,13 +45,18 @@ def test_spans_arrive_with_the_services_name(collector: Collector) -> None:
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_an_unresponsive_collector_costs_spans_and_no_time(collector: Collector, is_there: bool) -> None:
-    """When it refuses connections or hangs, no call waits, the queue stays bounded, and the process ends."""
+    """When it refuses connections or hangs, no call waits, the queue stays bounded, and the process ends.
+
+    The spans are four times as many as the queue holds, which 32 timeouts of two seconds would take to export.
+    """
     collector.go_on.clear()
     endpoint = collector.endpoint if is_there else f"http://{HOST}:{free_port()}"
     tracing = open_tracing(endpoint, 1.0, "tailrace-gateway")
 
     started_s = time.monotonic()
-    call_many(tracing)
+    for _ in range(NUM_CALLS):
+        with tracing.entry("call", {}), span("inner"):
+            pass
     called_s = time.monotonic()
     tracing.stop()
     stopped_s = time.monotonic()

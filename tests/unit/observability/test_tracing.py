@@ -59,7 +59,7 @@ def test_an_unreadable_header_begins_a_new_trace(recorder: Recorder, header: str
     assert recorder.one("call").parent is None
 
 
-def test_tasks_do_not_see_each_others_spans(recorder: Recorder) -> None:
+async def test_tasks_do_not_see_each_others_spans(recorder: Recorder) -> None:
     """Concurrent requests have separate spans, and none stays open."""
 
     async def request(name: str) -> None:
@@ -69,11 +69,7 @@ def test_tasks_do_not_see_each_others_spans(recorder: Recorder) -> None:
             with span(f"{name} inner"):
                 await asyncio.sleep(0)
 
-    async def both() -> None:
-        """Run both interleaved."""
-        await asyncio.gather(request("one"), request("two"))
-
-    asyncio.run(both())
+    await asyncio.gather(request("one"), request("two"))
 
     assert recorder.tree() == {"one": None, "two": None, "one inner": "one", "two inner": "two"}
     assert here() is None
@@ -96,33 +92,25 @@ def test_sampling_follows_the_caller() -> None:
     assert recorder.tree() == {"sampled by the caller": None, "child": "sampled by the caller"}
 
 
-def test_a_continuation_needs_a_sender(recorder: Recorder) -> None:
-    """A message without a context begins no trace, one with a context continues it."""
-    with recorder.tracing.continuation("alone", ()):
-        pass
-    with recorder.tracing.continuation("sent", (("traceparent", traceparent(0x77)),)):
-        pass
-
-    assert [trace_id_of(one) for one in recorder.spans] == [0x77]
-
-
-def test_work_on_several_messages_links_to_all_sampled_senders(recorder: Recorder) -> None:
-    """The span belongs to the first sampled trace and links to every sampled sender."""
+def test_messages_continue_the_traces_of_their_senders(recorder: Recorder) -> None:
+    """A message without a context begins no trace, one with a context continues it; work on several belongs to the first sampled trace
+    and links to every sampled sender.
+    """
     senders = [
-        (("traceparent", traceparent(0x1, 0x11, sampled=False)),),
-        (("traceparent", traceparent(0x2, 0x22)),),
-        (("traceparent", traceparent(0x3, 0x33)),),
+        (("traceparent", traceparent(trace, trace << 4 | trace, sampled=sampled)),)
+        for trace, sampled in ((1, False), (2, True), (3, True))
     ]
 
-    with recorder.tracing.joint_entry("process", senders):
+    with recorder.tracing.continuation("alone", ()), recorder.tracing.joint_entry("nobody traced", senders[:1]):
         pass
-    with recorder.tracing.joint_entry("nobody traced", senders[:1]):
+    with recorder.tracing.continuation("sent", senders[2]):
+        pass
+    with recorder.tracing.joint_entry("process", senders):
         pass
 
     process = recorder.one("process")
-    assert trace_id_of(process) == 0x2
-    assert [(link.context.trace_id, link.context.span_id) for link in process.links] == [(0x2, 0x22), (0x3, 0x33)]
-    assert len(recorder.spans) == 1
+    assert {one.name: trace_id_of(one) for one in recorder.spans} == {"sent": 3, "process": 2}
+    assert [(link.context.trace_id, link.context.span_id) for link in process.links] == [(2, 0x22), (3, 0x33)]
 
 
 def test_a_failure_marks_the_span_and_is_raised_on(recorder: Recorder) -> None:

@@ -49,7 +49,7 @@ class Built:
 
     trained: Trained
     evaluated: Path
-    optimized: Path
+    assembled: Path
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +63,7 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
     folders = [root / name for name in ("tokens", "train", "distill", "evaluate", "assemble")]
     for folder in folders:
         folder.mkdir()
-    tokens, trained_dir, students, evaluated, optimized = folders
+    tokens, trained_dir, students, evaluated, assembled = folders
     ingested = write_ingested(root / "ingest")
     tokenize(ingested, histories_from(ingested), 1_000, tokens, codes)
     torch.set_num_threads(1)
@@ -75,5 +75,5 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
     choose_student(tokens, SMALL_STUDENT, students, *fitted)
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     evaluate(trained, HeldOut(tokens, root, "tailrace pipeline"), "ring", evaluated, silent)
-    assemble(trained, evaluated, MADE_AT, optimized)
-    return Built(trained, evaluated, optimized)
+    assemble(trained, evaluated, MADE_AT, assembled)
+    return Built(trained, evaluated, assembled)

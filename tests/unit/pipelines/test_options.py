@@ -1,6 +1,7 @@
 """The pipeline's options: defaults, and wrong values are refused by name."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ import pytest
 from pipelines.evaluation.gate import GateOptions
 from pipelines.options import PipelineOptions
 from pipelines.training.recipes import read_recipes
+from pipelines.training.train_decoder import TrainOptions
 from services.errors import ConfigError
 from services.settings.settings import Settings
+
+global_time = partial(PipelineOptions, split="global-time")
 
 
 @pytest.mark.parametrize(
@@ -22,10 +26,28 @@ from services.settings.settings import Settings
         (lambda: PipelineOptions(until="lunch"), "--until: 'lunch' is no stage; the stages are ingest, "),
         (lambda: PipelineOptions(until="refit", refit=False), "--until refit: a run with --no-refit has no such stage"),
         (lambda: PipelineOptions(events=Path("e.csv")), "--events and --items: give both or none"),
+        (
+            lambda: PipelineOptions(split="by-hand"),
+            "--split: 'by-hand' is not known; give leave-one-out or global-time",
+        ),
+        (lambda: global_time(warm_start=True), "--warm-start: the live bundle has learned from events after"),
+        (lambda: global_time(force=True), "--force: a run with --split global-time publishes nothing"),
+        (lambda: global_time(until="assemble"), "--until assemble: a run with --split global-time publishes"),
+        (lambda: TrainOptions(use_start=True, text_start="folder"), "use_start: true beside text_start"),
+        (lambda: TrainOptions(text_layers=2), "text_layers: 2 of no checkpoint; give text_start"),
+        (
+            lambda: TrainOptions(text_layers=-1, text_start="folder"),
+            "text_layers: -1 of no checkpoint; give text_start",
+        ),
+        (lambda: TrainOptions(text_size=-1), "text_size: -1 is no size; give 0"),
+        (
+            lambda: TrainOptions(teacher_weight=1.5),
+            "teacher_weight: 1.5 is no share; give 0 for no teacher, or up to 1",
+        ),
     ],
 )
-def test_a_bad_number_names_its_option_and_the_fix(make: Callable[[], object], words: str) -> None:
-    """Before anything is started."""
+def test_a_bad_option_is_refused_by_its_name_with_the_fix(make: Callable[[], object], words: str) -> None:
+    """Before anything is started: numbers, stages, what would see the future or publish it, and what does not go together."""
     with pytest.raises(ConfigError) as refused:
         make()
 

@@ -27,23 +27,15 @@ class Brokers:
 
     def describe_topics(self, names: list[str]) -> list[dict[str, Any]]:
         """Describe topics; one that does not exist has an error."""
-        partition = {"replica_nodes": list(range(self.num_replicas))}
-        return [
-            {"name": name, "error_code": 0 if name in self.made else 3, "partitions": [partition]} for name in names
-        ]
+        partitions = [{"replica_nodes": list(range(self.num_replicas))}]
+        codes = {name: 0 if name in self.made else 3 for name in names}
+        return [{"name": name, "error_code": code, "partitions": partitions} for name, code in codes.items()]
 
     def describe_configs(self, asked: list[Any], config_filter: str) -> dict[str, Any]:
         """Return all settings of topics."""
         assert config_filter == "all"
-        usual = {"min.insync.replicas": "1"}
-        return {
-            "topic": {
-                one.name: {
-                    name: {"value": value} for name, value in {**usual, **self.made[one.name]["configs"]}.items()
-                }
-                for one in asked
-            }
-        }
+        configs = {one.name: {"min.insync.replicas": "1", **self.made[one.name]["configs"]} for one in asked}
+        return {"topic": {name: {key: {"value": one[key]} for key in one} for name, one in configs.items()}}
 
 
 @pytest.mark.parametrize(("num_replicas", "in_sync"), [(1, 1), (2, 1), (3, 2), (5, 2)])

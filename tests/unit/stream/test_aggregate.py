@@ -60,18 +60,6 @@ def test_what_was_seen_is_skipped_with_its_reason() -> None:
     assert outcome.skipped == (SkipReason.OLD_OFFSET, SkipReason.OLD_OFFSET, SkipReason.DUPLICATE_EVENT)
 
 
-@given(st.integers(0, 25), st.integers(0, 25), st.integers(1, 25))
-def test_a_replay_from_any_earlier_offset_changes_nothing(start: int, crash: int, num_events: int) -> None:
-    """After a crash the log is read again from an earlier offset: the row is as if it had been read once."""
-    log = [event(offset, event_id=f"e{offset % 9}", time=(offset * 37) % 11) for offset in range(num_events)]
-    crash = min(crash, num_events)
-    row = apply(None, log[:crash], LIMITS).row
-
-    again = apply(row, log[min(start, crash) :], LIMITS).row
-
-    assert again == apply(None, log, LIMITS).row
-
-
 @given(EVENTS, st.integers(0, 40))
 def test_the_row_equals_a_list_of_applied_events(events: list[LoggedEvent], cut: int) -> None:
     """Oracle: keep all applied events in a list and derive each column from it, by the events' roles, for any split into batches.

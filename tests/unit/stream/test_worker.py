@@ -3,7 +3,7 @@
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from services.contracts.event_roles import DEFAULT_ROLES
 from services.contracts.events import Interaction
 from services.errors import DependencyUnavailable
-from services.features.ownership import Claim, PartitionWrite
+from services.features.ownership import Claim
 from services.features.schema import LogPosition, PopularRow
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import history_limits
@@ -30,6 +30,10 @@ from services.stream.worker import StreamWorker
 
 PACE = Pace(popularity_every_s=0.0, popularity_at_least_every_s=0.0, checkpoint_every_s=0.0, retry_after_s=0.0)
 NUM_POLLS = 50
+
+
+def do_nothing(_self: object, *_: Any, **__: Any) -> None:
+    """Stand in for a method of which nothing is expected."""
 
 
 class FakeConsumer:
@@ -56,22 +60,11 @@ class FakeConsumer:
                 self._stop.set()
         return []
 
-    def commit(self, _: Any) -> None:
-        """Do nothing."""
-
-    dead_letter = reroute = commit
+    commit = dead_letter = reroute = assign = close = check_topic = do_nothing
 
     def lag(self) -> dict[int, int]:
         """Return that five records are left."""
         return {0: 5}
-
-    def assign(self, _partitions: Any, _start: Any) -> None:
-        """Do nothing: there are no records."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    check_topic = close
 
 
 class FakePartitions:
@@ -86,11 +79,7 @@ class FakePartitions:
         """Own it."""
         return Claim(LogPosition("t", partition, 10**9), None, True, frozenset(), is_continued=self._is_continued)
 
-    def write(self, partition: int, **_: Any) -> None:
-        """Do nothing."""
-
-    def write_all(self, writes: Sequence[PartitionWrite]) -> None:
-        """Do nothing."""
+    write = write_all = do_nothing
 
 
 class FakeWriter:
@@ -108,23 +97,31 @@ class FakeWriter:
         if len(self.written) >= self._num_writes:
             self.stop.set()
 
-    def close(self) -> None:
-        """Do nothing."""
+    close = do_nothing
 
 
 class CountedLog(OfflineLog):
-    """An offline log that counts how often it is read from the start, and whose readers wait for `go_on`."""
+    """An offline log that counts how often it is read from the start, whose readers wait for `go_on`, and of which one step fails."""
 
     num_reads = 0
 
-    def __init__(self, root: Path, go_on: threading.Event | None = None) -> None:
+    def __init__(self, root: Path, go_on: threading.Event | None = None, fails: str = "") -> None:
         super().__init__(root)
         self._go_on = go_on
+        self._fails = fails
+
+    def compact(self, partition: int, now_s: float) -> int:
+        """Fail, or merge."""
+        if self._fails == "upkeep":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().compact(partition, now_s)
 
     def read(
         self, partition: int, not_before_ms: int = 0, after: LogPosition | None = None
     ) -> Iterator[LoggedInteraction]:
-        """Count, wait, and read."""
+        """Fail, or count, wait, and read."""
+        if self._fails == "count":
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
         self.num_reads += after is None
         if self._go_on is not None:
             self._go_on.wait(20)
@@ -178,34 +175,12 @@ def test_lag_is_reported_where_polls_fail(tmp_path: Path) -> None:
     assert registry.get_sample_value("tailrace_stream_lag_events", {"partition": "0"}) == 5
 
 
-class SpoiledLog(CountedLog):
-    """An offline log in which something is wrong that no file explains."""
-
-    def __init__(self, root: Path, which: str) -> None:
-        super().__init__(root)
-        self._which = which
-
-    def compact(self, partition: int, now_s: float) -> int:
-        """Fail, or do nothing."""
-        if self._which == "upkeep":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return 0
-
-    def read(
-        self, partition: int, not_before_ms: int = 0, after: LogPosition | None = None
-    ) -> Iterator[LoggedInteraction]:
-        """Fail, or read."""
-        if self._which == "count":
-            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
-        return super().read(partition, not_before_ms, after)
-
-
 @pytest.mark.parametrize("step", ["upkeep", "count"])
 def test_what_fails_in_the_background_ends_nothing(tmp_path: Path, step: str) -> None:
     """A merge or a count that fails becomes a metric and a line; records are polled on."""
     logged_click(tmp_path)
     registry, writer = CollectorRegistry(), FakeWriter(num_writes=10 * NUM_POLLS)
-    log = SpoiledLog(tmp_path, step)
+    log = CountedLog(tmp_path, fails=step)
 
     def failed() -> bool:
         return bool(registry.get_sample_value("tailrace_stream_log_failures_total", {"step": step}))
@@ -244,14 +219,8 @@ def test_a_lost_consumer_costs_no_second_count_of_the_week(tmp_path: Path, is_co
 
 def test_popularity_is_counted_again_when_the_clock_was_set_back(tmp_path: Path) -> None:
     """A clock that ran ahead empties the windows; right again, they hold the events of before, those that are not logged yet too."""
+    clicks = [LoggedInteraction(click_of(user_id), LogPosition("t", 0, at)) for at, user_id in enumerate("ab")]
     now_ms = time.time_ns() // 1_000_000
-    clicks = [
-        LoggedInteraction(
-            Interaction(event_id=user_id, user_id=user_id, item_id="i", event_time_ms=now_ms),
-            LogPosition("t", 0, offset),
-        )
-        for offset, user_id in enumerate("ab")
-    ]
     log = OfflineLog(tmp_path)
     log.append(clicks[:1])
     with ThreadPoolExecutor(1) as thread:

@@ -40,9 +40,7 @@ def ranker(student: StudentModel, tmp_path_factory: pytest.TempPathFactory) -> S
 
 @settings(max_examples=40)
 @given(history=st.lists(st.integers(0, NUM_ITEMS - 1), max_size=2 * MAX_ITEMS))
-def test_served_scores_are_the_trained_model_s(
-    student: StudentModel, ranker: StudentRanker, history: list[int]
-) -> None:
+def test_served_scores_are_the_trained_model_s(student, ranker, history: list[int]) -> None:
     """The graph, which computes the newest place alone and in another order, computes torch's scores for any history, but for rounding.
 
     torch in fp32 is itself up to 1e-4 from fp64 here, where scores are up to 18.
@@ -109,12 +107,8 @@ def test_a_process_that_ranks_keeps_no_telemetry(student: StudentModel, tmp_path
     onnx.save(student_graph(student), path)
     code = "import sys; from pathlib import Path; from services.student.ranker import StudentRanker; StudentRanker(Path(sys.argv[1])).score([])"
     # without CI and pytest's own variables, under which the library is silent anyway
-    bare = {
-        "HOME": str(home),
-        "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": ":".join(filter(None, sys.path)),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    bare = {"HOME": str(home), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    bare["PYTHONPATH"] = ":".join(filter(None, sys.path))
 
     subprocess.run([sys.executable, "-c", code, str(path)], env=bare, check=True)
 

@@ -27,9 +27,9 @@ from services.llm.engine.sequence import BeamState, Sequence
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beams(BeamState):
-    """One request's beams, best first. Their tails hold the keys and values of the `num_spelled` tokens before `token_W`."""
+    """One request's beams, best first. Their tails hold the keys and values of the `num_decoded` tokens before `token_W`."""
 
-    num_spelled: int
+    num_decoded: int
     token_W: Tensor
     node_W: Tensor
     score_W: Tensor
@@ -56,13 +56,13 @@ class BeamBatch:
         self.values_YBLGK = torch.cat([part.values_YWLGK for part in parts], dim=1)
         self._widths = np.array([len(part.token_W) for part in parts])
         self._first_rows = np.cumsum(self._widths) - self._widths
-        spelled = np.array([part.num_spelled for part in parts]).repeat(self._widths)
+        decoded = np.array([part.num_decoded for part in parts]).repeat(self._widths)
         places = np.arange(self.keys_YBLGK.shape[2])
         self.tails = Tails(
             self.keys_YBLGK,
             self.values_YBLGK,
-            self._on_device(spelled),
-            self._on_device(places <= spelled[:, None]),
+            self._on_device(decoded),
+            self._on_device(places <= decoded[:, None]),
         )
 
     def rows_of(self, members: list[int]) -> tuple[Tensor, Tensor]:
@@ -166,7 +166,7 @@ def _beams(
 ) -> Beams:
     node_W = top_k.child_RN[place, :width]
     return Beams(
-        num_spelled=level_index,
+        num_decoded=level_index,
         token_W=level.code_of_child[node_W] + level.token_offset,
         node_W=node_W,
         score_W=top_k.score_RN[place, :width],

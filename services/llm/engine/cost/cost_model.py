@@ -127,14 +127,14 @@ class CostModel:
     def _count_beams(self, tally: "_Tally", sequence: Sequence) -> None:
         context, rows_by_level = sequence.num_computed_tokens, sequence.next_beam_rows
         tally.passes = max(tally.passes, len(rows_by_level))
-        for spelled, rows in enumerate(rows_by_level, start=sequence.num_levels_done):
+        for decoded, rows in enumerate(rows_by_level, start=sequence.num_levels_done):
             tally.rows += rows
             tally.kv_token_layers += self._seen_by_any(context, 1)
-            tally.tail_tokens += rows * spelled
-            seen = context + spelled
+            tally.tail_tokens += rows * decoded
+            seen = context + decoded
             tally.pair_layers += rows * (self._full_layers * seen + self._windowed_layers * min(seen, self._reach))
-            tally.levels.add(spelled)
-            tally.scores += rows * self._level_sizes[spelled]
+            tally.levels.add(decoded)
+            tally.scores += rows * self._level_sizes[decoded]
 
     def _seen_by_any(self, end: int, num_rows: int) -> int:
         """Count the cached positions that the last `num_rows` of `end` attend to, summed over the layers."""

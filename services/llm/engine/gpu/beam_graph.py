@@ -83,13 +83,13 @@ class _LevelBeams:
     keys_YBLGK: Tensor
     values_YBLGK: Tensor
 
-    def tails(self, num_spelled: int) -> Tails:
+    def tails(self, num_decoded: int) -> Tails:
         place_L = torch.arange(self.keys_YBLGK.shape[2], device=self.token_B.device)
         return Tails(
             self.keys_YBLGK,
             self.values_YBLGK,
-            torch.full_like(self.token_B, num_spelled),
-            (place_L <= num_spelled).expand(len(self.token_B), -1).contiguous(),
+            torch.full_like(self.token_B, num_decoded),
+            (place_L <= num_decoded).expand(len(self.token_B), -1).contiguous(),
         )
 
     def next(self, level: Level, chosen: TopK, width_R: Tensor) -> "_LevelBeams":
@@ -161,14 +161,14 @@ class BeamGraph:
                 beams = beams.next(level, chosen, inputs.width_VR[index, of_requests])
         return chosen.child_RN, chosen.score_RN
 
-    def _logits(self, level: Level, beams: _LevelBeams, batch: UniformBatch, num_spelled: int) -> Tensor:
+    def _logits(self, level: Level, beams: _LevelBeams, batch: UniformBatch, num_decoded: int) -> Tensor:
         position_RW = batch.position_R.unsqueeze(-1).expand(-1, batch.rows_per_request)
         step = StepInputs(
             beams.token_B,
             position_RW.flatten(),
             beams.token_B[:0],
             self._forward.prepare_uniform(batch),
-            beams.tails(num_spelled),
+            beams.tails(num_decoded),
         )
         logits_BS = self._forward.logits(
             self._forward.hidden(step), level.token_offset, level.token_offset + level.size

@@ -62,25 +62,20 @@ async def test_each_key_has_its_status(door: Door, headers: Headers, code: str) 
     assert (reply.code, reply.retry_after) == (code, None)
 
 
-async def test_missing_wrong_and_expired_are_one_answer(door: Door) -> None:
-    """They are equal byte for byte, except for the request's own id: nothing reveals that a key was once valid."""
-    same = {"x-request-id": "same"}
-    replies = [
-        await door.recommend(REQUEST, {**same, **headers}) for headers in ({}, bearer("nonsense"), bearer("expired"))
-    ]
+async def test_missing_wrong_and_expired_are_one_answer(door: Door, world: World) -> None:
+    """They are equal byte for byte, except for the request's own id: nothing reveals that a key was once valid.
+
+    It comes before anything is read: the request is not validated, no feature is read, and no event gets to the broker.
+    """
+    wrong = ({}, bearer("nonsense"), bearer("expired"))
+    replies = [await door.recommend({"k": 1_000_000}, {"x-request-id": "same", **headers}) for headers in wrong]
+    recorded = await door.record(EVENTS)
 
     assert replies[0] == replies[1] == replies[2]
     assert "expired" not in replies[0].sent
     assert "nonsense" not in replies[1].sent
-
-
-async def test_a_refusal_comes_before_anything_is_read(door: Door, world: World) -> None:
-    """Without a key the request is not validated, no feature is read, and no event gets to the broker."""
-    replies = [await door.recommend({"k": 1_000_000}), await door.record(EVENTS)]
-
-    assert [reply.code for reply in replies] == ["unauthenticated"] * 2
-    assert world.events.records == []
-    assert world.llm.requests == []
+    assert (replies[0].code, recorded.code) == ("unauthenticated", "unauthenticated")
+    assert (world.events.records, world.llm.requests) == ([], [])
 
 
 @pytest.mark.parametrize(("key", "window_s"), [("slow", 100), ("daily", 86_400)])
@@ -107,53 +102,37 @@ async def test_grpc_health_is_open(rpc: RpcClient, service: str) -> None:
 
 async def test_both_doors_count_together(rest: RestClient, rpc: RpcClient) -> None:
     """A key has one bucket for both doors."""
-    codes = [(await door.recommend(REQUEST, bearer("slow"))).code for door in (rest, rpc)]
-
-    assert codes == ["ok", "quota_exceeded"]
+    assert [(await door.recommend(REQUEST, bearer("slow"))).code for door in (rest, rpc)] == ["ok", "quota_exceeded"]
 
 
-async def test_items_are_bounded_by_the_settings_and_by_the_key(door: Door) -> None:
-    """The refusal names the limit."""
+async def test_a_key_has_its_number_of_items_and_its_priority(door: Door, world: World) -> None:
+    """Items are bounded by the settings and by the key, and the refusal names the limit; the LLM's scheduler orders requests by the priority."""
     by_key = await door.recommend({**REQUEST, "k": 3}, bearer("small"))
     by_settings = await door.recommend({**REQUEST, "k": MAX_K + 1}, bearer("root"))
     within = await door.recommend(REQUEST, bearer("small"))
+    for key in ("shop", "root"):
+        await door.recommend({"user_id": "long"}, bearer(key))
 
     assert "send 1 to 2" in by_key.sent
     assert f"send 1 to {MAX_K}" in by_settings.sent
     assert (within.code, len(within.body["items"])) == ("ok", 2)
-
-
-async def test_the_priority_of_the_key_reaches_the_llm(door: Door, world: World) -> None:
-    """The LLM's scheduler orders requests by it."""
-    for key in ("shop", "root"):
-        await door.recommend({"user_id": "long"}, bearer(key))
-
     assert [request.priority for request in world.llm.requests] == [Priority.HIGH, Priority.NORMAL]
 
 
 @pytest.mark.parametrize(
-    ("path", "key", "status"),
+    ("path", "statuses"),
     [
-        *((path, None, 200) for path in ("/healthz", "/readyz", "/docs", "/openapi.json", "/health")),
-        ("/v1/bundle", None, 401),
-        ("/v1/bundle", "clicks", 403),
-        ("/v1/bundle", "shop", 200),
-        ("/metrics", None, 401),
-        ("/metrics", "shop", 403),
-        ("/metrics", "root", 200),
-        ("/v1/models", None, 401),
-        ("/v1/models", "shop", 403),
-        ("/v1/models", "root", 200),
-        ("/v1/models/parrot", "shop", 403),
-        ("/v1/models/parrot", "root", 200),
+        *((path, (200, 200, 200)) for path in ("/healthz", "/readyz", "/docs", "/openapi.json", "/health")),
+        ("/v1/bundle", (401, 200, 200)),
+        *((path, (401, 403, 200)) for path in ("/metrics", "/v1/models", "/v1/models/parrot")),
     ],
 )
-async def test_open_and_protected_paths(rest: RestClient, path: str, key: str | None, status: int) -> None:
+async def test_open_and_protected_paths(rest: RestClient, path: str, statuses: tuple[int, int, int]) -> None:
     """Probes and the document are open; the bundle needs the scope recommend, models text, metrics admin; a 401 names the scheme."""
-    answer = await rest.http.get(path, headers=bearer(key))
+    answers = [await rest.http.get(path, headers=bearer(key)) for key in (None, "shop", "root")]
 
-    assert answer.status_code == status
-    assert answer.headers.get("www-authenticate") == ("Bearer" if status == 401 else None)
+    assert tuple(answer.status_code for answer in answers) == statuses
+    assert answers[0].headers.get("www-authenticate") == ("Bearer" if statuses[0] == 401 else None)
 
 
 @pytest.mark.parametrize(

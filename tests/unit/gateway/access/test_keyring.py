@@ -29,27 +29,20 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "keys.json"
 
 
-def test_a_key_gives_its_holder_with_its_limits(path: Path) -> None:
-    """Priority, scopes, the smaller max_k, and the rate."""
+def test_a_key_has_its_holder_with_limits_until_it_expires(path: Path) -> None:
+    """Priority, scopes, the smaller max_k, and the rate; to the second, by the wall clock."""
     key = make_key()
-    write_key(path, key, priority=Priority.HIGH, rate_per_s=10, burst=20, max_k=50)
+    limits = {"priority": Priority.HIGH, "rate_per_s": 10, "burst": 20, "max_k": 50}
+    write_key(path, key, expires_at=NOW + timedelta(seconds=10), **limits)
+    ring = KeyRing(path, max_k=100)
 
-    holder = KeyRing(path, max_k=100).find(key, NOW_S)
+    holder = ring.find(key, NOW_S + 9.9)
 
     assert holder is not None
     caller, allowance = holder.caller, holder.allowance
     assert (caller.key_id, caller.priority, caller.max_k) == ("shop", Priority.HIGH, 50)
     assert caller.scopes == {Scope.RECOMMEND}
     assert (allowance.rate_per_s, allowance.burst) == (10.0, 20.0)
-
-
-def test_a_key_ends_when_it_expires(path: Path) -> None:
-    """To the second, by the wall clock."""
-    key = make_key()
-    write_key(path, key, expires_at=NOW + timedelta(seconds=10))
-    ring = KeyRing(path, max_k=100)
-
-    assert ring.find(key, NOW_S + 9.9) is not None
     assert ring.find(key, NOW_S + 10) is None
 
 

@@ -13,35 +13,27 @@ RATE, BURST, QUOTA, AWAY_S = 32.0, 64.0, 1_000, 20
 
 
 class Counts:
-    """The shared counts of a store that can be unavailable: it knows who counts, and grants nothing."""
+    """One process's connection to the shared counts, whose store can be unavailable: it knows who counts, and grants nothing."""
 
-    def __init__(self) -> None:
-        self.processes: set[str] = set()
+    def __init__(self, processes: set["Counts"]) -> None:
+        self.processes = processes
         self.is_unavailable = False
-
-
-class Connection:
-    """One process's connection to the store."""
-
-    def __init__(self, store: Counts, name: str) -> None:
-        self.store, self.name = store, name
 
     async def ask(self, key_id: str, allowance: Allowance, ask: Ask, timeout_s: float) -> Grant:
         """Refuse the call: these tests are about calls while the store is unavailable."""
-        if self.store.is_unavailable:
-            raise DependencyUnavailable("features", 1.0)
+        await self.check(timeout_s)
         return Grant(num_calls=0, refused_by="rate", wait_s=0.0, tokens=0.0, today=0, day=0)
 
     async def check(self, timeout_s: float) -> int:
         """Count the process."""
-        if self.store.is_unavailable:
+        if self.is_unavailable:
             raise DependencyUnavailable("features", 1.0)
-        self.store.processes.add(self.name)
-        return len(self.store.processes)
+        self.processes.add(self)
+        return len(self.processes)
 
     async def close(self) -> None:
         """Count the process no longer."""
-        self.store.processes.discard(self.name)
+        self.processes.discard(self)
 
 
 async def admitted(gateways: list[SharedRates], clock: Clock, allowance: Allowance) -> int:
@@ -74,17 +66,19 @@ async def test_all_gateways_admit_the_limit_while_the_store_is_unavailable(
     """
     allowance = Allowance(rate_per_s=RATE, burst=BURST) if limit == "rate" else Allowance(daily_quota=QUOTA)
     whole = BURST + RATE * AWAY_S if limit == "rate" else QUOTA
-    counts, gateways = Counts(), []
+    counts: list[Counts] = []
+    gateways: list[SharedRates] = []
+    processes: set[Counts] = set()
     for num_more, is_unavailable in ((num_known, False), (num_cold, True)):
-        counts.is_unavailable = is_unavailable
         for _ in range(num_more):
-            connection = Connection(counts, f"gateway {len(gateways)}")
-            gateways.append(SharedRates(connection, MOST, clock=clock, wall_clock=lambda: 0.0))
-        for gateway in gateways:
-            await gateway.settle()
-        clock.now_s += PEERS_KEPT_S
-        for gateway in gateways:
-            await gateway.settle()
+            counts.append(Counts(processes))
+            gateways.append(SharedRates(counts[-1], MOST, clock=clock, wall_clock=lambda: 0.0))
+        for one in counts:
+            one.is_unavailable = is_unavailable
+        for seconds in (0.0, PEERS_KEPT_S):
+            clock.now_s += seconds
+            for gateway in gateways:
+                await gateway.settle()
 
     num_admitted = await admitted(gateways, clock, allowance)
 

@@ -25,10 +25,11 @@ from services.errors import (
 from services.gateway.openai.schema import OpenAiErrorBody, OpenAiErrorDetail
 from services.gateway.rest.schema import ErrorBody, ErrorDetail
 from tests.support.manifests import ROOT
-from tests.unit.gateway.clients import Door, Reply, RestClient, RpcClient
+from tests.unit.gateway.clients import Door, RestClient, RpcClient
 from tests.unit.gateway.world import NOW_S, World
 
 NOW_MS = int(NOW_S * 1_000)
+USER = {"user_id": "nobody"}
 
 ANSWERS: list[tuple[str, dict[str, Any], str, str, list[str]]] = [
     ("listed", {"user_id": "listed", "k": 3}, "precomputed", "precomputed_fresh", ["i05", "i06", "i07"]),
@@ -61,46 +62,45 @@ ANSWERS: list[tuple[str, dict[str, Any], str, str, list[str]]] = [
     ("body", "tier", "reason", "item_ids"), [case[1:] for case in ANSWERS], ids=[c[0] for c in ANSWERS]
 )
 async def test_both_doors_answer_alike(
-    door: Door, body: dict[str, Any], tier: str, reason: str, item_ids: list[str]
+    door: Door, world: World, body: dict[str, Any], tier: str, reason: str, item_ids: list[str]
 ) -> None:
-    """A request gets the same items, tier and reason through either door."""
+    """A request gets the same items, tier and reason through either door, and is counted by them."""
     reply = await door.recommend(body)
 
     assert reply.code == "ok", reply
     assert (reply.body["tier"], reply.body["reason"]) == (tier, reason)
     assert [item["item_id"] for item in reply.body["items"]] == item_ids
+    assert world.metric("tailrace_requests_total", door=door.name, tier=tier, reason=reason, code="ok") == 1
+    assert world.metric("tailrace_request_seconds_count", door=door.name, tier=tier) == 1
 
 
-REFUSALS: list[tuple[str, dict[str, Any], str]] = [
-    ("k 0", {"user_id": "u", "k": 0}, "k"),
-    ("user id empty", {"user_id": ""}, "user_id"),
-    ("user id missing", {}, "user_id"),
-    (
-        "unknown item in a filter",
-        {"user_id": "u", "filters": {"allowed_item_ids": ["i01", "zz"]}},
-        "filters.allowed_item_ids[1]",
+REFUSALS: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
+    ("a rule of the contract", {"user_id": "u", "k": 0}, {}, "k"),
+    ("user id missing", {}, {}, "user_id"),
+    ("unknown item", {"filters": {"allowed_item_ids": ["i01", "zz"]}, **USER}, {}, "filters.allowed_item_ids[1]"),
+    ("unknown category", {"filters": {"categories": ["zz"]}, **USER}, {}, "filters.categories[0]"),
+    ("empty item id", {"exclude_item_ids": ["a", ""], **USER}, {}, "exclude_item_ids[1]"),
+    ("long request id", {"request_id": "r" * 300, **USER}, {}, "request_id"),
+    ("long request id in a header", USER, {"x-request-id": "r" * 300}, "x-request-id"),
+    *(
+        (f"deadline {text}", USER, {"x-deadline-ms": text}, "x-deadline-ms")
+        for text in ("", "1_0", "9" * 40, "0", "999999999")
     ),
-    ("unknown category", {"user_id": "u", "filters": {"categories": ["zz"]}}, "filters.categories[0]"),
-    ("deadline 0", {"user_id": "u", "deadline_ms": 0}, "deadline_ms"),
-    ("empty item id", {"user_id": "u", "exclude_item_ids": ["a", ""]}, "exclude_item_ids[1]"),
-    ("long request id", {"user_id": "u", "request_id": "r" * 300}, "request_id"),
 ]
 
 
-@pytest.mark.parametrize(("body", "field"), [case[1:] for case in REFUSALS], ids=[case[0] for case in REFUSALS])
-async def test_both_doors_refuse_alike(door: Door, body: dict[str, Any], field: str) -> None:
-    """A bad request is refused by the same code and field through either door."""
-    reply = await door.recommend(body)
+@pytest.mark.parametrize(
+    ("body", "headers", "field"), [case[1:] for case in REFUSALS], ids=[case[0] for case in REFUSALS]
+)
+async def test_both_doors_refuse_alike(
+    door: Door, world: World, body: dict[str, Any], headers: dict[str, str], field: str
+) -> None:
+    """A bad request is refused by the same code and field through either door, and counted; of a header its name is the field."""
+    reply = await door.recommend(body, headers)
 
+    labels = {"door": door.name, "tier": "none", "reason": "none", "code": "invalid_request"}
     assert (reply.code, reply.field) == ("invalid_request", field)
-
-
-@pytest.mark.parametrize("text", ["", "1_0", "9" * 40, "0", "999999999"])
-async def test_a_deadline_header_that_is_no_deadline_is_refused(door: Door, text: str) -> None:
-    """The header's name is the field."""
-    reply = await door.recommend({"user_id": "nobody"}, {"x-deadline-ms": text})
-
-    assert (reply.code, reply.field) == ("invalid_request", "x-deadline-ms")
+    assert world.metric("tailrace_requests_total", **labels) == 1
 
 
 @pytest.mark.parametrize(
@@ -123,39 +123,35 @@ async def test_the_deadline_comes_by_field_or_header_and_is_clamped(
 
 
 async def test_the_request_id_is_echoed(door: Door) -> None:
-    """Field before header before a new one; errors carry it too. One that fits in no header, as any printable text may, is in the body."""
-    beyond_ascii = await door.recommend({"user_id": "nobody", "request_id": "日本"})
-    by_field = await door.recommend({"user_id": "nobody", "request_id": "mine"}, {"x-request-id": "other"})
-    by_header = await door.recommend({"user_id": "nobody"}, {"x-request-id": "other"})
-    made = await door.recommend({"user_id": "nobody"})
-    refused = await door.recommend({"user_id": "nobody", "k": 0}, {"x-request-id": "other"})
-    too_long = await door.recommend({"user_id": "nobody"}, {"x-request-id": "r" * 300})
+    """Field before header before a new one; one that fits in no header, as any printable text may, is in the body."""
+    other = {"x-request-id": "other"}
+    beyond_ascii = await door.recommend({"request_id": "日本", **USER})
+    by_field = await door.recommend({"request_id": "mine", **USER}, other)
+    by_header = await door.recommend(USER, other)
+    made = await door.recommend(USER)
 
     assert beyond_ascii.body["request_id"] == "日本"
     assert by_field.body["request_id"] == by_field.request_id == "mine"
     assert by_header.body["request_id"] == by_header.request_id == "other"
     assert len(made.request_id or "") == 32
-    assert refused.request_id == "other"
-    assert (too_long.code, too_long.field) == ("invalid_request", "x-request-id")
 
 
-@pytest.mark.parametrize("request_id", ["mine", "日本"])
+@pytest.mark.parametrize(
+    ("request_id", "kept"), [("mine", "mine"), ("日本", "日本"), ("r" * 300, "other"), (None, "other")]
+)
 @pytest.mark.parametrize(
     "wrong", [{"k": 0}, {"deadline_ms": 0}, {"exclude_item_ids": [""]}, {"filters": {"categories": ["zz"]}}]
 )
-async def test_a_refused_request_keeps_the_id_of_its_body(door: Door, request_id: str, wrong: dict[str, Any]) -> None:
-    """The error names it, though another came in a header; it is in the header or trailer of the refusal too, where it fits."""
-    reply = await door.recommend({"user_id": "u", "request_id": request_id, **wrong}, {"x-request-id": "other"})
+async def test_a_refused_request_keeps_its_id(
+    door: Door, request_id: str | None, kept: str, wrong: dict[str, Any]
+) -> None:
+    """The error names the body's, though another came in a header, if it is valid; it is in the header or trailer too, where it fits."""
+    body = {**USER, **wrong} if request_id is None else {**USER, "request_id": request_id, **wrong}
 
-    assert (reply.code, reply.refused_id) == ("invalid_request", request_id)
-    assert reply.request_id == (request_id if request_id.isascii() else None)
+    reply = await door.recommend(body, {"x-request-id": "other"})
 
-
-async def test_an_invalid_id_of_a_body_is_not_kept(door: Door) -> None:
-    """The header's is."""
-    reply = await door.recommend({"user_id": "u", "request_id": "r" * 300}, {"x-request-id": "other"})
-
-    assert (reply.field, reply.refused_id) == ("request_id", "other")
+    assert (reply.code, reply.refused_id) == ("invalid_request", kept)
+    assert reply.request_id == (kept if kept.isascii() else None)
 
 
 EVENT = {"event_id": "e1", "user_id": "u", "item_id": "i01"}
@@ -192,60 +188,53 @@ async def test_events_of_unknown_items_are_accepted_and_named(door: Door, world:
     assert world.metric("tailrace_unknown_item_events_total", door=door.name) == 3
 
 
-BAD_EVENTS: list[tuple[str, list[dict[str, Any]], str]] = [
-    ("none", [], "events"),
-    ("too many", [EVENT] * 51, "events"),
-    ("user missing", [{"item_id": "i"}], "events[0].user_id"),
-    ("item missing", [EVENT, {"user_id": "u"}], "events[1].item_id"),
-    ("future", [{**EVENT, "event_time_ms": NOW_MS + 61_000}], "events[0].event_time_ms"),
-    ("past", [{**EVENT, "event_time_ms": NOW_MS - 31 * 86_400_000}], "events[0].event_time_ms"),
-    ("not a number", [{**EVENT, "value": float("nan")}], "events[0].value"),
-    ("duplicate", [EVENT, {**EVENT, "item_id": "i02"}], "events[1].event_id"),
-    ("bad request id", [{**EVENT, "request_id": "a\tb"}], "events[0].request_id"),
+SECONDS = NOW_MS // 1_000
+BAD_EVENTS: list[tuple[str, list[dict[str, Any]], str, str]] = [
+    ("none", [], "events", ""),
+    ("too many", [EVENT] * 51, "events", ""),
+    ("user missing", [{"item_id": "i"}], "events[0].user_id", ""),
+    ("item missing", [EVENT, {"user_id": "u"}], "events[1].item_id", ""),
+    ("future", [{**EVENT, "event_time_ms": NOW_MS + 61_000}], "events[0].event_time_ms", ""),
+    ("past", [{**EVENT, "event_time_ms": NOW_MS - 31 * 86_400_000}], "events[0].event_time_ms", ""),
+    ("seconds", [{**EVENT, "event_time_ms": SECONDS}], "events[0].event_time_ms", "looks like seconds"),
+    ("not a number", [{**EVENT, "value": float("nan")}], "events[0].value", ""),
+    ("duplicate", [EVENT, {**EVENT, "item_id": "i02"}], "events[1].event_id", ""),
+    ("bad request id", [{**EVENT, "request_id": "a\tb"}], "events[0].request_id", ""),
 ]
 
 
-@pytest.mark.parametrize(("events", "field"), [case[1:] for case in BAD_EVENTS], ids=[case[0] for case in BAD_EVENTS])
-async def test_bad_events_are_refused_whole(door: Door, world: World, events: list[dict[str, Any]], field: str) -> None:
+@pytest.mark.parametrize(
+    ("events", "field", "words"), [case[1:] for case in BAD_EVENTS], ids=[case[0] for case in BAD_EVENTS]
+)
+async def test_bad_events_are_refused_whole(
+    door: Door, world: World, events: list[dict[str, Any]], field: str, words: str
+) -> None:
     """One bad event refuses all, by its place and field, before anything is sent."""
     reply = await door.record(events)
 
     assert (reply.code, reply.field) == ("invalid_request", field)
+    assert words in reply.message
     assert world.events.records == []
-
-
-async def test_seconds_in_the_place_of_milliseconds_are_recognised(door: Door) -> None:
-    """The error says so, and what to send."""
-    reply = await door.record([{**EVENT, "event_time_ms": NOW_MS // 1_000}])
-
-    assert reply.field == "events[0].event_time_ms"
-    assert "looks like seconds" in reply.message
 
 
 @pytest.mark.parametrize(
     ("error", "code", "retry_after"),
-    [(DependencyUnavailable("events", 0.2), "unavailable", "1"), (Overloaded("events", 1.5), "overloaded", "2")],
+    [
+        (DependencyUnavailable("events", 0.2), "unavailable", "1"),
+        (Overloaded("events", 1.5), "overloaded", "2"),
+        (ZeroDivisionError("secret"), "internal", None),
+    ],
 )
-async def test_events_are_refused_with_retry_after_when_the_broker_is_unavailable(
-    door: Door, world: World, error: Exception, code: str, retry_after: str
+async def test_what_breaks_inside_leaves_no_trace(
+    door: Door, world: World, error: Exception, code: str, retry_after: str | None
 ) -> None:
-    """Nothing is acknowledged, and the caller gets a time to retry: in whole seconds, at least one, through either door."""
+    """Nothing is acknowledged; an unavailable broker gets a time to retry, in whole seconds, at least one; an unforeseen error is opaque."""
     world.events.error = error
 
     reply = await door.record([EVENT])
 
-    assert (reply.code, reply.retry_after) == (code, retry_after)
+    assert (reply.code, reply.retry_after, "secret" in reply.message) == (code, retry_after, False)
     assert world.metric("tailrace_events_total", door=door.name, code="ok") == 0
-
-
-async def test_what_breaks_inside_leaves_no_trace(door: Door, world: World) -> None:
-    """An unforeseen error is an opaque internal one."""
-    world.events.error = ZeroDivisionError("secret")
-
-    reply = await door.record([EVENT])
-
-    assert reply.code == "internal"
-    assert "secret" not in reply.message
 
 
 ERRORS = [
@@ -299,22 +288,14 @@ async def test_an_oversized_body_is_refused(door: Door) -> None:
     assert (reply.code, reply.field) == ("request_too_large", "body")
 
 
-async def test_requests_are_counted_by_door_tier_reason_and_code(door: Door, world: World) -> None:
-    """One answer and one refusal are two counts."""
-    await door.recommend({"user_id": "nobody"})
-    await door.recommend({"user_id": "nobody", "k": 0})
-
-    name = door.name
-    counted = world.metric("tailrace_requests_total", door=name, tier="popular", reason="unknown_user", code="ok")
-    refused = world.metric("tailrace_requests_total", door=name, tier="none", reason="none", code="invalid_request")
-    assert (counted, refused) == (1, 1)
-    assert world.metric("tailrace_request_seconds_count", door=name, tier="popular") == 1
-
-
 async def test_both_doors_return_the_same_object(rest: RestClient, rpc: RpcClient) -> None:
     """The whole body agrees, the time taken and number formats apart: newest event, its age, bundle, titles, sources and stages."""
-    body = {"user_id": "long", "k": 1, "request_id": "same"}
-    first, second = [_comparable(await door.recommend(body)) for door in (rest, rpc)]
+    first, second = [
+        (await door.recommend({"user_id": "long", "k": 1, "request_id": "same"})).body for door in (rest, rpc)
+    ]
+    for body in (first, second):
+        body["stages_ms"] = {*body["stages_ms"]}
+        body |= {name: int(body[name]) for name in ("newest_event_time_ms", "feature_age_ms")}
 
     assert first == second
     assert (first["newest_event_time_ms"], first["feature_age_ms"]) == (NOW_MS - 5_000, 5_000)
@@ -323,30 +304,25 @@ async def test_both_doors_return_the_same_object(rest: RestClient, rpc: RpcClien
     assert first["stages_ms"] >= {"features", "route", "llm", "student", "rank", "answer"}
 
 
-def _comparable(reply: Reply) -> dict[str, Any]:
-    """Leave out how long the stages took, and read numbers as numbers."""
-    numbers = {name: int(reply.body[name]) for name in ("newest_event_time_ms", "feature_age_ms")}
-    return {**reply.body, **numbers, "stages_ms": {*reply.body["stages_ms"]}}
+@pytest.mark.parametrize(("edges", "code"), [(("edge-0", "edge-0"), "overloaded"), (("edge-0", "edge-1"), "ok")])
+async def test_a_request_that_waited_at_the_edge_past_its_deadline_is_refused(
+    door: Door, world: World, edges: tuple[str, str], code: str
+) -> None:
+    """The deadline counts from the edge's stamp, whatever its clock says: the second request is 1,000 s older than the first at one edge.
 
-
-async def test_a_request_that_waited_at_the_edge_past_its_deadline_is_refused(door: Door, world: World) -> None:
-    """The deadline counts from the edge's stamp, whatever its clock says; the next request, which waited less, is answered."""
-    marks = [{"x-edge-arrived-ms": str(stamp_ms), "x-edge-in-flight": "1"} for stamp_ms in (5_000_000, 4_000_000)]
-    first, expired = [await door.recommend({"user_id": "long", "deadline_ms": 900}, headers) for headers in marks]
-
-    assert (first.code, expired.code, expired.retry_after) == ("ok", "overloaded", "1")
-    assert len(world.llm.requests) == 1
-
-
-async def test_edges_whose_clocks_differ_delay_nothing(door: Door) -> None:
-    """Each edge is known by its name, so a request of the one says nothing of the other's clock."""
-    marks = [
-        {"x-edge-arrived-ms": stamp_ms, "x-edge-in-flight": "1", "x-edge-name": name}
-        for name, stamp_ms in (("edge-0", "5000000"), ("edge-1", "4000000"))
+    Each edge is known by its name, so a request of one says nothing of another's clock.
+    """
+    replies = [
+        await door.recommend(
+            {"user_id": "long", "deadline_ms": 900},
+            {"x-edge-arrived-ms": stamp_ms, "x-edge-in-flight": "1", "x-edge-name": edge},
+        )
+        for stamp_ms, edge in zip(("5000000", "4000000"), edges, strict=True)
     ]
-    replies = [await door.recommend({"user_id": "long", "deadline_ms": 900}, headers) for headers in marks]
 
-    assert [reply.code for reply in replies] == ["ok", "ok"]
+    assert [reply.code for reply in replies] == ["ok", code]
+    assert replies[1].retry_after == ("1" if code == "overloaded" else None)
+    assert len(world.llm.requests) == (1 if code == "overloaded" else 2)
 
 
 @pytest.mark.parametrize("stamp", ["", "-1", "1e3", "9" * 5_000])

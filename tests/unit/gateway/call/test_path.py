@@ -56,6 +56,15 @@ def app(world: World, tmp_path: Path) -> HttpApp:
 async def post(app: HttpApp, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
     """Post to a path as it is, which clients of HTTP would normalise; return status, error and headers."""
     sent: list[Message] = []
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": b"a=%2F..//",
+        "headers": [(b"host", b"door"), (b"x-request-id", b"mine")],
+    }
 
     async def receive() -> Message:
         """Return an empty body."""
@@ -65,19 +74,7 @@ async def post(app: HttpApp, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
         """Keep what is sent."""
         sent.append(message)
 
-    await app(
-        {
-            "type": "http",
-            "method": "POST",
-            "scheme": "http",
-            "path": unquote(path),
-            "raw_path": path.encode(),
-            "query_string": b"a=%2F..//",
-            "headers": [(b"host", b"door"), (b"x-request-id", b"mine")],
-        },
-        receive,
-        send,
-    )
+    await app(scope, receive, send)
     return sent[0]["status"], json.loads(sent[1]["body"])["error"], dict(sent[0]["headers"])
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -26,7 +27,7 @@ from tests.support.gateway.keys import bearer, stored_key
 from tests.support.wait import until
 from tests.unit.gateway.clients import in_process
 from tests.unit.gateway.test_drills import FakeStore
-from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, keyed_access, publish
+from tests.unit.gateway.world import MAX_BODY_BYTES, World, catalogue_of, keyed_access, publish
 
 NO_GAIN = {"num_cases": 40, "llm_minus_student": -0.01, "low": -0.02, "high": 0.01}
 GAIN = {"num_cases": 50, "llm_minus_student": 0.02, "low": 0.01, "high": 0.03}
@@ -65,6 +66,13 @@ class Console:
     drills: Drills
     sampler: MetricSampler
 
+    async def get(self, path: str) -> Any:
+        """Return what the API answers, which no cache may keep: histories are personal."""
+        answer = await self.http.get(path)
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        return answer.json()
+
 
 @pytest.fixture
 async def console(world: World, tmp_path: Path) -> AsyncIterator[Console]:
@@ -94,25 +102,19 @@ async def console(world: World, tmp_path: Path) -> AsyncIterator[Console]:
 
 
 async def test_the_page_is_served_with_strict_headers(console: Console) -> None:
-    """Only scripts of our own, no framing, no type sniffing, no referrer."""
+    """Only scripts of our own, no framing, no type sniffing, no referrer; every other name is a 404 in the REST envelope."""
     answer = await console.http.get("/")
+    others = [
+        await console.http.get(f"/console/page/{name}")
+        for name in ("nothing.js", "..%2fdoor.py", "__init__.py", "index.html%00")
+    ]
 
     policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert (policy["default-src"], policy["script-src"], policy["frame-ancestors"]) == ("'none'", "'self'", "'none'")
     assert "unsafe" not in answer.headers["content-security-policy"]
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.headers["referrer-policy"] == "no-referrer"
-
-
-@pytest.mark.parametrize("name", ["nothing.js", "..%2fdoor.py", "__init__.py", "index.html%00"])
-async def test_nothing_else_can_be_fetched(console: Console, name: str) -> None:
-    """Every other name is answered 404 in the REST envelope."""
-    answer = await console.http.get(f"/console/page/{name}")
-
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "not_found"
+    assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    assert {(other.status_code, other.json()["error"]["code"]) for other in others} == {(404, "not_found")}
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_inlines_nothing() -> None:
@@ -133,43 +135,36 @@ def test_the_page_loads_nothing_from_elsewhere_and_inlines_nothing() -> None:
 
 async def test_users_come_from_the_store(console: Console) -> None:
     """Users are those that the store holds, longest history first, each once."""
-    answer = await console.http.get("/console/users")
+    users = await console.get("/console/users")
 
-    users = answer.json()["users"]
-    assert len({one["user_id"] for one in users}) == len(users)
-    assert users[0] == {"user_id": "sated", "num_events": 20, "has_stored_list": False}
-    assert {"user_id": "listed", "num_events": 3, "has_stored_list": True} in users
+    assert len({one["user_id"] for one in users["users"]}) == len(users["users"])
+    assert users["users"][0] == {"user_id": "sated", "num_events": 20, "has_stored_list": False}
+    assert {"user_id": "listed", "num_events": 3, "has_stored_list": True} in users["users"]
 
 
 async def test_a_history_has_titles_and_times_newest_first(console: Console) -> None:
     """The newest item has the store's time, older ones the offline table's."""
-    answer = await console.http.get("/console/history", params={"user_id": "long"})
+    history = await console.get("/console/history?user_id=long")
 
-    history = answer.json()
-    assert [item["title"] for item in history["items"]] == ["Item 3", "Item 2", "Item 1", "Item 0"]
-    assert [item["event_time_ms"] for item in history["items"]][1:] == [33, 22, 11]
-    assert history["items"][0]["event_time_ms"] == history["newest_event_time_ms"]
-    assert history["items"][0]["categories"] == ["odd"]
-
-
-async def test_the_bundle_has_its_evaluation(console: Console) -> None:
-    """Models are in a fixed order; those that the report lacks are left out."""
-    answer = await console.http.get("/console/bundle")
-
-    body = answer.json()
-    assert (body["version"], body["num_items"]) == (VERSION, 20)
-    assert [row["model"] for row in body["quality"]["rows"]] == ["decoder", "popularity"]
-    assert body["quality"]["rows"][0]["ndcg_interval"] == [0.2, 0.3]
+    items = history["items"]
+    assert [item["title"] for item in items] == ["Item 3", "Item 2", "Item 1", "Item 0"]
+    assert [item["event_time_ms"] for item in items] == [history["newest_event_time_ms"], 33, 22, 11]
+    assert items[0]["categories"] == ["odd"]
 
 
-async def test_the_bundle_has_where_the_llm_is_called(console: Console, world: World, tmp_path: Path) -> None:
-    """Of the slices those by history length are shown, each with whether the bundle's evaluation sends it to the LLM."""
+async def test_the_bundle_has_its_evaluation(console: Console, world: World, tmp_path: Path) -> None:
+    """Models are in a fixed order, without those that the report lacks; of the slices those by history length are shown, each with
+    whether the bundle's evaluation sends it to the LLM.
+    """
     publish(tmp_path / "bundles", "routed", catalogue_of(), llm_pays=[[10, None]])
     await world.plane.live.refresh()
 
-    answer = await console.http.get("/console/bundle")
+    bundle = await console.get("/console/bundle")
 
-    gain = answer.json()["quality"]["gain"]
+    rows, gain = bundle["quality"]["rows"], bundle["quality"]["gain"]
+    assert (bundle["version"], bundle["num_items"]) == ("routed", 20)
+    assert [row["model"] for row in rows] == ["decoder", "popularity"]
+    assert rows[0]["ndcg_interval"] == [0.2, 0.3]
     assert [(row["first"], row["last"], row["calls_llm"]) for row in gain] == [(0, 9, False), (10, None, True)]
     assert gain[1]["interval"] == [0.01, 0.03]
 
@@ -181,12 +176,11 @@ async def test_the_live_view_counts_answers(console: Console) -> None:
         await console.http.post("/v1/recommendations", json={"user_id": "listed", "k": 3})
     await console.sampler.sample()
 
-    answer = await console.http.get("/console/live")
+    live = await console.get("/console/live")
 
-    body = answer.json()
-    assert [one["num_total"] for one in body["slos"] if one["name"] == "availability"] == [3]
-    assert body["steps"][-1]["rates"]["precomputed"] > 0
-    assert (body["drills"], body["default_deadline_ms"]) == ({}, 200)
+    assert [one["num_total"] for one in live["slos"] if one["name"] == "availability"] == [3]
+    assert live["steps"][-1]["rates"]["precomputed"] > 0
+    assert (live["drills"], live["default_deadline_ms"]) == ({}, 200)
 
 
 async def test_another_sites_page_cannot_switch(console: Console) -> None:
@@ -259,13 +253,9 @@ async def test_a_switch_is_audited_even_if_its_caller_disconnects(console: Conso
     assert (audited["who"], audited["outcome"]) == ("admin", "gone")
 
 
-async def test_answers_of_the_api_are_not_cached(console: Console) -> None:
-    """Histories are personal: no cache may keep them, nor an error."""
-    for path in (*API, "/console/history?user_id="):
-        answer = await console.http.get(path)
-
-        assert answer.headers["cache-control"] == "no-store"
-        assert answer.headers["x-content-type-options"] == "nosniff"
+async def test_an_error_of_the_api_is_not_cached(console: Console) -> None:
+    """Nor is any answer, see `Console.get`."""
+    assert (await console.get("/console/history?user_id="))["error"]["field"] == "user_id"
 
 
 def test_users_are_spread_from_long_to_short_histories() -> None:

@@ -1,7 +1,5 @@
 """What only gRPC has: raw messages, unknown fields by number, health."""
 
-from typing import Any
-
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -12,44 +10,37 @@ from services.gateway.grpc.schema import parse_events
 from tests.unit.gateway.clients import RpcClient
 from tests.unit.gateway.world import World
 
-
-def _with_unknown(message: Any) -> bytes:
-    """Append field 77, which no message of ours has."""
-    return bytes(message.SerializeToString()) + bytes([0xE8, 0x04, 0x01])
+UNKNOWN = bytes([0xE8, 0x04, 0x01])
+"""Field 77, which no message of ours has."""
+REQUEST = pb.RecommendRequest(user_id="u").SerializeToString()
+EVENT = pb.Interaction(user_id="u", item_id="i").SerializeToString() + UNKNOWN
 
 
 @pytest.mark.parametrize(
-    ("body", "field"),
+    ("method", "body", "field"),
     [
-        (b"\xff\xff\xff", "body"),
-        (b"\x0a\x02\xff\xff", "body"),
-        (_with_unknown(pb.RecommendRequest(user_id="u")), "#77"),
-        (pb.RecommendRequest(user_id="u").SerializeToString() + b"\x32\x03" + bytes([0xE8, 0x04, 0x01]), "filters.#77"),
-        (_with_unknown(pb.RecommendRequest(user_id="u")) + b"\xe8\x04\x01" * 4_000, "body"),
+        ("Recommend", b"\xff\xff\xff", "body"),
+        ("Recommend", b"\x0a\x02\xff\xff", "body"),
+        ("Recommend", REQUEST + UNKNOWN, "#77"),
+        ("Recommend", REQUEST + b"\x32\x03" + UNKNOWN, "filters.#77"),
+        ("Recommend", REQUEST + UNKNOWN * 4_000, "body"),
+        ("RecordEvents", b"\x0a" + bytes([len(EVENT)]) + EVENT, "events[0].#77"),
     ],
-    ids=["malformed", "bad UTF-8", "unknown field", "unknown field inside", "full of unknown fields"],
+    ids=["malformed", "bad UTF-8", "unknown field", "unknown field inside", "full of unknown fields", "in an event"],
 )
-async def test_what_the_schema_does_not_know_is_refused_by_place(rpc: RpcClient, body: bytes, field: str) -> None:
+async def test_what_the_schema_does_not_know_is_refused_by_place(
+    rpc: RpcClient, world: World, method: str, body: bytes, field: str
+) -> None:
     """Raw bytes reach the door, so even a malformed message gets our own refusal."""
-    reply = await rpc.call(rpc.channel.unary_unary("/tailrace.v1.Recommender/Recommend", None, None), body)
+    reply = await rpc.call(rpc.channel.unary_unary(f"/tailrace.v1.Recommender/{method}", None, None), body)
 
     assert (reply.code, reply.field) == ("invalid_request", field)
-
-
-async def test_an_unknown_field_in_an_event_is_refused_by_place(rpc: RpcClient, world: World) -> None:
-    """The event's place is in the field."""
-    event = _with_unknown(pb.Interaction(user_id="u", item_id="i"))
-    body = b"\x0a" + bytes([len(event)]) + event
-
-    reply = await rpc.call(rpc.channel.unary_unary("/tailrace.v1.Recommender/RecordEvents", None, None), body)
-
-    assert (reply.code, reply.field) == ("invalid_request", "events[0].#77")
     assert world.events.records == []
 
 
 async def test_events_are_counted_before_each_is_read(world: World) -> None:
     """A body has room for half a million empty events, and reading each takes a second of the event loop."""
-    body = _with_unknown(pb.RecordEventsRequest(events=[pb.Interaction()] * 51))
+    body = pb.RecordEventsRequest(events=[pb.Interaction()] * 51).SerializeToString() + UNKNOWN
     max_events = world.plane.max_events_per_request
 
     with pytest.raises(InvalidRequest) as refused:

@@ -1,8 +1,7 @@
 """The OpenAI door on a small text writer: in process, and on a real port."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
@@ -10,19 +9,15 @@ import uvicorn
 from starlette.types import ASGIApp
 from structlog.testing import capture_logs
 
-from services.contracts.text import TextWriter
 from services.gateway.rest.door import create_rest_app
-from services.gateway.text.tier import TextLimits, TextTier
-from services.router.breaker import Breaker
+from services.gateway.text.tier import TextLimits
 from tests.support.clock import Clock
 from tests.support.engine.parrot import Parrot
 from tests.support.wait import until
 from tests.unit.gateway.clients import in_process
-from tests.unit.gateway.world import MAX_BODY_BYTES, World
+from tests.unit.gateway.world import MAX_BODY_BYTES, World, let_write
 
 LIMITS = TextLimits(max_tokens=32, max_choices=4, deadline_ms=20_000)
-NUM_PLACES = 8
-BREAKER_FAILURES = 2
 
 
 @pytest.fixture(autouse=True)
@@ -35,21 +30,8 @@ def quiet_logs() -> Iterator[None]:
 @pytest.fixture
 def texts(world: World, parrot: Parrot) -> World:
     """The plane with these limits of its text."""
-    let_write(world, parrot, Clock())
+    let_write(world, parrot, LIMITS, Clock())
     return world
-
-
-def let_write(world: World, writer: TextWriter, clock: Callable[[], float] = time.monotonic) -> None:
-    """Put this writer behind the world's text tier."""
-    world.plane.text = TextTier(
-        writer=writer,
-        breaker=Breaker(BREAKER_FAILURES, 10.0),
-        load=world.plane.load,
-        report=world.plane.text_report,
-        limits=LIMITS,
-        num_places=NUM_PLACES,
-        clock=clock,
-    )
 
 
 @pytest.fixture

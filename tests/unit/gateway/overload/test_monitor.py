@@ -1,6 +1,8 @@
 """Load shedding: under strain the lower priorities are answered from memory, without calls to features or LLM."""
 
 import asyncio
+from collections.abc import Callable
+from itertools import count
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -16,42 +18,36 @@ from tests.unit.gateway.world import World
 
 
 async def test_low_priority_is_shed_while_the_others_are_served(world: World) -> None:
-    """At one unit of strain a low request gets popular items, read from neither features nor LLM."""
+    """At one unit of strain a low request gets popular items, read from neither features nor LLM.
+
+    A served answer has a log line and an impression; a shed one has only its count.
+    """
     world.strain(1)
     world.features.error = ZeroDivisionError()
 
-    shed = await world.recommend(priority=Priority.LOW)
+    with capture_logs() as lines_of_shed:
+        shed = await world.recommend(priority=Priority.LOW)
     world.features.error = None
-    served = [await world.recommend(priority=priority) for priority in (Priority.HIGH, Priority.NORMAL)]
-
-    assert (shed.tier, shed.reason, len(shed.items)) == (Tier.POPULAR, Reason.SHED, 3)
-    assert [answer.reason for answer in served] == [Reason.LLM_IN_TIME] * 2
-    assert len(world.llm.requests) == 2
-
-
-async def test_a_shed_answer_is_counted_but_neither_logged_nor_sent_to_kafka(world: World) -> None:
-    """A served answer has a log line and an impression; a shed one has only its count."""
-    world.strain(1)
-
     with capture_logs() as lines:
-        await world.recommend(priority=Priority.LOW)
-        assert lines == []
-        await world.recommend(priority=Priority.HIGH)
+        served = [await world.recommend(priority=priority) for priority in (Priority.HIGH, Priority.NORMAL)]
     await asyncio.sleep(0)  # impressions are offered after the answer
 
+    assert (shed.tier, shed.reason) == (Tier.POPULAR, Reason.SHED)
+    assert len(shed.items) == 3
+    assert [answer.reason for answer in served] == [Reason.LLM_IN_TIME] * 2
+    assert len(world.llm.requests) == len(world.impressions.records) == 2
+    assert (lines_of_shed, [line["event"] for line in lines]) == ([], ["recommended"] * 2)
     labels = {"door": "rest", "tier": "popular", "reason": "shed", "code": "ok"}
     assert world.metric("tailrace_requests_total", **labels) == 1
-    assert [line["event"] for line in lines] == ["recommended"]
-    assert len(world.impressions.records) == 1
 
 
 async def test_filters_hold_for_shed_requests(world: World) -> None:
     """A shed request with filters is ranked by popularity under its masks, without the LLM."""
     world.strain(1)
 
-    answer = await world.recommend(priority=Priority.LOW, filters=Filters(categories=("odd",)))
+    shed = await world.recommend(priority=Priority.LOW, filters=Filters(categories=("odd",)))
 
-    assert (answer.reason, [item.item_id for item in answer.items]) == (Reason.SHED, ["i01", "i03", "i05"])
+    assert (shed.reason, [item.item_id for item in shed.items]) == (Reason.SHED, ["i01", "i03", "i05"])
     assert world.llm.requests == []
 
 
@@ -67,57 +63,46 @@ async def test_low_priority_is_refused_at_higher_strain(world: World) -> None:
     assert (await world.recommend(priority=Priority.HIGH)).reason is Reason.LLM_IN_TIME
 
 
-class SteppingClock:
-    """A clock that advances by a fixed step at each reading."""
+def monitor_on(step_s: float) -> tuple[LoadMonitor, Gauge, Callable[[], int]]:
+    """Return a load monitor with four places, its gauge, and how often it read its clock, which advances by a step at each reading."""
+    ticks = count(1)
+    readings: list[float] = []
 
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
-        self.num_readings = 0
+    def clock() -> float:
+        readings.append(step_s * next(ticks))
+        return readings[-1]
 
-    def __call__(self) -> float:
-        """Return the time."""
-        self.num_readings += 1
-        return self._step_s * self.num_readings
-
-
-def monitor_on(clock: SteppingClock) -> tuple[LoadMonitor, Gauge]:
-    """Return a load monitor with four places, on this clock."""
     gauge = Gauge("strain", "strain", registry=CollectorRegistry())
     admission = Admission(AdmissionLimits(max_in_flight=4, max_busy=1e9))
     refused = Counter("refused", "refused", ["cause"], registry=CollectorRegistry())
-    return LoadMonitor(admission, gauge, refused, clock=clock), gauge
+    return LoadMonitor(admission, gauge, refused, clock=clock), gauge, lambda: len(readings)
 
 
-@pytest.mark.parametrize(("step_s", "is_late"), [(1.0, True), (0.021, False)])
-async def test_a_late_event_loop_raises_the_strain(step_s: float, is_late: bool) -> None:
-    """Timers that fire a second late shed low priority and show in the gauge; punctual ones do not."""
-    clock = SteppingClock(step_s)
-    monitor, gauge = monitor_on(clock)
+@pytest.mark.parametrize(
+    ("step_s", "edge_wait_s", "strains"),
+    [(1.0, 0.0, range(1, 9)), (0.021, 0.0, range(1)), (0.021, 1.0, range(2, 3))],
+    ids=["a late event loop", "a punctual one", "a wait at the edge"],
+)
+async def test_what_is_late_raises_the_strain(step_s: float, edge_wait_s: float, strains: range) -> None:
+    """Timers that fire a second late shed low priority and show in the gauge; punctual ones do not.
 
+    Requests that wait a second at the edge before they are read are a strain of two units, no more: nobody is refused.
+    """
+    monitor, gauge, num_readings = monitor_on(step_s)
+
+    if edge_wait_s:
+        monitor.waited_at_edge("grpc", edge_wait_s, 1_000.0)
     monitor.start()
-    await until(lambda: clock.num_readings > 10)
+    await until(lambda: num_readings() > 40)
     monitor.stop()
 
-    assert (monitor.judge(Priority.LOW) is not Verdict.ADMIT) is is_late
-    assert (gauge.collect()[0].samples[0].value >= 1) is is_late
-
-
-async def test_a_wait_at_the_edge_degrades_normal_priority_and_refuses_nobody() -> None:
-    """Requests that wait a second before they are read are a strain of two units, no more."""
-    clock = SteppingClock(0.021)
-    monitor, gauge = monitor_on(clock)
-
-    monitor.waited_at_edge("grpc", 1.0, 1_000.0)
-    monitor.start()
-    await until(lambda: clock.num_readings > 40)
-    monitor.stop()
-
-    assert gauge.collect()[0].samples[0].value == 2
+    assert int(gauge.collect()[0].samples[0].value) in strains
+    assert (monitor.judge(Priority.LOW) is Verdict.ADMIT) is (0 in strains)
 
 
 def test_requests_in_flight_fill_the_places() -> None:
     """A request counts from start to end, also when it ends with an error."""
-    monitor, _ = monitor_on(SteppingClock(0.0))
+    monitor, *_ = monitor_on(0.0)
 
     with monitor.working(), monitor.working():
         verdict_while_full = monitor.judge(Priority.LOW)

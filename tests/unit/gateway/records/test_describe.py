@@ -68,6 +68,11 @@ def explanation(**changes: Any) -> Explanation:
     return Explanation(**{**fields, **changes})
 
 
+def stage(name: str, offset_ms: float, duration_ms: float) -> StageTime:
+    """Build a stage."""
+    return StageTime(name=name, offset_ms=offset_ms, duration_ms=duration_ms)
+
+
 @pytest.mark.parametrize(("changes", "words"), CHANGES)
 def test_a_planned_reason_is_described_with_its_facts(changes: dict[str, Any], words: str) -> None:
     """The sentence of the policy's decision holds the facts that decided."""
@@ -81,19 +86,17 @@ def test_a_planned_reason_is_described_with_its_facts(changes: dict[str, Any], w
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_each_reason_has_a_sentence(reason: Reason) -> None:
+def test_each_reason_has_a_sentence_and_each_tier_words(reason: Reason) -> None:
     """Whether the policy planned so, or planned something else and ranking ended so."""
     assert all(reason_sentence(explanation(reason=reason.value, planned_reason=planned.value)) for planned in Reason)
+    assert set(TIERS) == set(Tier)
 
 
 def test_a_complete_explanation() -> None:
     """The sentences are the tier and reason, the LLM's numbers, the deadline, the longest stage and the age."""
     counts: dict[str, Any] = {"num_prompt_tokens": 201, "num_cached_tokens": 192, "num_steps": 1}
     llm = LlmPart(outcome="in_time", queue_ms=0.4, compute_ms=6.0, decode_ms=0.0, **counts)
-    stages = tuple(
-        StageTime(name=name, offset_ms=offset_ms, duration_ms=duration_ms)
-        for name, offset_ms, duration_ms in [("features", 0.5, 1.0), ("rank", 2.0, 9.1), ("llm", 2.0, 9.0)]
-    )
+    stages = tuple(stage(*one) for one in [("features", 0.5, 1.0), ("rank", 2.0, 9.1), ("llm", 2.0, 9.0)])
 
     assert describe(explanation(llm=llm, stages=stages)) == [
         "Answered by llm (llm_in_time) with 3 of 3 items, from bundle v1.",
@@ -131,13 +134,7 @@ def test_the_age_of_old_events_is_in_days(age_ms: int, age: str) -> None:
 
 def test_a_stage_that_contains_others_is_not_the_longest() -> None:
     """`rank` contains the LLM and the student; it is the longest only without them."""
-    rank = StageTime(name="rank", offset_ms=0.0, duration_ms=5.0)
-    student = StageTime(name="student", offset_ms=0.0, duration_ms=4.0)
+    rank, student = stage("rank", 0.0, 5.0), stage("student", 0.0, 4.0)
 
     assert longest_stage(explanation(stages=(rank, student))) == student
     assert longest_stage(explanation(stages=(rank,))) == rank
-
-
-def test_every_tier_has_words() -> None:
-    """The table behind OpenAPI document, console and explanations is complete; its reasons are above."""
-    assert set(TIERS) == set(Tier)

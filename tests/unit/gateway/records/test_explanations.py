@@ -1,7 +1,6 @@
 """Explanations are found by request id; storing them neither delays nor fails a request."""
 
 import json
-from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -29,7 +28,7 @@ def refusal(number: int, code: str = "overloaded") -> RefusalRecord:
     return RefusalRecord(request_id=f"r{number}", door="rest", code=code, message="no", now_ms=1)
 
 
-def slow_answer(number: int) -> AnswerRecord:
+def slow_answer(number: int, trace_id: Any = None) -> AnswerRecord:
     """Build the record of a shed request that was answered late."""
     request_id = f"r{number}"
     return AnswerRecord(
@@ -41,7 +40,7 @@ def slow_answer(number: int) -> AnswerRecord:
         answer=answer_of(request_id),
         answered_s=1.0,
         now_ms=1,
-        trace_id=None,
+        trace_id=trace_id,
     )
 
 
@@ -52,6 +51,15 @@ class Shelf:
         self._registry = CollectorRegistry()
         self.fake = FakeShelf()
         self.explanations = Explanations(self.fake, GatewayMetrics(self._registry).explanations)
+
+    async def keep(self, *records: AnswerRecord | RefusalRecord) -> None:
+        """Offer these records and write them."""
+        for record in records:
+            if isinstance(record, AnswerRecord):
+                self.explanations.answered(record)
+            else:
+                self.explanations.refused(record)
+        await self.explanations.flush()
 
     def counted(self, outcome: str) -> float:
         """Return how many were kept or dropped."""
@@ -74,27 +82,19 @@ async def explained(world: World, rest: RestClient, request_id: str) -> dict[str
     return found
 
 
-STAGES = {
-    "precomputed": ["features", "route", "rank", "answer"],
-    "llm": ["features", "route", "rank", "llm", "student", "answer"],
-    "student": ["features", "route", "rank", "student", "answer"],
-    "popular": ["features", "route", "rank", "answer"],
-}
-
-
 @pytest.mark.parametrize(
-    ("user_id", "tier", "list_state"),
+    ("user_id", "tier", "list_state", "ranked"),
     [
-        ("listed", "precomputed", "usable"),
-        ("long", "llm", "none"),
-        ("short", "student", "none"),
-        ("nobody", "popular", "none"),
-        ("stale", "llm", "older_than_events"),
-        ("foreign", "llm", "none"),
+        ("listed", "precomputed", "usable", []),
+        ("long", "llm", "none", ["llm", "student"]),
+        ("short", "student", "none", ["student"]),
+        ("nobody", "popular", "none", []),
+        ("stale", "llm", "older_than_events", ["llm", "student"]),
+        ("foreign", "llm", "none", ["llm", "student"]),
     ],
 )
 async def test_an_answer_has_an_explanation(
-    world: World, door: Door, rest: RestClient, user_id: str, tier: str, list_state: str
+    world: World, door: Door, rest: RestClient, user_id: str, tier: str, list_state: str, ranked: list[str]
 ) -> None:
     """Either door stores the tier, the state of the stored list, and the stages in the order of their start."""
     answer = await door.recommend({"user_id": user_id, "k": 3, "request_id": f"why-{user_id}"})
@@ -104,7 +104,7 @@ async def test_an_answer_has_an_explanation(
     assert (found["tier"], found["door"], found["list_state"]) == (tier, door.name, list_state)
     assert (found["outcome"], found["user_id"], found["caller"]) == ("ok", user_id, "anonymous")
     assert found["reason"] == answer.body["reason"]
-    assert [stage["name"] for stage in found["stages"]] == STAGES[tier]
+    assert [stage["name"] for stage in found["stages"]] == ["features", "route", "rank", *ranked, "answer"]
     assert found["sentences"]
     assert all(stage["offset_ms"] + stage["duration_ms"] <= found["elapsed_ms"] + 0.01 for stage in found["stages"])
 
@@ -113,14 +113,13 @@ async def test_the_llms_own_numbers_are_included(world: World, rest: RestClient)
     """An answer in time has the LLM's counts, another outcome has only itself."""
     await rest.recommend({"user_id": "long", "request_id": "in time"})
     world.llm.error = DependencyUnavailable("llm", 1.0)
-    await rest.recommend({"user_id": "long", "request_id": "away"})
+    await rest.recommend({"user_id": "long", "request_id": "without"})
 
-    in_time, away = await explained(world, rest, "in%20time"), await explained(world, rest, "away")
+    in_time, without = await explained(world, rest, "in%20time"), await explained(world, rest, "without")
 
-    assert in_time["llm"]["outcome"] == "in_time"
-    assert in_time["llm"]["num_prompt_tokens"] == 1
-    assert away["llm"] == {**dict.fromkeys(in_time["llm"]), "outcome": "unavailable"}
-    assert (away["planned_tier"], away["tier"], away["reason"]) == ("llm", "student", "llm_unavailable")
+    assert (in_time["llm"]["outcome"], in_time["llm"]["num_prompt_tokens"]) == ("in_time", 1)
+    assert without["llm"] == {**dict.fromkeys(in_time["llm"]), "outcome": "unavailable"}
+    assert (without["planned_tier"], without["tier"], without["reason"]) == ("llm", "student", "llm_unavailable")
 
 
 async def test_a_refused_request_has_an_explanation(world: World, door: Door, rest: RestClient) -> None:
@@ -136,65 +135,49 @@ async def test_a_refused_request_has_an_explanation(world: World, door: Door, re
 @pytest.mark.parametrize("request_id", ["slash/and%2Fslash", "Grüße", "a b", "100%2525", "a%2F%2F..%2Fb"])
 async def test_any_request_id_can_be_looked_up(world: World, rest: RestClient, request_id: str) -> None:
     """An id may hold any printable character; in the path it is decoded once."""
-    decoded = unquote(request_id)
-    await rest.recommend({"user_id": "short", "request_id": decoded})
+    await rest.recommend({"user_id": "short", "request_id": unquote(request_id)})
 
-    assert (await explained(world, rest, request_id))["request_id"] == decoded
-
-
-async def test_an_unknown_request_is_not_found_in_the_envelope(rest: RestClient) -> None:
-    """The answer is a 404 that names the setting."""
-    found = await rest.http.get("/v1/explanations/never-seen", headers={"x-request-id": "mine"})
-
-    error = found.json()["error"]
-    assert found.status_code == 404
-    assert (error["code"], error["request_id"]) == ("not_found", "mine")
-    assert "TAILRACE_EXPLAIN_KEEP_S" in error["fix"]
+    assert (await explained(world, rest, request_id))["request_id"] == unquote(request_id)
 
 
-async def test_an_explanation_of_another_version_is_not_found(world: World, rest: RestClient) -> None:
-    """During an upgrade two versions share the store; what one cannot decode is a 404."""
+@pytest.mark.parametrize(
+    ("request_id", "store_error", "status", "code", "words"),
+    [
+        ("never-seen", None, 404, "not_found", "TAILRACE_EXPLAIN_KEEP_S"),
+        ("foreign", None, 404, "not_found", "another version"),
+        ("r1", DependencyUnavailable("features", 1.0), 503, "unavailable", "features"),
+    ],
+)
+async def test_what_cannot_be_explained_says_why(
+    world: World, rest: RestClient, request_id: str, store_error: Exception | None, status: int, code: str, words: str
+) -> None:
+    """Unknown, of another version, which shares the store during an upgrade, or kept in a store that does not answer."""
     await rest.recommend({"user_id": "long", "request_id": "r1"})
     await world.plane.explanations.flush()
     own, facts, llm, stages = json.loads(world.shelf.records["r1"])
-    world.shelf.records["r1"] = json.dumps([own, [*facts, "one more"], llm, stages]).encode()
+    world.shelf.records["foreign"] = json.dumps([own, [*facts, "one more"], llm, stages]).encode()
+    world.shelf.error = store_error
 
-    answer = await rest.http.get("/v1/explanations/r1")
+    found = await rest.http.get(f"/v1/explanations/{request_id}", headers={"x-request-id": "mine"})
 
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-    assert "another version" in answer.json()["error"]["message"]
-
-
-async def test_an_unavailable_store_is_reported_as_such(world: World, rest: RestClient) -> None:
-    """The answer is a 503, not a 404."""
-    world.shelf.error = DependencyUnavailable("features", 1.0)
-
-    found = await rest.http.get("/v1/explanations/x")
-
-    assert (found.status_code, found.json()["error"]["code"]) == (503, "unavailable")
+    error = found.json()["error"]
+    assert (found.status_code, error["code"], error["request_id"]) == (status, code, "mine")
+    assert words in f"{error['message']}; {error['fix']}"
 
 
 async def test_an_unavailable_store_loses_explanations_and_fails_no_request(shelf: Shelf) -> None:
     """Waiting records are dropped and counted; later ones are kept when the store is back."""
     shelf.fake.error = DependencyUnavailable("features", 1.0)
-    for number in range(40):
-        shelf.explanations.refused(refusal(number))
-    await shelf.explanations.flush()
+    await shelf.keep(*map(refusal, range(40)))
     shelf.fake.error = None
-    shelf.explanations.refused(refusal(500))
-    await shelf.explanations.flush()
+    await shelf.keep(refusal(500))
 
-    assert (shelf.counted("dropped"), shelf.counted("kept")) == (40, 1)
-    assert list(shelf.fake.records) == ["r500"]
+    assert (shelf.counted("dropped"), shelf.counted("kept"), [*shelf.fake.records]) == (40, 1, ["r500"])
 
 
 async def test_the_buffer_is_bounded(shelf: Shelf) -> None:
     """Half of the places are for all requests, half for slow ones; the excess between two writes is dropped."""
-    for number in range(100):
-        shelf.explanations.refused(refusal(number))
-    for number in range(100, 200):
-        shelf.explanations.answered(slow_answer(number))
-    await shelf.explanations.flush()
+    await shelf.keep(*map(refusal, range(100)), *map(slow_answer, range(100, 200)))
 
     half = module._MAX_WAITING // 2
     assert set(shelf.fake.records) == {f"r{number}" for number in (*range(half), *range(100, 100 + half))}
@@ -204,8 +187,7 @@ async def test_the_buffer_is_bounded(shelf: Shelf) -> None:
 @pytest.mark.parametrize("code", ["unauthenticated", "not_allowed"])
 async def test_an_unauthorized_request_leaves_no_explanation(shelf: Shelf, code: str) -> None:
     """Otherwise a caller without a key could overwrite the explanations of others."""
-    shelf.explanations.refused(refusal(1, code))
-    await shelf.explanations.flush()
+    await shelf.keep(refusal(1, code))
 
     assert not shelf.fake.records
 
@@ -235,10 +217,7 @@ async def test_it_writes_by_itself_and_at_the_end(shelf: Shelf) -> None:
 
 async def test_a_record_that_cannot_be_encoded_stops_nothing(shelf: Shelf) -> None:
     """A record that raises costs its batch alone."""
-    shelf.explanations.answered(replace(slow_answer(1), trace_id=object()))  # type: ignore[arg-type]
-    await shelf.explanations.flush()
-    shelf.explanations.refused(refusal(2))
-    await shelf.explanations.flush()
+    await shelf.keep(slow_answer(1, trace_id=object()))
+    await shelf.keep(refusal(2))
 
-    assert list(shelf.fake.records) == ["r2"]
-    assert (await shelf.explanations.find("r2")).request_id == "r2"
+    assert [*shelf.fake.records] == ["r2"]

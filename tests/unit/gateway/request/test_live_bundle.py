@@ -1,5 +1,6 @@
 """The live bundle follows the registry's pointer, is replaced as a whole, and survives bad bundles."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,34 @@ from tests.support.wait import until
 from tests.unit.gateway.world import catalogue_of, publish
 
 
-def follower(root: Path) -> tuple[LiveBundle, CollectorRegistry]:
-    """A live bundle over a folder."""
-    registry = CollectorRegistry()
-    info = Gauge("info", "", ["version"], registry=registry)
-    quality = Gauge("quality", "", ["version", "model", "metric"], registry=registry)
-    return LiveBundle(BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 0.01, info, quality), registry
+class Follower:
+    """A live bundle over a folder, and how it is published to."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.registry = root, CollectorRegistry()
+        info = Gauge("info", "", ["version"], registry=self.registry)
+        quality = Gauge("quality", "", ["version", "model", "metric"], registry=self.registry)
+        self.live = LiveBundle(BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 0.01, info, quality)
+
+    async def follow_to(self, version: str, num_items: int = 5) -> None:
+        """Publish a version and wait until it is live."""
+        publish(self.root, version, catalogue_of(num_items))
+        await until(lambda: self.live.current().version == version)
+
+
+@pytest.fixture
+async def started(tmp_path: Path) -> AsyncIterator[Follower]:
+    """A follower that has begun with v1."""
+    follower = Follower(tmp_path / "bundles")
+    publish(follower.root, "v1", catalogue_of())
+    await follower.live.start()
+    yield follower
+    await follower.live.stop()
 
 
 async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
     """Access raises DependencyUnavailable, which has a retry time."""
-    live, _ = follower(tmp_path / "bundles")
+    live = Follower(tmp_path / "bundles").live
     await live.refresh()
 
     assert not live.is_loaded
@@ -31,47 +49,26 @@ async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
         live.current()
 
 
-async def test_a_promotion_is_followed_in_the_background(tmp_path: Path) -> None:
-    """The old version stays live until the new one is loaded; the metric names the live one alone."""
-    root = tmp_path / "bundles"
-    publish(root, "v1", catalogue_of())
-    live, registry = follower(root)
-    await live.start()
-    before = live.current().version
+async def test_a_promotion_is_followed_in_the_background(started: Follower) -> None:
+    """The old version stays live until the new one is loaded; the metric names the live one alone.
 
-    publish(root, "v2", catalogue_of(5))
-    await until(lambda: live.current().version == "v2")
-    await live.stop()
+    A bundle is live with its tables of ids and categories made: they take half a second at a million items, which no request may wait for.
+    """
+    before = started.live.current().version
+    await started.follow_to("v2")
 
-    assert before == "v1"
-    assert len(live.current().catalogue.item_ids) == 5
-    assert registry.get_sample_value("info", {"version": "v1"}) == 0
-    assert registry.get_sample_value("info", {"version": "v2"}) == 1
+    catalogue = started.live.current().catalogue
+    assert (before, len(catalogue.item_ids)) == ("v1", 5)
+    assert {"index_of", "_items_by_category"} <= vars(catalogue).keys()
+    assert [started.registry.get_sample_value("info", {"version": version}) for version in ("v1", "v2")] == [0, 1]
 
 
 @pytest.mark.parametrize("metrics", [{"decoder": {"hr@10": None}}, {"decoder": 0.5}, []])
-async def test_a_manifest_with_bad_metrics_does_not_stop_the_follower(tmp_path: Path, metrics: object) -> None:
+async def test_a_manifest_with_bad_metrics_does_not_stop_the_follower(started: Follower, metrics: object) -> None:
     """The old one stays live, and a later good one is loaded."""
-    root = tmp_path / "bundles"
-    publish(root, "v1", catalogue_of())
-    live, _ = follower(root)
-    await live.start()
-
-    publish(root, "odd", catalogue_of(), metrics=metrics)
-    await live.refresh()
-    kept = live.current().version
-    publish(root, "v3", catalogue_of())
-    await until(lambda: live.current().version == "v3")
-    await live.stop()
+    publish(started.root, "odd", catalogue_of(), metrics=metrics)
+    await started.live.refresh()
+    kept = started.live.current().version
+    await started.follow_to("v3")
 
     assert kept == "v1"
-
-
-async def test_a_bundle_is_live_with_its_tables_made(tmp_path: Path) -> None:
-    """The tables of ids and categories take half a second at a million items, which no request may wait for."""
-    root = tmp_path / "bundles"
-    publish(root, "v1", catalogue_of())
-    live, _ = follower(root)
-    await live.refresh()
-
-    assert {"index_of", "_items_by_category"} <= vars(live.current().catalogue).keys()

@@ -1,40 +1,23 @@
 """The limits around the text writer: places by priority, shedding, the breaker and the deadline."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 
 import pytest
 
 from services.contracts.access import Priority
-from services.contracts.text import TextBegan, TextEvent, TextModel, TextRequest
+from services.contracts.text import TextBegan, TextEvent, TextRequest
 from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
 from services.gateway.text.tier import TextLimits, TextTier
-from services.router.breaker import Breaker
 from tests.support.clock import Clock
 from tests.support.engine.parrot import MODEL, Parrot
-from tests.unit.gateway.world import World
-
-NUM_PLACES = 8
-
-
-def tier_of(writer: object, world: World, clock: Clock) -> TextTier:
-    """Build a tier with eight places and a breaker that opens at the second failure for ten seconds."""
-    return TextTier(
-        writer=writer,  # type: ignore[arg-type]
-        breaker=Breaker(2, 10.0),
-        load=world.plane.load,
-        report=world.plane.text_report,
-        limits=TextLimits(),
-        num_places=NUM_PLACES,
-        clock=clock,
-        wall_clock=clock,
-    )
+from tests.unit.gateway.world import World, let_write
 
 
 @pytest.fixture
 def tier(parrot: Parrot, world: World, clock: Clock) -> TextTier:
     """The tier around the writer."""
-    return tier_of(parrot, world, clock)
+    return let_write(world, parrot, TextLimits(), clock)
 
 
 def request(**fields: object) -> TextRequest:
@@ -112,37 +95,26 @@ async def test_failures_in_a_row_open_the_breaker_and_one_trial_closes_it(
 
 
 @pytest.mark.parametrize(
-    "error", [Overloaded("text", 1), InvalidRequest("prompt", "long", "cut it"), DeadlineExceeded("text")]
+    "error", [Overloaded("text", 1), InvalidRequest("prompt", "long", "cut it"), DeadlineExceeded("text"), None]
 )
-async def test_refusals_and_lateness_are_no_failures(tier: TextTier, parrot: Parrot, error: Exception) -> None:
-    """They do not open the breaker."""
+async def test_refusals_lateness_and_disconnects_are_no_failures(
+    tier: TextTier, parrot: Parrot, error: Exception | None
+) -> None:
+    """They do not open the breaker; a text that is closed midway closes the writer."""
     parrot.error = error
     for _ in range(5):
-        with pytest.raises(type(error)):
-            await all_of(tier, request())
-
-    assert len(parrot.requests) == 5
-
-
-async def test_a_disconnect_is_no_failure(tier: TextTier, parrot: Parrot) -> None:
-    """Closing midway closes the writer and does not count as a failure."""
-    for _ in range(5):
         writing = tier.write(request(), "chat")
-        await anext(writing)
+        with nullcontext() if error is None else pytest.raises(type(error)):
+            await anext(writing)
         await writing.aclose()
 
-    assert parrot.num_open == 0
-    assert len(await all_of(tier, request())) == 4
+    assert (len(parrot.requests), parrot.num_open) == (5, 0)
 
 
-class TruncatedWriter:
+class TruncatedWriter(Parrot):
     """A writer whose stream ends without a final event."""
 
-    async def models(self) -> tuple[TextModel, ...]:
-        """Return none."""
-        return ()
-
-    async def write(self, _: TextRequest) -> AsyncGenerator[TextEvent, None]:
+    async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Begin, and no more."""
         yield TextBegan(num_prompt_tokens=1)
 
@@ -150,4 +122,4 @@ class TruncatedWriter:
 async def test_a_text_without_an_end_is_a_failure(world: World, clock: Clock) -> None:
     """A truncated text is never served as a complete one."""
     with pytest.raises(DependencyUnavailable):
-        await all_of(tier_of(TruncatedWriter(), world, clock), request())
+        await all_of(let_write(world, TruncatedWriter(), TextLimits(), clock), request())

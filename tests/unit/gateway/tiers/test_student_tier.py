@@ -39,28 +39,23 @@ async def test_a_large_catalogue_is_ranked_beside_the_loop(
     assert (answer.reason is Reason.STUDENT_FAILED) is fails
 
 
-async def test_a_request_does_not_wait_for_the_thread_beyond_its_deadline(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("user_id", "deadline_ms", "tier", "reason"),
+    [
+        ("short", 40, Tier.POPULAR, Reason.STUDENT_FAILED),
+        ("long", 5_000, Tier.LLM, Reason.LLM_IN_TIME),
+    ],
+)
+async def test_a_request_does_not_wait_for_a_busy_thread(
+    world: World, monkeypatch: pytest.MonkeyPatch, user_id: str, deadline_ms: int, tier: Tier, reason: Reason
 ) -> None:
-    """Popularity answers when the thread is not done within the budget."""
+    """Popularity answers when the thread is not done within the budget; where the LLM has all items, its fallback delays nothing."""
     answered = threading.Event()
     monkeypatch.setattr(FakeStudent, "rank", lambda *_: answered.wait(60))
     monkeypatch.setattr(student, "_MAX_ITEMS_ON_THE_LOOP", 0)
 
-    answer = await world.recommend("short", request_id="late", k=3, deadline_ms=40)
+    answer = await world.recommend(user_id, k=3, deadline_ms=deadline_ms)
     answered.set()
 
-    assert (answer.tier, answer.reason) == (Tier.POPULAR, Reason.STUDENT_FAILED)
-
-
-async def test_the_llm_s_answer_does_not_wait_for_the_thread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The student is the LLM's fallback: where the LLM has all items, a thread that others keep busy delays nothing."""
-    answered = threading.Event()
-    monkeypatch.setattr(FakeStudent, "rank", lambda *_: answered.wait(60))
-    monkeypatch.setattr(student, "_MAX_ITEMS_ON_THE_LOOP", 0)
-
-    answer = await world.recommend("long", k=3, deadline_ms=5_000)
-    answered.set()
-
-    assert answer.tier is Tier.LLM
+    assert (answer.tier, answer.reason) == (tier, reason)
     assert answer.stages_ms["rank"] < 2_000

@@ -52,13 +52,9 @@ def test_a_value_has_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     shown = CliRunner().invoke(app, ["settings", "grpc_port"]).stdout
     stack_file.release()
 
-    assert [
-        (one["value"], one["source"], one["default"])
-        for one in map(found.get, ("TAILRACE_GRPC_PORT", "TAILRACE_REDIS_PORT"))
-    ] == [
-        (9_010, "environment", 9_000),
-        (6_390, RECORDED, 6_379),
-    ]
+    by_name = {name: (one["value"], one["source"], one["default"]) for name, one in found.items()}
+    assert by_name["TAILRACE_GRPC_PORT"] == (9_010, "environment", 9_000)
+    assert by_name["TAILRACE_REDIS_PORT"] == (6_390, RECORDED, 6_379)
     assert listed("port")["TAILRACE_REDIS_PORT"]["source"] == "default"
     assert "TAILRACE_GRPC_PORT=9010  (environment; default 9000)" in shown
 
@@ -76,19 +72,14 @@ def test_what_is_wrong_is_shown_and_no_secret_is(monkeypatch: pytest.MonkeyPatch
     assert "error: TAILRACE_TEXT_URL: TAILRACE_TEXT_PATH is set too" in pair.stdout
     assert "TAILRACE_TEXT_URL=https://***@gpu/v1?***  (environment; default empty)" in pair.stdout
     assert "TAILRACE_HTTP_PORT=eighty  (environment; default 8000)" in broken.stdout
-    for line in (
-        "error: TAILRACE_HTTP_PORT: ",
-        "error: TAILRACE_REDIS_PASSWORD: unknown setting",
-        "TAILRACE_CONSOLE=true",
-    ):
-        assert line in broken.stdout
+    assert "error: TAILRACE_HTTP_PORT: " in broken.stdout
+    assert "error: TAILRACE_REDIS_PASSWORD: unknown setting" in broken.stdout
+    assert "TAILRACE_CONSOLE=true" in broken.stdout
     assert "hunter2" not in pair.stdout + broken.stdout
 
 
 def test_words_choose_the_settings() -> None:
     """All words, in name or meaning, in any case; none is refused with what to do."""
     assert listed("KV", "card").keys() == {"TAILRACE_KV_NUM_BLOCKS", "TAILRACE_KV_MEMORY_SHARE"}
-    refused = CliRunner().invoke(app, ["settings", "nothing-has-this"])
-
-    assert isinstance(refused.exception, NotFound)
-    assert "no setting has nothing-has-this" in str(refused.exception)
+    with pytest.raises(NotFound, match="no setting has nothing-has-this"):
+        CliRunner().invoke(app, ["settings", "nothing-has-this"], catch_exceptions=False)

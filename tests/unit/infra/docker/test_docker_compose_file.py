@@ -1,4 +1,4 @@
-"""docker-compose.yml against the code."""
+"""docker-compose.yml and the Dockerfile against the code."""
 
 import re
 import subprocess
@@ -13,14 +13,14 @@ from services.settings.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[4]
 TEXT = (ROOT / "docker-compose.yml").read_text()
+DOCKERFILE = (ROOT / "infra/docker/Dockerfile").read_text()
+LET_IN = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
 FILE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = FILE["services"]
 ONE_SHOT = {"keys", "prepare", "pipeline"}
 OURS = ONE_SHOT | {"worker", "serve", "serve-gpu", "standby", "edge"}
 WRITABLE_ROOT = {"kafka"}
 """The image writes its configuration at each start."""
-
-every_service = pytest.mark.parametrize("name", SERVICES)
 
 
 def default_of(value: Any) -> str:
@@ -46,7 +46,7 @@ def test_environments_are_valid_settings(name: str, monkeypatch: pytest.MonkeyPa
     assert load_settings().redis_host == "redis"
 
 
-@every_service
+@pytest.mark.parametrize("name", SERVICES)
 def test_every_service_is_confined_and_bounded(name: str) -> None:
     """A pinned image, a fixed user without root or privileges, a read-only root, bounds that both Compose versions obey, and health checks of servers."""
     service = SERVICES[name]
@@ -94,8 +94,18 @@ def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
 def test_git_and_the_image_hold_no_secret() -> None:
     """No tracked file is a secret, and .dockerignore excludes everything that it does not name."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    seen = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
 
     assert not [path for path in listed if re.search(r"(password|\.key|\.acl|jaas\.conf|\.pem)$", path)]
     assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
-    assert not {".git", ".env", ".tailrace"} & set(seen)
+    assert not {".git", ".env", ".tailrace"} & LET_IN
+
+
+def test_what_is_copied_is_not_ignored() -> None:
+    """The build context has each file that the Dockerfile names, and each package; the lock has the line at which the image's part ends."""
+    named = set(re.findall(r"(?:requirements[\w-]*\.lock|infra/docker/[\w.]+)", DOCKERFILE))
+    (cut,) = re.findall(r"sed '/\^(.+)\$/,\$d' /requirements.lock > /image.lock", DOCKERFILE)
+
+    assert {"requirements.lock", "requirements-torch.lock"} <= named
+    assert all(path.split("/")[0] in LET_IN and (ROOT / path).is_file() for path in named)
+    assert {"services", "models", "pipelines", "infra", "feature_repo"} <= LET_IN
+    assert (ROOT / "requirements.lock").read_text().splitlines().count(cut) == 1

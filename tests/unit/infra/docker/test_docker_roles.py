@@ -3,7 +3,6 @@
 import hashlib
 import stat
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,38 +16,24 @@ from services.settings.settings import Settings
 from tests.support.servers import free_port
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """The empty volumes."""
+def test_secrets_are_made_once_and_those_of_servers_match_those_of_clients(tmp_path: Path) -> None:
+    """Redis has the password's hash, the broker the password, the doors the hash of the operator's key, which its owner alone may read."""
     for folder in ("redis", "kafka", "doors", "keys", "grafana"):
         (tmp_path / folder).mkdir()
-    return tmp_path
 
+    made = {str(path.relative_to(tmp_path)): path.read_text() for path in make_missing(tmp_path)}
 
-def test_secrets_are_made_once(root: Path) -> None:
-    """A second run changes nothing."""
-    made = {path: path.read_text() for path in make_missing(root)}
-    again = list(make_missing(root))
-
-    assert len(made) == 7
-    assert again == []
-    assert {path: path.read_text() for path in made} == made
-
-
-def test_server_files_match_client_files(root: Path) -> None:
-    """Redis has the password's hash, the broker the password, the doors the hash of the operator's key, which its owner alone may read."""
-    list(make_missing(root))
-    password = (root / "redis" / "password").read_text()
-    key = operator_key(root)
-    (stored,) = read_keys(root / "doors" / "keys.json").keys
-
-    assert f"#{hashlib.sha256(password.encode()).hexdigest()} " in (root / "redis" / "users.acl").read_text()
-    assert password not in (root / "redis" / "users.acl").read_text()
-    assert f'user_tailrace="{(root / "kafka" / "password").read_text()}";' in (root / "kafka" / "jaas.conf").read_text()
+    assert (len(made), [*make_missing(tmp_path)]) == (7, [])
+    assert {path: (tmp_path / path).read_text() for path in made} == made
+    (stored,), key = read_keys(tmp_path / "doors" / "keys.json").keys, operator_key(tmp_path)
+    password = made["redis/password"]
+    assert f"#{hashlib.sha256(password.encode()).hexdigest()} " in made["redis/users.acl"]
+    assert password not in made["redis/users.acl"]
+    assert f'user_tailrace="{made["kafka/password"]}";' in made["kafka/jaas.conf"]
     assert (stored.id, stored.scopes) == (OPERATOR, frozenset(Scope))
     assert [one.sha256 for one in stored.hashes] == [hash_of(key)]
-    assert key not in (root / "doors" / "keys.json").read_text()
-    assert stat.S_IMODE((root / "keys" / "operator.key").stat().st_mode) == 0o600
+    assert key not in made["doors/keys.json"]
+    assert stat.S_IMODE((tmp_path / "keys" / "operator.key").stat().st_mode) == 0o600
 
 
 def test_health_probes_by_word(tmp_path: Path) -> None:
@@ -64,41 +49,31 @@ def test_health_probes_by_word(tmp_path: Path) -> None:
         probe_of("ping:1")
 
 
-def test_a_role_runs_beside_its_metrics(tmp_path: Path) -> None:
-    """The process has its metrics folder in its environment and the endpoint is open; its exit code is returned."""
-    port = free_port()
+def test_a_role_runs_beside_its_metrics_and_its_log_is_copied(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The process has its metrics folder in its environment and the endpoint is open; its exit code is returned.
+
+    The lines of its log file come to the output from before and after the file's rotation, its last words included, and none that it printed.
+    """
+    port, log_file = free_port(), tmp_path / "gateway.log"
     settings = Settings(state_dir=tmp_path, metrics_port=port)
-    script = (
-        "import os, sys, urllib.request\n"
-        f"answer = urllib.request.urlopen('http://127.0.0.1:{port}/healthz').read()\n"
-        "sys.exit(7 if answer == b'ok\\n' and os.environ['PROMETHEUS_MULTIPROC_DIR'] == os.environ['WANTED'] else 1)\n"
-    )
-    began = time.monotonic()
+    script = f"""
+import os, sys, urllib.request
+from pathlib import Path
+assert urllib.request.urlopen("http://127.0.0.1:{port}/healthz").read() == b"ok\\n"
+assert os.environ["PROMETHEUS_MULTIPROC_DIR"] == os.environ["WANTED"]
+log = Path(sys.argv[1])
+log.write_text("first words\\n")
+log.rename(f"{{log}}.old")
+log.write_text("last words\\n")
+print("(raylet) A worker died", flush=True)
+os._exit(7)
+"""
+    command, variables = (sys.executable, "-c", script, str(log_file)), {"WANTED": str(settings.metrics_dir)}
 
-    code = run_beside_metrics((sys.executable, "-c", script), {"WANTED": str(settings.metrics_dir)}, settings)
-
-    assert code == 7
-    assert time.monotonic() - began < 60
-    assert settings.metrics_dir.is_dir()
-
-
-def test_the_log_file_of_a_role_is_copied_to_its_output(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Lines come through from before and after the file's rotation, the process's last words included, and none that the process printed."""
-    settings, log_file = Settings(state_dir=tmp_path, metrics_port=free_port()), tmp_path / "gateway.log"
-    script = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "log = Path(sys.argv[1])\n"
-        "log.write_text('first words\\n')\n"
-        "log.rename(f'{log}.old')\n"
-        "log.write_text('last words\\n')\n"
-        "print('(raylet) A worker died', flush=True)\n"
-        "os._exit(7)\n"
-    )
-
-    code = run_beside_metrics((sys.executable, "-c", script, str(log_file)), {}, settings, log_file)
-
-    assert code == 7
+    assert run_beside_metrics(command, variables, settings, log_file) == 7
+    assert run_beside_metrics((sys.executable, "-c", "exit(3)"), {}, settings) == 3
     shown = capfd.readouterr()
     assert shown.out.splitlines() == ["first words", "last words"]
     assert "(raylet) A worker died" in shown.err

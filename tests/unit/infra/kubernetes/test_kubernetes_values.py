@@ -1,4 +1,4 @@
-"""The manifests' values against the code: settings, ports, commands, metrics."""
+"""The manifests' values against the code: settings, ports, commands, metrics, Ray Serve's config."""
 
 import importlib.util
 import os
@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import ray.serve._private.constants as serve_constants
+from ray._common.utils import import_attr
+from ray.serve.schema import ServeDeploySchema
 
 from infra.local.servers.node import node_environment
 from infra.local.servers.ray_home import ray_environment
+from services.app import GRPC_SERVICERS
 from services.settings.settings import Settings, load_settings
 from tests.support.manifests import (
-    OVERLAYS,
     ROOT,
-    Pod,
     environment,
     parse,
     pod_of,
@@ -29,13 +30,12 @@ from tests.support.manifests import (
     the,
 )
 
-PREFIX = "TAILRACE_"
-RAYS = {"tailrace-head", "tailrace-gateways", "tailrace-llm"}
-OURS = RAYS | {"tailrace-edge", "tailrace-standby", "tailrace-stream", "tailrace-train", "tailrace-precompute"}
+Things = list[dict[str, Any]]
+
+OURS = {f"tailrace-{one}" for one in ("head", "gateways", "llm", "edge", "standby", "stream", "train", "precompute")}
 SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|RAY_ENABLE|RAY_INGRESS|_LOC$|_PATH$|_SERVER_STATE_|_PORT$")
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_images_can_be_given_by_digest(overlay: str, tmp_path: Path) -> None:
     """With `digest` in the place of `newTag`, every container of ours has its image by digest, and none by tag."""
     shutil.copytree(ROOT / "infra", tmp_path / "infra", ignore=shutil.ignore_patterns("*.py"))
@@ -47,191 +47,97 @@ def test_images_can_be_given_by_digest(overlay: str, tmp_path: Path) -> None:
     assert images == {f"tailrace@sha256:{'0' * 64}"}
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_container_loads_its_settings(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_container_loads_its_settings(things: Things, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process accepts its environment, of which every variable is a setting, and its module exists."""
-    things = render(overlay)
-    ours = [
-        (pod.name, container)
-        for pod in pods(things)
-        for container in pod.containers()
-        if pod.name in OURS and container["name"] != "log"  # which copies a file
-    ]
-    for name, container in ours:
-        with monkeypatch.context() as context:
-            for key in [key for key in os.environ if key.startswith(PREFIX)]:
-                context.delenv(key)
-            for key, value in environment(things, container).items():
-                context.setenv(key, value)
-            assert str(load_settings().state_dir) == "/var/lib/tailrace", (name, container["name"])
-    assert {name for name, _ in ours} == OURS
-    commands = [container.get("command", []) for _, container in ours]
-    modules = {command[2] for command in commands if command[:2] == ["python", "-m"]}
-    assert modules == {"services.stream", "infra.kafka.topics", "infra.local.servers.metrics", "infra.docker"}
-    assert all(importlib.util.find_spec(name) for name in modules)
+    for key in [key for key in os.environ if key.startswith("TAILRACE_")]:
+        monkeypatch.delenv(key)
+    for pod in [pod for pod in pods(things) if pod.name in OURS]:
+        for container in [one for one in pod.containers() if one["name"] != "log"]:  # which copies a file
+            with monkeypatch.context() as context:
+                for key, value in environment(things, container).items():
+                    context.setenv(key, value)
+                assert str(load_settings().state_dir) == "/var/lib/tailrace", (pod.name, container["name"])
+            command = container.get("command", [])
+            assert command[:2] != ["python", "-m"] or importlib.util.find_spec(command[2]), command
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_files_of_settings_are_mounted(overlay: str) -> None:
-    """Each container mounts the credentials that its settings name."""
-    things = render(overlay)
-    for pod in [pod for pod in pods(things) if pod.name in OURS - {"tailrace-head"}]:
-        for container in pod.containers():
-            variables = environment(things, container)
-            wanted = {f"{file}" for key in USES[container["name"]] if (file := variables.get(key))}
-            if container["name"] == "edge":
-                wanted = {f"{folder}/{name}" for folder in wanted for name in ("tls.crt", "tls.key")}
-
-            assert wanted <= files_in(pod, container), (pod.name, container["name"])
-            assert bool(wanted) == (overlay != "dev" and bool(USES[container["name"]])), container["name"]
-
-
-STORES = {
-    f"{PREFIX}{one}" for one in ("REDIS_PASSWORD_FILE", "REDIS_TLS_CA_FILE", "KAFKA_PASSWORD_FILE", "KAFKA_TLS_CA_FILE")
-}
-USES: dict[str, set[str]] = {
-    "ray-worker": STORES | {f"{PREFIX}API_KEYS_FILE"},
-    "standby": STORES | {f"{PREFIX}API_KEYS_FILE"},
-    "worker": STORES,
-    "pipeline": STORES,
-    "topics": {one for one in STORES if "KAFKA" in one},
-    "edge": {f"{PREFIX}TLS_DIR"},
-    "node-metrics": set(),
-    "log": set(),
-}
-"""The settings that name files and that each container uses."""
-
-
-def files_in(pod: Pod, container: dict[str, Any]) -> set[str]:
-    """Return the paths of the secrets that a container mounts."""
-    found = set()
-    for mount in container["volumeMounts"]:
-        (volume,) = [one for one in pod.spec["volumes"] if one["name"] == mount["name"]]
-        sources = [source["secret"] for source in volume.get("projected", {"sources": ()})["sources"]]
-        found |= {f"{mount['mountPath']}/{item['path']}" for secret in sources for item in secret["items"]}
-        if "secret" in volume:  # without items, of type kubernetes.io/tls
-            names = [item["path"] for item in volume["secret"].get("items", ())] or ["tls.crt", "tls.key"]
-            found |= {f"{mount['mountPath']}/{name}" for name in names}
-    return found
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ports_are_those_of_the_settings(overlay: str) -> None:
+def test_ports_are_those_of_the_settings(things: Things) -> None:
     """Containers, Services and Ray Serve's config have the settings' ports, and the edge calls Services that exist."""
-    things = render(overlay)
-    serve = serve_config(things)
-    edge = pod_of(things, "tailrace-edge").container("edge")
+    serve, edge = serve_config(things), pod_of(things, "tailrace-edge").container("edge")
     settings = settings_of(things, edge)
+    inner = settings.inner_http_port, settings.inner_grpc_port
     expected = {
-        "tailrace-edge": {"http": settings.http_port, "grpc": settings.grpc_port},
-        "tailrace-gateways": {"serve": settings.inner_http_port, "grpc": settings.inner_grpc_port},
-        "tailrace-standby": {"http": settings.standby_http_port, "grpc": settings.standby_grpc_port},
-    }
-    services = {
-        "tailrace-doors": "tailrace-edge",
-        "tailrace-ray": "tailrace-gateways",
-        "tailrace-standby": "tailrace-standby",
+        "edge": {"http": settings.http_port, "grpc": settings.grpc_port},
+        "gateways": {"serve": inner[0], "grpc": inner[1]},
+        "standby": {"http": settings.standby_http_port, "grpc": settings.standby_grpc_port},
     }
 
-    for name, ports in expected.items():
-        containers = pod_of(things, name).containers()
+    for name, service in (("edge", "doors"), ("gateways", "ray"), ("standby", "standby")):
+        containers = pod_of(things, f"tailrace-{name}").containers()
         given = {port["name"]: port["containerPort"] for one in containers for port in one.get("ports", ())}
-        assert ports.items() <= given.items()
-        assert given["node-metrics"] == settings.metrics_port
-    for name, pod in services.items():
-        ports = the(things, "Service", name)["spec"]["ports"]
-        assert {port["targetPort"]: port["port"] for port in ports} == expected[pod]
-    assert edge["args"][1::2] == [f"{name}.tailrace.svc.cluster.local" for name in ("tailrace-ray", "tailrace-standby")]
-    assert serve["http_options"] == {"host": settings.inner_host, "port": settings.inner_http_port}
-    assert serve["grpc_options"]["port"] == settings.inner_grpc_port
+        ports = the(things, "Service", f"tailrace-{service}")["spec"]["ports"]
+        assert {**expected[name], "node-metrics": settings.metrics_port}.items() <= given.items()
+        assert {port["targetPort"]: port["port"] for port in ports} == expected[name]
+    assert edge["args"][1::2] == [f"tailrace-{name}.tailrace.svc.cluster.local" for name in ("ray", "standby")]
+    assert serve["http_options"] == {"host": settings.inner_host, "port": inner[0]}
+    assert serve["grpc_options"]["port"] == inner[1]
 
 
 def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
     """Ray's variables of the embedded stack are set here and on machines too, except those of one machine, and Ray Serve reads each name."""
-    things = render("prod")
-    told = environment(things, pod_of(things, "tailrace-head").containers()[0])
-    here = {
-        key: value
-        for key, value in ray_environment(tmp_path, Settings.model_construct()).items()
-        if not SET_FOR_THIS_MACHINE.search(key)
-    }
-
-    machine = node_environment(Settings.model_construct(), "standby", tmp_path / "token")
-    assert here.items() <= told.items()
-    assert here.items() <= machine.items()
-    ingress = ROOT / Path(told["RAY_SERVE_HAPROXY_BINARY_PATH"]).relative_to(
-        "/app"
-    )  # where the image has the repository
-    assert os.access(ingress, os.X_OK)
-    assert told["RAY_INGRESS_OPTIONS"] == "--standby tailrace-standby.tailrace.svc.cluster.local 18001 19001"
+    things, defaults = render("prod"), Settings.model_construct()
+    given = environment(things, pod_of(things, "tailrace-head").containers()[0])
+    embedded = ray_environment(tmp_path, defaults).items()
+    wanted = {key: value for key, value in embedded if not SET_FOR_THIS_MACHINE.search(key)}
+    ingress = Path(given["RAY_SERVE_HAPROXY_BINARY_PATH"]).relative_to("/app")  # where the image has the repository
     source = Path(str(serve_constants.__file__)).read_text()
-    assert [key for key in told if key.startswith("RAY_SERVE_") and f'"{key}"' not in source] == []
+
+    assert wanted.items() <= given.items()
+    assert wanted.items() <= node_environment(defaults, "standby", tmp_path / "token").items()
+    assert os.access(ROOT / ingress, os.X_OK)
+    assert given["RAY_INGRESS_OPTIONS"] == "--standby tailrace-standby.tailrace.svc.cluster.local 18001 19001"
+    assert [key for key in given if key.startswith("RAY_SERVE_") and f'"{key}"' not in source] == []
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_each_partition_has_one_worker(overlay: str) -> None:
-    """As many stream workers as their settings say, each with its ordinal as index, and no more than partitions."""
-    things = render(overlay)
-    workers = pod_of(things, "tailrace-stream")
-    container = workers.container("worker")
-    variables = environment(things, container)
-    (index,) = [one for one in container["env"] if one["name"] == "TAILRACE_WORKER_INDEX"]
+def test_replicas_fit_into_the_pods(overlay: str, things: Things) -> None:
+    """Minimal and maximal replicas fit into the pods' CPUs and GPUs; each gateway's setting has the most that there may be.
 
-    assert the(things, "StatefulSet", "tailrace-stream")["spec"]["replicas"] == int(variables["TAILRACE_NUM_WORKERS"])
-    assert int(variables["TAILRACE_NUM_WORKERS"]) <= int(variables["TAILRACE_TOPIC_PARTITIONS"])
-    assert index["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_metrics_are_written_where_they_are_read(overlay: str) -> None:
-    """Processes write their metrics into the volume that the metrics container of their pod reads.
-
-    It drops the gauges of pids that /proc lacks, so it must see the other containers' processes.
+    By it they divide the keys' limits while Redis is unavailable. Ray Serve opens doors where replicas are, so each minimal pod
+    needs a replica, or it would never be ready. gRPC registers the servicers of services.app on every node.
     """
-    things = render(overlay)
-    serve = serve_config(things)
-    folder = str(Settings(state_dir=Path("/var/lib/tailrace")).metrics_dir)
-    for pod in [pod for pod in pods(things) if pod.name in {"tailrace-gateways", "tailrace-llm", "tailrace-stream"}]:
-        writer, endpoint = pod.containers()[0], pod.container("node-metrics")
-        told = environment(things, writer) | serve["applications"][0]["runtime_env"]["env_vars"]
-        mounts = [{m["mountPath"]: m["name"] for m in one["volumeMounts"]}[folder] for one in (writer, endpoint)]
-
-        assert told["PROMETHEUS_MULTIPROC_DIR"] == folder
-        assert mounts == ["metrics", "metrics"]
-        assert pod.spec["shareProcessNamespace"]
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_log_lines_are_written_where_they_are_read(overlay: str) -> None:
-    """What Ray runs writes its lines to a file of its pod that a container copies to its output; the other pods write to their own."""
-    things = render(overlay)
-    for pod in pods(things):
-        for container in pod.containers():
-            log_file = environment(things, container).get("TAILRACE_LOG_FILE")
-            assert bool(log_file) == (container["name"] in {"ray-head", "ray-worker"}), (pod.name, container["name"])
-            if container["name"] == "ray-worker":
-                reader = pod.container("log")
-                mounts = [
-                    {m["name"]: m["mountPath"] for m in one["volumeMounts"]}["state"] for one in (container, reader)
-                ]
-                assert reader["command"][0] == "tail"
-                assert reader["command"][-1] == log_file
-                assert mounts == ["/var/lib/tailrace"] * 2
+    groups = the(things, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    config = ServeDeploySchema.model_validate(serve_config(things))
+    deployments = {one.name: one for one in config.applications[0].deployments}
+    for group, name in (("gateways", "Gateway"), ("llm", "llm")):
+        (num_pods,) = [one["minReplicas"] for one in groups if one["groupName"] == group]
+        assert deployments[name].autoscaling_config["min_replicas"] >= num_pods, group
+    for bound in ("min", "max"):
+        for resource in ("num_cpus", "num_gpus"):
+            key = resource.replace("_", "-")
+            given = sum(int(group["rayStartParams"].get(key, 0)) * group[f"{bound}Replicas"] for group in groups)
+            wanted = sum(
+                one.autoscaling_config[f"{bound}_replicas"] * (getattr(one.ray_actor_options, resource) or 0)
+                for one in deployments.values()
+            )
+            assert wanted <= given, (bound, resource)
+            assert bool(given) == (resource == "num_cpus" or overlay == "gpu")
+    gateway = settings_of(things, pod_of(things, "tailrace-gateways").container("ray-worker"))
+    assert gateway.gateway_replicas == deployments["Gateway"].autoscaling_config["max_replicas"]
+    assert tuple(config.grpc_options.grpc_servicer_functions) == GRPC_SERVICERS
+    assert all(callable(import_attr(name)) for name in GRPC_SERVICERS)
+    assert config.proxy_location == "EveryNode"
 
 
 @pytest.mark.parametrize(("age_s", "code"), [(0, 0), (120, 1)])
 def test_the_heartbeat_probe_finds_a_stalled_worker(age_s: int, code: int, tmp_path: Path) -> None:
     """The probe's shell line succeeds for a fresh heartbeat and fails for an old one."""
-    stream = pod_of(render("prod"), "tailrace-stream")
-    shell, flag, line = stream.container("worker")["livenessProbe"]["exec"]["command"]
+    worker = pod_of(render("prod"), "tailrace-stream").container("worker")
+    shell, flag, line = worker["livenessProbe"]["exec"]["command"]
     beat = tmp_path / "worker-0.beat"
     beat.touch()
     os.utime(beat, (beat.stat().st_atime, beat.stat().st_mtime - age_s))
 
-    done = subprocess.run(
-        [shell, flag, line.replace("/var/lib/tailrace/run", str(tmp_path))],
-        env={**os.environ, "TAILRACE_WORKER_INDEX": "0"},
-        check=False,
-    )
+    command = [shell, flag, line.replace("/var/lib/tailrace/run", str(tmp_path))]
+    done = subprocess.run(command, env={**os.environ, "TAILRACE_WORKER_INDEX": "0"}, check=False)
 
     assert done.returncode == code

@@ -23,12 +23,10 @@ time.sleep(1000)
 """A command with a child in a session of its own and a grandchild whose parent is gone."""
 
 
-def start_family(pids_path: Path, grace_s: float = 5.0) -> tuple["subprocess.Popen[bytes]", list[int]]:
-    """Start a family under a keeper; return the keeper and the pids of the family."""
-    command = (sys.executable, "-c", FAMILY, str(pids_path))
-    keeper = subprocess.Popen(keeper_command(os.getpid(), grace_s, command), start_new_session=True)
+def pids_of_family(pids_path: Path) -> list[int]:
+    """Wait until a family has begun, and return its pids."""
     wait_for(lambda: pids_path.exists() and pids_path.read_text().endswith(" "))
-    return keeper, [int(pid) for pid in pids_path.read_text().split()]
+    return [int(pid) for pid in pids_path.read_text().split()]
 
 
 def is_gone(pid: int) -> bool:
@@ -58,7 +56,9 @@ def test_the_end_of_a_keeper_or_its_command_ends_the_whole_family(
     tmp_path: Path, victim: str, number: int, code: int
 ) -> None:
     """All that the command started ends before the keeper does, sessions and orphans included."""
-    keeper, pids = start_family(tmp_path / "pids")
+    command = (sys.executable, "-c", FAMILY, str(tmp_path / "pids"))
+    keeper = subprocess.Popen(keeper_command(os.getpid(), 5.0, command), start_new_session=True)
+    pids = pids_of_family(tmp_path / "pids")
 
     os.kill(keeper.pid if victim == "keeper" else pids[0], number)
 
@@ -81,15 +81,13 @@ def test_a_command_is_killed_after_its_grace() -> None:
 
 def test_the_death_of_the_parent_ends_the_family(tmp_path: Path) -> None:
     """After SIGKILL of the keeper's parent no process of the family remains."""
-    pids_path = tmp_path / "pids"
     parent_script = (
         "import os, subprocess, sys, time; from infra.local.supervisor.keeper import keeper_command; "
         "subprocess.Popen(keeper_command(os.getpid(), 1.0, tuple(sys.argv[1:])), start_new_session=True); time.sleep(1000)"
     )
-    command = (sys.executable, "-c", FAMILY, str(pids_path))
+    command = (sys.executable, "-c", FAMILY, str(tmp_path / "pids"))
     parent = subprocess.Popen([sys.executable, "-c", parent_script, *command])
-    wait_for(lambda: pids_path.exists() and pids_path.read_text().endswith(" "))
-    pids = [int(pid) for pid in pids_path.read_text().split()]
+    pids = pids_of_family(tmp_path / "pids")
     keepers = children_of(parent.pid)
 
     parent.kill()

@@ -10,7 +10,7 @@ from infra.local.commands.doctor import examine
 from infra.local.commands.guide import describe_stack, example_user, grpc_call, rest_call
 from infra.local.servers import binaries
 from infra.local.servers.access import check_access
-from infra.local.supervisor.parts import broker_address, stack_parts
+from infra.local.supervisor.parts import stack_parts
 from services.errors import ConfigError, EnvironmentFault
 from services.settings.settings import Settings
 from services.stream.rebuild import base_table
@@ -41,38 +41,31 @@ def test_needs_come_before_their_users(settings: Settings) -> None:
         ({"http_host": "0.0.0.0", "http_port": 9092}, "TAILRACE_HTTP_PORT: 9092 is TAILRACE_KAFKA_BOOTSTRAP's already"),
         ({"kafka_tls_ca_file": Path("ca.pem")}, "embedded broker"),
         ({"kafka_username": "u", "kafka_password_file": Path("p")}, "embedded broker"),
+        *(
+            ({"kafka_bootstrap": bootstrap}, "TAILRACE_KAFKA_BOOTSTRAP")
+            for bootstrap in ("", "kafka", "kafka:", "kafka:port", "a:1,b:2", "kafka:0", "kafka:70000")
+        ),
     ],
 )
 def test_settings_that_no_part_could_start_with_are_refused(
     settings: Settings, update: dict[str, object], words: str
 ) -> None:
-    """One port for two parts, and security that the embedded broker lacks, are refused by the setting's name."""
+    """One port for two parts, security that the embedded broker lacks, and no one address of it are refused by the setting's name."""
     with pytest.raises(ConfigError, match=words):
         stack_parts(settings.model_copy(update=update))
 
 
-@pytest.mark.parametrize("bootstrap", ["", "kafka", "kafka:", "kafka:port", "a:1,b:2", "kafka:0", "kafka:70000"])
-def test_an_embedded_broker_needs_one_address(bootstrap: str) -> None:
-    """A bootstrap other than host:port is refused by the setting's name."""
-    with pytest.raises(ConfigError, match="TAILRACE_KAFKA_BOOTSTRAP"):
-        broker_address(bootstrap)
-
-
-@pytest.mark.parametrize("is_served", [True, False])
-def test_the_console_s_address_is_printed_where_it_is_served(settings: Settings, is_served: bool) -> None:
-    """Beside the doors' addresses, since nothing else that is printed leads to it."""
-    printed = describe_stack(settings.model_copy(update={"console": is_served}), "v1")
-
-    assert ("console  http://127.0.0.1:8000/\n" in printed) is is_served
-
-
-def test_printed_calls_have_the_key_and_the_authority(settings: Settings, tmp_path: Path) -> None:
-    """On a secured stack the key is read from the environment, the authority from beside the certificate."""
+def test_what_is_printed_can_be_pasted(settings: Settings, tmp_path: Path) -> None:
+    """The console's address where it is served; on a secured stack the key is read from the environment, the authority from beside
+    the certificate.
+    """
     (tmp_path / "ca.crt").touch()
     secured = settings.model_copy(update={"api_keys_file": tmp_path / "keys.json", "tls_dir": tmp_path})
-
     rest, rpc = rest_call(secured, "u7"), grpc_call(secured, "u7", "python")
 
+    for is_served in (True, False):
+        printed = describe_stack(settings.model_copy(update={"console": is_served}), "v1")
+        assert ("console  http://127.0.0.1:8000/\n" in printed) is is_served
     assert f"--cacert {tmp_path}/ca.crt https://127.0.0.1:8000/" in rest
     assert '-H "authorization: Bearer $TAILRACE_KEY"' in rest
     assert f"Client('grpcs://127.0.0.1:9000', tls=Tls('{tmp_path}/ca.crt'), api_key='$TAILRACE_KEY')" in rpc
@@ -115,32 +108,29 @@ def test_the_edge_alone_has_the_public_ports(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("update", "words"),
     [
-        ("api_keys_file", "/missing"),
-        ("tls_dir", "TAILRACE_TLS_DIR"),
-        ("redis_tls_ca_file", "TAILRACE_REDIS_TLS_CA_FILE"),
-        ("redis_password_file", "/missing"),
+        ({"api_keys_file": Path("/missing")}, "/missing"),
+        ({"tls_dir": Path("/missing")}, "TAILRACE_TLS_DIR"),
+        ({"redis_tls_ca_file": Path("/missing")}, "TAILRACE_REDIS_TLS_CA_FILE"),
+        ({"redis_password_file": Path("/missing")}, "/missing"),
+        ({"redis_host": "0.0.0.0"}, "TAILRACE_REDIS_HOST: everybody"),
+        ({"kafka_bootstrap": "10.0.0.1:9092"}, "TAILRACE_KAFKA_BOOTSTRAP: everybody"),
     ],
 )
-def test_missing_files_of_access_are_refused_before_the_start(
-    settings: Settings, tmp_path: Path, name: str, words: str
+def test_what_access_lacks_is_refused_before_the_start(
+    settings: Settings, update: dict[str, object], words: str
 ) -> None:
-    """The start and the doctor both name the missing file."""
-    broken = settings.model_copy(update={name: tmp_path / "missing"})
+    """The start and the doctor both name the missing file, and a store or broker whose port others reach: the embedded ones have no
+    password that others lack.
+    """
+    broken = settings.model_copy(update=update)
 
     with pytest.raises(ConfigError, match=words):
         check_access(broken)
     (found,) = [one for one in examine(broken) if one.what == "access"]
     assert not found.is_ok
     assert re.search(words, found.found)
-
-
-@pytest.mark.parametrize("update", [{"redis_host": "0.0.0.0"}, {"kafka_bootstrap": "10.0.0.1:9092"}])
-def test_an_open_store_or_broker_is_refused(settings: Settings, update: dict[str, str]) -> None:
-    """The embedded servers have no password that others lack, so they listen on loopback only; a store with one may be elsewhere."""
-    with pytest.raises(ConfigError, match=f"TAILRACE_{next(iter(update)).upper()}: everybody"):
-        check_access(settings.model_copy(update=update))
 
 
 def test_missing_server_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

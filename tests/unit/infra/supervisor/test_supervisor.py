@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,34 +47,15 @@ STATEMENTS = """
 """
 
 
-def run(case: str, folder: Path) -> str:
-    """Run a case after the statements above, stop, and return the remaining processes. Raises AssertionError when it fails."""
-    script = textwrap.dedent(STATEMENTS) + textwrap.dedent(case) + "\none.stop()\nprint(children_of(os.getpid()))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_a_record_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    """A part that dies while its record cannot be written is restarted all the same, and all end in order."""
-    left = run(
+@pytest.mark.parametrize(
+    "case",
+    [
         """
         shutil.rmtree(folder / "run")
         os.kill(keeper, signal.SIGKILL)
         until("the record cannot be written")
         until("worker: healthy again (restart 1)")
         """,
-        tmp_path,
-    )
-
-    assert left == "[]"
-
-
-def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
-    """A log that cannot be opened is a failure of that part alone."""
-    left = run(
         """
         logs.rename(folder / "away")
         os.kill(keeper, signal.SIGKILL)
@@ -80,52 +63,69 @@ def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
         (folder / "away").rename(logs)
         until("worker: healthy again")
         """,
-        tmp_path,
+    ],
+    ids=["its record cannot be written", "its log cannot be opened"],
+)
+def test_a_part_that_dies_is_restarted_though(case: str, tmp_path: Path) -> None:
+    """A part is started again whatever cannot be written about it, and all end in order."""
+    script = textwrap.dedent(STATEMENTS) + textwrap.dedent(case) + "\none.stop()\nprint(children_of(os.getpid()))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
 
-    assert left == "[]"
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+@contextmanager
+def running(*command: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a command, and kill it at the end."""
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def supervisor_that(statement: str, folder: Path) -> list[str]:
+    """Return the command of a process that claims the folder and runs this statement."""
+    script = f"""
+        import pathlib, sys, time
+        from infra.local.supervisor.stackfile import StackFile
+        stack_file = StackFile(pathlib.Path(sys.argv[1]))
+        stack_file.claim()
+        {statement}
+    """
+    return [sys.executable, "-c", textwrap.dedent(script), str(folder)]
 
 
 def test_an_old_record_ends_no_other_process(tmp_path: Path) -> None:
     """A supervisor writes its own pid at its start, so that `tailrace down` never ends a process with an old record's pid."""
-    stranger = subprocess.Popen(["sleep", "1000"])
-    try:
+    with running("sleep", "1000") as stranger:
         old = StackFile(tmp_path)
         old.claim()
         old.write(StackRecord(supervisor_pid=stranger.pid, stage="ready"))
         old.release()
-        script = "import sys, time, pathlib; from infra.local.supervisor.stackfile import StackFile; s = StackFile(pathlib.Path(sys.argv[1])); s.claim(); time.sleep(1000)"
-        beginning = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT)
-        wait_for(StackFile(tmp_path).is_claimed, 30.0, "a claim")
-        wait_for(
-            lambda: (record := StackFile(tmp_path).read()) and record.supervisor_pid == beginning.pid, 10.0, "a record"
-        )
+        with running(*supervisor_that("time.sleep(1000)", tmp_path)) as beginning:
+            wait_for(
+                lambda: (record := StackFile(tmp_path).read()) and record.supervisor_pid == beginning.pid,
+                30.0,
+                "a record",
+            )
+            stopped = stop_stack(Settings(state_dir=tmp_path))
 
-        stopped = stop_stack(Settings(state_dir=tmp_path))
-
-        assert stopped
-        assert beginning.wait(10.0) == -signal.SIGTERM
-        assert stranger.poll() is None
-    finally:
-        stranger.kill()
-        stranger.wait()
+            assert (stopped, beginning.wait(10.0), stranger.poll()) == (True, -signal.SIGTERM, None)
 
 
 def test_a_supervisor_that_has_removed_its_record_is_waited_for(tmp_path: Path) -> None:
     """`tailrace down` while a stack ends by itself: its record goes before its lock, which is no broken record."""
-    script = "import sys, time, pathlib; from infra.local.supervisor.stackfile import StackFile; s = StackFile(pathlib.Path(sys.argv[1])); s.claim(); s.forget(); sys.stdin.read()"
-    ending = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE)
-    try:
-        wait_for(StackFile(tmp_path).is_claimed, 30.0, "a claim")
-        wait_for(lambda: StackFile(tmp_path).read() is None, 10.0, "no record")
+    stack_file = StackFile(tmp_path)
+    with running(*supervisor_that("stack_file.forget(); sys.stdin.read()", tmp_path)) as ending:
+        wait_for(lambda: stack_file.is_claimed() and stack_file.read() is None, 30.0, "a claim without a record")
         end = threading.Timer(0.5, ending.communicate)
         end.start()
 
         assert stop_stack(Settings(state_dir=tmp_path))
         end.join()
-    finally:
-        ending.kill()
-        ending.wait()
 
 
 @pytest.mark.parametrize(("command", "stops"), [("", True), ("nohup", False)])

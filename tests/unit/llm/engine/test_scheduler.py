@@ -1,5 +1,7 @@
 """The scheduler without a model: budgets, order, fairness, deadlines and cancels, by example and under random use."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -34,8 +36,7 @@ def build_sequence(name: str, order: int = 0, *, tokens: list[int] | None = None
 
 def build_scheduler(window: Window | None = None, **knobs) -> Scheduler:
     """Build a scheduler over the small config with changes."""
-    fields = {name: getattr(CONFIG, name) for name in EngineConfig.__slots__}
-    return Scheduler(EngineConfig(**{**fields, **knobs}), "v1", window)
+    return Scheduler(replace(CONFIG, **knobs), "v1", window)
 
 
 def run_step(scheduler: Scheduler, now_s: float = 0.0) -> tuple[StepPlan, list[Sequence]]:

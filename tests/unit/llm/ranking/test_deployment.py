@@ -52,36 +52,37 @@ async def served(replica: LlmDeployment, version: str) -> RankResult:
     raise AssertionError(f"{version} is not live: {reply}")
 
 
-async def test_it_follows_the_live_version(replica, settings) -> None:
-    """A promoted bundle is live within a poll; the old version is then refused with both names."""
+@pytest.fixture
+async def live(replica: LlmDeployment, settings: Settings) -> LlmDeployment:
+    """A replica on which v1 is live."""
     publish_bundle(settings.bundle_root, "v1")
-    first = await served(replica, "v1")
-    publish_bundle(settings.bundle_root, "v2", seed=9)
-    second = await served(replica, "v2")
+    await served(replica, "v1")
+    return replica
 
-    old = await replica.rank(build_request("v1"))
+
+async def test_it_follows_the_live_version(live, settings) -> None:
+    """A promoted bundle is live within a poll; the old version is then refused with both names."""
+    first = await live.rank(build_request("v1"))
+    publish_bundle(settings.bundle_root, "v2", seed=9)
+    second = await served(live, "v2")
 
     assert first.item_ids != second.item_ids
-    assert old == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))
+    assert await live.rank(build_request("v1")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))
     assert second.num_cached_tokens == 0
 
 
 async def test_a_request_that_meets_the_end_of_the_old_engine_is_refused_with_the_new_version(
-    replica, settings, monkeypatch
+    live, settings, monkeypatch
 ) -> None:
     """Between its look at the live bundle and its place in the queue the version changes and the idle old thread ends: nothing is broken."""
-    publish_bundle(settings.bundle_root, "v1")
-    await served(replica, "v1")
-    old = replica._live.current()
+    old = live._live.current()
     publish_bundle(settings.bundle_root, "v2", seed=9)
-    await served(replica, "v2")
+    await served(live, "v2")
     await asyncio.to_thread(old.thread.join, 5.0)
     seen = iter([old])
-    monkeypatch.setattr(replica._live, "current", lambda current=replica._live.current: next(seen, None) or current())
+    monkeypatch.setattr(live._live, "current", lambda current=live._live.current: next(seen, None) or current())
 
-    reply = await replica.rank(build_request("v1"))
-
-    assert reply == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))
+    assert await live.rank(build_request("v1")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))
 
 
 def live_kv_bytes() -> int:
@@ -141,10 +142,8 @@ async def test_a_swap_under_load_answers_all_from_one_kv_pool(replica, settings,
 
 
 @pytest.mark.parametrize(("name", "content"), [("decoder/config.json", "{}"), ("manifest.json", '{"files": 1}')])
-async def test_a_corrupt_bundle_does_not_replace_the_old_one(replica, settings, name, content) -> None:
+async def test_a_corrupt_bundle_does_not_replace_the_old_one(live, settings, name, content) -> None:
     """A version that does not verify or fails in any other way is refused; the one before stays live."""
-    publish_bundle(settings.bundle_root, "v1")
-    await served(replica, "v1")
     broken = publish_bundle(settings.bundle_root.parent / "elsewhere" / "bundles", "v2")
     broken.path.rename(settings.bundle_root / "v2")
     (settings.bundle_root / "v2" / name).write_text(content)
@@ -152,8 +151,8 @@ async def test_a_corrupt_bundle_does_not_replace_the_old_one(replica, settings, 
         (settings.bundle_root / "LIVE").write_text("v2\n")
         await until(lambda: "bundle_refused" in {line["event"] for line in lines})
 
-    replica.check_health()
-    assert isinstance(await replica.rank(build_request("v1")), RankResult)
+    live.check_health()
+    assert isinstance(await live.rank(build_request("v1")), RankResult)
     assert BundleStore(settings.bundle_root).live_version() == "v2"
 
 
@@ -173,35 +172,29 @@ async def test_refusals_have_their_kinds(replica, settings) -> None:
     assert any(isinstance(reply, RankResult) for reply in replies)
 
 
-async def test_health_fails_when_the_engine_died(replica, settings, monkeypatch) -> None:
+async def test_health_fails_when_the_engine_died(live, monkeypatch) -> None:
     """A request to a failed engine is refused as broken, and the replica is unhealthy."""
-    publish_bundle(settings.bundle_root, "v1")
-    await served(replica, "v1")
-    serving = replica._live.current()
+    serving = live._live.current()
     monkeypatch.setattr(serving.bundle.engine._runner, "submit", lambda plan: 1 / 0)
 
-    reply = await replica.rank(build_request("v1"))
+    assert await live.rank(build_request("v1")) == Refusal(RefusalKind.BROKEN)
     serving.thread.join(5.0)
-
-    assert reply == Refusal(RefusalKind.BROKEN)
     with pytest.raises(RuntimeError, match="engine thread died"):
-        replica.check_health()
+        live.check_health()
 
 
-async def test_health_fails_while_a_step_exceeds_its_bound(replica, settings, monkeypatch) -> None:
+async def test_health_fails_while_a_step_exceeds_its_bound(live, settings, monkeypatch) -> None:
     """An engine that hangs in a step makes its replica unhealthy, and one that comes back makes it healthy again."""
-    publish_bundle(settings.bundle_root, "v1")
-    await served(replica, "v1")
-    engine, goes_on = replica._live.current().bundle.engine, threading.Event()
+    engine, goes_on = live._live.current().bundle.engine, threading.Event()
     step = engine.step
     monkeypatch.setattr(engine, "step", lambda now_s: (goes_on.wait(60.0), step(now_s))[1])
-    asked = asyncio.create_task(replica.rank(build_request("v1")))
+    asked = asyncio.create_task(live.rank(build_request("v1")))
 
-    await until(lambda: replica._live.current().thread._step_called_s is not None)
-    replica.check_health()
-    monkeypatch.setattr(replica, "_settings", settings.model_copy(update={"engine_max_step_s": 1e-9}))
+    await until(lambda: live._live.current().thread._step_called_s is not None)
+    live.check_health()
+    monkeypatch.setattr(live, "_settings", settings.model_copy(update={"engine_max_step_s": 1e-9}))
     with pytest.raises(RuntimeError, match="a step of the engine"):
-        replica.check_health()
+        live.check_health()
     goes_on.set()
     assert isinstance(await asked, RankResult)
-    replica.check_health()
+    live.check_health()

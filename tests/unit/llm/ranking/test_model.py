@@ -28,15 +28,8 @@ def load(bundle: Bundle, **limits: int) -> LoadedBundle:
 
 def build_request(**changes) -> RankRequest:
     """Build a request of a user with four items of history."""
-    fields = {
-        "request_id": "r",
-        "user_id": "u",
-        "bundle_version": "v1",
-        "history_item_ids": ("i1", "i2", "gone", "i3"),
-        "k": 5,
-        "budget_ms": 0.0,
-    }
-    return RankRequest(**{**fields, **changes})
+    fields = {"request_id": "r", "user_id": "u", "bundle_version": "v1", "k": 5, "budget_ms": 0.0}
+    return RankRequest(**{**fields, "history_item_ids": ("i1", "i2", "gone", "i3"), **changes})
 
 
 def rank(loaded: LoadedBundle, request: RankRequest):
@@ -69,10 +62,8 @@ def test_items_come_best_first_with_log_probabilities(bundle) -> None:
 
 def test_filters_and_exclusions_restrict_the_result(bundle) -> None:
     """Only allowed items that are not excluded are returned, fewer than k if necessary."""
-    request = build_request(
-        excluded_item_ids=("i4", "i1", "nothing"),
-        filters=Filters(categories=("even",), allowed_item_ids=("i2", "i3", "i4", "i6")),
-    )
+    filters = Filters(categories=("even",), allowed_item_ids=("i2", "i3", "i4", "i6"))
+    request = build_request(excluded_item_ids=("i4", "i1", "nothing"), filters=filters)
 
     assert set(rank(load(bundle), request).item_ids) == {"i2", "i6"}
 

@@ -26,20 +26,15 @@ QWEN3 = attention_shape(16, 8, 128, layers=28)
 
 
 T4, A100, L4 = (
-    replace(H100, name=name, capability=capability)
-    for name, capability in (("T4", (7, 5)), ("A100", (8, 0)), ("L4", (8, 9)))
+    replace(H100, name=name, capability=at) for name, at in (("T4", (7, 5)), ("A100", (8, 0)), ("L4", (8, 9)))
 )
+OLD = "LLM_DTYPE: bfloat16 needs .* 8.0, and the T4 has .* 7.5; set it to float32, .* at most 64 numbers"
 
 
 @pytest.mark.parametrize(
     ("card", "dtype", "kv_kind", "refused"),
     [
-        (
-            T4,
-            "bfloat16",
-            "model",
-            "LLM_DTYPE: bfloat16 needs .* 8.0, and the T4 has .* 7.5; set it to float32, .* at most 64 numbers",
-        ),
+        (T4, "bfloat16", "model", OLD),
         (T4, "float32", "int8", None),
         (A100, "bfloat16", "fp8", "KV_KIND: fp8 needs .* 8.9, and the A100 .* 8.0; set it to int8 or model"),
         (A100, "bfloat16", "model", None),
@@ -61,36 +56,23 @@ def test_heads_that_exceed_the_shared_memory_are_refused(card: Card, head_dim: i
         assert pool.fit(EngineConfig(), shape, 4, 10 * GIB).num_blocks == 64
 
 
-@pytest.mark.parametrize(("card", "steps"), [(T4, ["measure", "empty"]), (None, ["measure"])])
-def test_what_the_limits_took_of_a_card_is_free_again(
-    card: Card | None, steps: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The measurement's memory is returned to the driver after it, on a card alone."""
+def test_what_the_limits_took_of_a_card_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are measured before a text replica's pool is taken, which would leave no memory; what was measured in is returned to the driver, on a card alone."""
     done: list[str] = []
     monkeypatch.setattr("services.llm.serving.card.measure_limits", lambda *_: done.append("measure"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty"))
 
-    limits_of(card, "cpu", "float32")
-
-    assert done == steps
-
-
-def test_a_text_replica_measures_before_its_pool_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Afterwards a measurement might find no memory."""
-    done: list[str] = []
-    monkeypatch.setattr("services.llm.text.deployment.limits_of", lambda *_: done.append("measure"))
-
+    limits_of(T4, "cpu", "float32")
     with pytest.raises(CheckpointError):
         TextDeployment(Settings(text_path="nowhere"))
 
-    assert done == ["measure"]
+    assert done == ["measure", "empty", "measure"]
 
 
 def test_a_card_that_is_absent_is_refused_at_the_start() -> None:
     """A replica on cuda:99 says how many devices it sees; a CPU is no card, and keeps the configured blocks."""
-    with pytest.raises(
-        ConfigError, match=r"TAILRACE_LLM_DEVICE: cuda:99 is not there, this process sees \d+ CUDA devices"
-    ):
+    absent = r"TAILRACE_LLM_DEVICE: cuda:99 is not there, this process sees \d+ CUDA devices"
+    with pytest.raises(ConfigError, match=absent):
         ranking_pool(Settings(llm_device="cuda:99"))
 
     assert open_card("cpu") is None

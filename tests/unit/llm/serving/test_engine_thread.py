@@ -17,12 +17,6 @@ from tests.support.engine.engines import build_decoder, build_engine, build_item
 from tests.support.wait import until
 
 
-@pytest.fixture
-def engine() -> Engine:
-    """A tiny engine with a queue of four requests."""
-    return queue_of_four()
-
-
 def queue_of_four(**knobs: bool) -> Engine:
     """Build a tiny engine with a queue of four requests."""
     items = build_items(1)
@@ -30,12 +24,9 @@ def queue_of_four(**knobs: bool) -> Engine:
 
 
 @pytest.fixture
-def thread(engine):
-    """Its running thread."""
-    thread = EngineThread(engine, 1, lambda stepped: None)
-    yield thread
-    thread.stop()
-    thread.join(5.0)
+def engine() -> Engine:
+    """A tiny engine with a queue of four requests."""
+    return queue_of_four()
 
 
 def add(engine: Engine, request_id: str, now_s: float) -> None:
@@ -48,16 +39,8 @@ def add_long(engine: Engine, request_id: str, now_s: float) -> None:
     engine.add_text(request_id, [0], max_new_tokens=60, now_s=now_s)
 
 
-async def test_every_caller_gets_its_own_answer(thread) -> None:
-    """Concurrent callers have each a result that started after their arrival."""
-    ended = await asyncio.gather(*(thread.run_request(add) for _ in range(4)))
-
-    assert all(len(end.outcome.item_indices) == 3 for end in ended)
-    assert all(end.finished_s >= end.outcome.started_s >= end.outcome.arrival_s for end in ended)
-
-
-async def test_the_begin_of_a_step_of_an_asynchronous_engine() -> None:
-    """A step began when the call that started it returned, and the first call has no results."""
+async def test_every_caller_gets_its_own_answer_of_an_asynchronous_engine() -> None:
+    """Which started after its arrival. A step began when the call that started it returned, and the first call has no results."""
     steps: list[Stepped] = []
     thread = EngineThread(queue_of_four(is_asynchronous=True), 1, steps.append)
 
@@ -67,23 +50,13 @@ async def test_the_begin_of_a_step_of_an_asynchronous_engine() -> None:
 
     assert [len(end.outcome.item_indices) for end in ended] == [3, 3, 3, 0]
     assert len(ended[-1].outcome.token_ids) == 60
+    assert all(end.finished_s >= end.outcome.started_s >= end.outcome.arrival_s for end in ended)
     with_results = [(before, step) for before, step in pairwise(steps) if step.ended or step.new_tokens]
     assert not steps[0].ended
     assert not steps[0].new_tokens
     assert len(with_results) >= 60
     assert all(step.began_s == before.finished_s for before, step in with_results)
     assert not thread.is_alive
-
-
-async def test_refusals_reach_the_caller(thread) -> None:
-    """The caller of a refused request gets the engine's error."""
-
-    def add_bad(engine: Engine, request_id: str, now_s: float) -> None:
-        """Add a ranking of no items."""
-        engine.add_rank(request_id, [0], k=0, now_s=now_s)
-
-    with pytest.raises(InvalidRequest):
-        await thread.run_request(add_bad)
 
 
 async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
@@ -111,10 +84,11 @@ async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
 
 
 async def test_stopping_finishes_requests_in_flight(engine) -> None:
-    """A stopped thread finishes its requests, then ends and refuses new ones."""
+    """A stopped thread finishes its requests, then ends and refuses new ones. The caller of a refused request gets the engine's error."""
     thread = EngineThread(engine, 1, lambda stepped: None)
     caller = asyncio.create_task(thread.run_request(add_long))
-    await asyncio.sleep(0)  # the task adds its request in its first turn
+    with pytest.raises(InvalidRequest):
+        await thread.run_request(lambda engine, request_id, now_s: engine.add_rank(request_id, [0], k=0, now_s=now_s))
 
     thread.stop()
 

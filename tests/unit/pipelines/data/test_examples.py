@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from models.catalogue import load_catalogue
-from pipelines.codes.tokenize import tokenize, with_histories
+from pipelines.codes.tokenize import tokenize
 from pipelines.data.arrivals import logged_events
 from pipelines.data.examples import Split, as_of_rows, read_cases, read_labelled_sequences, read_sequences
 from pipelines.data.roles import with_labels
@@ -30,7 +30,7 @@ def events_of(**users: str) -> pl.DataFrame:
 
 
 def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
-    """Views among clicks: labels are clicks alone, histories hold both, and of a training row only the clicks are learned from."""
+    """Views among clicks: labels are clicks alone, a history is all that precedes its label, and of a training row only the clicks are learned from."""
     events = events_of(ann="aBcDeFgH", bob="XyZ").sort("event_time", "user_id")
     items = pl.DataFrame({"item_id": [*"BDFHXZaceghy"]}).with_columns(
         title="item_id", categories=pl.lit([""]), text="item_id"
@@ -67,18 +67,6 @@ def test_training_rows_hold_each_event_once(num_events: int, max_items: int, tmp
     assert "".join(seen) == (letters if num_events < 3 else letters[:-2])
 
 
-def test_no_row_sees_its_label_or_anything_after(tmp_path: Path) -> None:
-    """With times rising strictly, each history is exactly what precedes the label."""
-    ingested = write_ingested(tmp_path / "in")
-    events = pl.read_parquet(ingested / "events.parquet")
-    rows = with_histories(as_of_rows(events, 1_000), histories_from(ingested))
-
-    for user, history, target in rows.select("user_id", "history_item_ids", "target_item_id").iter_rows():
-        everything = events.filter(pl.col("user_id") == user)["item_id"].to_list()
-        assert everything[: len(history)] == history
-        assert target is None or everything[len(history)] == target
-
-
 def test_examples_and_catalogue_use_the_same_indices(tmp_path: Path) -> None:
     """Index to id leads back to the events; every item has a code, those without events too; popularity counts training."""
     ingested, out = write_ingested(tmp_path / "in"), tmp_path / "out"
@@ -87,11 +75,8 @@ def test_examples_and_catalogue_use_the_same_indices(tmp_path: Path) -> None:
 
     catalogue, cases = load_catalogue(out / "catalogue.parquet"), read_cases(out, Split.TEST)
     last = pl.read_parquet(ingested / "events.parquet").group_by("user_id", maintain_order=True).last()
-    expected = dict(zip(last["user_id"], last["item_id"], strict=True))
-    assert {
-        user: catalogue.item_ids[item] for user, item in zip(cases.user_ids, cases.targets, strict=True)
-    } == expected
+    found = {user: catalogue.item_ids[item] for user, item in zip(cases.user_ids, cases.targets, strict=True)}
+    assert found == dict(zip(last["user_id"], last["item_id"], strict=True))
     assert catalogue.item_ids == tuple(sorted(catalogue.item_ids))
-    assert catalogue.depth == 1
-    assert catalogue.vocab_size == 31
+    assert (catalogue.depth, catalogue.vocab_size) == (1, 31)
     assert catalogue.popularity.sum() == sum(map(len, read_sequences(out))) == 40 * 10

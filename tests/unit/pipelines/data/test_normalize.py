@@ -1,5 +1,6 @@
 """Tables as spreadsheets, pandas and exports write them become the tables that were meant, and what was changed is named."""
 
+import re
 from typing import Any
 
 import polars as pl
@@ -24,13 +25,10 @@ def tables(events: dict[str, list[Any]], items: dict[str, list[Any]]) -> tuple[R
         ([" u1", "u2\t", "u3"], ["nan", "None", "NaN"], ["u1", "u2", "u3"], [None, None, None]),
     ],
 )
-def test_ids_are_read_as_they_were_before_a_tool_wrote_them(
-    user_ids: list[Any], item_ids: list[Any], users: list[Any], items: list[Any]
-) -> None:
+def test_ids_are_read_as_they_were_before_a_tool_wrote_them(user_ids, item_ids, users, items) -> None:
     """12.0 is 12, in text and in numbers; a leading zero, or a fraction among other text, makes no number; blanks go; a word for nothing is no id."""
-    (events, films), notes = normalize(
-        *tables({"user_id": user_ids, "item_id": item_ids}, {"item_id": item_ids, "title": ["A", "B", "C"]})
-    )
+    of_items = {"item_id": item_ids, "title": ["A", "B", "C"]}
+    (events, films), notes = normalize(*tables({"user_id": user_ids, "item_id": item_ids}, of_items))
 
     assert events["user_id"].to_list() == users
     assert events["item_id"].to_list() == films["item_id"].to_list() == items
@@ -39,12 +37,8 @@ def test_ids_are_read_as_they_were_before_a_tool_wrote_them(
 
 def test_what_was_changed_is_named_with_its_number_and_an_example() -> None:
     """One note a table and column."""
-    _, notes = normalize(
-        *tables(
-            {"user_id": ["12.0", "nan", "7.0 "], "item_id": [1, 2, 3]},
-            {"item_id": ["1.0", "2.0", "3.0"], "title": ["A", "B", "C"]},
-        )
-    )
+    events = {"user_id": ["12.0", "nan", "7.0 "], "item_id": [1, 2, 3]}
+    _, notes = normalize(*tables(events, {"item_id": ["1.0", "2.0", "3.0"], "title": ["A", "B", "C"]}))
 
     assert [str(note) for note in notes] == [
         "events: 1 values of column user_id have blanks around them, which are taken off",
@@ -56,12 +50,9 @@ def test_what_was_changed_is_named_with_its_number_and_an_example() -> None:
 
 def test_item_ids_of_both_tables_are_read_alike() -> None:
     """Where the items show that ids have fractions, 2.0 of the events is the item 2.0."""
-    (events, films), notes = normalize(
-        *tables(
-            {"user_id": ["u", "u"], "item_id": ["2.0", "usb"]},
-            {"item_id": ["2.0", "3.1", "usb"], "title": ["A", "B", "C"]},
-        )
-    )
+    of_events = {"user_id": ["u", "u"], "item_id": ["2.0", "usb"]}
+    of_items = {"item_id": ["2.0", "3.1", "usb"], "title": ["A", "B", "C"]}
+    (events, films), notes = normalize(*tables(of_events, of_items))
 
     assert events["item_id"].to_list() == ["2.0", "usb"]
     assert films["item_id"].to_list() == ["2.0", "3.1", "usb"]
@@ -80,9 +71,7 @@ def test_item_ids_of_both_tables_are_read_alike() -> None:
 )
 def test_ids_that_are_no_whole_numbers_are_refused(values: list[Any], example: str) -> None:
     """A column of fractions, or of numbers too large to have all their digits, holds no ids: the error names it, one of them and the fix."""
-    words = (
-        rf"column user_id: of floating-point numbers, such as {example.replace('+', '.')}, in clicks.csv; write the ids"
-    )
+    words = rf"user_id: of floating-point numbers, such as {re.escape(example)}, in clicks.csv; write the ids"
 
     with pytest.raises(DataError, match=words):
         normalize(*tables({"user_id": values}, {"item_id": ["a"]}))

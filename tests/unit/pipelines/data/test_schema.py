@@ -17,15 +17,6 @@ def events(**columns: list[object]) -> pl.DataFrame:
     return pl.DataFrame({**good, **columns})
 
 
-@pytest.mark.parametrize("column", ["user_id", "item_id", "event_time"])
-def test_missing_column_is_named_with_an_example(column: str) -> None:
-    """A table without a required column is refused, naming it."""
-    with pytest.raises(DataError, match=f"column {column}: missing .* for example") as caught:
-        check_events(events().drop(column), ITEMS)
-
-    assert caught.value.column == column
-
-
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
@@ -71,39 +62,39 @@ def test_bad_row_is_set_aside_with_its_reason(columns: dict[str, list[object]], 
     assert checked.rejected["reason"].to_list() == [reason]
 
 
+MISSING, NO_VALUES = (f"{problem} .* in clicks.csv; expected for example" for problem in ("missing among", "of type"))
+FLOATS = "of floating-point numbers.*write the ids as text or integers"
+
+
 @pytest.mark.parametrize(
-    ("column", "values"),
+    ("column", "values", "problem"),
     [
-        ("user_id", [["u"], ["v"]]),
-        ("item_id", [{"id": "a"}, {"id": "b"}]),
-        ("event_time", [[10], [20]]),
-        ("value", [[1.0], [2.0]]),
-        ("event_type", [["buy"], []]),
-        ("user_id", [b"u", b"\xff"]),
+        *((column, None, MISSING) for column in ("user_id", "item_id", "event_time")),
+        *((column, [17.0, None], FLOATS) for column in ("user_id", "item_id")),
+        ("user_id", [["u"], ["v"]], NO_VALUES),
+        ("item_id", [{"id": "a"}, {"id": "b"}], NO_VALUES),
+        ("event_time", [[10], [20]], NO_VALUES),
+        ("value", [[1.0], [2.0]], NO_VALUES),
+        ("event_type", [["buy"], []], NO_VALUES),
+        ("user_id", [b"u", b"\xff"], NO_VALUES),
+        ("event_time", ["soon", "later"], "not one row can be used, such as 'soon' in clicks.csv"),
     ],
 )
-def test_column_that_holds_no_plain_values_is_named_with_its_table(column: str, values: list[object]) -> None:
-    """Lists, structures and bytes that are no text are a mistake of the table, and refused in one line."""
-    with pytest.raises(DataError, match=rf"column {column}: of type .* in clicks\.parquet; expected for example"):
-        check_events(events(**{column: values}), ITEMS, "clicks.parquet")
+def test_a_column_that_cannot_be_used_is_refused_by_its_name(column, values, problem) -> None:
+    """One that is missing, of lists, structures, bytes or floating-point ids, or without one readable row: the table is wrong and not a row."""
+    table = events().drop(column) if values is None else events(**{column: values})
 
+    with pytest.raises(DataError, match=f"column {column}: {problem}") as refused:
+        check_events(table, ITEMS, "clicks.csv")
 
-@pytest.mark.parametrize("column", ["user_id", "item_id"])
-def test_floating_point_ids_are_refused(column: str) -> None:
-    """Integers beside missing values are floating-point numbers in many tools: 17 would be learned as '17.0', which no request names."""
-    with pytest.raises(
-        DataError, match=rf"column {column}: of floating-point numbers.*write the ids as text or integers"
-    ):
-        check_events(events(**{column: [17.0, None]}), ITEMS)
+    assert refused.value.column == column
 
 
 @pytest.mark.parametrize(
     ("written", "value", "num_unread"),
     [("abc", 1.0, 1), ("1e999", 1.0, 1), ("NaN", 1.0, 0), ("", 1.0, 0), (None, 1.0, 0), (" 2.5 ", 2.5, 0)],
 )
-def test_a_value_that_is_no_number_costs_the_value_and_not_the_event(
-    written: str | None, value: float, num_unread: int
-) -> None:
+def test_a_value_that_is_no_number_costs_the_value_and_not_the_event(written, value, num_unread) -> None:
     """It counts as one that is missing, and is counted and named."""
     checked = check_events(events(value=[written, "2"]), ITEMS)
 
@@ -118,9 +109,8 @@ def test_an_item_without_a_title_is_kept_under_its_id(titles: list[object]) -> N
     checked = check_items(pl.DataFrame({"item_id": ["a", "b"], "title": titles}))
 
     assert checked.good["title"].to_list() == ["a", str(titles[1])]
-    assert [str(note) for note in checked.notes] == [
-        "items: 1 without a title are kept under their id, such as item_id=a"
-    ]
+    note = "items: 1 without a title are kept under their id, such as item_id=a"
+    assert [str(one) for one in checked.notes] == [note]
 
 
 def test_equal_events_are_one_however_they_are_written() -> None:
@@ -162,20 +152,6 @@ def test_an_event_id_tells_equal_events_apart() -> None:
     assert checked.good.select("item_id", "event_id").rows() == [("a", "1"), ("a", "2"), ("b", "2")]
 
 
-def test_column_without_one_readable_row_stops() -> None:
-    """When no row's time can be read, the column is wrong and not the rows."""
-    with pytest.raises(DataError, match=r"column event_time: not one row can be used, such as 'soon' in clicks\.csv"):
-        check_events(events(event_time=["soon", "later"]), ITEMS, "clicks.csv")
-
-
-def test_optional_columns_have_defaults() -> None:
-    """Without event_type and value an event is an interaction worth 1."""
-    good = check_events(events(), ITEMS).good
-
-    assert good["event_type"].to_list() == ["interaction", "interaction"]
-    assert good["value"].to_list() == [1.0, 1.0]
-
-
 @pytest.mark.parametrize(
     ("categories", "expected"),
     [(["Drama|War", None], [["Drama", "War"], []]), ([["Drama", " "], []], [["Drama"], []])],
@@ -191,9 +167,7 @@ def test_categories_are_lists_or_text_with_bars(categories: list[object], expect
     ("titles", "kept", "num_set_aside"),
     [(["first", "second"], "first", 1), ([None, "second", None], "second", 1), (["first", "first"], "first", 0)],
 )
-def test_repeated_item_keeps_its_first_row_with_a_title(
-    titles: list[str | None], kept: str, num_set_aside: int
-) -> None:
+def test_repeated_item_keeps_its_first_row_with_a_title(titles, kept, num_set_aside) -> None:
     """The others are set aside, unless they are equal to it or to each other: an exact duplicate is dropped and counted."""
     frame = pl.DataFrame({"item_id": ["a"] * len(titles), "title": titles, "categories": [["x", "y"]] * len(titles)})
 

@@ -15,7 +15,7 @@ from tests.unit.pipelines.conftest import Built
 def published(built: Built, root: Path) -> Bundle:
     """Publish what was trained."""
     prompt = {"max_items": built.trained.max_items, "stride": built.trained.stride}
-    return BundleStore(root).publish(built.optimized / "bundle", "v1", {"prompt": prompt})
+    return BundleStore(root).publish(built.assembled / "bundle", "v1", {"prompt": prompt})
 
 
 def held_out(built: Built, folder: Path) -> HeldOut:

@@ -24,12 +24,9 @@ def test_slices_by_history_recency_and_item() -> None:
     idle_s = np.array([np.nan, 3_599.0, 3_600.0, 86_400.0, 1e9])
     cases = Cases(tuple("abcde"), histories, np.array(targets, dtype=np.int64), idle_s)
 
-    found = {
-        name: np.flatnonzero(members).tolist()
-        for name, members in slices_of(cases, np.array([50, 40, 9, 1, 0])).items()
-    }
+    found = slices_of(cases, np.array([50, 40, 9, 1, 0]))
 
-    assert found == {
+    assert {name: np.flatnonzero(members).tolist() for name, members in found.items()} == {
         "all": [0, 1, 2, 3, 4],
         "history 0-9": [0, 1, 4],
         "history 10-49": [2],
@@ -43,15 +40,6 @@ def test_slices_by_history_recency_and_item() -> None:
         "item tail": [2, 3],
         "item new": [4],
     }
-
-
-def test_a_small_gain_on_the_same_users_shows() -> None:
-    """A model that ranks each label one place higher is better beyond the interval, though users differ far more than the models."""
-    student = np.random.default_rng(1).integers(2, 12, 400).astype(float)
-
-    (row,) = gain_by_slice(gains(student - 1, 10), gains(student, 10), ALL)
-
-    assert 0 < row["low"] < row["llm_minus_student"] < row["high"]
 
 
 @given(seed=st.integers(0, 100))
@@ -113,7 +101,7 @@ def test_several_slices_are_judged_by_holms_method() -> None:
 
 
 def test_equal_models_pay_in_at_most_one_of_forty_runs() -> None:
-    """Three slices of ml-100k's sizes, whose gains on validation and test are chance, at no price; a slice at a time at 95 %, the rule until now, is fooled three times as often."""
+    """Three slices of ml-100k's sizes, whose gains on validation and test are chance, at no price."""
     rng, num_runs, sizes = np.random.default_rng(0), 8_000, (380, 415, 148)
     names, values, shares = list(HISTORIES)[1:], [-0.63, -0.2, 0.0, 0.2, 0.63], [0.03, 0.1, 0.74, 0.1, 0.03]
     drawn = [rng.choice(values, (2, num_runs, size), p=shares) for size in sizes]
@@ -125,10 +113,8 @@ def test_equal_models_pay_in_at_most_one_of_forty_runs() -> None:
         bool(llm_pays(rows_of(*zip(names, sizes, *of_run, strict=True)), 0.0))
         for of_run in zip(means, errors, valid, strict=True)
     )
-    fooled_before = (means - 1.96 * errors > 0).any(axis=1).sum()
 
     assert fooled <= 0.025 * num_runs
-    assert fooled_before > 0.06 * num_runs
 
 
 @pytest.mark.parametrize(

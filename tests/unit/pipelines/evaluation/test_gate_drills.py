@@ -37,6 +37,7 @@ class Shape:
 
 
 SHAPES = (Shape(943, 3.807, 2.25, 0.4, "quality.json"), Shape(22_363, 6.762, 3.5, 0.55, "quality-beauty.json"))
+FILED = ("leave-one-out", "all")
 
 
 @cache
@@ -74,12 +75,8 @@ def test_drawn_gains_are_as_the_filed_ones(shape: Shape) -> None:
     """NDCG@10, hit rate, and the paired interval of two models of one training."""
     filed = json.loads((ROOT / "benchmarks/results" / shape.filed).read_text())
     (decoder,) = [one for one in filed["rows"] if (one["model"], one["split"]) == ("decoder", "leave-one-out")]
-    widths = [
-        one["high"] - one["low"]
-        for run in filed["runs"]
-        for one in run["gain"]
-        if (run["split"], one["slice"]) == ("leave-one-out", "all")
-    ]
+    of_all = [one for run in filed["runs"] for one in run["gain"] if (run["split"], one["slice"]) == FILED]
+    widths = [one["high"] - one["low"] for one in of_all]
 
     first, second, _ = drawn(shape)
 

@@ -59,9 +59,7 @@ def test_data_is_known_by_its_items(table: pl.DataFrame, words: str | None) -> N
 
 
 @pytest.mark.parametrize("options", [OWN, replace(OWN, events=Path("renamed.csv")), replace(OWN, replace_live=True)])
-def test_the_live_bundle_of_the_same_data_is_compared_whatever_the_table_is_called(
-    store: BundleStore, tmp_path: Path, options: PipelineOptions
-) -> None:
+def test_the_live_bundle_of_the_same_data_is_compared_whatever_the_table_is_called(store, tmp_path, options) -> None:
     """An option left over from the day on which other data was replaced does not open the gate."""
     live = live_of(store, "v1", ingested(tmp_path, items(*range(30))), options, COMMAND)
 
@@ -77,9 +75,8 @@ def test_other_data_is_refused_with_the_command_that_replaces_what_is_live(store
         live_of(store, "v1", other, OWN, COMMAND)
 
     assert "the live bundle v1 (ml-100k)" in str(refused.value)
-    assert f"nothing was trained. To replace that bundle by one of this data: {COMMAND} --replace-live." in str(
-        refused.value
-    )
+    fix = f"nothing was trained. To replace that bundle by one of this data: {COMMAND} --replace-live."
+    assert fix in str(refused.value)
     for options in (replace(OWN, replace_live=True), replace(OWN, until="train"), replace(OWN, split="global-time")):
         assert live_of(store, "v1", other, options, COMMAND) is None
 

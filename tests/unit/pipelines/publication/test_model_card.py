@@ -59,7 +59,7 @@ def manifest(built: Built, tmp_path: Path) -> dict[str, Any]:
 
 def test_the_page_has_what_a_reader_decides_by(built: Built, manifest: dict[str, Any]) -> None:
     """Every model with its interval, every slice, the routing, the comparison, the checks, the openings of the test set and the lineage."""
-    report = read_report(built.optimized / "bundle")
+    report = read_report(built.assembled / "bundle")
 
     page = render("v2", manifest, report)
 
@@ -95,11 +95,11 @@ def test_the_page_is_in_the_bundle_and_under_its_hash(built: Built, manifest: di
     """A changed report is found out like a changed model."""
     store = BundleStore(tmp_path / "bundles")
 
-    published = publish(store, built.optimized / "bundle", "v2", manifest, {CARD: "# Bundle v2\n"})
+    published = publish(store, built.assembled / "bundle", "v2", manifest, {CARD: "# Bundle v2\n"})
 
     assert (published.path / CARD).read_text() == "# Bundle v2\n"
     assert CARD in published.manifest["files"]
-    assert not (built.optimized / "bundle" / CARD).exists()
+    assert not (built.assembled / "bundle" / CARD).exists()
 
 
 @given(rows=ROWS, zero=st.booleans())

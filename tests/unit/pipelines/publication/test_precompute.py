@@ -35,36 +35,29 @@ HISTORIES = [
 @pytest.fixture(scope="module")
 def ranker(built: Built) -> BatchRanker:
     """The built bundle as a ranker."""
-    bundle = BundleStore(built.optimized / "bundles")
-    published = publish(bundle, built.optimized / "bundle", "v1", {"prompt": {"max_items": 10, "stride": 5}})
+    bundle = BundleStore(built.assembled / "bundles")
+    published = publish(bundle, built.assembled / "bundle", "v1", {"prompt": {"max_items": 10, "stride": 5}})
     return BatchRanker(published.decoder_dir, published.catalogue(), "v1", max_items=10, stride=5)
 
 
 @pytest.mark.native
-def test_lists_are_what_scoring_everything_would_give(ranker: BatchRanker, tmp_path: Path) -> None:
-    """The oracle: dense attention over the prompt, all scores, seen items out, sorted; "all" has two items left."""
+def test_lists_are_what_scoring_everything_would_give_and_the_llm_tier_answers(
+    built: Built, ranker: BatchRanker, tmp_path: Path
+) -> None:
+    """The oracle: dense attention over the prompt, all scores, seen items out, sorted; "all" has two items left. A replica's own loading, masks and engine return the same."""
     precompute(ranker, HISTORIES, OPTIONS, tmp_path, silent)
 
     catalogue = ranker.catalogue
     scorer = DecoderScorer(load_decoder(ranker.decoder_dir, torch.float32, "cpu"), catalogue, 10, 5)
+    loaded = load_bundle(BundleStore(built.assembled / "bundles").open("v1"), EngineConfig(), torch.float32, "cpu")
     rows = {row.user_id: row for row in read_rows(tmp_path)}
     for one in HISTORIES:
-        seen = catalogue.indices(one.item_ids)
+        row, seen = rows[one.user_id], catalogue.indices(one.item_ids)
         (scores,) = scorer([np.array(seen, dtype=np.int64)])
         scores[seen] = -np.inf
         best = np.argsort(-scores, kind="stable")[: min(5, len(catalogue.item_ids) - len(seen))]
-        assert rows[one.user_id].item_ids == tuple(catalogue.item_ids[index] for index in best)
-        assert (rows[one.user_id].bundle_version, rows[one.user_id].made_from_row_us) == ("v1", one.row_time_us)
-
-
-@pytest.mark.native
-def test_lists_are_what_the_llm_tier_answers(built: Built, ranker: BatchRanker, tmp_path: Path) -> None:
-    """The replica's own loading, masks and engine return the same items in the same order."""
-    precompute(ranker, HISTORIES, OPTIONS, tmp_path, silent)
-    store = BundleStore(built.optimized / "bundles")
-    loaded = load_bundle(store.open("v1"), EngineConfig(), torch.float32, "cpu")
-
-    for row, one in zip(sorted(read_rows(tmp_path), key=lambda row: row.user_id), HISTORIES, strict=True):
+        assert row.item_ids == tuple(catalogue.item_ids[index] for index in best)
+        assert (row.bundle_version, row.made_from_row_us) == ("v1", one.row_time_us)
         request = RankRequest(
             request_id=row.user_id,
             user_id=row.user_id,
@@ -76,26 +69,18 @@ def test_lists_are_what_the_llm_tier_answers(built: Built, ranker: BatchRanker, 
         )
         loaded.engine_call(request, 1e12)(loaded.engine, row.user_id, 0.0)
         (outcome,) = loaded.engine.step(0.0)
-        assert tuple(loaded.catalogue.item_ids[index] for index in outcome.item_indices) == row.item_ids
+        assert tuple(catalogue.item_ids[index] for index in outcome.item_indices) == row.item_ids
         np.testing.assert_allclose(outcome.scores, row.scores, rtol=1e-4)
 
 
-def test_key_changes_with_any_user_s_row() -> None:
-    """One more event of one user makes the lists stale."""
-    changed = [*HISTORIES[:-1], history_row("new", ("i01",), 2)]
+def test_key_changes_with_any_user_s_row_and_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more event of one user makes the lists stale; a list of other code is made again, also for the version that stays live."""
+    before, changed = key("v1", HISTORIES, OPTIONS), [*HISTORIES[:-1], history_row("new", ("i01",), 2)]
 
-    assert key("v1", HISTORIES, OPTIONS) != key("v1", changed, OPTIONS)
-    assert key("v1", HISTORIES, OPTIONS) != key("v2", HISTORIES, OPTIONS)
-
-
-def test_key_changes_with_the_code_that_makes_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list made by other code is made again, also for the version that stays live."""
-    before = key("v1", HISTORIES, OPTIONS)
-
+    assert before not in {key("v1", changed, OPTIONS), key("v2", HISTORIES, OPTIONS)}
     monkeypatch.setattr(
         stage, "file_sha256", lambda path: path.name if path.name == "precompute.py" else file_sha256(path)
     )
-
     assert key("v1", HISTORIES, OPTIONS) != before
 
 
@@ -103,8 +88,7 @@ def test_busiest_users_are_those_with_the_most_events_of_late() -> None:
     """The newest month counts first, the whole life second, the id last."""
     now = datetime(2026, 6, 1, tzinfo=UTC)
     days_ago = [("old", 90), ("old", 91), ("old", 92), ("bob", 1), ("bob", 60), ("ann", 2), ("new", 0), ("new", 1)]
-    events = pl.DataFrame(
-        {"user_id": [user for user, _ in days_ago], "event_time": [now - timedelta(days=days) for _, days in days_ago]}
-    )
+    times = [now - timedelta(days=days) for _, days in days_ago]
+    events = pl.DataFrame({"user_id": [user for user, _ in days_ago], "event_time": times})
 
     assert busiest_users(events, 3) == ["new", "bob", "ann"]

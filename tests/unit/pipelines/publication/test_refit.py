@@ -20,17 +20,9 @@ from pipelines.evaluation.champion import compare
 from pipelines.evaluation.evaluate import read_report
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.evaluation.pair import load_pair
+from pipelines.publication import refit as refitting
 from pipelines.publication.bundle import assemble
-from pipelines.publication.refit import (
-    describe,
-    find_problems,
-    in_common,
-    onward,
-    read_found,
-    refit,
-    refuse,
-    serving_pair,
-)
+from pipelines.publication.refit import describe, find_problems, onward, read_found, refit, refuse, serving_pair
 from pipelines.runner.stage import silent
 from pipelines.training import train_decoder, train_student
 from pipelines.training.recipes import Recipe
@@ -98,9 +90,7 @@ def test_what_serves_predicts_the_newest_events_better_and_lists_much_the_same(b
     assert describe(found).startswith("refit on 480 events, of which the judged models had learned 400: the decoder's")
 
 
-def test_a_refit_learns_the_decoders_targets_where_the_judged_student_did(
-    built: Built, refitted: Path, tmp_path: Path
-) -> None:
+def test_a_refit_learns_the_decoders_targets_where_the_judged_student_did(built, refitted, tmp_path) -> None:
     """With the other choice on file the student that serves is another one, and the decoder the same."""
     students = tmp_path / "students"
     shutil.copytree(built.trained.students_dir, students)
@@ -108,10 +98,9 @@ def test_a_refit_learns_the_decoders_targets_where_the_judged_student_did(
     about["earned"]["uses_targets"] ^= True
     (students / "distillation.json").write_text(json.dumps(about))
     (tmp_path / "out").mkdir()
+    other = replace(built.trained, students_dir=students)
 
-    refit(
-        replace(built.trained, students_dir=students), RECIPE, tmp_path / "out", checkpoints_in(tmp_path / "s"), silent
-    )
+    refit(other, RECIPE, tmp_path / "out", checkpoints_in(tmp_path / "s"), silent)
 
     one, other = (load_pair(folder, CPU) for folder in (refitted, tmp_path / "out"))
     assert torch.equal(weights(one.decoder), weights(other.decoder))
@@ -139,36 +128,34 @@ def test_weights_that_are_not_what_was_judged_are_refused(change: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("num_events", "batch", "epochs", "share"),
-    [(100_000, 1_000, 25, 0.25), (10_000, 1_000, 40, 0.5), (480, 128, 8, 1.0)],
+    ("num_events", "num_known", "batch", "epochs", "share", "start_share"),
+    [
+        (100_000, 100_000, 1_000, 25, 0.25, 0.5),
+        (10_000, 10_000, 1_000, 40, 0.5, 0.5),
+        (480, 480, 128, 8, 1.0, 0.5),
+        (100_000, 97_500, 1_000, 25, 0.25, 0.5),
+        (100_000, 97_000, 1_000, 25, 0.25, 0.0),
+    ],
 )
-def test_a_quarter_of_the_epochs_or_enough_steps(num_events: int, batch: int, epochs: int, share: float) -> None:
-    """Small data has few steps in a quarter, which would leave a model worse than it was; more than the recipe's epochs are never done."""
-    assert onward(num_events, num_events, batch, epochs).epochs == share
+def test_a_quarter_of_the_epochs_or_enough_steps(num_events, num_known, batch, epochs, share, start_share) -> None:
+    """A quarter of small data's steps would leave a model worse; more than the recipe's epochs are never done. The mean with the start is taken where a nightly start keeps up with the new events; of more, it would know half."""
+    found = onward(num_events, num_known, batch, epochs)
 
-
-@pytest.mark.parametrize(("num_known", "share"), [(98_000, 0.5), (97_500, 0.5), (97_000, 0.0)])
-def test_the_mean_with_the_start_is_taken_where_few_events_are_new(num_known: int, share: float) -> None:
-    """As many as a nightly start keeps up with; of more, the mean would know half."""
-    assert onward(100_000, num_known, 1_000, 25).start_share == share
+    assert (found.epochs, found.start_share) == (share, start_share)
 
 
 def test_lists_are_compared_by_their_items() -> None:
     """In any order, and a list of fewer by its own length."""
-    assert in_common([np.array([1, 2]), np.array([3])], [np.array([2, 9]), np.array([3])]) == 0.75
+    assert refitting.in_common([np.array([1, 2]), np.array([3])], [np.array([2, 9]), np.array([3])]) == 0.75
 
 
-def test_the_bundle_serves_the_refit_and_keeps_the_judged_pair_whole(
-    built: Built, refitted: Path, bundle: Bundle
-) -> None:
+def test_the_bundle_serves_the_refit_and_keeps_the_judged_pair_whole(built, refitted, bundle) -> None:
     """Root and `judged/` hold the same files, and the report names both; the catalogue's popularity is of all events."""
     served, judged = load_pair(bundle.path, CPU), load_pair(bundle.judged_dir, CPU)
     files = {name for name in bundle.manifest["files"] if name.startswith(JUDGED)}
 
-    assert files == {
-        f"{JUDGED}/{name}"
-        for name in ("catalogue.parquet", "decoder/config.json", "decoder/model.safetensors", "student.safetensors")
-    }
+    names = ("catalogue.parquet", "decoder/config.json", "decoder/model.safetensors", "student.safetensors")
+    assert files == {f"{JUDGED}/{name}" for name in names}
     assert torch.equal(weights(judged.decoder), weights(load_decoder(built.trained.decoder_dir, torch.float32, CPU)))
     assert torch.equal(weights(served.student), weights(read_student(refitted / "student.safetensors")))
     assert not torch.equal(weights(served.decoder), weights(judged.decoder))
@@ -178,7 +165,7 @@ def test_the_bundle_serves_the_refit_and_keeps_the_judged_pair_whole(
 
 def test_a_bundle_whose_judged_pair_serves_is_compared_by_its_own_folder(built: Built, tmp_path: Path) -> None:
     """So are bundles that were made before there was a refit."""
-    plain = BundleStore(tmp_path).publish(built.optimized / "bundle", "v0", {})
+    plain = BundleStore(tmp_path).publish(built.assembled / "bundle", "v0", {})
 
     assert plain.judged_dir == plain.path
     assert plain.report()["refit"] is None

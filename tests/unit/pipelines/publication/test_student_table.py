@@ -52,8 +52,10 @@ def test_a_table_finds_the_trained_students_top_ten(built: Built, tmp_path: Path
     )
 
 
-def clustered_student(rng: np.random.Generator) -> StudentModel:
-    """Return a student whose 2,000 items are in forty groups, and whose states are near its histories' items."""
+@pytest.fixture
+def clustered() -> tuple[StudentModel, list[np.ndarray]]:
+    """A student whose 2,000 items are in forty groups, and whose states are near its histories' items; and sixty histories."""
+    rng = np.random.default_rng(0)
     student = random_student(num_items=2_000)
     rows_VD = np.repeat(2 * rng.standard_normal((40, 16)), 50, axis=0) + rng.standard_normal((2_000, 16))
     with torch.no_grad():
@@ -63,15 +65,12 @@ def clustered_student(rng: np.random.Generator) -> StudentModel:
             assert isinstance(hop, Hop)
             hop.output.weight *= 0.01
             hop.down.weight *= 0.01
-    return student
+    return student, [rng.integers(0, 2_000, 8) for _ in range(60)]
 
 
-def test_fewer_rows_suffice_where_items_are_in_cells(tmp_path: Path) -> None:
+def test_fewer_rows_suffice_where_items_are_in_cells(clustered, tmp_path: Path) -> None:
     """The search scores a part of a clustered catalogue, and all of a long list is found too."""
-    rng = np.random.default_rng(0)
-    student, histories = clustered_student(rng), [rng.integers(0, 2_000, 8) for _ in range(60)]
-
-    table = student_table.export_student(student, histories, tmp_path)
+    table = student_table.export_student(*clustered, tmp_path)
 
     assert table is not None
     assert table.recall >= 0.97
@@ -80,40 +79,21 @@ def test_fewer_rows_suffice_where_items_are_in_cells(tmp_path: Path) -> None:
     assert len(set(indices.tolist())) == 1_500
 
 
-def test_where_all_rows_find_less_than_the_aim_as_much_is_found_but_a_margin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_all_rows_find_less_than_the_aim_as_much_is_found_but_a_margin(clustered, tmp_path, monkeypatch) -> None:
     """The aim cannot be reached, so the fewest rows are scored that lose no more than the margin on what all rows find."""
     monkeypatch.setattr(student_table, "_AIM", 1.1)
-    rng = np.random.default_rng(0)
-    student, histories = clustered_student(rng), [rng.integers(0, 2_000, 8) for _ in range(60)]
+    student, histories = clustered
 
     table = student_table.export_student(student, histories, tmp_path)
 
     assert table is not None
     everything = replace(table, num_scored=2_000)
-    ranker, allowed = StudentRanker(tmp_path / "student.onnx"), np.ones((60, 2_000), dtype=bool)
-    for mask, history in zip(allowed, histories, strict=True):
-        mask[history] = False
-    found = [
-        everything.best(ranker.state(history.tolist()), mask, 10)[0]
-        for mask, history in zip(allowed, histories, strict=True)
-    ]
+    ranker, found = StudentRanker(tmp_path / "student.onnx"), []
+    for history in histories:
+        allowed = ~np.isin(np.arange(2_000), history)
+        found.append(everything.best(ranker.state(history.tolist()), allowed, 10)[0])
     assert student_table.recall(found, student_table.exact_top(student, histories)) - table.recall <= 0.005
     assert table.num_scored < 2_000
-
-
-def test_an_item_is_in_the_cell_that_is_nearest_to_it() -> None:
-    """The search by groups of cells finds what a search of all cells does, for nearly all items."""
-    rng = np.random.default_rng(0)
-    rows_VD = np.repeat(rng.standard_normal((50, 8)), 40, axis=0) + 0.5 * rng.standard_normal((2_000, 8))
-    rows_VD = rows_VD.astype(np.float32)
-    centroids_CD = rows_VD[rng.choice(2_000, 150, replace=False)]
-
-    cells = student_table._nearest_cells(rows_VD, centroids_CD)
-
-    nearest = ((rows_VD[:, None] - centroids_CD) ** 2).sum(axis=2).argmin(axis=1)
-    assert (cells == nearest).mean() >= 0.95
 
 
 def test_a_table_that_finds_too_little_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +112,8 @@ def test_a_new_item_joins_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(student_table, "_LEAST", 0.0)  # two epochs leave scores that are nearly alike
     shorter = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=2, validate_every=2))
     built, store = learn_the_ring(tmp_path, shorter, CodesOptions(depth=3)), BundleStore(tmp_path / "bundles")
-    before = load_table(built.optimized / "bundle" / TABLE)
-    store.publish(built.optimized / "bundle", "first", {"num_items": 30})
+    before = load_table(built.assembled / "bundle" / TABLE)
+    store.publish(built.assembled / "bundle", "first", {"num_items": 30})
     store.promote("first")
 
     live, _ = append_items(store, pl.DataFrame({"item_id": ["a-new"], "title": ["Item a-new"]}), "items", MADE_AT)

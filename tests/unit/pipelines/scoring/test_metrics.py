@@ -8,30 +8,12 @@ from hypothesis import strategies as st
 from pipelines.data.examples import Cases
 from pipelines.scoring.metrics import gains, hit_rate, interval, mean_ranks, ndcg, rank_labels
 
-
-@pytest.mark.parametrize(
-    ("scores", "target", "rank"),
-    [
-        ([3, 2, 1], 0, 1),
-        ([3, 2, 1], 2, 3),
-        ([1, 1, 1], 1, 2),
-        ([5, 1, 1], 2, 2.5),
-        ([-np.inf, 0, -np.inf], 0, 2.5),
-        ([np.nan] * 5, 2, 3),
-        ([np.nan, 1, np.nan, 2, np.nan], 2, 4),
-    ],
-)
-def test_ties_share_their_mean_rank(scores: list[float], target: int, rank: float) -> None:
-    """A label's rank is the mean of the places that it and its ties take; scores that are not numbers tie below all others."""
-    assert mean_ranks(np.array(scores, dtype=float), target, np.array([], dtype=np.int64)) == (rank, rank)
-
-
 SCORES = st.one_of(st.integers(-2, 3).map(float), st.sampled_from([np.nan, -np.inf]))
 
 
 @given(scores=st.lists(SCORES, min_size=1, max_size=12), data=st.data())
 def test_ranks_are_those_of_comparing_each_with_each(scores: list[float], data: st.DataObject) -> None:
-    """Whatever ties, has no score, is seen once or twice, or is the label itself: both ranks are those of plain loops."""
+    """Whatever ties, has no score, is seen once or twice, or is the label itself: a tie's rank is the mean of its places, NaN below all scores."""
     item = st.integers(0, len(scores) - 1)
     target, history = data.draw(item), data.draw(st.lists(item))
 

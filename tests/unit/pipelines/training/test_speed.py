@@ -9,20 +9,12 @@ from pipelines.training.speed import decoder_work, speed_of, training_flops
 
 def test_a_step_counts_its_matrices_its_attention_and_its_softmax() -> None:
     """By hand: 160 weights, windows of 3 and 1 tokens, of which 3 are labels among 10 items; forward and backward pass."""
-    config = DecoderConfig(
-        vocab_size=11,
-        hidden_size=4,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=2,
-        max_position_embeddings=8,
-    )
+    sizes = {"vocab_size": 11, "hidden_size": 4, "intermediate_size": 8, "max_position_embeddings": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 2}
+    config = DecoderConfig(num_hidden_layers=1, **sizes, **heads)
     weights = 4 * (4 * 4) + 3 * (4 * 8)
-    attention = (
-        2 * 4 * (1 + 2 + 3) + 2 * 4 * 1
-    )  # scores and sums of width 4, each token over itself and those before it
+    attention = 2 * 4 * (1 + 2 + 3) + 2 * 4 * 1
+    """Scores and sums of width 4, each token over itself and those before it."""
     softmax = 3 * 10 * 4
     layers = Decoder(config).layers
 

@@ -22,6 +22,7 @@ from services.contracts.text import (
 )
 from services.errors import (
     ContextTooLong,
+    DeadlineExceeded,
     DependencyUnavailable,
     InvalidRequest,
     NotFound,
@@ -34,8 +35,8 @@ from services.gateway.openai.remote.errors import error_of_event, error_of_respo
 from services.settings.settings import Settings
 from tests.support.engine.parrot import MODEL, Parrot
 from tests.support.wait import until
-from tests.unit.gateway.openai.conftest import LIMITS, let_write
-from tests.unit.gateway.world import World
+from tests.unit.gateway.openai.conftest import LIMITS
+from tests.unit.gateway.world import World, let_write
 
 
 def request(**fields: object) -> TextRequest:
@@ -151,7 +152,7 @@ class HostedModel(RemoteWriter):
 
 async def test_an_unknown_context_is_null(texts: World, http: httpx.AsyncClient) -> None:
     """Not zero."""
-    let_write(texts, HostedModel("http://far/v1", lambda: ""))
+    let_write(texts, HostedModel("http://far/v1", lambda: ""), LIMITS)
 
     listed = (await http.get("/v1/models")).json()["data"]
 
@@ -202,35 +203,36 @@ async def test_a_bad_key_file_makes_the_server_unavailable(
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "kind"),
+    ("status", "error", "kind"),
     [
-        (400, b'{"error": {"message": "n: too many", "param": "n"}}', InvalidRequest),
-        (404, b'{"error": {"message": "no such model"}}', NotFound),
-        (429, b"", Overloaded),
-        (302, b"", DependencyUnavailable),
-        (400, b'{"error": "words"}', InvalidRequest),
+        (400, {"message": "n: too many", "param": "n", "type": "invalid_request_error"}, InvalidRequest),
+        (400, {"message": "no such grammar", "type": "BadRequestError", "param": None, "code": 400}, InvalidRequest),
+        (400, {"message": "words", "code": "context_length_exceeded", "type": "invalid_request_error"}, ContextTooLong),
+        (
+            400,
+            {"message": "This model's maximum context length is 8 tokens. However, ...", "code": 400},
+            ContextTooLong,
+        ),
+        (400, {"message": "The prompt is longer than the maximum model length of 8.", "code": 400}, ContextTooLong),
+        (404, {"message": "no such model", "type": "NotFoundError", "code": 404}, NotFound),
+        (429, {"message": "slow down", "type": "rate_limit_error", "code": "overloaded"}, Overloaded),
+        (504, {"message": "late", "type": "timeout_error", "code": "deadline_exceeded"}, DeadlineExceeded),
+        (500, {"message": "inside", "type": "InternalServerError", "code": 500}, DependencyUnavailable),
+        (302, "words", DependencyUnavailable),
     ],
 )
-def test_errors_keep_their_meaning(status: int, body: bytes, kind: type[TailraceError]) -> None:
-    """A caller's mistake stays the caller's."""
-    error = error_of_response(status, {"retry-after": "7"}, body)
+def test_errors_keep_their_meaning(status: int, error: Any, kind: type[TailraceError]) -> None:
+    """A caller's mistake stays the caller's, as a response or as an event: vLLM may find it after its status 200.
 
-    assert isinstance(error, kind)
-    assert error.retry_after_s in {None, 7, 1.0}
+    A prompt that is too long is recognised by OpenAI's code, or by OpenAI's and vLLM's messages.
+    """
+    response = error_of_response(status, {"retry-after": "7"}, json.dumps({"error": error}).encode())
+
+    assert (type(response), type(error_of_event(error))) == (kind, kind)
+    assert response.retry_after_s in {None, 7}
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        ({"message": "words", "code": "context_length_exceeded", "param": "messages"}, ContextTooLong),
-        ({"message": "This model's maximum context length is 8 tokens. However, ...", "code": 400}, ContextTooLong),
-        ({"message": "The prompt is longer than the maximum model length of 8.", "code": 400}, ContextTooLong),
-        ({"message": "n: too many", "code": "invalid_value"}, InvalidRequest),
-    ],
-)
-def test_a_prompt_that_is_too_long_is_recognised(error: dict[str, object], kind: type[TailraceError]) -> None:
-    """By OpenAI's code, or by OpenAI's and vLLM's messages; as a response and as an event."""
-    response = error_of_response(400, {}, json.dumps({"error": error}).encode())
-    event = error_of_event({"type": "invalid_request_error", **error})
-
-    assert (type(response), type(event)) == (kind, kind)
+def test_a_response_without_words_has_the_meaning_of_its_status() -> None:
+    """Nor need its error be an object, nor its time to retry be one."""
+    assert isinstance(error_of_response(429, {"retry-after": "soon"}, b""), Overloaded)
+    assert isinstance(error_of_response(400, {}, b'{"error": "words"}'), InvalidRequest)

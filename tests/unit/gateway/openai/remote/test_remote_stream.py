@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 
 from services.contracts.access import ANYONE
 from services.contracts.text import TextDone, TextEvent, TextPiece, TextRequest
-from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, NotFound, Overloaded, TailraceError
+from services.errors import DependencyUnavailable
 from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.openai.remote.stream import ChunkReader, data_of
-from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, let_write, serve
-from tests.unit.gateway.world import World
+from tests.unit.gateway.openai.conftest import LIMITS, serve
+from tests.unit.gateway.world import BREAKER_FAILURES, World, let_write
 
 END = b"data: [DONE]\n\n"
 REQUEST = TextRequest(request_id="r", model="m", prompt="x")
@@ -62,24 +62,6 @@ async def test_any_text_survives_any_split(text: str, size: int) -> None:
     assert text_of(await events_of(*parts)) == text
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        ({"message": "no such grammar", "type": "BadRequestError", "param": None, "code": 400}, InvalidRequest),
-        ({"message": "n: too many", "type": "invalid_request_error", "param": "n"}, InvalidRequest),
-        ({"message": "no such model", "type": "NotFoundError", "code": 404}, NotFound),
-        ({"message": "slow down", "type": "rate_limit_error", "code": "overloaded"}, Overloaded),
-        ({"message": "late", "type": "timeout_error", "code": "deadline_exceeded"}, DeadlineExceeded),
-        ({"message": "inside", "type": "InternalServerError", "code": 500}, DependencyUnavailable),
-        ("words", DependencyUnavailable),
-    ],
-)
-async def test_an_error_event_keeps_its_meaning(error: Any, kind: type[TailraceError]) -> None:
-    """vLLM may find a caller's mistake after its status 200; it is not a failure of the server."""
-    with pytest.raises(kind):
-        await events_of(event({"error": error}), END)
-
-
 @pytest.mark.parametrize("parts", [[chunk("a")], [chunk("a"), END], [chunk("a"), chunk("", "abort"), END]])
 async def test_a_text_that_was_cut_off_is_an_error(parts: list[bytes]) -> None:
     """Without `[DONE]`, without a finish reason, or with one by which servers report that they broke off."""
@@ -87,22 +69,21 @@ async def test_a_text_that_was_cut_off_is_an_error(parts: list[bytes]) -> None:
         await events_of(*parts)
 
 
-async def test_usage_without_numbers_counts_zero() -> None:
-    """Some servers send the field with nulls; the text is still whole."""
-    events = await events_of(chunk("a", "stop", usage={"prompt_tokens": None, "completion_tokens": 1}), END)
-
-    assert events[-1] == TextDone(num_prompt_tokens=0, num_cached_tokens=0, num_completion_tokens=1)
-
-
-@pytest.mark.parametrize(("key_id", "num_cached"), [(ANYONE.key_id, 5), ("shop", 0)])
-async def test_cached_tokens_are_passed_on_where_all_callers_are_one(key_id: str, num_cached: int) -> None:
-    """To a key they would tell what other keys have sent: the server's cache knows no keys of ours."""
-    details = {"prompt_tokens_details": {"cached_tokens": 5}}
-    usage = {"prompt_tokens": 7, "completion_tokens": 1, **details}
+@pytest.mark.parametrize(
+    ("key_id", "num_prompt", "num_cached"), [(ANYONE.key_id, 7, 5), ("shop", 7, 0), (ANYONE.key_id, None, 0)]
+)
+async def test_usage_is_what_the_caller_may_know(key_id: str, num_prompt: int | None, num_cached: int) -> None:
+    """Cached tokens are passed on where all callers are one: to a key they would tell what other keys have sent, since the server's
+    cache knows no keys of ours. Some servers send nulls; the text is still whole.
+    """
+    details = {"prompt_tokens_details": {"cached_tokens": num_prompt and 5}}
+    usage = {"prompt_tokens": num_prompt, "completion_tokens": 1, **details}
 
     events = await events_of(chunk("a", "stop", usage=usage), END, request=replace(REQUEST, key_id=key_id))
 
-    assert events[-1] == TextDone(num_prompt_tokens=7, num_cached_tokens=num_cached, num_completion_tokens=1)
+    assert events[-1] == TextDone(
+        num_prompt_tokens=num_prompt or 0, num_cached_tokens=num_cached, num_completion_tokens=1
+    )
 
 
 class PreparedServer:
@@ -152,7 +133,7 @@ async def test_an_error_before_any_text_has_its_status(
     texts: World, http: httpx.AsyncClient, server: PreparedServer, remote: RemoteWriter
 ) -> None:
     """The server's stream has begun, ours has not; a caller's mistakes never open the breaker."""
-    let_write(texts, remote)
+    let_write(texts, remote, LIMITS)
     server.parts = [event({"error": {"message": "no such grammar", "type": "BadRequestError", "code": 400}}), END]
     body = {"model": "m", "prompt": "x", "stream": True}
 
@@ -163,29 +144,18 @@ async def test_an_error_before_any_text_has_its_status(
 
 
 @pytest.mark.parametrize(
-    "malformed", [7, None, {"choices": [7]}, {"choices": [], "usage": [1]}, {"choices": [{"index": 1, "text": "a"}]}]
-)
-async def test_a_malformed_chunk_is_a_unavailable(
-    server: PreparedServer, remote: RemoteWriter, malformed: object
-) -> None:
-    """Whatever is wrong with the chunk."""
-    server.parts = [event(malformed), END]
-
-    with pytest.raises(DependencyUnavailable):
-        await written(remote)
-
-
-@pytest.mark.parametrize(
     ("status", "parts", "cause"),
     [
+        *((200, [event(chunk), END], "") for chunk in (7, None, {"choices": [7]}, {"choices": [], "usage": [1]})),
+        (200, [event({"choices": [{"index": 1, "text": "a"}]}), END], ""),
+        (200, [chunk("a")], "before the end"),
+        (200, [event({"error": {"message": "inside", "code": 500}})], "500: inside"),
         (401, [b'{"error": {"message": "Incorrect API key"}}'], "401: Incorrect API key"),
         (500, [b'{"object": "error", "message": "CUDA", "code": 500}'], "500: CUDA"),
         (403, [b'{"error": "not for you"}'], "403: not for you"),
-        (200, [chunk("a")], "before the end"),
-        (200, [event({"error": {"message": "inside", "code": 500}})], "500: inside"),
     ],
 )
-async def test_the_log_has_the_cause(
+async def test_a_malformed_chunk_is_a_unavailable(
     server: PreparedServer, remote: RemoteWriter, status: int, parts: list[bytes], cause: str
 ) -> None:
     """Callers learn only that the server is unavailable; the log has the cause, a refused key included."""

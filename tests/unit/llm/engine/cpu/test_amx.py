@@ -32,10 +32,9 @@ def emulating(folder: Path, *options: str) -> Path:
     if "avx512bw" not in compiler.processor_flags():
         pytest.skip("the emulated tiles use panels packed with AVX-512")
     defined = f'-DTAILRACE_EMULATED_TILES="{HEADER}"'
+    target = Target("emulated", platform.machine(), ("-march=native", "-O1", defined, *options))
     try:
-        return compiler.build_ahead(
-            Target("emulated", platform.machine(), ("-march=native", "-O1", defined, *options)), folder
-        )
+        return compiler.build_ahead(target, folder)
     except compiler.BuildFailedError as why:
         pytest.skip(str(why))
 

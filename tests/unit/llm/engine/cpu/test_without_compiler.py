@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,24 +55,19 @@ def test_torch_computes_bf16_weights_in_fp32_where_the_processor_has_no_bf16(
     assert ("computed in float32" in caplog.text) == (not has_bf16)
 
 
-def test_other_kinds_of_cache_run_on_torch(ranked, caplog) -> None:
-    """Keys and values in int8 are not supported by the compiled kernels, which is logged."""
+@pytest.mark.parametrize(
+    ("knobs", "line"),
+    [
+        ({"kv_kind": "int8"}, "keys and values in int8"),
+        pytest.param({"kernel_cache": Path("/dev/null/x")}, "null/x is not writable", marks=pytest.mark.native),
+    ],
+)
+def test_what_the_compiled_kernels_cannot_do_is_logged(ranked, caplog, knobs, line) -> None:
+    """Other kinds of keys and values run on torch, and so does a cache folder that cannot be created, by its name."""
     with caplog.at_level(logging.WARNING):
-        found = ranked(kv_kind="int8")
+        assert len(ranked(**knobs)) == 10
 
-    assert len(found) == 10
-    assert "keys and values in int8" in caplog.text
-
-
-@pytest.mark.native
-def test_an_unwritable_folder_is_logged(ranked, tmp_path, caplog) -> None:
-    """A cache folder that cannot be created is named in the warning."""
-    (tmp_path / "file").write_text("")
-
-    with caplog.at_level(logging.WARNING):
-        ranked(kernel_cache=tmp_path / "file" / "cache")
-
-    assert "file/cache is not writable" in caplog.text
+    assert line in caplog.text
 
 
 @pytest.mark.native

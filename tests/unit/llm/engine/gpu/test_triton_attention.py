@@ -85,40 +85,36 @@ STEPS = {
 }
 
 
+def assert_as_the_reference(heads, kv_heads, head_dim, num_rows, window, prepare, tails=None) -> None:
+    """Attend by the kernel and by torch, with what `prepare` makes of each: outputs agree to 1e-5."""
+    cache, q_THK = cache_of("model", kv_heads, head_dim), torch.randn(num_rows, heads, head_dim, device=DEVICE)
+    kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
+    reference = TorchAttention(16, 32, BLOCK, DEVICE, window)
+
+    out_THK, wanted_THK = (one.attend(q_THK, cache, 1, prepare(one), tails) for one in (kernel, reference))
+
+    torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("window", WINDOWS, ids=["full", "narrow", "sinks", "many sinks"])
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_with_tails_and_windows_equal_the_reference(name, window) -> None:
     """A step's chunks and beams, their tails included, agree to 1e-5 in layers with and without a window and sinks."""
-    heads, kv_heads, head_dim = 6, 2, 10
-    cache, plan = cache_of("model", kv_heads, head_dim), step_of(*STEPS[name], **POOL)
-    rows = plan.num_batched_tokens + sum(sequence.num_beam_rows for sequence in plan.beam_steps)
-    q_THK, tails = torch.randn(rows, heads, head_dim, device=DEVICE), tails_of(plan, 2, kv_heads, head_dim, DEVICE)
-    kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
-    reference = TorchAttention(16, 32, BLOCK, DEVICE, window)
+    plan = step_of(*STEPS[name], **POOL)
+    num_rows = plan.num_batched_tokens + sum(sequence.num_beam_rows for sequence in plan.beam_steps)
 
-    out_THK = kernel.attend(q_THK, cache, 1, kernel.prepare(plan), tails)
-
-    wanted_THK = reference.attend(q_THK, cache, 1, reference.prepare(plan), tails)
-    torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
+    assert_as_the_reference(6, 2, 10, num_rows, window, lambda one: one.prepare(plan), tails_of(plan, 2, 2, 10, DEVICE))
 
 
 @pytest.mark.parametrize("window", [WINDOWS[0], pytest.param(WINDOWS[1], marks=pytest.mark.grid), WINDOWS[2]])
 @pytest.mark.parametrize("rows_per_request", [1, pytest.param(5, marks=pytest.mark.grid), 70])
 def test_steps_of_one_shape_equal_the_reference(window, rows_per_request) -> None:
     """Text decode, and beams in one tile or several, laid out on the device, agree to 1e-5."""
-    heads, kv_heads, head_dim = 4, 2, 16
     blocks = torch.from_numpy(np.random.default_rng(5).permutation(NUM_BLOCKS)).to(DEVICE)
     limit_R, first_R = (torch.tensor(numbers, device=DEVICE) for numbers in ([37, 1, 201], [40, 3, 120]))
     rows = UniformBatch(limit_R, limit_R, first_R, blocks, rows_per_request, max_context=240)
-    q_THK = torch.randn(3 * rows_per_request, heads, head_dim, device=DEVICE)
-    cache = cache_of("model", kv_heads, head_dim)
-    kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
-    reference = TorchAttention(16, 32, BLOCK, DEVICE, window)
 
-    out_THK = kernel.attend(q_THK, cache, 1, kernel.prepare_uniform(rows), None)
-
-    wanted_THK = reference.attend(q_THK, cache, 1, reference.prepare_uniform(rows), None)
-    torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
+    assert_as_the_reference(4, 2, 16, 3 * rows_per_request, window, lambda one: one.prepare_uniform(rows))
 
 
 @pytest.mark.parametrize("window", [WINDOWS[0], pytest.param(WINDOWS[2], marks=pytest.mark.grid)])
@@ -144,11 +140,10 @@ def test_long_contexts_are_split_and_short_ones_are_not() -> None:
     """A split has at least 128 tokens, and there are no more splits than programs run at once: fewer for tall tiles."""
     kernel = TritonAttention(4, 2, BLOCK, DEVICE)
 
-    splits = [kernel.lay_out(tiles_of([shape])).num_splits for shape in [(1, 127, 1), (1, 256, 1), (1, 1999, 1)]]
-    splits_with_others = [
-        kernel.lay_out(tiles_of([(rows, 2, 0)] * others + [(rows, 600, 0)])).num_splits
-        for rows, others in [(1, 200), (1, 39), (64, 39)]
-    ]
+    splits = [kernel.lay_out(tiles_of([(1, limit, 1)])).num_splits for limit in (127, 256, 1999)]
+    tall = [(1, 200), (1, 39), (64, 39)]
+    of_many = [[(rows, 2, 0)] * others + [(rows, 600, 0)] for rows, others in tall]
+    splits_with_others = [kernel.lay_out(tiles_of(shapes)).num_splits for shapes in of_many]
 
     assert splits == [1, 2, 15]
     assert splits_with_others == [1, 3, 1]

@@ -94,11 +94,7 @@ def test_rope_and_store_equals_torch(
     total = num_stored + num_beams
     qkv = numbers(seed, total, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
     cos_sin = rotary_angles(torch.arange(total, device=DEVICE) * 7 + 3, head_dim, Rope(), dtype)
-    norms = (
-        HeadNorms(numbers(seed + 1, head_dim, dtype=dtype), numbers(seed + 2, head_dim, dtype=dtype))
-        if has_norms
-        else None
-    )
+    norms = HeadNorms(*(numbers(seed + n, head_dim, dtype=dtype) for n in (1, 2))) if has_norms else None
     slots = torch.randperm(NUM_BLOCKS * BLOCK, generator=torch.Generator().manual_seed(seed))[:num_stored].to(DEVICE)
 
     tails = [tails_of(num_beams, num_kv_heads, head_dim, dtype) if num_beams else None for _ in range(2)]

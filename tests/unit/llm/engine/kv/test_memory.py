@@ -117,17 +117,20 @@ class OrderedStream:
         self.log.append(("follow", (self, tuple(others))))
 
 
-def test_a_step_follows_what_the_other_engine_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A freed block may still be read by the other engine's kernels: each step is ordered after its last one, and marked before blocks are freed."""
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
+    """What the engines' streams mark and follow."""
     monkeypatch.setattr("services.llm.engine.engine.DeviceStream", OrderedStream)
     monkeypatch.setattr(OrderedStream, "log", [])
+    return OrderedStream.log
+
+
+def test_a_step_follows_what_the_other_engine_started(log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A freed block may still be read by the other engine's kernels: each step is ordered after its last one, and marked before blocks are freed."""
     old = build(0)
     new = build(1, old.memory)
     free = old.memory.pool.release
-    monkeypatch.setattr(
-        old.memory.pool, "release", lambda blocks: (OrderedStream.log.append(("free", None)), free(blocks))
-    )
-
+    monkeypatch.setattr(old.memory.pool, "release", lambda blocks: (log.append(("free", None)), free(blocks)))
     add(old, "0", "rank", 3)
     drain(old, new)
     add(new, "0", "rank", 3)
@@ -135,13 +138,11 @@ def test_a_step_follows_what_the_other_engine_started(monkeypatch: pytest.Monkey
 
     wanted = [("follow", (old.stream, (new.stream,))), ("mark", old.stream)] * 3 + [("free", None)]
     wanted += [("follow", (new.stream, (old.stream,))), ("mark", new.stream)] * 3 + [("free", None)]
-    assert OrderedStream.log == wanted
+    assert log == wanted
 
 
-def test_a_step_that_fails_while_it_is_started_is_followed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_while_it_is_started_is_followed_too(log, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has started before it failed may still run when its engine gives the blocks back."""
-    monkeypatch.setattr("services.llm.engine.engine.DeviceStream", OrderedStream)
-    monkeypatch.setattr(OrderedStream, "log", [])
     failing = build(0)
 
     def fail(plan: StepPlan) -> RunningStep:
@@ -153,4 +154,4 @@ def test_a_step_that_fails_while_it_is_started_is_followed_too(monkeypatch: pyte
     with pytest.raises(torch.OutOfMemoryError):
         failing.step(0.0)
 
-    assert OrderedStream.log[-1] == ("mark", failing.stream)
+    assert log[-1] == ("mark", failing.stream)

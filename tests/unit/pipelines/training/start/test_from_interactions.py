@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from models.catalogue import NUM_SPECIAL_TOKENS, Catalogue, load_catalogue
@@ -15,9 +14,8 @@ from pipelines.runner.stage import silent
 from pipelines.training.start.from_interactions import start_from_use
 from pipelines.training.start.warm_start import WarmStart
 from pipelines.training.train_decoder import TrainOptions, new_decoder, train
-from services.errors import ConfigError
 from tests.support.training.bundles import build_catalogue
-from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, Built, checkpoints_in
+from tests.unit.pipelines.conftest import CPU, QUICK, SMALL_DECODER, Built, checkpoints_in
 
 RNG = np.random.default_rng(0)
 SEQUENCES = [RNG.permutation(12)[: RNG.integers(2, 9)] for _ in range(40)]
@@ -80,25 +78,11 @@ def test_a_code_that_items_share_has_their_mean() -> None:
     assert torch.allclose(first_SD, items_ID.view(3, 4, -1).mean(dim=1), atol=1e-6)
 
 
-def without_steps(options: TrainOptions) -> TrainOptions:
-    """Return options of a training that changes no weight."""
-    descent = replace(options.fit.descent, learning_rate=0.0)
-    return replace(options, fit=replace(options.fit, epochs=1, validate_every=1, descent=descent))
-
-
-def test_use_beside_a_text_checkpoint_is_refused() -> None:
-    """Both set the same rows, so the error names both options."""
-    with pytest.raises(ConfigError, match="use_start: true beside text_start"):
-        TrainOptions(use_start=True, text_start="folder")
-
-
 def test_a_training_starts_from_use_unless_it_starts_from_a_bundle(built: Built, tmp_path: Path) -> None:
     """The rows before the first step are those of use, or, from a bundle, the bundle's."""
-    bundle, tokens, options = (
-        built.optimized / "bundle",
-        built.trained.tokenized,
-        without_steps(replace(SMALL_DECODER, use_start=True)),
-    )
+    bundle, tokens = built.assembled / "bundle", built.trained.tokenized
+    still = replace(QUICK, epochs=1, validate_every=1, descent=replace(QUICK.descent, learning_rate=0.0))
+    options = replace(SMALL_DECODER, use_start=True, fit=still)
     catalogue = load_catalogue(tokens / "catalogue.parquet")
     expected = new_decoder(catalogue, options)
     start_from_use(expected, catalogue, read_labelled_sequences(tokens))

@@ -18,7 +18,7 @@ from pipelines.evaluation.evaluate import read_report
 from pipelines.scoring.dense import DecoderScorer, hidden_states
 from pipelines.training.start.from_text_checkpoint import checkpoint_hash, decoder_from_text
 from pipelines.training.start.warm_start import WarmStart
-from pipelines.training.train_decoder import TrainOptions, begin_warm, first_decoder, read_training
+from pipelines.training.train_decoder import begin_warm, first_decoder, read_training
 from services.errors import ConfigError
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
@@ -142,9 +142,6 @@ def test_what_cannot_be_read_is_refused_by_its_field(text: Path, tmp_path: Path)
         start(text, TEXTS, num_layers=3)
     with pytest.raises(ConfigError, match=field + r"there are 6 texts of 30 items; run the stage tokenize again"):
         start(text, TEXTS, build_catalogue())
-    for options in ({"text_layers": 2}, {"text_layers": -1, "text_start": "folder"}):
-        with pytest.raises(ConfigError, match=r"^text_layers: -?\d of no checkpoint; give text_start"):
-            TrainOptions(**options)
 
 
 def test_another_content_is_another_hash(text: Path, tmp_path: Path) -> None:
@@ -167,11 +164,9 @@ def test_the_whole_flow_runs_and_says_what_the_checkpoint_decides(ring: Built) -
 
 def test_the_engine_serves_it_with_grouped_queries(ring: Built) -> None:
     """The bundle's decoder, of two key/value heads for four query heads, ranks in the engine as training's dense scores do."""
-    bundle = ring.optimized / "bundle"
-    catalogue, decoder = (
-        load_catalogue(bundle / "catalogue.parquet"),
-        load_decoder(bundle / "decoder", torch.float32, CPU),
-    )
+    bundle = ring.assembled / "bundle"
+    catalogue = load_catalogue(bundle / "catalogue.parquet")
+    decoder = load_decoder(bundle / "decoder", torch.float32, CPU)
     history = [3, 4, 5]
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     engine = Engine(decoder, EngineConfig(), items=items, bundle_version="v1")
@@ -186,23 +181,21 @@ def test_the_engine_serves_it_with_grouped_queries(ring: Built) -> None:
     assert outcomes[0].item_indices.tolist() == np.argsort(-scores_V)[:5].tolist()
 
 
-def test_a_warm_start_that_fits_wins_and_one_that_does_not_leaves_the_text(
-    ring: Built, built: Built, text: Path
-) -> None:
+def test_a_warm_start_that_fits_wins_and_one_that_does_not_leaves_the_text(ring, built, text) -> None:
     """The bundle's weights where the shapes are the same; else the checkpoint's, and a whole training."""
     tokens = ring.trained.tokenized
     catalogue = load_catalogue(tokens / "catalogue.parquet")
     options = replace(SMALL_DECODER, text_start=str(text), text_layers=1)
     fresh = first_decoder(tokens, catalogue, options)
     found, name = [], "layers.0.q.weight"
-    for bundle in (ring.optimized / "bundle", built.optimized / "bundle"):
+    for bundle in (ring.assembled / "bundle", built.assembled / "bundle"):
         decoder = first_decoder(tokens, catalogue, options)
         with capture_logs():
             begun = begin_warm(WarmStart(bundle, "v1"), decoder, catalogue, QUICK)
         found.append((decoder.state_dict()[name], begun is None))
 
     (warm, warm_refused), (refused, was_refused) = found
-    live = load_decoder(ring.optimized / "bundle" / "decoder", torch.float32, CPU)
+    live = load_decoder(ring.assembled / "bundle" / "decoder", torch.float32, CPU)
     assert torch.equal(warm, live.state_dict()[name])
     assert torch.equal(refused, fresh.state_dict()[name])
     assert (warm_refused, was_refused) == (False, True)

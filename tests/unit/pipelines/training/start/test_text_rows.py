@@ -32,6 +32,7 @@ from tests.support.training.synthetic import histories_from, write_ingested
 from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, Built, checkpoints_in, learn_the_ring
 
 WITH_TEXT = replace(SMALL_DECODER, text_size=8, dropout=0.2)
+Z_NEW = pl.DataFrame({"item_id": ["z-new"], "title": ["Item z"]})
 
 
 def texts_for(catalogue: Catalogue) -> list[str]:
@@ -74,13 +75,15 @@ def test_rows_begin_as_they_were() -> None:
     assert not torch.allclose(now[of_unused], before[of_unused])
 
 
+TWO_ALIKE = [f"word{index} thing{index}" for index in range(30)]
+TWO_ALIKE[4:6] = "red lipstick matte", "red lipstick glossy"
+
+
 def test_items_of_like_text_learn_together() -> None:
     """A step on one item moves the row of an item with nearly its text further than that of one with other words."""
     catalogue = build_catalogue()
-    texts = [f"word{index} thing{index}" for index in range(30)]
-    texts[4], texts[5] = "red lipstick matte", "red lipstick glossy"
     decoder = new_decoder(catalogue, SMALL_DECODER)
-    add_text(decoder, catalogue, texts, 16)
+    add_text(decoder, catalogue, TWO_ALIKE, 16)
     before = decoder.embedding.weight.detach().clone()
     first = catalogue.token_offsets[0]
 
@@ -96,38 +99,19 @@ def test_items_of_like_text_learn_together() -> None:
 def test_a_new_item_borrows_from_items_of_like_text(tmp_path: Path) -> None:
     """A text that a trained item has gets that item's row, one near two of them lies between, and one without any known word gets nothing."""
     catalogue = build_catalogue()
-    texts = [f"word{index} thing{index}" for index in range(30)]
-    texts[4], texts[5] = "red lipstick matte", "red lipstick glossy"
     decoder = new_decoder(catalogue, SMALL_DECODER)
-    encoder = add_text(decoder, catalogue, texts, 30)
+    encoder = add_text(decoder, catalogue, TWO_ALIKE, 30)
     learned_text(decoder, encoder).save(tmp_path)
     learned = load_item_text(tmp_path)
     assert learned is not None
 
-    same, between, empty = learned.rows([texts[7], "red lipstick", ""])
+    same, between, empty = learned.rows([TWO_ALIKE[7], "red lipstick", ""])
 
     trained = decoder.head_weight_VD.detach()[catalogue.token_offsets[0] :]
     torch.testing.assert_close(same, trained[7], atol=1e-3, rtol=1e-2)
     near = torch.nn.functional.cosine_similarity(between, trained)
     assert set(near.topk(2).indices.tolist()) == {4, 5}
     assert not empty.any()
-
-
-def test_a_killed_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path) -> None:
-    """Text vectors are made again, not saved, and the weights are those of a fit without a break, bit for bit."""
-
-    def kill(done: int, _total: int, _words: str) -> None:
-        if done == 3:
-            raise KeyboardInterrupt
-
-    tokens, saved = built.trained.tokenized, checkpoints_in(tmp_path / "saved", every_s=0.0)
-    train(tokens, WITH_TEXT, tmp_path / "whole", checkpoints_in(tmp_path / "other"), CPU, silent)
-    with pytest.raises(KeyboardInterrupt):
-        train(tokens, WITH_TEXT, tmp_path / "broken", saved, CPU, kill)
-    train(tokens, WITH_TEXT, tmp_path / "broken", saved, CPU, silent)
-
-    whole, broken = (load_decoder(tmp_path / name / "decoder", torch.float32, CPU) for name in ("whole", "broken"))
-    assert all(torch.equal(one, broken.state_dict()[name]) for name, one in whole.state_dict().items())
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -145,34 +129,30 @@ def test_codes_of_any_depth_learn_from_text(depth: int, tmp_path: Path) -> None:
     assert ndcg(rank_labels(scorer, read_cases(tokens, Split.TEST)).masked, 10) > 0.7
 
 
-def test_without_text_size_texts_change_nothing(built: Built, tmp_path: Path) -> None:
-    """The weights are the same with texts beside the catalogue and without."""
-    bare = tmp_path / "tokens"
-    bare.mkdir()
+@pytest.fixture
+def bare(built: Built, tmp_path: Path) -> Path:
+    """The ring's tokens without its texts."""
+    folder = tmp_path / "tokens"
+    folder.mkdir()
     for name in ("catalogue.parquet", "examples.parquet"):
-        (bare / name).write_bytes((built.trained.tokenized / name).read_bytes())
+        (folder / name).write_bytes((built.trained.tokenized / name).read_bytes())
+    return folder
 
+
+def test_without_text_size_texts_change_nothing(built: Built, bare: Path, tmp_path: Path) -> None:
+    """The weights are the same with texts beside the catalogue and without."""
     train(bare, SMALL_DECODER, tmp_path, checkpoints_in(tmp_path / "saved"), CPU, silent)
 
-    assert read_texts(bare) == []
-    assert len(read_texts(built.trained.tokenized)) == 30
-    one, other = (
-        load_decoder(folder, torch.float32, CPU) for folder in (tmp_path / "decoder", built.trained.decoder_dir)
-    )
+    assert (len(read_texts(bare)), len(read_texts(built.trained.tokenized))) == (0, 30)
+    folders = (tmp_path / "decoder", built.trained.decoder_dir)
+    one, other = (load_decoder(folder, torch.float32, CPU) for folder in folders)
     assert torch.equal(one.head_weight_VD, other.head_weight_VD)
 
 
-def test_a_text_size_without_texts_is_refused_by_its_field(built: Built, tmp_path: Path) -> None:
+def test_a_text_size_without_texts_is_refused_by_its_field(bare: Path, tmp_path: Path) -> None:
     """Before anything is trained, with what to do."""
-    bare = tmp_path / "tokens"
-    bare.mkdir()
-    for name in ("catalogue.parquet", "examples.parquet"):
-        (bare / name).write_bytes((built.trained.tokenized / name).read_bytes())
-
     with pytest.raises(ConfigError, match=r"decoder\.text_size: .* 0 texts of 30 items; run the stage tokenize again"):
         train(bare, WITH_TEXT, tmp_path, checkpoints_in(tmp_path / "saved"), CPU, silent)
-    with pytest.raises(ConfigError, match=r"text_size: -1 is no size; give 0"):
-        replace(WITH_TEXT, text_size=-1)
 
 
 @pytest.mark.parametrize("text", ["", "a", "untitled", "日本語", "\0"])
@@ -209,12 +189,18 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return learn_the_ring(tmp_path_factory.mktemp("learned"), replace(WITH_TEXT, dropout=0.0))
 
 
-def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_path: Path) -> None:
-    """Appended to a live bundle of depth 1, an item has the decoder's row of its text; answers on old items stay, in both models."""
-    store = BundleStore(tmp_path)
-    bundle = learned.optimized / "bundle"
+def live_store(root: Path, bundle: Path) -> BundleStore:
+    """Return a store in which this bundle is live as `first`."""
+    store = BundleStore(root)
     store.publish(bundle, "first", {"num_items": 30})
     store.promote("first")
+    return store
+
+
+def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_path: Path) -> None:
+    """Appended to a live bundle of depth 1, an item has the decoder's row of its text; answers on old items stay, in both models."""
+    bundle = learned.assembled / "bundle"
+    store = live_store(tmp_path, bundle)
     raw = pl.DataFrame({"item_id": ["z-new", "a-new", "i03"], "title": ["Item z", "Item i03", "Another title"]})
 
     live, num_new = append_items(store, raw, "items", MADE_AT)
@@ -243,21 +229,16 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
 
 def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, tmp_path: Path) -> None:
     """By reason, with their number and the first ids; an item without a title joins under its id, one whose id became a floating-point number under its integer."""
-    store = BundleStore(tmp_path)
-    store.publish(learned.optimized / "bundle", "first", {"num_items": 30})
-    store.promote("first")
+    store = live_store(tmp_path, learned.assembled / "bundle")
     known = [f"i{number:02d}" for number in range(6)]
     rows = [*((name, "Again") for name in known), ("7.0", ""), ("", "No id"), ("z", "Z"), ("z", "Other"), ("z", "Z")]
     said: list[str] = []
 
-    live, num_new = append_items(
-        store, pl.DataFrame(rows, ["item_id", "title"], orient="row"), "new.csv", MADE_AT, report=said.append
-    )
+    table = pl.DataFrame(rows, ["item_id", "title"], orient="row")
+    live, num_new = append_items(store, table, "new.csv", MADE_AT, report=said.append)
 
-    assert num_new == 2
-    assert {"7": "7", "z": "Z"}.items() <= dict(
-        zip(live.catalogue().item_ids, live.catalogue().titles, strict=True)
-    ).items()
+    titles = dict(zip(live.catalogue().item_ids, live.catalogue().titles, strict=True))
+    assert (num_new, titles["7"], titles["z"]) == (2, "7", "Z")
     assert said == [
         "items: 1 ids of column item_id are written as floating-point numbers and read as integers, such as 7.0 as 7",
         "items: 1 exact duplicates are dropped, such as item_id=z",
@@ -277,11 +258,9 @@ def test_a_title_that_is_the_id_is_no_text() -> None:
 
 def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> None:
     """Later starts and comparisons take it: it ranks the new items as the pair that serves does, where the two were the same."""
-    store = BundleStore(tmp_path / "bundles")
-    store.publish(with_judged_pair(learned.optimized / "bundle", tmp_path / "bundle"), "first", {"num_items": 30})
-    store.promote("first")
+    store = live_store(tmp_path / "bundles", with_judged_pair(learned.assembled / "bundle", tmp_path / "bundle"))
 
-    live, _ = append_items(store, pl.DataFrame({"item_id": ["z-new"], "title": ["Item z"]}), "items", MADE_AT)
+    live, _ = append_items(store, Z_NEW, "items", MADE_AT)
 
     history = [np.array(live.catalogue().indices(["i03", "i04"]))]
     served, judged = (
@@ -296,16 +275,12 @@ def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> N
 
 def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> None:
     """In the decoder by itself, in the student through its map of the decoder's rows; what is no factor is refused by its option."""
-    store, raw = BundleStore(tmp_path), pl.DataFrame({"item_id": ["z-new"], "title": ["Item z"]})
-    store.publish(learned.optimized / "bundle", "first", {"num_items": 30})
-    rows = []
+    store, rows = live_store(tmp_path, learned.assembled / "bundle"), []
     for lift in (1.0, 1.5):
         store.promote("first")
-        live, _ = append_items(store, raw, "items", MADE_AT, lift)
-        decoder, student = (
-            load_decoder(live.decoder_dir, torch.float32, CPU),
-            read_student(live.path / "student.safetensors"),
-        )
+        live, _ = append_items(store, Z_NEW, "items", MADE_AT, lift)
+        decoder = load_decoder(live.decoder_dir, torch.float32, CPU)
+        student = read_student(live.path / "student.safetensors")
         rows.append((decoder.head_weight_VD.detach(), student.embedding.weight.detach()))
 
     for plain, lifted in zip(*rows, strict=True):
@@ -313,23 +288,21 @@ def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> Non
         assert torch.equal(lifted[:-1], plain[:-1])
     for lift in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match=r"--lift: .* is no factor; give a number above 0"):
-            append_items(store, raw, "items", MADE_AT, lift)
+            append_items(store, Z_NEW, "items", MADE_AT, lift)
 
 
 def test_new_items_of_a_bundle_without_text_are_refused(built: Built, tmp_path: Path) -> None:
     """A token an item and no text: a training alone adds items, and the error names both ways out."""
-    store = BundleStore(tmp_path)
-    store.publish(built.optimized / "bundle", "first", {"num_items": 30})
-    store.promote("first")
+    store = live_store(tmp_path, built.assembled / "bundle")
 
     with pytest.raises(ConfigError, match=r"first: its codes have depth 1.* text_size, or with .*--code-depth 3"):
-        append_items(store, pl.DataFrame({"item_id": ["new"], "title": ["New"]}), "items", MADE_AT)
+        append_items(store, Z_NEW, "items", MADE_AT)
 
 
 def test_a_damaged_map_is_named(learned: Built, tmp_path: Path) -> None:
     """Bytes that are no map raise BundleCorrupt with the file's path; no file is no map."""
     assert load_item_text(tmp_path) is None
-    (tmp_path / ITEM_TEXT).write_bytes((learned.optimized / "bundle" / ITEM_TEXT).read_bytes()[:100])
+    (tmp_path / ITEM_TEXT).write_bytes((learned.assembled / "bundle" / ITEM_TEXT).read_bytes()[:100])
 
     with pytest.raises(BundleCorrupt, match=ITEM_TEXT):
         load_item_text(tmp_path)

@@ -1,5 +1,6 @@
 """A training that starts from a bundle: weights follow their items, a quarter of the epochs suffices, and the result is the mean of start and end."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -47,7 +48,7 @@ def with_a_first_item(catalogue: Catalogue) -> Catalogue:
 
 def test_rows_follow_their_items_and_a_new_item_starts_from_their_mean(built: Built) -> None:
     """An item whose index has moved keeps its weights, in decoder and student; every other weight is the bundle's."""
-    bundle = built.optimized / "bundle"
+    bundle = built.assembled / "bundle"
     now, start = with_a_first_item(load_catalogue(bundle / "catalogue.parquet")), WarmStart(bundle, "v1")
     old = load_decoder(bundle / "decoder", torch.float32, CPU)
     decoder = new_decoder(now, SMALL_DECODER)
@@ -69,12 +70,12 @@ def test_rows_follow_their_items_and_a_new_item_starts_from_their_mean(built: Bu
 
 def test_a_bundle_of_another_shape_is_refused_with_a_line_and_training_is_whole(built: Built) -> None:
     """A wider decoder cannot take the weights over: fresh ones and the whole schedule stay, and the log names the tensor."""
-    catalogue = load_catalogue(built.optimized / "bundle" / "catalogue.parquet")
+    catalogue = load_catalogue(built.assembled / "bundle" / "catalogue.parquet")
     wider = TrainOptions(hidden_size=32, num_heads=2, feed_forward=32, max_items=10)
     decoder, fresh = new_decoder(catalogue, wider), new_decoder(catalogue, wider)
 
     with capture_logs() as logged:
-        begun = train_decoder.begin_warm(WarmStart(built.optimized / "bundle", "v1"), decoder, catalogue, QUICK)
+        begun = train_decoder.begin_warm(WarmStart(built.assembled / "bundle", "v1"), decoder, catalogue, QUICK)
 
     assert begun is None
     assert torch.equal(decoder.embedding.weight, fresh.embedding.weight)
@@ -87,12 +88,12 @@ def test_a_bundle_of_another_shape_is_refused_with_a_line_and_training_is_whole(
     ids=["few-new-events", "many-new-events", "other-data"],
 )
 def test_a_bundle_to_which_many_events_are_new_is_refused_with_a_line(
-    built: Built, tmp_path: Path, num_late: int, items: str, refused: str | None
+    built, tmp_path, num_late, items, refused
 ) -> None:
     """A start keeps up with few events that are later than its newest one. With more, or with other items, the training is whole."""
     store, events = BundleStore(tmp_path / "bundles"), tmp_path / "events.parquet"
     newest = datetime(2026, 1, 1, tzinfo=UTC)
-    store.publish(built.optimized / "bundle", "v1", {"data": {"newest_event_us": int(newest.timestamp()) * 1_000_000}})
+    store.publish(built.assembled / "bundle", "v1", {"data": {"newest_event_us": int(newest.timestamp()) * 1_000_000}})
     store.promote("v1")
     times = [newest - timedelta(hours=hour) for hour in range(73)] + [newest + timedelta(seconds=1)] * num_late
     item_ids = [f"{items}{number % 30:02d}" for number in range(len(times))]
@@ -109,11 +110,9 @@ def test_a_bundle_to_which_many_events_are_new_is_refused_with_a_line(
 @pytest.mark.parametrize(
     ("text_size", "rows"), [(0, "embedding.weight"), (8, "embedding.parametrizations.weight.original")]
 )
-def test_the_result_is_half_way_between_start_and_end_and_new_rows_are_the_ends(
-    built: Built, text_size: int, rows: str
-) -> None:
+def test_the_result_is_half_way_between_start_and_end_and_new_rows_are_the_ends(built, text_size, rows) -> None:
     """All weights' average moves by 1: the mean moves by a half, and the row of a new item, whose start is random, by 1, also where rows are learned from text."""
-    bundle = built.optimized / "bundle"
+    bundle = built.assembled / "bundle"
     now = with_a_first_item(load_catalogue(bundle / "catalogue.parquet"))
     decoder = new_decoder(now, SMALL_DECODER)
     begun = train_decoder.begin_warm(WarmStart(bundle, "v1"), decoder, now, QUICK)
@@ -135,21 +134,25 @@ def test_the_result_is_half_way_between_start_and_end_and_new_rows_are_the_ends(
     assert all(torch.equal(parameter, starts[name]) for name, parameter in parameters.items())
 
 
-def test_a_killed_warm_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path) -> None:
-    """The start is the bundle's again, and not what the checkpoint holds: bit for bit the weights of a fit without a break."""
+@pytest.mark.parametrize(("text_size", "is_warm"), [(0, True), (8, False)], ids=["from a bundle", "with text"])
+def test_a_killed_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path, text_size: int, is_warm: bool) -> None:
+    """The start is the bundle's again, and not what the checkpoint holds; text vectors are made again, not saved: bit for bit the weights of a fit without a break."""
 
     def kill(done: int, _total: int, _words: str) -> None:
         if done == 1:
             raise KeyboardInterrupt
 
-    tokens, start = built.trained.tokenized, WarmStart(built.optimized / "bundle", "v1")
-    saved = checkpoints_in(tmp_path / "saved", every_s=0.0)
-    train_decoder.train(
-        tokens, SMALL_DECODER, tmp_path / "whole", checkpoints_in(tmp_path / "other"), CPU, silent, start
-    )
+    options = replace(SMALL_DECODER, text_size=text_size, dropout=0.2)
+    start = WarmStart(built.assembled / "bundle", "v1") if is_warm else None
+
+    def fit(name: str, report: Callable[[int, int, str], None] = silent) -> None:
+        saved = checkpoints_in(tmp_path / f"{name}-saved", every_s=0.0)
+        train_decoder.train(built.trained.tokenized, options, tmp_path / name, saved, CPU, report, start)
+
+    fit("whole")
     with pytest.raises(KeyboardInterrupt):
-        train_decoder.train(tokens, SMALL_DECODER, tmp_path / "broken", saved, CPU, kill, start)
-    train_decoder.train(tokens, SMALL_DECODER, tmp_path / "broken", saved, CPU, silent, start)
+        fit("broken", kill)
+    fit("broken")
 
     whole, broken = (load_decoder(tmp_path / name / "decoder", torch.float32, CPU) for name in ("whole", "broken"))
     assert all(torch.equal(one, broken.state_dict()[name]) for name, one in whole.state_dict().items())
@@ -162,7 +165,7 @@ def test_a_quarter_of_the_epochs_reaches_a_full_retraining(built: Built, tmp_pat
     tokenize(ingested, histories_from(ingested), 1_000, tokens)
     catalogue, cases = load_catalogue(tokens / "catalogue.parquet"), read_cases(tokens, Split.TEST)
     found = []
-    for start in (None, WarmStart(built.optimized / "bundle", "v1")):
+    for start in (None, WarmStart(built.assembled / "bundle", "v1")):
         out = tmp_path / ("whole" if start is None else "warm")
         train_decoder.train(tokens, SMALL_DECODER, out, checkpoints_in(out / "saved"), CPU, silent, start)
         saved, path = checkpoints_in(out / "student"), out / "student.safetensors"

@@ -47,7 +47,9 @@ def test_an_items_loss_is_its_score_by_exhaustive_search(mask_seen: bool, num_co
             prompt = [BOS_TOKEN, *catalogue.tokens(window[:place])]
             ranked, scores = exhaustive_ranking(decoder, items, prompt, np.ones(30, dtype=bool), 30)
             scored.append(scores[ranked.index(item)])
-            by_beams.append(scorer([window[:place]])[0, item])
+            row = scorer([window[:place]])[0]
+            assert np.exp(row).sum() == pytest.approx(1, abs=1e-4)
+            by_beams.append(row[item])
     assert number == num_codes
     assert loss.item() == pytest.approx(-np.mean(scored) / 3, rel=1e-5)
     np.testing.assert_allclose(by_beams, scored, rtol=1e-4)

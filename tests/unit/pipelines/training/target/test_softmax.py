@@ -26,9 +26,7 @@ def make() -> tuple[Tensor, Tensor, Tensor, Teacher]:
 @pytest.mark.parametrize("has_teacher", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("scores_at_once", [1 << 20, 300])
-def test_loss_and_gradients_equal_torch_own(
-    has_teacher: bool, masked: bool, scores_at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_and_gradients_equal_torch_own(has_teacher, masked, scores_at_once, monkeypatch) -> None:
     """The chunked loss is the cross-entropy over all logits, with masks over those of unseen items; seen ones get no gradient.
 
     So it is in chunks of few rows, as a large catalogue has them.
@@ -92,16 +90,9 @@ def test_a_sample_of_everything_is_the_whole_softmax(has_teacher: bool, mask_see
     labels_BL = torch.randint(0, NUM_ITEMS, (3, 20))
     hidden_BLD = torch.randn(3, 20, SIZE, requires_grad=True)
     teacher = replace(teacher, hidden_TE=torch.randn(3, 20, 5)) if has_teacher else None
+    is_label_BL = torch.ones_like(labels_BL, dtype=torch.bool)
     losses = [
-        position_loss(
-            hidden_BLD,
-            head,
-            labels_BL,
-            torch.ones_like(labels_BL, dtype=torch.bool),
-            mask_seen=mask_seen,
-            sampler=sampler,
-            teacher=teacher,
-        )
+        position_loss(hidden_BLD, head, labels_BL, is_label_BL, mask_seen=mask_seen, sampler=sampler, teacher=teacher)
         for sampler in (None, ItemSampler(np.arange(NUM_ITEMS), NUM_ITEMS))
     ]
 

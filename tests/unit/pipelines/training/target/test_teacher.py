@@ -1,7 +1,9 @@
 """The teacher of deeper codes: its shares of codes, what is learned from them, and how it travels with the bundle."""
 
+from collections.abc import MutableMapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +20,12 @@ from pipelines.runner.stage import silent
 from pipelines.scoring.dense import DecoderScorer
 from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.batches import make_batch
-from pipelines.training.start.warm_start import NIGHTLY, WarmStart, shortened
+from pipelines.training.start.warm_start import WarmStart
 from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.teacher import TEACHER, ItemTeacher, load_teacher, single_level
-from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss, train
-from services.errors import ConfigError
-from tests.unit.pipelines.conftest import CPU, QUICK, SMALL_DECODER, checkpoints_in, learn_the_ring
+from pipelines.training.train_decoder import new_decoder, next_token_loss, train
+from tests.support.engine.dense import logits_of
+from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, checkpoints_in, learn_the_ring
 
 SIZES, NUM_ITEMS, WEIGHT = (3, 4, 5), 20, 0.7
 WITH_TEACHER = replace(SMALL_DECODER, teacher_weight=WEIGHT, teacher_dropout=0.0)
@@ -43,7 +45,7 @@ def make(seed: int = 0) -> tuple[Catalogue, Decoder, Decoder]:
 
 
 def shares_by_loop(
-    teacher: Decoder, catalogue: Catalogue, history: np.ndarray, label: int, *, mask_seen: bool
+    teacher, catalogue: Catalogue, history: np.ndarray, label: int, *, mask_seen: bool
 ) -> list[np.ndarray]:
     """Return each level's shares below the label's prefix, by adding up the items one by one."""
     scores = DecoderScorer(teacher, single_level(catalogue, NUM_ITEMS), 10, 5)([history])[0].astype(np.float64)
@@ -97,12 +99,10 @@ def test_the_target_is_the_mixture_of_label_and_teacher() -> None:
         targets = shares_by_loop(teacher, catalogue, window[:place], item, mask_seen=True)
         for level, size in enumerate(SIZES):
             tokens = [BOS_TOKEN, *catalogue.tokens(window[:place]), *catalogue.tokens([item])[:level]]
-            hidden = decoder(torch.tensor(tokens), torch.arange(len(tokens)), _causal)[-1]
             first = catalogue.token_offsets[level]
-            scores = (hidden @ decoder.head_weight_VD[first : first + size].T).detach().double().numpy()
-            below = {
-                codes[level] for codes in catalogue.codes if (codes[:level] == catalogue.codes[item, :level]).all()
-            }
+            scores = logits_of(decoder, torch.tensor(tokens))[-1, first : first + size].double().numpy()
+            alike = (codes for codes in catalogue.codes if (codes[:level] == catalogue.codes[item, :level]).all())
+            below = {codes[level] for codes in alike}
             scores[[code not in below for code in range(size)]] = -np.inf
             logs = scores - np.logaddexp.reduce(scores)
             target = WEIGHT * targets[level]
@@ -124,62 +124,37 @@ def test_a_batch_of_which_nothing_is_learned_has_no_loss() -> None:
     assert (loss.item(), number) == (0.0, 0)
 
 
-def _causal(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return out.squeeze(0).transpose(0, 1)
+def trained_again(bundle: Path, tokens: Path, out: Path) -> list[MutableMapping[str, Any]]:
+    """Train with a teacher from a bundle, and return what was logged."""
+    with capture_logs() as logged:
+        train(tokens, WITH_TEACHER, out, checkpoints_in(out / "saved"), CPU, silent, WarmStart(bundle, "v1"))
+    return logged
 
 
 def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(tmp_path: Path) -> None:
     """A bundle of deeper codes holds it, its student ranks all items nearly as the teacher does, and a later training starts from both."""
     built = learn_the_ring(tmp_path, WITH_TEACHER, CodesOptions(depth=2, codes_per_level=8))
-    bundle = built.optimized / "bundle"
+    bundle = built.assembled / "bundle"
     decoder, by_item = load_teacher(bundle, CPU) or pytest.fail("no teacher")
     catalogue = load_catalogue(bundle / "catalogue.parquet")
     histories = [np.array([5, 6, 7]), np.array([20])]
 
     student = StudentScorer(read_student(bundle / "student.safetensors"))(histories)
     teacher = DecoderScorer(decoder, by_item, 10, 5)(histories)
+    logged = trained_again(bundle, built.trained.tokenized, tmp_path / "again")
+
     assert (catalogue.depth, by_item.depth, by_item.item_ids) == (2, 1, catalogue.item_ids)
     assert all(np.corrcoef(one, other)[0, 1] > 0.9 for one, other in zip(student, teacher, strict=True))
-
-    again = tmp_path / "again"
-    with capture_logs() as logged:
-        train(
-            built.trained.tokenized,
-            WITH_TEACHER,
-            again,
-            checkpoints_in(again / "saved"),
-            CPU,
-            silent,
-            WarmStart(bundle, "v1"),
-        )
     assert not logged
-    assert shortened(QUICK, NIGHTLY).epochs < QUICK.epochs
-    assert (again / TEACHER / "decoder" / "config.json").exists()
+    assert (tmp_path / "again" / TEACHER / "decoder" / "config.json").exists()
 
 
 def test_a_bundle_without_a_teacher_gives_the_decoder_a_warm_start_all_the_same(tmp_path: Path) -> None:
     """The log says why the teacher is trained in full."""
     built = learn_the_ring(tmp_path, SMALL_DECODER, CodesOptions(depth=2, codes_per_level=8))
-    bundle, again = built.optimized / "bundle", tmp_path / "again"
+    bundle = built.assembled / "bundle"
 
-    with capture_logs() as logged:
-        train(
-            built.trained.tokenized,
-            WITH_TEACHER,
-            again,
-            checkpoints_in(again / "saved"),
-            CPU,
-            silent,
-            WarmStart(bundle, "v1"),
-        )
+    logged = trained_again(bundle, built.trained.tokenized, tmp_path / "again")
 
     assert load_teacher(bundle, CPU) is None
     assert [(entry["event"], TEACHER in entry["why"]) for entry in logged] == [("warm_start_refused", True)]
-
-
-def test_a_share_that_is_none_is_refused() -> None:
-    """The error names the field and the fix."""
-    with pytest.raises(ConfigError, match=r"teacher_weight: 1.5 is no share; give 0 for no teacher, or up to 1"):
-        TrainOptions(teacher_weight=1.5)

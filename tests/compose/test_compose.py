@@ -1,14 +1,29 @@
-"""Durability of the compose stack."""
+"""The stack of containers: what restarts and kills leave, text, keys, and what it writes to its standard output."""
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.support.stacks.compose_stack import ComposeStack
-from tests.support.stacks.stack import new_user_id, rest_items
+from tests.support.engine.checkpoints import write_checkpoint
+from tests.support.stacks.compose_stack import SERVICES, ComposeStack
+from tests.support.stacks.stack import Stack, new_user_id, rest_items
+from tests.support.wait import wait_for
 
+TEXT = {"model": "tiny", "messages": [{"role": "user", "content": "the river runs on"}], "max_tokens": 8}
 CLICKED = tuple(str(number) for number in range(1, 21))
 DURABLE = ("redis", "worker", "serve", "standby", "edge")
+
+
+@pytest.fixture
+def composed(stack: Stack) -> Iterator[ComposeStack]:
+    """The shared stack, when it is one of containers."""
+    if not isinstance(stack, ComposeStack):
+        pytest.skip("needs a stack of containers: make test-compose")
+    stack.until_healthy()
+    yield stack
+    stack.until_healthy()
 
 
 def record(stack: ComposeStack, user_id: str) -> int:
@@ -64,13 +79,12 @@ def test_a_restart_of_the_broker_loses_no_event(composed: ComposeStack) -> None:
 
 def test_a_second_up_changes_nothing(composed: ComposeStack) -> None:
     """One-shot jobs change nothing when they run again: the same key, bundle and containers."""
-    services = ("redis", "kafka", "worker", "serve", "standby", "edge")
-    containers = [composed.container(service) for service in services]
+    containers = [composed.container(service) for service in SERVICES.values()]
     version = composed.recommend("1")["bundle_version"]
 
     composed.compose("up", "--detach", timeout_s=300.0)
 
-    assert [composed.container(service) for service in services] == containers
+    assert [composed.container(service) for service in SERVICES.values()] == containers
     assert composed.recommend("1")["bundle_version"] == version
 
 
@@ -79,3 +93,29 @@ def test_a_call_without_a_key_is_refused(composed: ComposeStack) -> None:
     answer = composed.rest.post("/v1/recommendations", json={"user_id": "1"}, headers={"authorization": "Bearer none"})
 
     assert answer.status_code == 401
+
+
+def test_text_is_served_with_a_checkpoint(composed: ComposeStack, tmp_path: Path) -> None:
+    """With TEXT_PATH the doors generate text, without it they answer 404; recommendations work in both cases."""
+    composed.put(write_checkpoint(tmp_path / "tiny", max_positions=256), "/state")
+
+    without = composed.rest.post("/v1/chat/completions", json=TEXT)
+    with composed.given(TEXT_PATH="/state/tiny"):
+        written = composed.rest.post("/v1/chat/completions", json=TEXT)
+        recommended = composed.recommend("1")
+
+    assert without.status_code == 404
+    assert written.status_code == 200, written.text
+    assert 0 < written.json()["usage"]["completion_tokens"] <= TEXT["max_tokens"]
+    assert recommended["items"]
+
+
+def test_a_stopped_container_leaves_its_last_words(composed: ComposeStack) -> None:
+    """`docker logs` has a gateway's last request and the line of its SIGTERM, of serve and standby alike."""
+    request_id = str(composed.recommend("1")["request_id"])
+
+    composed.restart("serve", "standby")
+
+    assert [line["event"] for line in composed.log_lines(request_id=request_id)] == ["recommended"]
+    for part in ("serve", "standby"):
+        wait_for(lambda part=part: composed.log_lines(part=part, event="stopping"), 5.0, f"the last words of {part}")

@@ -1,0 +1,155 @@
+"""The planner's prediction of MFU against published training runs.
+
+    python -m benchmarks.plan --runs CSV --json OUT [--cross] [--rows]
+    python -m benchmarks.plan --runs CSV --fit
+
+Judges the constants of pipelines/planner/fitted.json on the file's runs, those left out that the constants were fitted to; rows that cannot be read are named. The
+columns are those of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU types but one, and judges on the rest;
+`--rows` also writes each run with its prediction. `--fit` fits the constants
+again, to the half of the runs that their hashes choose, and writes them.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.load.command import about_run, write_report
+from benchmarks.plan.fit import fit, fit_with_interval, without_device
+from benchmarks.plan.runs import Run, predict, read_runs
+from pipelines.planner.step_time import FITTED, Constants, fitted
+from services.errors import ConfigError, TailraceError
+
+_NUM_HALVES = 20
+_SOURCE = "training runs of MPT models on llm-foundry's benchmark page (mosaicml/llm-foundry, scripts/train/benchmarking, Apache-2.0)"
+
+
+def main() -> None:
+    """Judge or fit, print, write the JSON."""
+    options = _parse()
+    try:
+        runs, bad = read_runs(options.runs)
+        for row in bad:
+            print(f"line {row.line} is left out: {row.problem}", file=sys.stderr)
+        if not runs:
+            raise ConfigError(f"--runs: {options.runs} has no usable row; give published runs")
+        if options.fit:
+            _write_constants(fitted_half(runs))
+            return
+        used = set(json.loads(FITTED.read_text())["runs"])
+        judged = [run for run in runs if run.key not in used]
+        if not judged:
+            raise ConfigError(f"--runs: all rows of {options.runs} were fitted to; give other runs")
+        report = judge(judged, fitted())
+        report |= {"num_rows": len(runs) + len(bad), "num_fitted_rows": len(runs) - len(judged)}
+        report["bad_rows"] = [{"line": row.line, "problem": row.problem} for row in bad]
+        if options.cross:
+            report["cross"] = {"halves": random_halves(runs), "without_device": list(without_each(runs))}
+        if options.rows:
+            report["rows"] = [_row(run) for run in judged]
+    except TailraceError as error:
+        sys.exit(f"error: {error}")
+    print({name: value for name, value in report.items() if name != "rows"})
+    write_report(options.json, about_run("plan") | report)
+
+
+def judge(runs: Sequence[Run], constants: Constants) -> dict[str, Any]:
+    """Return how far predictions are from these runs, in points of MFU, and how often the interval holds the measured value."""
+    predictions = [predict(run, constants) for run in runs]
+    measured = np.array([run.mfu for run in runs])
+    errors = np.abs(np.array([one.mfu for one in predictions]) - measured)
+    lows, highs = (np.array([getattr(one, side) for one in predictions]) for side in ("low", "high"))
+    return {
+        "num_judged": len(runs),
+        "median_error_points": _points(np.median(errors)),
+        "p90_error_points": _points(np.quantile(errors, 0.9)),
+        "bias_points": _points(np.median([one.mfu for one in predictions] - measured)),
+        "share_within_interval": round(float(np.mean((lows <= measured) & (measured <= highs))), 3),
+        "median_half_width_points": _points(np.median(highs - lows) / 2),
+    }
+
+
+def fitted_half(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs whose hash is even: about half of them, whatever their order."""
+    return [run for run in runs if int(run.key, 16) % 2 == 0]
+
+
+def random_halves(runs: Sequence[Run]) -> dict[str, float]:
+    """Return the mean and the worst of the errors on one half after a fit to the other, over several random halves."""
+    rng, found = np.random.default_rng(0), []
+    for _ in range(_NUM_HALVES):
+        order = rng.permutation(len(runs))
+        ours, others = ([runs[index] for index in part] for part in np.array_split(order, 2))
+        found.append(judge(others, fit(ours)))
+    medians, p90s = ([one[name] for one in found] for name in ("median_error_points", "p90_error_points"))
+    return {
+        "number": _NUM_HALVES,
+        "median_error_points": _points(np.mean(medians)),
+        "worst_median_error_points": max(medians),
+        "p90_error_points": _points(np.mean(p90s)),
+        "worst_p90_error_points": max(p90s),
+    }
+
+
+def without_each(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """Judge each GPU type by constants from the others, with the interval of a device that was not seen."""
+    stored = fitted()
+    for name in sorted({run.device.name for run in runs}):
+        others = without_device(runs, name)
+        interval = {"low": stored.low, "high": stored.high, "unseen": stored.unseen}
+        own = [run for run in runs if run.device.name == name]
+        yield {"device": name} | judge(own, Constants(**_fields(others) | interval))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, metavar="CSV", help="published runs")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="the results file")
+    parser.add_argument("--cross", action="store_true", help="judge fits to other halves and to other GPU types, too")
+    parser.add_argument("--rows", action="store_true", help="also write each judged run with its prediction")
+    parser.add_argument("--fit", action="store_true", help="fit the constants again and write them")
+    options = parser.parse_args()
+    if not options.fit and options.json is None:
+        parser.error("argument --json: give the results file, or --fit")
+    return options
+
+
+def _write_constants(runs: Sequence[Run]) -> None:
+    found = {
+        "source": _SOURCE,
+        "command": "python -m benchmarks.plan --runs CSV --fit",
+        "constants": _fields(fit_with_interval(runs)),
+        "runs": sorted(run.key for run in runs),
+    }
+    FITTED.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{FITTED}: {found['constants']}")
+
+
+def _fields(constants: Constants) -> dict[str, Any]:
+    return {name: getattr(constants, name) for name in Constants.__dataclass_fields__}
+
+
+def _row(run: Run) -> dict[str, Any]:
+    made = predict(run)
+    return {
+        "line": run.line,
+        "model": run.model,
+        "device": run.device.name,
+        "num_gpus": run.num_gpus,
+        "measured_mfu": run.mfu,
+        "predicted_mfu": _points(made.mfu),
+        "low": _points(made.low),
+        "high": _points(made.high),
+    }
+
+
+def _points(value: Any) -> float:
+    return round(float(value), 2)
+
+
+if __name__ == "__main__":
+    main()

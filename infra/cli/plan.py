@@ -1,0 +1,104 @@
+"""`tailrace plan`: machines for a load of this stack (`load`), and GPUs for training or serving a model (`model`)."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+plan_app = typer.Typer(no_args_is_help=True, help="Estimate what a load or a model needs, before it runs.")
+
+
+@plan_app.command("load")
+def plan_load(
+    rate: Annotated[float, typer.Option(help="Requests per second at peak.")],
+    users: Annotated[int, typer.Option(help="Users in the feature store.")],
+    items: Annotated[int, typer.Option(help="Items in the catalogue.")],
+    events_rate: Annotated[
+        float | None, typer.Option(help="Events per second.", show_default="a tenth of --rate")
+    ] = None,
+    mix: Annotated[
+        str, typer.Option(help="Share of requests per tier.")
+    ] = "precomputed=0.5,llm=0.2,student=0.25,popular=0.05",
+    kv_users: Annotated[int, typer.Option(help="Users whose context stays in the KV cache.")] = 300,
+    basis: Annotated[Path | None, typer.Option(help="Results file of benchmarks.capacity.")] = None,
+) -> None:
+    """Estimate cores, replicas and memory for a load, from measured costs."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from benchmarks.capacity.plan import Demand, parse_mix, read_basis
+    from benchmarks.capacity.plan import plan as make_plan
+
+    demand = Demand(
+        rate=rate,
+        users=users,
+        items=items,
+        events_rate=rate / 10 if events_rate is None else events_rate,
+        mix=parse_mix(mix),
+        kv_users=kv_users,
+    )
+    out = Console(highlight=False, soft_wrap=True)
+    made = make_plan(demand, read_basis(basis))
+    table = Table("part", "busy cores", "replicas", "memory", box=None)
+    for line in made.lines:
+        table.add_row(line.part, f"{line.cores:.2f}", str(line.replicas), f"{line.memory_mb:,.0f} MB")
+    out.print(table)
+    out.print(f"provide   {made.cores:.1f} cores and {made.memory_gb:.1f} GB for the processes")
+    out.print(f"KV cache  TAILRACE_KV_NUM_BLOCKS={made.kv_num_blocks} keeps the whole context of {kv_users} users")
+    out.print(f"log       {made.log_gb_per_day:.2f} GB of events a day")
+    for note in made.notes:
+        out.print(escape(f"note: {note}"))
+
+
+@plan_app.command("model")
+def plan_model(
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of a checkpoint in Hugging Face's layout, or its config.json.", show_default=False),
+    ] = None,
+    gpus: Annotated[str, typer.Option(help="Number and kind, such as 8xh100.")] = "1xh100",
+    train: Annotated[bool, typer.Option("--train", help="Plan training alone.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Plan serving alone.")] = False,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Rows of a training step; with --serve, contexts in memory.", show_default="8 a GPU"),
+    ] = None,
+    length: Annotated[int, typer.Option(help="Tokens of such a row.")] = 2_048,
+    rate: Annotated[float, typer.Option(help="Requests a second to serve.")] = 1.0,
+    prompt: Annotated[int, typer.Option(help="Tokens of a request's prompt.")] = 1_024,
+    output: Annotated[int, typer.Option(help="Tokens of its answer.")] = 128,
+    beams: Annotated[int, typer.Option(help="Beams of a request that ranks items.")] = 1,
+    kv: Annotated[str, typer.Option(help="Numbers of the KV cache: model, int8 or fp8.")] = "model",
+    parameters: Annotated[
+        float | None, typer.Option(help="Of a model that is no decoder: its parameters.", show_default=False)
+    ] = None,
+    flops: Annotated[
+        float | None, typer.Option(help="And the FLOPs of one sample's forward pass.", show_default=False)
+    ] = None,
+    activation_mb: Annotated[
+        float | None, typer.Option(help="And what one sample keeps for the backward pass.", show_default=False)
+    ] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="Price of one GPU for an hour.", show_default=False)
+    ] = None,
+) -> None:
+    """Estimate memory, layouts, step time and cost of a model on GPUs, from its config alone."""
+    from pipelines.planner.devices import parse_gpus
+    from pipelines.planner.layouts import plan_training
+    from pipelines.planner.report import describe_contexts, describe_model, describe_serving, describe_training
+    from pipelines.planner.serving import Load, kv_kind_named, plan_serving
+    from pipelines.planner.shapes import DecoderShape, shape_from
+
+    found = parse_gpus(gpus)
+    shape = shape_from(model, parameters, flops, None if activation_mb is None else 1e6 * activation_mb)
+    lines = [*describe_model(shape, found)]
+    if train or not serve:
+        rows = 8 * found.number if batch is None else batch
+        lines += describe_training(plan_training(shape, found, rows, length), price_per_gpu_hour)
+    if serve or (not train and isinstance(shape, DecoderShape)):
+        load = Load(rate=rate, prompt=prompt, output=output, beams=beams, kv_kind=kv_kind_named(kv))
+        lines += describe_serving(plan_serving(shape, found, load), price_per_gpu_hour)
+        if serve and batch is not None and isinstance(shape, DecoderShape):
+            lines += describe_contexts(shape, batch, length, load.kv_kind)
+    typer.echo("\n".join(lines))

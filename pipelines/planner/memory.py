@@ -1,0 +1,173 @@
+"""The memory of one GPU, by component, for a training in this trainer's numbers and for serving. Pure arithmetic; the sizes are bytes.
+
+A training keeps weights, gradients, Adam's two moments and the weights' average in fp32. One GPU and DDP compute in bf16 by autocast, whose copies of the weights
+live from a layer's forward pass to its backward pass; FSDP2 gathers the weights of a layer at a time in bf16 and adds gradients up in fp32. Activations are what the
+layers of `models/decoder` keep for the backward pass, operation by operation. Tables of the vocabulary are not split by tensor parallelism. DDP's buckets are the
+gradients themselves (`gradient_as_bucket_view`). The result is an upper bound: all components at their largest at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pipelines.planner.mesh import Layout
+from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
+from services.llm.engine.config import KvKind, WeightKind
+
+FP32, BF16 = 4, 2
+ADAM_BYTES = 2 * FP32
+FRAMEWORK_BYTES = 2e9
+"""Assumed, not measured: the device's context, libraries' workspaces, collectives' buffers and what the allocator cannot use."""
+_CHUNK_ROWS, _CHUNK_SCORES = 512, 1 << 20
+"""A chunk of `pipelines/training/target/softmax.py`: all logits never exist at once."""
+
+Numbers = Literal["autocast", "bf16"]
+"""What the layers compute with: fp32 weights under autocast, or bf16 weights as FSDP2 gathers them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one GPU by component, in the order of a step."""
+
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        """All components."""
+        return sum(self.parts.values())
+
+    @property
+    def states(self) -> float:
+        """Weights, gradients and Adam's moments, which no smaller batch makes smaller."""
+        return sum(self.parts.get(name, 0.0) for name in ("weights", "gradients", "optimizer"))
+
+
+def training_memory(
+    shape: Shape, layout: Layout, length: int = 1, *, fuses_norms: bool = True, keeps_average: bool = True
+) -> Memory:
+    """Return the memory of the fullest GPU of a layout. `length` is a row's tokens.
+
+    `fuses_norms`: whether the device normalises in one kernel, as CUDA does; a CPU keeps the normalised numbers too. `keeps_average`: whether an average of the weights
+    is kept beside them, as this trainer does.
+    """
+    if isinstance(shape, PlainShape):
+        return _plain_memory(shape, layout, keeps_average=keeps_average)
+    first = _stage_memory(
+        shape, layout, length, is_last=layout.pipeline == 1, fuses_norms=fuses_norms, keeps_average=keeps_average
+    )
+    if layout.pipeline == 1:
+        return first
+    last = _stage_memory(shape, layout, length, is_last=True, fuses_norms=fuses_norms, keeps_average=keeps_average)
+    return max(first, last, key=lambda memory: memory.total)
+
+
+def stage_parameters(shape: DecoderShape, layout: Layout) -> float:
+    """Return the parameters of one GPU before sharding: a stage's layers, split by tensor parallelism, and the tables that a stage at an end holds."""
+    layers = -(-shape.num_layers // layout.pipeline)
+    outside = shape.outside_parameters
+    if layout.pipeline > 1 and not shape.is_tied:
+        outside -= shape.table_parameters
+    return layers * (shape.layer_weights / layout.tensor + shape.vector_numbers) + outside
+
+
+def kept_bytes_per_token(shape: DecoderShape, numbers: Numbers, tensor: int = 1, *, fuses_norms: bool = True) -> float:
+    """Return what one layer keeps of a token for its backward pass.
+
+    In bytes a number of the residual stream (D): the input of both norms in fp32 (4 + 4), the inputs of the products in bf16, one for each product under autocast
+    (3 + 2 of 2) and one for all of them otherwise (1 + 1 of 2). Attention keeps queries, its result, keys and values in bf16, and a sum in fp32 a head; where queries and keys
+    are normalised, they are kept in fp32 before it. The feed-forward
+    layer keeps what enters and leaves its products and the gate.
+    """
+    norm = FP32 if fuses_norms else 2 * FP32
+    inputs = 5 * BF16 if numbers == "autocast" else 2 * BF16
+    attention = 2 * BF16 * (shape.query_width + shape.key_width) + FP32 * shape.num_heads
+    if shape.has_qk_norm:
+        attention += norm * (shape.query_width + shape.key_width) + FP32 * (shape.num_heads + shape.num_kv_heads)
+    feed_forward = BF16 * shape.ffn_size * (4 if shape.ffn_matrices == 3 else 2)
+    return shape.hidden_size * (2 * norm + inputs) + 2 * FP32 + (attention + feed_forward) / tensor
+
+
+def chunk_bytes(shape: DecoderShape) -> float:
+    """Return the scores and probabilities of one chunk of the loss, in fp32, which go before the backward pass."""
+    rows = max(1, min(_CHUNK_ROWS, _CHUNK_SCORES // shape.vocab_size))
+    return 2 * FP32 * rows * shape.vocab_size
+
+
+def kv_bytes_per_token(shape: DecoderShape, number_bytes: int = BF16, kind: KvKind = "model") -> int:
+    """Return the keys and values of one token in all layers, as the engine's pool lays them out: a one-byte kind has an fp32 scale a head."""
+    head_bytes = shape.head_dim * number_bytes if kind == "model" else shape.head_dim + FP32
+    return 2 * shape.num_layers * shape.num_kv_heads * head_bytes
+
+
+def serving_memory(
+    shape: DecoderShape,
+    rows: int,
+    length: int,
+    *,
+    shards: int = 1,
+    weight_kind: WeightKind = "model",
+    kv_kind: KvKind = "model",
+) -> Memory:
+    """Return the memory of one of `shards` GPUs that serve `rows` contexts of this length together. int8 weights are the layers' matrices alone."""
+    matrix_bytes = 1 if weight_kind == "int8" else BF16
+    matrices = shape.num_layers * shape.layer_weights
+    weights = matrices * matrix_bytes + BF16 * (shape.num_parameters - matrices)
+    kv = rows * length * kv_bytes_per_token(shape, kind=kv_kind)
+    return Memory({"weights": weights / shards, "KV cache": kv / shards, "framework": FRAMEWORK_BYTES})
+
+
+def _plain_memory(shape: PlainShape, layout: Layout, *, keeps_average: bool) -> Memory:
+    held = shape.num_parameters / layout.shard
+    parts = _states(held, keeps_average=keeps_average)
+    parts["working weights"] = BF16 * shape.num_parameters
+    parts["activations"] = layout.micro_batch * shape.activation_bytes
+    return Memory(parts | {"framework": FRAMEWORK_BYTES})
+
+
+def _states(held: float, *, keeps_average: bool) -> dict[str, float]:
+    states = {"weights": FP32 * held, "gradients": FP32 * held, "optimizer": ADAM_BYTES * held}
+    return states | ({"average": FP32 * held} if keeps_average else {})
+
+
+def _stage_memory(
+    shape: DecoderShape, layout: Layout, length: int, *, is_last: bool, fuses_norms: bool, keeps_average: bool
+) -> Memory:
+    parameters, is_sharded = stage_parameters(shape, layout), layout.shard > 1
+    layers = -(-shape.num_layers // layout.pipeline)
+    layer = shape.layer_weights / layout.tensor
+    parts = _states(parameters / layout.shard, keeps_average=keeps_average)
+    if is_sharded:  # two layers, one of them fetched ahead, and what is outside of them; gradients of the largest group in bf16, and in fp32 to be added up
+        parts["working weights"] = BF16 * (2 * layer + shape.outside_parameters)
+        parts["buffers"] = (BF16 + FP32) * max(layer, float(shape.outside_parameters))
+    else:
+        parts["working weights"] = BF16 * layers * layer
+    parts["activations"] = _activations(shape, layout, length, layers, is_last=is_last, fuses_norms=fuses_norms)
+    if is_last:
+        tokens = layout.micro_batch * length
+        parts["loss"] = FP32 * (tokens * shape.hidden_size + shape.table_parameters)
+        parts["loss"] += chunk_bytes(shape)
+    return Memory(parts | {"framework": FRAMEWORK_BYTES})
+
+
+def _activations(
+    shape: DecoderShape, layout: Layout, length: int, layers: int, *, is_last: bool, fuses_norms: bool
+) -> float:
+    """Return what the layers of a stage keep of all micro-batches that are on their way, and the final norm's part on the last one."""
+    numbers: Numbers = "bf16" if layout.shard > 1 else "autocast"
+    residual = BF16 if numbers == "bf16" else FP32
+    whole = kept_bytes_per_token(shape, numbers, layout.tensor, fuses_norms=fuses_norms)
+    waiting = 1 if is_last else min(layout.pipeline, layout.accumulation)
+    tokens = layout.micro_batch * length
+    final = shape.hidden_size * FP32 * (1 if fuses_norms else 2) if is_last else 0
+    if layout.checkpointing == "none":
+        return tokens * (waiting * layers * whole + final)
+    kept = float(residual * shape.hidden_size)
+    if layout.checkpointing == "selective":
+        kept += kept_by_products(shape, layout.tensor)
+    return tokens * (waiting * layers * kept + max(whole, final))
+
+
+def kept_by_products(shape: DecoderShape, tensor: int = 1) -> float:
+    """Return the results of a layer's products and of attention, bytes a token: what selective checkpointing keeps beside the layer's input."""
+    inner = 2 * shape.query_width + 2 * shape.key_width + (shape.ffn_matrices - 1) * shape.ffn_size
+    return BF16 * inner / tensor + FP32 * shape.num_heads / tensor + 2 * BF16 * shape.hidden_size

@@ -1,0 +1,243 @@
+"""Serving text or rankings by one decoder: memory, the time of each phase, what a load comes to, and replicas against shards. Pure arithmetic.
+
+A phase takes the longer of its bytes and its FLOPs (the roofline), at shares of the data sheet that are assumed, as is the host's time a step: no published serving run was
+fitted, so times are given within a factor. This engine serves one model on one GPU; shards over several are computed to compare with, and not offered.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import cast, get_args
+
+from models.errors import InvalidRequest
+from pipelines.planner.devices import Device, Gpus
+from pipelines.planner.layouts import USABLE
+from pipelines.planner.memory import BF16, Memory, kv_bytes_per_token, serving_memory
+from pipelines.planner.shapes import DecoderShape, Shape
+from services.llm.engine.config import KvKind
+
+FACTOR = 1.5
+"""Times are within this factor either way: an assumption, as wide as what planners of others were found to be off (45 % in TTFT)."""
+_COMPUTE_SHARE, _MEMORY_SHARE = 0.6, 0.8
+_STEP_S = 1e-3
+"""Of the host: planning a step and starting it."""
+_ALL_REDUCE_S = {"node": 15e-6, "network": 40e-6}
+"""The least time of an all-reduce, of which a sharded layer has two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked: requests a second in all, and each one's tokens; `beams` is above 1 where items are ranked by beam search."""
+
+    rate: float
+    prompt: int
+    output: int
+    beams: int = 1
+    kv_kind: KvKind = "model"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be. Raises InvalidRequest naming the option."""
+        if not 0 < self.rate < math.inf:
+            raise InvalidRequest("--rate", f"{self.rate:g} is not more than 0", "give requests a second")
+        for option, value in (("--prompt", self.prompt), ("--output", self.output), ("--beams", self.beams)):
+            if value < 1:
+                raise InvalidRequest(option, f"{value} is less than 1", "give a number from 1 on")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One step of a kind: its bytes and FLOPs, and the seconds that either takes on one GPU's part."""
+
+    name: str
+    num_bytes: float
+    flops: float
+    memory_s: float
+    compute_s: float
+    overhead_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The step's time."""
+        return max(self.memory_s, self.compute_s) + self.overhead_s
+
+    @property
+    def bound(self) -> str:
+        """What the step waits for most."""
+        sides = {"memory": self.memory_s, "compute": self.compute_s, "overhead": self.overhead_s}
+        return max(sides, key=lambda side: sides[side])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """One way to use the GPUs: `replicas` groups of `shards`. Times are of one group, rates of all; None where it does not fit or cannot bear the load."""
+
+    shards: int
+    replicas: int
+    memory: Memory
+    concurrency: int
+    """Requests that a group has room for."""
+    best_tokens_per_s_per_gpu: float
+    """Output tokens at full concurrency."""
+    running: float | None
+    """Requests that are decoded at a time at the load."""
+    step_s: float | None
+    ttft_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPlan:
+    """The phases on one GPU, and every way to use the GPUs, fewest shards first. `verdict` compares them in a sentence."""
+
+    shape: DecoderShape
+    gpus: Gpus
+    load: Load
+    phases: tuple[Phase, ...]
+    ways: tuple[Sharding, ...]
+    verdict: str
+
+
+def kv_kind_named(name: str) -> KvKind:
+    """Return the kind of KV cache of this name. Raises InvalidRequest."""
+    for kind in get_args(KvKind):
+        if kind == name:
+            return cast("KvKind", kind)
+    raise InvalidRequest("--kv", f"{name!r} is no kind of KV cache", f"give one of {', '.join(get_args(KvKind))}")
+
+
+def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
+    """Return the plan of a deployment. Raises InvalidRequest for a model that is no decoder."""
+    if not isinstance(shape, DecoderShape):
+        raise InvalidRequest("--serve", "this engine serves decoders alone", "give --train for another model")
+    ways = tuple(_sharding(shape, gpus, load, shards) for shards in _shard_sizes(shape, gpus))
+    rows = max(1, min(32, ways[0].concurrency))
+    phases = [prefill(shape, gpus.device, load), decode(shape, gpus.device, load, rows)]
+    if load.beams > 1:
+        phases.append(beam_step(shape, gpus.device, load, rows=1))
+    return ServingPlan(shape=shape, gpus=gpus, load=load, phases=tuple(phases), ways=ways, verdict=_verdict(gpus, ways))
+
+
+def prefill(shape: DecoderShape, device: Device, load: Load, shards: int = 1) -> Phase:
+    """Return the prefill of one prompt: every weight once, the head's for the last token alone, attention over the causal half."""
+    products = shape.num_layers * shape.layer_weights * load.prompt + shape.table_parameters
+    flops = 2 * products + 2 * shape.num_layers * shape.query_width * load.prompt**2
+    kv = load.prompt * kv_bytes_per_token(shape, kind=load.kv_kind)
+    return _phase(
+        shape, device, f"prefill of {load.prompt:,} tokens", _weight_bytes(shape) + kv, flops, shards, load.prompt
+    )
+
+
+def decode(shape: DecoderShape, device: Device, load: Load, rows: float, shards: int = 1) -> Phase:
+    """Return one step of `rows` requests, a token each, whose contexts are half way through the output."""
+    context = load.prompt + load.output / 2
+    kv = rows * context * kv_bytes_per_token(shape, kind=load.kv_kind)
+    flops = rows * (2 * shape.forward_weights + 4 * shape.num_layers * shape.query_width * context)
+    return _phase(shape, device, f"decode of {rows:,.0f} rows", _weight_bytes(shape) + kv, flops, shards, rows)
+
+
+def beam_step(shape: DecoderShape, device: Device, load: Load, rows: float) -> Phase:
+    """Return one level of beam search of `rows` requests, whose beams read their common context once."""
+    beams = rows * load.beams
+    kv = rows * load.prompt * kv_bytes_per_token(shape, kind=load.kv_kind)
+    flops = beams * (2 * shape.forward_weights + 4 * shape.num_layers * shape.query_width * load.prompt)
+    return _phase(shape, device, f"beams, {beams:,.0f} at a time", _weight_bytes(shape) + kv, flops, 1, beams)
+
+
+def _phase(
+    shape: DecoderShape, device: Device, name: str, num_bytes: float, flops: float, shards: int, rows: float
+) -> Phase:
+    overhead = _STEP_S
+    if shards > 1:
+        place = "node" if shards <= device.gpus_per_node else "network"
+        link = device.node_link_bytes_per_s if place == "node" else device.network_bytes_per_s
+        sent = 2 * (shards - 1) / shards * rows * BF16 * shape.hidden_size
+        overhead += 2 * shape.num_layers * (_ALL_REDUCE_S[place] + sent / link)
+    return Phase(
+        name=name,
+        num_bytes=num_bytes,
+        flops=flops,
+        memory_s=num_bytes / shards / (device.memory_bytes_per_s * _MEMORY_SHARE),
+        compute_s=flops / shards / (device.flops_per_s["bf16"] * _COMPUTE_SHARE),
+        overhead_s=overhead,
+    )
+
+
+def _weight_bytes(shape: DecoderShape) -> float:
+    """Return the weights that a step reads: those of the layers and the head."""
+    return BF16 * shape.forward_weights
+
+
+def _shard_sizes(shape: DecoderShape, gpus: Gpus) -> list[int]:
+    most = min(gpus.number, gpus.device.gpus_per_node)
+    return [size for size in range(1, most + 1) if gpus.number % size == 0 and shape.num_kv_heads % size == 0]
+
+
+def _sharding(shape: DecoderShape, gpus: Gpus, load: Load, shards: int) -> Sharding:
+    """Return one way to use the GPUs at a load. The requests that run follow from Little's law; prefills take their share of the time and queue for it (M/D/1)."""
+    device, replicas = gpus.device, gpus.number // shards
+    length = load.prompt + load.output
+    empty = serving_memory(shape, 0, length, shards=shards, kv_kind=load.kv_kind)
+    row = length * kv_bytes_per_token(shape, kind=load.kv_kind) / shards
+    concurrency = max(0, int((USABLE * device.memory_bytes - empty.total) / row))
+    memory = serving_memory(shape, max(concurrency, 1), length, shards=shards, kv_kind=load.kv_kind)
+    prefill_s = prefill(shape, device, load, shards).seconds
+    best = running = step_s = ttft_s = None
+    if concurrency:
+        full = decode(shape, device, load, concurrency, shards).seconds
+        best = concurrency / (full + concurrency * prefill_s / load.output) / shards
+        rate = load.rate / replicas
+        running = _running(shape, device, load, shards, rate, prefill_s, concurrency)
+    if running is not None:
+        share = load.rate / replicas * prefill_s
+        step_s = decode(shape, device, load, max(running, 1), shards).seconds / (1 - share)
+        ttft_s = prefill_s * (1 + share / (2 * (1 - share))) + step_s
+    return Sharding(
+        shards=shards,
+        replicas=replicas,
+        memory=memory,
+        concurrency=concurrency,
+        best_tokens_per_s_per_gpu=best or 0.0,
+        running=running,
+        step_s=step_s,
+        ttft_s=ttft_s,
+    )
+
+
+def _running(
+    shape: DecoderShape, device: Device, load: Load, shards: int, rate: float, prefill_s: float, concurrency: int
+) -> float | None:
+    """Return how many requests one group decodes at a time at this rate: the least number whose steps keep up. None where none does."""
+    share = rate * prefill_s
+    if share >= 1:
+        return None
+
+    def arriving(rows: float) -> float:
+        return rate * load.output * decode(shape, device, load, max(rows, 1.0), shards).seconds / (1 - share)
+
+    low, high = 0.0, float(concurrency)
+    if arriving(high) > high:
+        return None
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if arriving(middle) <= middle else (middle, high)
+    return high
+
+
+def _verdict(gpus: Gpus, ways: tuple[Sharding, ...]) -> str:
+    """Compare replicas with shards by output tokens a GPU."""
+    fitting = [way for way in ways if way.concurrency]
+    if not fitting:
+        return f"It does not fit on {ways[-1].shards} GPUs together; give larger ones"
+    first, last = fitting[0], fitting[-1]
+    if first.shards > 1:
+        return f"The weights do not fit on one {gpus.device.name}: it needs {first.shards} shards, which this engine does not offer"
+    if len(fitting) == 1:
+        return "One replica a GPU"
+    best = max(fitting, key=lambda way: way.best_tokens_per_s_per_gpu)
+    if best is first:
+        return (
+            f"Replicas win: {first.replicas} of one GPU each give {first.best_tokens_per_s_per_gpu:,.0f} output tokens/s a GPU, "
+            f"shards over {last.shards} {last.best_tokens_per_s_per_gpu:,.0f}: each layer of those waits for two all-reduces"
+        )
+    return (
+        f"{best.shards} shards give {best.best_tokens_per_s_per_gpu:,.0f} output tokens/s a GPU and one GPU {first.best_tokens_per_s_per_gpu:,.0f}, "
+        "since they read the weights once for more requests at a time; this engine does not offer shards"
+    )

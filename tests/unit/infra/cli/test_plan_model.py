@@ -1,0 +1,126 @@
+"""`tailrace plan model`: from a config and a number of GPUs to layouts, serving and cost."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.cli.main import main
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "hidden_size": 4_096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8_192,
+    "tie_word_embeddings": False,
+}
+
+Plan = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """The config of Llama-3-8B in a folder, without weights."""
+    folder = tmp_path / "llama-3-8b"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return str(folder)
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Plan:
+    """Run the command; return its exit code and all that it printed."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["tailrace", "plan", "model", *arguments])
+        monkeypatch.setenv("COLUMNS", "300")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), "".join(capfd.readouterr())
+
+    return run
+
+
+def test_a_plan_prints_every_part(plan: Plan, model: str) -> None:
+    """Memory by component, three layouts with intervals, collectives by link, bubble, roofline of each phase, cost, replicas against shards."""
+    code, printed = plan(
+        model, "--gpus", "8xh100", "--batch", "64", "--length", "4096", "--beams", "8", "--price-per-gpu-hour", "3"
+    )
+
+    assert code == 0
+    for words in (
+        "llama-3-8b: 8.03 B parameters",
+        "1  FSDP2 8",
+        "\n3  ",
+        "weights  gradients  optimizer  average",
+        "activations by checkpointing, GB: none ",
+        "collective all-gather of weights (FSDP): 112.42 GB a step over NVLink 4",
+        "bubble ",
+        "roofline   training step: bound by compute",
+        "roofline   prefill of 1,024 tokens: bound by compute",
+        "roofline   decode of",
+        "roofline   beams, 8 at a time: bound by memory",
+        "at 3 a GPU and hour",
+        "DDP alone does not fit: its states (weights, gradients, Adam) take 128.5 GB",
+        "Replicas win",
+    ):
+        assert words in printed, words
+
+
+def test_training_or_serving_alone(plan: Plan, model: str) -> None:
+    """The other is left out."""
+    (_, training), (_, serving) = plan(model, "--train"), plan(model, "--serve")
+
+    assert ("TRAINING" in training, "SERVING" in training) == (True, False)
+    assert ("TRAINING" in serving, "SERVING" in serving) == (False, True)
+
+
+def test_contexts_in_memory_are_added_up(plan: Plan, model: str) -> None:
+    """Llama-3-8B with eight contexts of 8,192 tokens: 16.06 + 8.59 + 2 GB, usually rounded to 28."""
+    _, printed = plan(model, "--serve", "--batch", "8", "--length", "8192")
+
+    assert "16.06    8.59      2.00       26.65" in printed
+    assert "together 26.7 GB, with room for the allocator's gaps 28.1" in printed
+
+
+def test_a_model_that_is_no_decoder_is_planned_by_its_sizes(plan: Plan) -> None:
+    """ResNet-50 on four GPUs is DDP; what was guessed is said."""
+    code, printed = plan("--parameters", "25.6e6", "--flops", "8.2e9", "--gpus", "4xa100", "--batch", "256")
+
+    assert code == 0
+    assert "1  DDP 4" in printed
+    assert "is a guess" in printed
+    assert "SERVING" not in printed
+
+
+def test_what_does_not_fit_is_said_and_is_no_error(plan: Plan, model: str) -> None:
+    """A refusal is an answer."""
+    code, printed = plan(model, "--gpus", "4x4090", "--train")
+
+    assert code == 0
+    assert "does not fit: FSDP2 4: its states (weights, gradients, Adam) take 32.1 GB" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--gpus", "8xh1000"), "--gpus: 'h1000' is no device of the table; give one of"),
+        (("--kv", "int4"), "--kv: 'int4' is no kind of KV cache"),
+        (("--batch", "-1"), "--batch: -1 is less than 1"),
+        (("--parameters", "1e6"), "MODEL: beside --parameters and --flops"),
+        (("--rate", "0"), "--rate: 0 is not more than 0"),
+    ],
+)
+def test_a_wrong_option_is_named(plan: Plan, model: str, arguments: tuple[str, str], words: str) -> None:
+    """In one line, with what to give."""
+    code, printed = plan(model, *arguments)
+
+    assert code == 1
+    assert words in printed
+    assert "Traceback" not in printed

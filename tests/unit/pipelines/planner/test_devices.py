@@ -1,0 +1,71 @@
+"""The table of accelerators, and how one is named."""
+
+import subprocess
+import sys
+
+import pytest
+
+from models.errors import InvalidRequest
+from pipelines.planner.devices import DEVICES, device_of_driver, parse_gpus
+
+
+def test_the_table_loads_without_torch_and_numpy() -> None:
+    """A profiler or a command that only needs peaks does not wait for them."""
+    script = "import sys, pipelines.planner.devices; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "number"),
+    [
+        ("8xh100", "h100", 8),
+        ("4 x 4090", "rtx4090", 4),
+        ("128xA100-80", "a100-80", 128),
+        ("a100_40gb", "a100-40", 1),
+        ("2xH200", "h200", 2),
+        ("2 x A100 80GB", "a100-80", 2),
+        ("8xNVIDIA H100 80GB HBM3", "h100", 8),
+    ],
+)
+def test_gpus_are_a_number_and_a_name(text: str, name: str, number: int) -> None:
+    """In any capitals, with the spellings of published tables."""
+    found = parse_gpus(text)
+
+    assert (found.device.name, found.number) == (name, number)
+
+
+@pytest.mark.parametrize("text", ["", "8x", "0xh100", "8xh1000", "-1xh100", "h100x8"])
+def test_other_gpus_are_refused_by_the_option(text: str) -> None:
+    """The message says what to give instead."""
+    with pytest.raises(InvalidRequest, match=r"--gpus: .*; give "):
+        parse_gpus(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA A10G", "a10"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA GeForce GTX 1080", None),
+    ],
+)
+def test_a_drivers_name_leads_to_its_row(name: str, device: str | None) -> None:
+    """The longest beginning counts, and L4 does not begin L40S."""
+    found = device_of_driver(name)
+
+    assert (found.name if found else None) == device
+
+
+def test_a_row_is_complete() -> None:
+    """Each has a source, and no figure is of another magnitude than those of its kind."""
+    for device in DEVICES:
+        assert device.source, device.name
+        assert 0.5 < device.flops_per_s["bf16"] / 300e12 < 10 or device.flops_per_s["bf16"] < 200e12, device.name
+        assert device.flops_per_s["fp32"] < device.flops_per_s["bf16"], device.name
+        assert 200e9 < device.memory_bytes_per_s < 10e12, device.name
+        assert device.network_bytes_per_s <= device.node_link_bytes_per_s, device.name

@@ -1,0 +1,141 @@
+"""Which layouts are chosen, and why others are not."""
+
+from itertools import product
+
+import pytest
+
+from models.errors import InvalidRequest
+from pipelines.planner.devices import parse_gpus
+from pipelines.planner.layouts import USABLE, best_layouts, plan_training
+from pipelines.planner.mesh import Layout, bubble_of_ideal, bubble_of_step
+from pipelines.planner.shapes import Shape, plain_shape
+from tests.support.planned_models import LLAMA_2_7B, LLAMA_3_8B, SMOLLM2_135M, gpt, llama
+
+
+def test_the_bubble_of_eight_stages_and_32_micro_batches() -> None:
+    """21.9 % of the ideal time, 17.9 % of the step."""
+    assert round(100 * bubble_of_ideal(8, 32), 1) == 21.9
+    assert round(100 * bubble_of_step(8, 32), 1) == 17.9
+
+
+def test_a_step_with_its_bubble_is_so_much_longer() -> None:
+    """The planner's own pipeline has that share of idle time, but for the optimizer and what crosses links."""
+    plan = plan_training(llama(num_layers=32), parse_gpus("8xa100-80"), 32, 2_048, number=100)
+    (made,) = [one for one in plan.best if one.layout.pipeline == 8]
+
+    assert made.step.bubble_s / (made.step.total_s - made.step.optimizer_s) == pytest.approx(
+        bubble_of_step(8, made.layout.accumulation)
+    )
+
+
+def test_seven_billion_on_four_cards_of_24_gb_are_refused() -> None:
+    """By the states that each would hold, with what would train it and is not offered."""
+    plan = plan_training(LLAMA_2_7B, parse_gpus("4x4090"), 32, 2_048)
+
+    assert plan.best == ()
+    assert plan.refusal.startswith("FSDP2 4: its states (weights, gradients, Adam) take 27.0 GB")
+    assert "LoRA or QLoRA" in plan.refusal
+    assert "not offered by this trainer" in plan.refusal
+
+
+def test_resnet_50_on_four_gpus_is_ddp() -> None:
+    """Its states are small: nothing is won by sharding them. No other kind of parallelism is considered."""
+    resnet = plain_shape(25.6e6, 8.2e9)
+
+    for batch in (16, 256, 1_024):
+        plan = plan_training(resnet, parse_gpus("4xa100"), batch, 1)
+
+        assert plan.best[0].layout.name == "DDP 4", batch
+        assert set(plan.smallest) <= {"DDP", "FSDP2", "DDP x FSDP2"}
+
+
+def test_a_model_that_fits_on_each_gpu_is_not_sharded_over_slow_links() -> None:
+    """8 billion do not fit on one GPU and are sharded; a small one on two GPUs needs no tensor parallelism."""
+    large = best_layouts(LLAMA_3_8B, parse_gpus("8xh100"), 64, 4_096)
+    small = best_layouts(SMOLLM2_135M, parse_gpus("2xl4"), 32, 1_024)
+
+    assert large[0].shard == 8
+    assert small[0].tensor == small[0].pipeline == 1
+
+
+def test_130_billion_on_128_gpus_are_sharded_or_tensor_and_pipeline_parallel() -> None:
+    """FSDP2, or TP with PP and DP: all three best are one of these, and DDP cannot hold it."""
+    plan = plan_training(gpt(70, 12_288, 96, 50_304), parse_gpus("128xa100-80"), 1_024, 2_048)
+
+    assert len(plan.best) == 3
+    for made in plan.best:
+        layout = made.layout
+        assert layout.shard == 128 or (layout.tensor > 1 and layout.num_gpus == 128), layout
+    assert any(made.layout.shard == 128 for made in plan.best)
+    assert "DDP" in plan.smallest
+
+
+def test_a_row_that_is_too_long_names_sequence_parallelism() -> None:
+    """Where the states fit and one row does not."""
+    plan = plan_training(LLAMA_3_8B, parse_gpus("8xh100"), 8, 1_048_576)
+
+    assert "sequence parallelism would share it, not offered by this trainer" in plan.refusal
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpus", "batch", "length"),
+    [
+        (SMOLLM2_135M, "1xh100", 32, 1_024),
+        (SMOLLM2_135M, "6xl4", 48, 512),
+        (LLAMA_3_8B, "16xa100-40", 64, 2_048),
+        (gpt(48, 7_168, 56), "64xh100", 512, 2_048),
+        (plain_shape(300e6, 60e9, 4e8), "8xl40s", 256, 1),
+    ],
+)
+def test_every_layout_uses_all_gpus_for_the_whole_batch_within_the_memory(
+    shape: Shape, gpus: str, batch: int, length: int
+) -> None:
+    """The three best differ in their mesh, fit, and come in the order of their time, but for what simplicity is worth."""
+    found = parse_gpus(gpus)
+    plan = plan_training(shape, found, batch, length)
+    meshes = {(one.layout.data, one.layout.shard, one.layout.tensor, one.layout.pipeline) for one in plan.best}
+
+    assert 1 <= len(plan.best) == len(meshes) <= 3
+    for made in plan.best:
+        assert (made.layout.num_gpus, made.layout.batch) == (found.number, batch)
+        assert made.memory.total <= USABLE * found.device.memory_bytes
+        assert made.step.low_s <= made.step.total_s <= made.step.high_s
+    assert [made.cost for made in plan.best] == sorted(made.cost for made in plan.best)
+
+
+def test_the_best_is_no_slower_than_any_other_that_fits() -> None:
+    """Against all meshes and micro-batches by brute force, within what a simpler layout and a larger micro-batch are worth."""
+    from pipelines.planner.memory import training_memory
+    from pipelines.planner.step_time import step_time
+
+    gpus, batch = parse_gpus("8xa100-40"), 32
+    times = []
+    for shard, tensor, micro_batch, kept in product(
+        (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4), ("none", "selective", "full")
+    ):
+        ways = 8 // tensor
+        if ways % shard or batch % (ways * micro_batch):
+            continue
+        layout = Layout(
+            data=ways // shard,
+            shard=shard,
+            tensor=tensor,
+            micro_batch=micro_batch,
+            accumulation=batch // ways // micro_batch,
+            checkpointing=kept,  # type: ignore[arg-type]
+        )
+        if training_memory(LLAMA_2_7B, layout, 2_048).total <= USABLE * gpus.device.memory_bytes:
+            times.append(step_time(LLAMA_2_7B, layout, 2_048, gpus).total_s)
+
+    best = plan_training(LLAMA_2_7B, gpus, batch, 2_048).best[0]
+
+    assert best.step.total_s <= 1.05 * min(times)
+
+
+@pytest.mark.parametrize(("batch", "length", "field"), [(0, 128, "--batch"), (8, 0, "--length"), (7, 128, "--batch")])
+def test_what_cannot_be_shared_is_refused_by_its_option(batch: int, length: int, field: str) -> None:
+    """A batch that the GPUs of a model without tensor parallelism cannot share, and sizes that are none."""
+    with pytest.raises(InvalidRequest) as caught:
+        plan_training(plain_shape(1e6, 1e9), parse_gpus("4xl4"), batch, length)
+
+    assert caught.value.field == field

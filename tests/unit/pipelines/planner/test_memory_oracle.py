@@ -1,0 +1,196 @@
+"""The components of a training step's memory against torch's own tracker, which follows every tensor of the step on fake tensors."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _ModState
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
+from models.decoder.rope import periods
+from pipelines.planner.memory import chunk_bytes, training_memory
+from pipelines.planner.mesh import Checkpointing, Layout
+from pipelines.planner.shapes import shape_of
+from pipelines.scoring.dense import hidden_states
+from pipelines.training.target.softmax import catalogue_loss
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A decoder, the rows and tokens of its batch, and what the forward pass keeps."""
+
+    name: str
+    config: DecoderConfig
+    rows: int
+    length: int
+    checkpointing: Checkpointing = "none"
+
+
+CPU = torch.device("cpu")
+PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
+
+
+def decoder(layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, **others: Any) -> DecoderConfig:
+    """A decoder of these sizes whose heads share the hidden size."""
+    return DecoderConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv,
+        head_dim=others.pop("head_dim", hidden // heads),
+        max_position_embeddings=8_192,
+        **others,
+    )
+
+
+SMOL = decoder(30, 576, 9, 3, 1_536, 49_152)
+QWEN = decoder(28, 1_024, 16, 8, 3_072, 151_936, head_dim=128, qk_norm=True)
+LLAMA = decoder(32, 4_096, 32, 8, 14_336, 128_256, tie_word_embeddings=False)
+CASES = (
+    Case("ours", decoder(2, 64, 2, 2, 256, 1_700), 32, 200),
+    Case("ours, checkpointed", decoder(3, 256, 4, 4, 1_024, 1_700), 16, 200, "full"),
+    Case("one long row, queries and keys normalised", decoder(2, 384, 6, 2, 1_024, 4_000, qk_norm=True), 1, 2_048),
+    Case("SmolLM2-135M", SMOL, 1, 256),
+    Case("SmolLM2-135M's first 10 layers, checkpointed", replace(SMOL, num_hidden_layers=10), 4, 256, "full"),
+    Case("Qwen3-0.6B's first 6 layers", replace(QWEN, num_hidden_layers=6), 1, 512),
+    Case("Llama-3-8B", LLAMA, 1, 512),
+    Case("Llama-3-8B's first 6 layers, checkpointed", replace(LLAMA, num_hidden_layers=6), 1, 512, "full"),
+)
+QUICK = {"ours", "ours, checkpointed", "one long row, queries and keys normalised"}
+
+
+def tracked(case: Case) -> dict[str, float]:
+    """Bytes by component of a training step: states after it, and what is kept for the backward pass when that is most: at its beginning, or when the last layer was computed again."""
+    periods.cache_clear()  # of real tensors, which do not mix with fake ones
+    tracker = MemTracker()
+    with FakeTensorMode():
+        model = Decoder(case.config)
+        if case.checkpointing == "full":
+            model.layers = torch.nn.ModuleList(map(checkpoint_wrapper, model.layers))
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        tokens_BL = torch.zeros(case.rows, case.length, dtype=torch.long)
+        tracker.track_external(model, optimizer, tokens_BL)
+        with tracker:
+            with torch.autocast("cpu", torch.bfloat16):
+                hidden_TD = hidden_states(model, tokens_BL)
+                loss = catalogue_loss(hidden_TD, model.head_weight_VD, tokens_BL.flatten())
+            del hidden_TD
+            kept = tracker.get_tracker_snapshot("current")[CPU]
+            loss.backward()
+            optimizer.step()
+            after = tracker.get_tracker_snapshot("current")[CPU]
+        if case.checkpointing == "full":
+            (last,) = list(model.layers[-1].children())
+            (kept,) = (snapshot[CPU] for snapshot in tracker.memory_tracking[last].snapshots[_ModState.POST_FW_AC])
+    periods.cache_clear()
+    kinds = {"weights": _MemRefType.PARAM, "gradients": _MemRefType.GRAD, "optimizer": _MemRefType.OPT}
+    return {name: float(after[kind]) for name, kind in kinds.items()} | {"kept": float(kept[_MemRefType.ACT])}
+
+
+def planned(case: Case) -> tuple[dict[str, float], float]:
+    """The same by the planner, on a device that does not fuse norms, with activations alone of what is kept; and what is kept beside them.
+
+    That are the copies of weights and the loss's part; when a layer is computed again, the loss is done and the other layers' copies are gone.
+    """
+    layout = Layout(micro_batch=case.rows, checkpointing=case.checkpointing)
+    shape = shape_of(case.config, case.name)
+    parts = training_memory(shape, layout, case.length, fuses_norms=False).parts
+    copies, loss = parts["working weights"], parts["loss"] - chunk_bytes(shape)
+    beside = copies / shape.num_layers if case.checkpointing == "full" else copies + loss
+    return {name: parts[name] for name in ("weights", "gradients", "optimizer", "activations")}, beside
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.grid) for case in CASES],
+)
+def test_each_component_is_the_trackers_within_a_tenth(case: Case) -> None:
+    """Weights, gradients, Adam's moments, activations."""
+    found, (sizes, beside) = tracked(case), planned(case)
+    found["activations"] = found.pop("kept") - beside
+
+    ratios = {name: sizes[name] / found[name] for name in found}
+
+    assert all(0.9 <= ratio <= 1.1 for ratio in ratios.values()), ratios
+
+
+def kept_selectively(layers: int) -> tuple[float, float]:
+    """Bytes that a forward pass keeps with selective checkpointing, by the tracker and by the planner."""
+    config, rows, length = decoder(layers, 128, 4, 2, 512, 1_700), 8, 200
+    keeping = partial(create_selective_checkpoint_contexts, PRODUCTS)
+    periods.cache_clear()
+    tracker = MemTracker()
+    with FakeTensorMode():
+        model = Decoder(config)
+        model.layers = torch.nn.ModuleList(checkpoint_wrapper(layer, context_fn=keeping) for layer in model.layers)
+        tokens_BL = torch.zeros(rows, length, dtype=torch.long)
+        tracker.track_external(model, tokens_BL)
+        with tracker:
+            with torch.autocast("cpu", torch.bfloat16):
+                hidden_TD = hidden_states(model, tokens_BL)
+            kept = tracker.get_tracker_snapshot("current")[CPU][_MemRefType.ACT]
+            del hidden_TD
+    periods.cache_clear()
+    layout = Layout(micro_batch=rows, checkpointing="selective")
+    parts = training_memory(shape_of(config, "x"), layout, length, fuses_norms=False).parts
+    return float(kept), parts["activations"]
+
+
+def test_a_layer_checkpointed_selectively_keeps_what_the_tracker_finds() -> None:
+    """Its input, and what products and attention made: two layers more keep as much more, within a tenth."""
+    (few, planned_few), (more, planned_more) = kept_selectively(2), kept_selectively(4)
+
+    assert planned_more - planned_few == pytest.approx(more - few, rel=0.1)
+
+
+@pytest.fixture
+def four_gpus() -> Iterator[DeviceMesh]:
+    """A mesh of four ranks of which this process is one; the others do nothing."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield init_device_mesh("cpu", (4,))
+    dist.destroy_process_group()
+
+
+def test_sharded_components_are_the_trackers_within_a_tenth(four_gpus: DeviceMesh) -> None:
+    """FSDP2 over four ranks, weights in bf16 and gradients added up in fp32: a quarter of the states, and activations without copies for each product."""
+    case = Case("ours, sharded", decoder(3, 256, 4, 4, 1_024, 1_700), 16, 200)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    periods.cache_clear()
+    tracker = MemTracker()
+    with FakeTensorMode():
+        model = Decoder(case.config)
+        for part in (*model.layers, model):
+            fully_shard(part, mesh=four_gpus, mp_policy=policy)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        tokens_BL = torch.zeros(case.rows, case.length, dtype=torch.long)
+        tracker.track_external(model, optimizer, tokens_BL)
+        with tracker:
+            hidden_TD = hidden_states(model, tokens_BL)
+            loss = catalogue_loss(hidden_TD, model.head_weight_VD, tokens_BL.flatten())
+            del hidden_TD
+            kept = tracker.get_tracker_snapshot("current")[CPU][_MemRefType.ACT]
+            loss.backward()
+            optimizer.step()
+            after = tracker.get_tracker_snapshot("current")[CPU]
+    periods.cache_clear()
+    shape = shape_of(case.config, case.name)
+
+    parts = training_memory(shape, Layout(shard=4, micro_batch=case.rows), case.length, fuses_norms=False).parts
+
+    assert parts["weights"] == pytest.approx(after[_MemRefType.PARAM], rel=0.1)
+    assert parts["gradients"] == pytest.approx(after[_MemRefType.GRAD], rel=0.1)
+    assert parts["optimizer"] == pytest.approx(after[_MemRefType.OPT], rel=0.1)
+    assert parts["activations"] == pytest.approx(kept - parts["loss"] + chunk_bytes(shape), rel=0.1)

@@ -1,0 +1,114 @@
+"""Serving: what a load comes to, and replicas against shards."""
+
+from dataclasses import replace
+
+import pytest
+
+from models.errors import InvalidRequest
+from pipelines.planner.devices import parse_gpus
+from pipelines.planner.memory import kv_bytes_per_token
+from pipelines.planner.serving import Load, Sharding, decode, kv_kind_named, plan_serving, prefill
+from pipelines.planner.shapes import plain_shape
+from tests.support.planned_models import LLAMA_3_8B, SMOLLM2_135M, llama
+
+LOAD = Load(rate=20, prompt=1_024, output=256)
+
+
+def ways(gpus: str, load: Load = LOAD) -> tuple[Sharding, ...]:
+    """The ways to use these GPUs for Llama-3-8B."""
+    return plan_serving(LLAMA_3_8B, parse_gpus(gpus), load).ways
+
+
+def test_replicas_win_for_a_small_model() -> None:
+    """Its shards wait for all-reduces: output tokens a GPU fall from one GPU to eight, as published runs of small models find."""
+    plan = plan_serving(
+        llama(num_kv_heads=8, num_layers=16, hidden_size=2_048, ffn_size=8_192, num_heads=32, head_dim=64),
+        parse_gpus("8xh100"),
+        LOAD,
+    )
+    rates = [way.best_tokens_per_s_per_gpu for way in plan.ways]
+
+    assert plan.verdict.startswith("Replicas win: 8 of one GPU each")
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 2 * rates[-1]
+
+
+def test_a_model_that_does_not_fit_on_one_gpu_needs_shards() -> None:
+    """Which this engine does not offer; where no number of them is enough, that is said."""
+    large = llama(num_layers=80, hidden_size=8_192, num_heads=64, num_kv_heads=8, ffn_size=28_672, vocab_size=128_256)
+
+    assert "needs 2 shards, which this engine does not offer" in plan_serving(large, parse_gpus("8xh100"), LOAD).verdict
+    assert "does not fit on 2" in plan_serving(large, parse_gpus("2xl4"), LOAD).verdict
+
+
+def test_decode_reads_bytes_and_prefill_computes() -> None:
+    """A token of few rows is bound by the weights' bytes, a long prompt by its FLOPs, and a tiny model by the host."""
+    device = parse_gpus("1xh100").device
+
+    assert decode(LLAMA_3_8B, device, LOAD, rows=8).bound == "memory"
+    assert prefill(LLAMA_3_8B, device, LOAD).bound == "compute"
+    assert decode(SMOLLM2_135M, device, LOAD, rows=1).bound == "overhead"
+
+
+def test_beams_share_their_context() -> None:
+    """A level of 32 beams reads the context once, and computes for all of them."""
+    plan = plan_serving(LLAMA_3_8B, parse_gpus("1xh100"), replace(LOAD, beams=32))
+    beams, one = plan.phases[-1], decode(LLAMA_3_8B, plan.gpus.device, replace(LOAD, output=1), rows=1)
+
+    assert beams.num_bytes == pytest.approx(one.num_bytes, rel=0.01)
+    assert beams.flops == pytest.approx(32 * one.flops, rel=0.01)
+
+
+def test_concurrency_is_what_the_memory_holds() -> None:
+    """Weights, framework and so many whole contexts, and not one more, within the usable memory."""
+    (way,) = ways("1xh100")
+    row = (LOAD.prompt + LOAD.output) * kv_bytes_per_token(LLAMA_3_8B)
+    usable = 0.95 * parse_gpus("1xh100").device.memory_bytes
+
+    assert way.memory.total <= usable < way.memory.total + row
+
+
+def test_running_requests_follow_littles_law() -> None:
+    """Requests that are decoded at a time are the arrivals of a request's time, at any rate that is borne."""
+    for rate in (1.0, 5.0, 10.0):
+        (way,) = ways("1xh100", replace(LOAD, rate=rate))
+
+        assert way.running is not None
+        assert way.step_s is not None
+        assert way.running == pytest.approx(rate * LOAD.output * way.step_s, rel=0.01) or way.running < 1
+
+
+def test_more_load_takes_longer_until_it_is_not_borne() -> None:
+    """Steps and the first token come later; beyond the prefills that a GPU can do there is no answer."""
+    loads = [ways("1xh100", replace(LOAD, rate=rate))[0] for rate in (1, 10, 20, 1_000)]
+    times = [way.ttft_s for way in loads]
+
+    assert times[-1] is None
+    assert times[:3] == sorted(times[:3], key=lambda seconds: seconds or 0)
+
+
+def test_a_smaller_cache_holds_more_requests() -> None:
+    """fp8 keys and values: nearly twice as many."""
+    plain, packed = (ways("1xh100", replace(LOAD, kv_kind=kv_kind_named(kind)))[0] for kind in ("model", "fp8"))
+
+    assert 1.8 < packed.concurrency / plain.concurrency < 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"rate": 0.0}, "--rate"), ({"prompt": 0}, "--prompt"), ({"output": 0}, "--output"), ({"beams": 0}, "--beams")],
+)
+def test_a_load_that_is_none_is_refused_by_its_option(changes: dict[str, float], field: str) -> None:
+    """With what to give."""
+    with pytest.raises(InvalidRequest) as caught:
+        replace(LOAD, **changes)
+
+    assert caught.value.field == field
+
+
+def test_only_decoders_are_served() -> None:
+    """Another model is refused by the option, and so is an unknown cache."""
+    with pytest.raises(InvalidRequest, match="--serve"):
+        plan_serving(plain_shape(1e6, 1e9), parse_gpus("1xl4"), LOAD)
+    with pytest.raises(InvalidRequest, match=r"--kv: 'int4' .* model, int8, fp8"):
+        kv_kind_named("int4")

@@ -1,0 +1,136 @@
+"""The sizes of a model, read or given."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
+from models.errors import CheckpointError, InvalidRequest, TailraceError
+from pipelines.planner.shapes import DecoderShape, read_shape, shape_from, shape_of
+from pipelines.training.speed import training_flops
+from tests.support.planned_models import LLAMA_2_7B, LLAMA_3_8B, SMOLLM2_135M
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1_536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8_192,
+    "tie_word_embeddings": True,
+}
+
+
+def config_file(folder: Path, **changes: Any) -> Path:
+    """Write a config and return it."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(CONFIG | changes))
+    return path
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "qkv_bias": True, "qk_norm": True}])
+def test_parameters_are_the_decoders_own(changes: dict[str, bool]) -> None:
+    """To the last norm and bias, as torch counts them."""
+    config = DecoderConfig(
+        vocab_size=1_000,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=512,
+        **changes,
+    )
+    with torch.device("meta"):
+        own = sum(parameter.numel() for parameter in Decoder(config).parameters())
+
+    assert shape_of(config, "x").num_parameters == own
+
+
+def test_published_models_have_their_published_sizes() -> None:
+    """By their cards: 6.74, 8.03 and 0.1345 billion."""
+    sizes = [shape.num_parameters / 1e9 for shape in (LLAMA_2_7B, LLAMA_3_8B, SMOLLM2_135M)]
+
+    assert [round(size, 4) for size in sizes] == [6.7384, 8.0303, 0.1345]
+
+
+def test_flops_are_counted_as_the_trainer_counts_them() -> None:
+    """So that a planned MFU and a measured one are the same quantity, but for the half token by which a row's attention differs."""
+    config = DecoderConfig(
+        vocab_size=1_000,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=512,
+    )
+
+    assert shape_of(config, "x").training_flops(4 * 512, 512) == pytest.approx(
+        training_flops(config, [512] * 4, 4 * 512 * 1_000), rel=1e-3
+    )
+
+
+def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
+    """Named after the folder."""
+    path = config_file(tmp_path)
+
+    assert read_shape(path) == read_shape(tmp_path)
+    assert (read_shape(tmp_path).name, read_shape(tmp_path).num_parameters) == (tmp_path.name, 134_515_008)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mixtral", "num_local_experts": 8}, "expert parallelism, which this trainer does not offer"),
+        ({"model_type": "gpt2"}, "'gpt2' is none of .*--parameters and --flops"),
+        ({"num_attention_heads": 0}, "config.json"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_with_the_way_out(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    """A mixture of experts, another family, a broken file."""
+    config_file(tmp_path, **changes)
+
+    with pytest.raises(CheckpointError, match=words):
+        read_shape(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ((Path("nowhere"), None, None), "MODEL"),
+        ((None, None, None), "MODEL"),
+        ((None, 1e6, None), "MODEL"),
+        ((Path(), 1e6, 1e9), "MODEL"),
+        ((None, 0.0, 1e9), "--parameters"),
+        ((None, 1e6, float("nan")), "--flops"),
+        ((None, 1e6, 1e9, -1.0), "--activation-mb"),
+    ],
+)
+def test_what_is_no_model_is_refused_by_its_option(arguments: tuple[Any, ...], field: str) -> None:
+    """With what to give instead."""
+    with pytest.raises(TailraceError) as caught:
+        shape_from(*arguments)
+
+    assert isinstance(caught.value, InvalidRequest)
+    assert (caught.value.field, bool(caught.value.fix)) == (field, True)
+
+
+def test_a_model_that_is_no_decoder_keeps_what_is_given() -> None:
+    """What a sample keeps is a guess where nobody said."""
+    given, guessed = (shape_from(None, 25.6e6, 8.2e9, size) for size in (1e8, None))
+
+    assert not isinstance(given, DecoderShape)
+    assert not isinstance(guessed, DecoderShape)
+    assert (given.activation_bytes, given.is_guessed) == (1e8, False)
+    assert (guessed.activation_bytes, guessed.is_guessed) == (8.2e7, True)
