@@ -4,7 +4,7 @@
 
 `--sequences` is a folder as benchmarks/quality/sequences.py describes it: the pipeline's stages make its examples and train the decoder of ten_million.toml, which
 takes 5 minutes of one free core on Amazon Beauty, and publish it, without a student, in the state folder's store. `--version` takes one that is there.
-Variants are those of `tailrace optimize`, measured by it: each in the engine of its replica with one thread, on all test users, requests in turns. Differences are paired, of
+Variants are those of `tailrace optimize`, measured by it: each in the engine of its replica with one thread, on all test users; times are processor time, requests in turns. Differences are paired, of
 each user's NDCG@10, with the 95 % bootstrap interval. `accepted` names the variants that are 1.5 times as fast as int8 or have at most 60 % of its bytes, and whose interval lies above -1 % of
 the parent's NDCG@10 and of int8's.
 """

@@ -312,6 +312,7 @@ def optimize(
     from pipelines.options import Places
 
     settings = _settings()
+    torch.set_num_threads(settings.llm_threads)
     options = OptimizeOptions(
         recipes=chosen(recipes),
         budget=parse_budget(budget),

@@ -14,7 +14,7 @@ from services.errors import ConfigError
 _RESAMPLES = 2_000
 _DRAWN_AT_ONCE = 1 << 22
 _WORTH_IT = 0.95
-"""The share of its parent's time or bytes from which on a variant is worth publishing."""
+"""The share of its parent's time or bytes from which on a variant is worth publishing; times nearer to each other count as equal."""
 DEFAULT_BUDGET = "ndcg=1%"
 
 
@@ -106,6 +106,11 @@ def best(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> Row | None:
 
 
 def _dominates(one: Row, other: Row) -> bool:
-    """Whether a row is at least as good in NDCG, time and bytes, and better in one."""
-    left, right = ((-row.ndcg, row.request_ms, row.weight_bytes) for row in (one, other))
-    return all(a <= b for a, b in zip(left, right, strict=True)) and left != right
+    """Whether a row is as good as the other in NDCG, bytes and, within what a repetition differs by, time, and better in one of them."""
+    is_as_good = one.ndcg >= other.ndcg and one.weight_bytes <= other.weight_bytes
+    is_as_fast, is_faster = (
+        one.request_ms * _WORTH_IT <= other.request_ms,
+        one.request_ms <= _WORTH_IT * other.request_ms,
+    )
+    is_better = one.ndcg > other.ndcg or one.weight_bytes < other.weight_bytes
+    return is_as_good and is_as_fast and (is_better or is_faster)

@@ -1,7 +1,8 @@
 """Variants measured where they serve: each in the engine of its replica, on the same users, side by side.
 
 The lists that the engine returns are judged, not scores of a model beside it. They follow from the weights and the engine, so they are kept as a stage's output.
-Times are taken at each run, in turns, a request to each variant after the other, so that another program on the machine slows all of them alike.
+Times are taken at each run: this process's processor time, which other programs on the machine change little, in turns, a request to each variant after the other.
+With one thread it is what a request takes on an idle core.
 
     ranked/<key>/gains.npy   each user's share of NDCG@10
 """
@@ -37,7 +38,7 @@ _BLOCKS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Milliseconds of a request alone, the median, and prompt tokens a second with 32 requests in flight."""
+    """Processor milliseconds of a request alone, the median, and prompt tokens a processor second with 32 requests in flight."""
 
     request_ms: float
     tokens_per_s: float
@@ -125,9 +126,9 @@ def _timed(
     spent_ms: dict[str, list[float]] = {name: [] for name in variants}
     for number, histories in enumerate(rounds):
         for name, variant in _rotated(variants, number):
-            began = time.perf_counter()
+            began_s = time.process_time()
             _, num_tokens = variant.rank(histories)
-            spent_ms[name].append((time.perf_counter() - began) * 1e3 / (max(1, num_tokens) if per_token else 1))
+            spent_ms[name].append((time.process_time() - began_s) * 1e3 / (max(1, num_tokens) if per_token else 1))
     return {name: spent[1:] or spent for name, spent in spent_ms.items()}
 
 

@@ -90,6 +90,19 @@ def test_what_wins_is_inside_the_budget_worth_it_and_on_the_front() -> None:
     assert best(rows, verdicts) == rows[1]
 
 
+def test_times_nearer_than_a_repetition_are_equal() -> None:
+    """Of two variants with the same bytes the better one is published, though it took 3 % longer; not the one that took 10 % longer."""
+    rows = [
+        row("plain", ms=0.50, size=50),
+        row("better", ndcg=0.11, ms=0.515, size=50),
+        row("best", ndcg=0.12, ms=0.56, size=50),
+    ]
+
+    verdicts = judge(PARENT, rows, 0.01)
+
+    assert [name for name, verdict in verdicts.items() if verdict.wins] == ["better", "best"]
+
+
 def test_nothing_wins_where_nothing_is_inside() -> None:
     """A budget that no variant meets publishes none of them."""
     rows = [row("a", low=-0.01, ms=0.5), row("b", low=-0.3, ms=0.1)]
