@@ -85,11 +85,23 @@ async def test_what_crosses_hosts_is_the_time_that_is_left(context: RequestConte
     assert 5_000 < llm.requests[0].budget_ms <= 10_000
 
 
-async def test_a_silent_replica_is_left_and_tried_without_a_caller_who_waits(context: RequestContext) -> None:
-    """Two requests of one user have the same first replica; after one of them was late, the other replica is the first.
+async def test_a_ranking_names_its_replicas_and_leaves_one_that_gives_no_answer(context: RequestContext) -> None:
+    """Two requests of one user have the same first replica; after one of them was late, the other replica is the first."""
+    llm = FakeLlm(["i01", "i02"], "v1")
+    llm.names = ("a", "b")
+    tier, _ = tier_with(llm)
+    await tier.rank(context)
+    llm.error = DeadlineExceeded("llm")
+    llm.delay_s = 0.03
+    await tier.rank(context)
+    await tier.rank(context)
 
-    A copy of a request goes to the replica that gave no answer, and the copy's answer brings it back.
-    """
+    home, again, other = (request.replicas[0] for request in llm.requests)
+    assert (home, {home, other}) == (again, {"a", "b"})
+
+
+async def test_no_caller_waits_for_the_trial_of_a_silent_replica(context: RequestContext) -> None:
+    """A copy of a request goes to the replica that gave no answer; the request goes to the other, and the copy's answer brings the first back."""
     llm = FakeLlm(["i01", "i02"], "v1")
     llm.names = ("a", "b")
     tier, _ = tier_with(llm)
@@ -97,13 +109,13 @@ async def test_a_silent_replica_is_left_and_tried_without_a_caller_who_waits(con
     llm.error, llm.delay_s = DeadlineExceeded("llm"), 0.03
     await tier.rank(context)
     llm.error = None
-    await tier.rank(context)
     await asyncio.sleep(0.06)
 
-    outcome = await outcome_of(tier, context)
+    result = await tier.rank(context)
     await asyncio.sleep(0.06)
 
-    home, again, other, copy, request = (sent.replicas for sent in llm.requests)
-    assert (home[0], {home[0], other[0]}) == (again[0], {"a", "b"})
-    assert (outcome, copy, home[0] in request) == (LlmOutcome.IN_TIME, home[:1], False)
-    assert tier.view(context, 1.0).replicas[0] == home[0]
+    (home,), copy, request = ({sent.replicas[0] for sent in llm.requests[:2]}, *llm.requests[2:])
+    assert isinstance(result, LlmResult)
+    assert result.outcome is LlmOutcome.IN_TIME
+    assert (copy.replicas, home in request.replicas) == ((home,), False)
+    assert tier.view(context, 1.0).replicas[0] == home

@@ -88,7 +88,6 @@ def store(publish: Callable[..., None], tmp_path: Path) -> BundleStore:
         (["promote", "v9"], {}, "no bundle v9"),
         (["rollback"], {}, "no earlier version"),
         (["explain", "r", "--ca-file", "none.pem"], {}, "error: --ca-file: none.pem"),
-        (["bench", "serve", "load", "--key-file", "none.key"], {}, "error: secret file none.key"),
         (["bench", "speed"], {}, "there is no benchmark speed; the benchmarks are serve, freshness, "),
         (["chaos", "--fault", "none"], {}, "error: no bundle in"),
     ],
