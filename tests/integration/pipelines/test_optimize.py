@@ -78,7 +78,7 @@ def test_a_recipe_changes_the_judged_decoder_and_the_one_that_serves(places: Pla
     parent = BundleStore(places.bundle_root).live()
     pruned, _ = optimised(places, "pruned-heads", epochs=1, budget=0.9999)
     again, _ = optimised(places, "pruned-heads", epochs=1, budget=0.9999)
-    stored, _ = optimised(places, "int8-all")
+    stored, _ = optimised(places, "int4")
 
     def heads(bundle: Bundle, member: str) -> int:
         config = json.loads((bundle.path / member / "decoder" / "config.json").read_text())
@@ -89,7 +89,7 @@ def test_a_recipe_changes_the_judged_decoder_and_the_one_that_serves(places: Pla
     assert [heads(parent, member) for member in ("", "judged")] == [2, 2]
     assert (again.gains["pruned-heads"] == pruned.gains["pruned-heads"]).all()
     weights = "decoder/model.safetensors"
-    assert stored.children["int8-all"].manifest["files"][weights] == parent.manifest["files"][weights]
+    assert stored.children["int4"].manifest["files"][weights] == parent.manifest["files"][weights]
     assert again.children["pruned-heads"].manifest["files"][weights] == child.manifest["files"][weights]
 
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_optimised_is_refused(places: Places) -> None:
     store.promote(child.version)
     with pytest.raises(BundleMoved, match=child.version):
         optimize(
-            live.version, OptimizeOptions(recipes=chosen("int8-all"), budget=ANY_LOSS, promotes=True), places, quiet()
+            live.version, OptimizeOptions(recipes=chosen("int4"), budget=ANY_LOSS, promotes=True), places, quiet()
         )
 
     (places.stages_dir / "tokenize" / live.manifest["lineage"]["stages"]["tokenize"]).rename(places.state_dir / "away")
