@@ -1,14 +1,15 @@
-"""Where the time of each kind of step goes: attention beside torch's own, steps beside the roofline, and torch's profile of each step.
+"""Where the time of each kind of step goes: attention beside torch's own, steps beside the roofline, and the profiler's account of each.
 
     python -m benchmarks.gpu.profile cuda OUT [--tiny]
 
 Bytes and FLOPs are the least that the work needs, by the cost model for steps; GB/s and TFLOP/s are these over the measured time, and the
-share is that of the larger of both limits that the card was measured to reach. The profiler's tables are printed.
+share is that of the larger of both limits that the card was measured to reach. Traces stay beside OUT, for `tailrace profile`.
 """
 
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.engine.cases import code_table
 from benchmarks.engine.shapes import SHAPES, random_decoder
 from benchmarks.engine.tailrace import HostClock, clock_of, drain, item_codes
 from benchmarks.load.command import write_report
+from pipelines.profiler.record import of_engine, record
+from pipelines.profiler.report import RankProfile, as_json, as_lines, profile_of
+from pipelines.profiler.trace import read_traces
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.machine_limits import MachineLimits, measure_limits
 from services.llm.engine.engine import Engine
@@ -60,8 +63,11 @@ def main() -> None:
     limits = measure_limits(device, dtype)
     report: dict[str, Any] = {"limits": asdict(limits), "attention": attention_rows(sizes, device, dtype, limits)}
     write_report(options.out, report)
-    report["steps"] = step_rows(sizes, device, dtype, limits)
+    report["steps"], profiles = step_rows(sizes, device, dtype, limits, options.out.parent)
+    report["profiles"] = {name: as_json([profile]) for name, profile in profiles.items()}
     write_report(options.out, report)
+    for profile in profiles.values():
+        print(*as_lines([profile]), sep="\n")
     for rows in (report["attention"], report["steps"]):
         for row in rows:
             print(row)
@@ -142,8 +148,10 @@ def _row(kind: str, seconds: float, num_bytes: float, flops: float, limits: Mach
     }
 
 
-def step_rows(sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: MachineLimits) -> list[dict[str, Any]]:
-    """Time steps of texts and of rankings, with their shares of the roofline; then profile the same again and print its tables.
+def step_rows(
+    sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: MachineLimits, out: Path
+) -> tuple[list[dict[str, Any]], dict[str, RankProfile]]:
+    """Time steps of texts and of rankings, with their shares of the roofline; then record the same again, into traces in the folder `out`.
 
     Each is run once before: at first use kernels are loaded, and what runs eagerly is compiled.
     """
@@ -153,27 +161,23 @@ def step_rows(sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: Ma
     config = EngineConfig(num_blocks=blocks, max_beam_rows=sizes.beams, max_running=sizes.texts, cpu_kernels="torch")
     engine = Engine(decoder, config, items=items, bundle_version="profile")
     engine.warm_up()
-    rows = []
-    for number, name in enumerate(("texts", "ranking")):
-        _add(engine, name, sizes, 3 * number)
+    rows, profiles, draw = [], {}, np.random.default_rng(0)
+    for name in ("texts", "ranking"):
+        _add(engine, name, sizes, draw)
         drain(engine, HostClock())
-        _add(engine, name, sizes, 3 * number + 1)
+        _add(engine, name, sizes, draw)
         _, steps = drain(engine, clock_of(device))
         for kind, spent in steps.items():
             row = _row(f"{name}: {kind}", spent["seconds"], spent["num_bytes"], spent["flops"], limits)
             rows.append(row | {"steps": spent["steps"]})
-        _add(engine, name, sizes, 3 * number + 2)
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-        with profile(activities=activities) as profiled:
-            drain(engine, HostClock())
-        by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-        print(name, profiled.key_averages().table(sort_by=by, row_limit=25), sep="\n", flush=True)
-    return rows
+        trace = out / f"{name}.trace.json.gz"
+        record(of_engine(engine, partial(_add, engine, name, sizes)), trace, device, dtype)
+        profiles[name] = profile_of(read_traces([trace])[0])
+    return rows, profiles
 
 
-def _add(engine: Engine, name: str, sizes: Sizes, seed: int) -> None:
+def _add(engine: Engine, name: str, sizes: Sizes, draw: np.random.Generator) -> None:
     """Add work that no prefix cache shortens."""
-    draw = np.random.default_rng(seed)
     if name == "ranking":
         prompt = draw.integers(0, 100, sizes.context).tolist()
         engine.add_rank("ranking", prompt, k=10, beam_width=sizes.beams)

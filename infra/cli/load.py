@@ -23,6 +23,7 @@ BENCHMARKS = {
     "pipeline": "what each offline stage takes as the data grows",
     "plan": "how far predictions of training speed are from published runs",
     "scale": "how the cost of serving grows with size",
+    "profile": "whether the profiler names planted bottlenecks",
     "gpu": "everything that a graphics card must show",
 }
 """By name, the question that it answers."""

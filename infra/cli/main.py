@@ -18,6 +18,7 @@ from infra.cli.bundles import bundles_app, promote, rollback
 from infra.cli.keys import keys_app
 from infra.cli.load import PASSED_ON, bench, chaos
 from infra.cli.plan import plan_app
+from infra.cli.profile import profile
 from infra.cli.settings import show_settings
 from services.errors import TailraceError
 
@@ -35,6 +36,7 @@ app.add_typer(bundles_app, name="bundles")
 app.add_typer(plan_app, name="plan")
 app.command(context_settings=PASSED_ON)(bench)
 app.command(context_settings=PASSED_ON)(chaos)
+app.command()(profile)
 app.command()(promote)
 app.command()(rollback)
 app.command("settings")(show_settings)

@@ -33,6 +33,7 @@ def test_every_step_runs_and_leaves_its_results(tmp_path: Path) -> None:
     profile = json.loads((tmp_path / "profile.json").read_text())
     assert [row["kind"] for row in profile["attention"]] == ["prefill", "decode", "beam"]
     assert all(row["gb_per_s"] > 0 and row["tflop_per_s"] > 0 and row["torch_us"] > 0 for row in profile["attention"])
+    assert {name for name, row in profile["profiles"].items() if row["span_us"] > 0} == {"texts", "ranking"}
     assert {row["kind"] for row in profile["steps"]} >= {"texts: prefill", "texts: decode", "ranking: beam"}
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.faults.page import matrix, priorities
 from pipelines.planner.step_time import fitted
+from pipelines.profiler.verdict import COMPUTE_SHARE, LOSSES, MEMORY_SHARE
 from tests.support.pages import ROOT
 
 MODELS = {
@@ -337,6 +338,15 @@ def plan_words() -> Iterator[str]:
     yield f"the H100's MFU is {devices['h100']['median_error_points']:.2f} points too high; the interval is {fitted().unseen:.1f} times as wide"
 
 
+def profile_words() -> Iterator[str]:
+    """How many planted bottlenecks the profiler named, how many healthy steps it accused, and its thresholds."""
+    run = result("profile")
+    yield f"{run['named']} of {run['plants']} named, {run['accused']} of {run['healthy']} healthy ones accused"
+    for kind, share in LOSSES.items():
+        yield f"| {kind.value} | {100 * share:.0f} % |"
+    yield f"| memory, compute | {100 * MEMORY_SHARE:.0f} %, {100 * COMPUTE_SHARE:.0f} % |"
+
+
 def readme_lines() -> Iterator[str]:
     """The six numbers of README."""
     rest = {case["tier"]: case for case in result("serve")["cases"] if case["door"] == "rest"}
@@ -379,7 +389,7 @@ PAGES = {
         text_words,
     ),
     "docs/capacity.md": (store_words,),
-    "docs/scale.md": (plan_words,),
+    "docs/scale.md": (plan_words, profile_words),
 }
 PRINTED = [(page, lines) for page, sources in PAGES.items() for lines in sources]
 

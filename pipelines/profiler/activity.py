@@ -1,0 +1,273 @@
+"""What a rank did at each moment: intervals of computing, communicating and copying, and why nothing ran in between.
+
+**A GPU's trace.** Activity is kernels, copies and fills, of all streams and devices of the rank. Ranges, synchronisations and the host's
+calls are none. The span goes from the first to the last activity.
+
+**A trace of the CPU alone.** The processor is the device: activity is the operations of torch, on every thread that runs them. An operation
+that calls others has what is left between them; a mere wrapper (a node of autograd, a range) does no work. What runs inside a loader's
+range prepares input and is none either. The span goes from the first to the last operation or range, the profiler's own among them, so that a wait
+before the first operation counts. There are no copies between devices; `aten::copy_` is an operation bound by memory.
+
+The processor has other work too, and what it takes from a tiny operation, or between two, looks like a large operation, or like a wait. So an
+operation whose calls, all but a few, cost no more than their dispatch is dispatch altogether, and a long gap where there usually is a short one
+is an interruption: the host's, and left out of the verdict.
+
+**Gaps**, in which nothing ran: what lies in a loader's range is a wait for data. A shorter gap than `LONG_GAP_US` is a launch gap: the host
+was on its way to the next operation. In a longer one the host did something else. Recorded Python frames or operations tell what. Where
+nothing is recorded, the host of a GPU was busy in code that torch does not see. On a CPU, after the start of a collective it is the wait for
+the other ranks; else it is filed as a wait for data: the processor that would compute did nothing for torch, and input is what a step most
+often waits for.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.profiler.intervals import NONE, Intervals, intersect, longer_than, subtract, total, union, union_of
+from pipelines.profiler.names import is_communication, is_input, is_waiting_frame, is_wrapper
+from pipelines.profiler.operations import is_bound_by_compute
+from pipelines.profiler.trace import Event, Kind, Trace
+
+LONG_GAP_US = 1_000.0
+"""A launch takes 5 to 50 us, a step of Python between two of them rarely more than 200; reads, sleeps and queues take milliseconds."""
+DISPATCH_US = 8.0
+"""What an operation of torch costs on a CPU whatever its size, the profiler included: 2 to 8 us. So much of each counts as dispatch."""
+_MANY, _RARE = 20, 0.003
+"""Of so many calls, at least, this share (and two) may last longer than ten times `DISPATCH_US` without saying anything of the operation ..."""
+_OFTEN = 0.34
+"""... and a long gap counts as a wait where at least this share of the gaps between the same two operations are long: one of three is not."""
+_MOST = 0.5
+"""A frame or a call explains a gap of which it covers this share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """Unions of intervals within the span. The first five may overlap; the last three are disjoint and fill the gaps."""
+
+    start_us: float
+    end_us: float
+    compute: Intervals
+    memory: Intervals
+    dispatch: Intervals
+    """The fixed cost of operations on a CPU."""
+    communication: Intervals
+    copy: Intervals
+    launch: Intervals
+    data_wait: Intervals
+    host: Intervals
+    unrecorded_us: float
+    """Of the data wait, what is filed so because nothing was recorded."""
+    interrupted_us: float
+    """Of the host's, what does not recur where it happened."""
+
+    @property
+    def busy(self) -> Intervals:
+        """When anything computes."""
+        return union(self.compute, self.memory, self.dispatch)
+
+
+def activity_of(trace: Trace, device: int | None = None) -> Activity:
+    """Return what a rank did, on one of its devices or on all."""
+    return _of_gpu(trace, device) if trace.is_of_gpu else _of_cpu(trace)
+
+
+def _of_gpu(trace: Trace, device: int | None) -> Activity:
+    events = [one for one in trace.of(Kind.KERNEL, Kind.COPY) if device is None or one.device == device]
+    kernels = [one for one in events if one.kind is Kind.KERNEL]
+    collectives = [one for one in kernels if is_communication(one.name)]
+    others = [one for one in kernels if not is_communication(one.name)]
+    bound = is_bound_by_compute(trace, others)
+    span = (min(one.start_us for one in events), max(one.end_us for one in events))
+    sets = {
+        "compute": _union(one for one, by_compute in zip(others, bound, strict=True) if by_compute),
+        "memory": _union(one for one, by_compute in zip(others, bound, strict=True) if not by_compute),
+        "dispatch": NONE,
+        "communication": _union(collectives),
+        "copy": _union(one for one in events if one.kind is Kind.COPY),
+    }
+    recorded = trace.of(Kind.OPERATION, Kind.RUNTIME)
+    return _with_gaps(trace, span, sets, recorded)
+
+
+def _of_cpu(trace: Trace) -> Activity:
+    recorded = trace.of(Kind.OPERATION, Kind.RANGE)
+    loading = _union(one for one in recorded if is_input(one.name))
+    collectives = [one for one in recorded if is_communication(one.name)]
+    work = own_times(trace)
+    bound = is_bound_by_compute(trace, [one for one, _ in work])
+    tiny = _tiny(work)
+    by_kind: dict[str, list[tuple[float, float]]] = {"compute": [], "memory": [], "dispatch": []}
+    for (event, pieces), by_compute in zip(work, bound, strict=True):
+        left_us = math.inf if _same(event) in tiny else DISPATCH_US
+        for start_us, end_us in pieces:
+            middle_us = min(start_us + left_us, end_us)
+            left_us -= middle_us - start_us
+            by_kind["dispatch"].append((start_us, middle_us))
+            by_kind["compute" if by_compute else "memory"].append((middle_us, end_us))
+    sets = {name: subtract(union_of(pairs), loading) for name, pairs in by_kind.items()}
+    sets |= {"communication": _union(collectives), "copy": NONE}
+    span = (min(one.start_us for one in recorded), max(one.end_us for one in recorded))
+    return _with_gaps(trace, span, sets, [one for one in recorded if one.kind is Kind.OPERATION])
+
+
+def _same(event: Event) -> tuple[str, str]:
+    """Return what calls of equal size have in common: the name, and the shapes where they were recorded."""
+    return event.name, str(event.args.get("Input Dims", ""))
+
+
+def _tiny(work: Sequence[tuple[Event, list[tuple[float, float]]]]) -> set[tuple[str, str]]:
+    """Return the operations of which many calls cost no more than their dispatch, and next to none much more."""
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event, pieces in work:
+        times[_same(event)].append(sum(end_us - start_us for start_us, end_us in pieces))
+    found = set()
+    for same, of_us in times.items():
+        num_long = sum(one > 10 * DISPATCH_US for one in of_us)
+        is_small = np.percentile(of_us, 90) <= DISPATCH_US and num_long <= max(2, _RARE * len(of_us))
+        if len(of_us) >= _MANY and is_small:
+            found.add(same)
+    return found
+
+
+def own_times(trace: Trace) -> list[tuple[Event, list[tuple[float, float]]]]:
+    """Return the operations of a CPU that do work themselves, each with the pieces of its time in which no other that it called ran."""
+    threads: dict[object, list[Event]] = defaultdict(list)
+    for event in trace.of(Kind.OPERATION, Kind.RANGE):
+        threads[event.thread].append(event)
+    found = []
+    for events in threads.values():
+        for event, pieces in _own_pieces(events):
+            if pieces and not is_wrapper(event.name) and not is_communication(event.name):
+                found.append((event, pieces))
+    return found
+
+
+def _own_pieces(events: Sequence[Event]) -> list[tuple[Event, list[tuple[float, float]]]]:
+    """Cut a thread's time among nested events: each moment belongs to the innermost. They come by start, the enclosing first."""
+    pieces: list[tuple[Event, list[tuple[float, float]]]] = [(event, []) for event in events]
+    stack: list[tuple[Event, list[tuple[float, float]]]] = []
+    reached_us = 0.0
+
+    def until(end_us: float) -> None:
+        nonlocal reached_us
+        if end_us > reached_us:
+            stack[-1][1].append((reached_us, end_us))
+            reached_us = end_us
+
+    for one in pieces:
+        while stack and stack[-1][0].end_us <= one[0].start_us:
+            until(stack[-1][0].end_us)
+            stack.pop()
+        if stack:
+            until(one[0].start_us)
+        reached_us = max(reached_us, one[0].start_us)
+        stack.append(one)
+    while stack:
+        until(stack[-1][0].end_us)
+        stack.pop()
+    return pieces
+
+
+def _with_gaps(
+    trace: Trace, span: tuple[float, float], sets: dict[str, Intervals], recorded: Sequence[Event]
+) -> Activity:
+    whole = np.array([span])
+    idle = subtract(whole, union(*sets.values()))
+    loading = _union(one for one in trace.of(Kind.RANGE, Kind.OPERATION) if is_input(one.name))
+    waits, rest = intersect(idle, loading), subtract(idle, loading)
+    is_long = longer_than(rest, LONG_GAP_US)
+    recurs = is_long if trace.is_of_gpu else _recurs(is_long, rest, recorded)
+    long_gaps = _Host(trace, recorded).explain(rest[is_long], recurs[is_long])
+    return Activity(
+        start_us=span[0],
+        end_us=span[1],
+        compute=sets["compute"],
+        memory=sets["memory"],
+        dispatch=sets["dispatch"],
+        communication=union(sets["communication"], long_gaps["communication"]),
+        copy=sets["copy"],
+        launch=rest[~is_long],
+        data_wait=union(waits, long_gaps["data"], long_gaps["unrecorded"]),
+        host=union(long_gaps["host"], long_gaps["interrupted"]),
+        unrecorded_us=total(long_gaps["unrecorded"]),
+        interrupted_us=total(long_gaps["interrupted"]),
+    )
+
+
+def _recurs(is_long: np.ndarray, gaps: Intervals, recorded: Sequence[Event]) -> np.ndarray:
+    """Return of each gap whether those between the same two operations are often long."""
+    starts = np.array([one.start_us for one in recorded])
+    before = np.searchsorted(starts, gaps[:, 0], side="left") - 1
+    after = np.searchsorted(starts, gaps[:, 1] - 1e-3, side="left")
+    names = [one.name for one in recorded]
+    between = [
+        (names[first] if first >= 0 else "", *names[last : last + 1]) for first, last in zip(before, after, strict=True)
+    ]
+    num_all, num_long = Counter(between), Counter(pair for pair, long in zip(between, is_long, strict=True) if long)
+    return np.array([num_long[pair] >= _OFTEN * num_all[pair] for pair in between], dtype=bool)
+
+
+class _Host:
+    """What the host did during long gaps."""
+
+    def __init__(self, trace: Trace, recorded: Sequence[Event]) -> None:
+        self._frames = _Covering(trace.of(Kind.PYTHON))
+        self._recorded = _union(recorded)
+        self._is_of_gpu = trace.is_of_gpu
+        leaves = sorted((one for one in recorded if one.kind is Kind.OPERATION), key=lambda one: one.start_us)
+        self._starts = np.array([one.start_us for one in leaves])
+        self._leaves = leaves
+
+    def explain(self, gaps: Intervals, recurs: np.ndarray) -> dict[str, Intervals]:
+        """Cut gaps into waits for data, waits for other ranks, work of the host, interruptions of it, and what is unrecorded."""
+        found: dict[str, list[Intervals]] = {
+            name: [] for name in ("data", "communication", "host", "interrupted", "unrecorded")
+        }
+        for gap, does_recur in zip(gaps, recurs, strict=True):
+            frame = self._frames.explain(gap[0], gap[1])
+            one = gap.reshape(1, 2)
+            if not does_recur and frame not in {"data", "communication"}:
+                found["interrupted"].append(one)
+            elif frame is not None:
+                found[frame].append(one)
+            elif not self._is_of_gpu and self._follows_collective(gap[0]):
+                found["communication"].append(one)
+            else:
+                silent = subtract(one, self._recorded)
+                silent = silent[longer_than(silent, LONG_GAP_US)]  # between operations there is always a little
+                found["host"].append(one if self._is_of_gpu else subtract(one, silent))
+                found["unrecorded"].append(NONE if self._is_of_gpu else silent)
+        return {name: union(*pieces) for name, pieces in found.items()}
+
+    def _follows_collective(self, start_us: float) -> bool:
+        """Whether the last operation that began before is a collective, for whose end the thread may wait."""
+        place = int(np.searchsorted(self._starts, start_us, side="right")) - 1
+        return place >= 0 and is_communication(self._leaves[place].name)
+
+
+class _Covering:
+    """The Python frames of a trace, by what they say of a gap."""
+
+    def __init__(self, frames: Sequence[Event]) -> None:
+        self._frames = frames
+        self._starts = np.array([one.start_us for one in frames])
+        self._ends = np.array([one.end_us for one in frames])
+
+    def explain(self, start_us: float, end_us: float) -> str | None:
+        """Return `data`, `communication` or `host` by the frames that cover most of a gap, None where there are none."""
+        if not len(self._starts):
+            return None
+        shared = np.minimum(self._ends, end_us) - np.maximum(self._starts, start_us)
+        covering = [self._frames[int(place)] for place in np.flatnonzero(shared >= _MOST * (end_us - start_us))]
+        if any("distributed" in one.name and is_communication(one.name) for one in covering):
+            return "communication"
+        if any(is_waiting_frame(one.name) for one in covering):
+            return "data"
+        return "host" if covering else None
+
+
+def _union(events: Iterable[Event]) -> Intervals:
+    return union_of((one.start_us, one.end_us) for one in events)

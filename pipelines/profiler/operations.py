@@ -1,0 +1,305 @@
+"""What an operation costs at least: FLOPs and bytes from its recorded shapes, its roofline, and the operations that took the longest.
+
+The share of the roofline is the least time that the work needs on this device, the longer of FLOPs over peak and bytes over bandwidth, over the
+time that it took. Peaks are the planner's data sheets by the device's name in the trace, or what was measured where our own recorder ran;
+without either, or without shapes (`record_shapes=True`), there is no share. Bytes count each input once and the output once, so an operation
+whose data stays in a cache may reach more than 1.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.planner.devices import device_of_driver
+from pipelines.profiler.names import is_communication, is_product_kernel, is_product_operation
+from pipelines.profiler.trace import Event, Kind, Trace
+
+_BYTES = {
+    "float": 4, "double": 8, "c10::half": 2, "half": 2, "c10::bfloat16": 2, "bfloat16": 2, "long": 8, "long int": 8, "int": 4, "short": 2,
+    "short int": 2, "bool": 1, "unsigned char": 1, "signed char": 1, "char": 1, "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
+    "c10::complex<float>": 8, "c10::complex<double>": 16,
+}  # fmt: skip
+_REDUCTIONS = {
+    "sum",
+    "mean",
+    "prod",
+    "norm",
+    "linalg_vector_norm",
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "any",
+    "all",
+    "item",
+    "copy_",
+}
+"""Operations whose output is small, or is among their inputs."""
+_JOINS = {"cat", "stack"}
+_RIDGE_OF_CPUS = 10.0
+"""FLOPs a byte above which a CPU of unknown limits is bound by compute: cores with 0.3 to 3 TFLOP/s at 20 to 300 GB/s lie between 5 and 30."""
+_RIDGE_OF_GPUS = 12.0
+"""The same for a GPU that is not in the table; an A100's in fp32, the lowest of those that train today."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The FLOPs and bytes that the work of one call needs at least."""
+
+    flops: float
+    num_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """FLOP/s by dtype, and bytes per second."""
+
+    flops_per_s: Mapping[str, float]
+    bytes_per_s: float
+    source: str
+
+    def least_s(self, cost: Cost, dtype: str) -> float:
+        """Return the least time of this work."""
+        return max(cost.flops / self._rate(dtype), cost.num_bytes / self.bytes_per_s)
+
+    def ridge(self, dtype: str) -> float:
+        """Return the FLOPs a byte from which on work is bound by compute."""
+        return self._rate(dtype) / self.bytes_per_s
+
+    def _rate(self, dtype: str) -> float:
+        return self.flops_per_s.get(dtype) or self.flops_per_s.get("fp32") or max(self.flops_per_s.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """All calls of one operation. `share` is of the span; `roofline_share` is None where shapes or limits are unknown."""
+
+    name: str
+    calls: int
+    time_us: float
+    share: float
+    bound: str
+    flops: float | None
+    num_bytes: float | None
+    roofline_share: float | None
+
+
+def limits_of(trace: Trace) -> Limits | None:
+    """Return the limits of the trace's first device: measured ones, or the data sheet's."""
+    measured = trace.measured
+    if measured is not None:
+        return Limits({measured.dtype: measured.flops_per_s}, measured.bytes_per_s, "measured")
+    device = next((event.device for event in trace.events if event.is_on_device), None)
+    sheet = None if device is None else device_of_driver(trace.device_names.get(device, ""))
+    return None if sheet is None else Limits(sheet.flops_per_s, sheet.memory_bytes_per_s, sheet.name)
+
+
+def is_bound_by_compute(trace: Trace, events: Sequence[Event]) -> list[bool]:
+    """Return of each operation or kernel whether the FLOP/s bound it. With shapes a product of low intensity is bound by memory, without by its name."""
+    limits = limits_of(trace)
+    launchers = _Launchers(trace)
+    plain = _RIDGE_OF_GPUS if trace.is_of_gpu else _RIDGE_OF_CPUS
+    found = []
+    for event in events:
+        source = launchers.of(event)
+        is_product = is_product_kernel(event.name) if event.is_on_device else is_product_operation(event.name)
+        whole = _whole_cost(trace, event.name)
+        cost = cost_of(source) if is_product else whole
+        ridge = plain if limits is None else limits.ridge(dtype_of(source))
+        found.append(cost.flops >= ridge * cost.num_bytes if cost is not None else is_product)
+    return found
+
+
+def most_expensive(
+    trace: Trace, span_us: float, work: Sequence[tuple[Event, float]], number: int = 3
+) -> list[Operation]:
+    """Return the operations that took the longest. `work` holds each call or kernel with its time in us; kernels count for the operation that launched them."""
+    limits, launchers = limits_of(trace), _Launchers(trace)
+    times: dict[str, float] = defaultdict(float)
+    calls: dict[str, dict[int, Event]] = defaultdict(dict)
+    bound_us: dict[str, float] = defaultdict(float)
+    by_compute = is_bound_by_compute(trace, [event for event, _ in work])
+    for (event, time_us), is_compute in zip(work, by_compute, strict=True):
+        source = launchers.of(event)
+        times[source.name] += time_us
+        calls[source.name][id(source)] = source
+        bound_us[source.name] += time_us if is_compute else 0.0
+    longest = sorted(times, key=lambda name: -times[name])[:number]
+    found = []
+    for name in longest:
+        sources, time_us = list(calls[name].values()), times[name]
+        whole = _whole_cost(trace, name)
+        costs = [cost_of(one) for one in sources] if whole is None else [whole]
+        known = [one for one in costs if one is not None]
+        is_known = len(known) == len(costs) and not is_communication(name)
+        roofline = None
+        if is_known and limits is not None and time_us > 0:
+            least_s = sum(limits.least_s(cost, dtype_of(one)) for cost, one in zip(known, sources, strict=False))
+            roofline = 1e6 * least_s / time_us
+        found.append(
+            Operation(
+                name=name,
+                calls=len(sources),
+                time_us=time_us,
+                share=time_us / span_us if span_us > 0 else 0.0,
+                bound="links" if is_communication(name) else "compute" if 2 * bound_us[name] > time_us else "memory",
+                flops=sum(one.flops for one in known) if is_known else None,
+                num_bytes=sum(one.num_bytes for one in known) if is_known else None,
+                roofline_share=roofline,
+            )
+        )
+    return found
+
+
+def _whole_cost(trace: Trace, name: str) -> Cost | None:
+    """Return the cost of all calls of compiled code together, which `record` noted; None for other operations."""
+    noted = trace.measured.operations if trace.measured is not None else {}
+    return Cost(*noted[name]) if name in noted else None
+
+
+class _Launchers:
+    """Finds the operation of the host that launched a kernel or copy: the innermost around the call with its correlation number.
+
+    Traces of some versions lack these calls; then Kineto's external id leads there, which in others is the correlation number itself.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        operations = trace.of(Kind.OPERATION) if trace.is_of_gpu else []
+        self._by_id = {_number_of(one, "External id"): one for one in operations}
+        self._by_correlation: dict[int | None, Event] = {}
+        stacks: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
+        for event in trace.of(Kind.OPERATION, Kind.RUNTIME) if operations else []:
+            stack = stacks[event.thread]
+            while stack and stack[-1].end_us < event.end_us:
+                stack.pop()
+            if event.kind is Kind.OPERATION:
+                stack.append(event)
+            elif stack:
+                self._by_correlation[_number_of(event, "correlation")] = stack[-1]
+
+    def of(self, event: Event) -> Event:
+        """Return the operation; the event itself where it is none of a device, a collective, or its launch was not recorded."""
+        if not event.is_on_device or is_communication(event.name):
+            return event
+        correlation, external = _number_of(event, "correlation"), _number_of(event, "External id")
+        if correlation is not None and correlation in self._by_correlation:
+            return self._by_correlation[correlation]
+        return event if external in {None, correlation} else self._by_id.get(external, event)
+
+
+def _number_of(event: Event, name: str) -> int | None:
+    found = event.args.get(name)
+    return found if isinstance(found, int) else None
+
+
+def dtype_of(event: Event) -> str:
+    """Return the data sheet's name of the first floating-point input's dtype; fp32 where nothing says more."""
+    for name in _types(event):
+        if "float8" in name:
+            return "fp8"
+        if "half" in name or "bfloat16" in name:
+            return "bf16"
+        if name in {"float", "double"}:
+            return "fp32"
+    return "fp32"
+
+
+def cost_of(event: Event) -> Cost | None:
+    """Return what a call needs at least, None where its shapes were not recorded or are not understood."""
+    dims, base = event.args.get("Input Dims"), event.name.rpartition("::")[2]
+    if not isinstance(dims, list):
+        return None
+    flops = _flops(base, dims)
+    inputs = [
+        _BYTES.get(name, 4 if name.startswith("tensorlist") else 0) * math.prod(shape)
+        for one, name in zip(dims, _types(event), strict=False)
+        for shape in _shapes(one)
+    ]
+    if flops is None or not inputs:
+        return None
+    product = _product_output(base, dims)
+    if product is not None:
+        output = product * next((_BYTES[name] for name in _types(event) if name in _BYTES), 4)
+    elif base in _JOINS:
+        output = sum(inputs)
+    else:
+        output = 0 if base in _REDUCTIONS else max(inputs)
+    num_bytes = sum(inputs) + output
+    return Cost(flops, num_bytes) if num_bytes > 0 else None
+
+
+def _shapes(one: Any) -> list[list[int]]:
+    """Return the shapes of a tensor or of a list of tensors; none of anything else."""
+    if isinstance(one, list) and one and all(isinstance(member, list) for member in one):
+        return [member for member in one if _is_shape(member)]
+    return [one] if _is_shape(one) else []
+
+
+def _types(event: Event) -> list[str]:
+    found = event.args.get("Input type")
+    return [str(one).lower() for one in found] if isinstance(found, list) else []
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, int) and one >= 0 for one in value)
+
+
+def _flops(base: str, dims: Sequence[Any]) -> float | None:
+    """Return the FLOPs of a call: two a multiply-add of a product, one an element of anything else. None for products that are not understood."""
+    if (
+        base in {"mm", "bmm", "addmm", "baddbmm", "_addmm_activation", "matmul", "linear"}
+        or "convolution" in base
+        or "attention" in base
+    ):
+        multiply_adds = _multiply_adds(base, dims)
+        return None if multiply_adds is None else 2.0 * multiply_adds
+    if is_product_operation(f"aten::{base}"):
+        return None
+    return float(max((math.prod(shape) for one in dims for shape in _shapes(one)), default=0))
+
+
+def _multiply_adds(base: str, dims: Sequence[Any]) -> float | None:
+    shapes = [one for one in dims if _is_shape(one)]
+    first = 1 if base in {"addmm", "baddbmm", "_addmm_activation"} else 0
+    if "attention" in base:
+        return _attention(base, dims)
+    if base == "convolution_backward":
+        return None if len(shapes) < 3 else 2.0 * _convolution(shapes[2], shapes[0])
+    if "convolution" in base:
+        return None  # the output's size depends on padding and strides, which are no shapes
+    operands = [one for one in dims[first : first + 2] if _is_shape(one)]
+    if len(operands) < 2:
+        return None
+    left, right = operands
+    if base == "linear":
+        return float(math.prod(left) * right[0])
+    columns = right[-1] if len(right) > 1 else 1
+    return float(math.prod(left) * columns)
+
+
+def _convolution(weight: Sequence[int], output: Sequence[int]) -> float:
+    """Return the multiply-adds of one pass: each output number is a sum over a filter."""
+    return float(math.prod(output) * math.prod(weight[1:]))
+
+
+def _attention(base: str, dims: Sequence[Any]) -> float | None:
+    """Return the multiply-adds of (batch, heads, rows, size) queries, keys and values, whole squares; 2.5 times as many backwards."""
+    first = 1 if "backward" in base else 0
+    operands = [one for one in dims[first : first + 3] if _is_shape(one) and len(one) == 4]
+    if len(operands) < 3:
+        return None
+    query, key, value = operands
+    forward = math.prod(query[:3]) * key[2] * (query[3] + value[3])
+    return float(forward) * (2.5 if first else 1.0)
+
+
+def _product_output(base: str, dims: Sequence[Any]) -> float | None:
+    first = 1 if base in {"addmm", "baddbmm", "_addmm_activation"} else 0
+    operands = [one for one in dims[first : first + 2] if _is_shape(one)]
+    if base not in {"mm", "bmm", "addmm", "baddbmm", "_addmm_activation", "matmul", "linear"} or len(operands) < 2:
+        return None
+    left, right = operands
+    columns = right[0] if base == "linear" else right[-1] if len(right) > 1 else 1
+    return float(math.prod(left[:-1]) * columns)

@@ -1,0 +1,82 @@
+"""Records a trace: torch's profiler around training steps, rankings or texts of the engine, with the device's limits noted in it.
+
+What is recorded is run before, unrecorded, so that compilation, allocation and first touches are no part of it. The device's limits are measured
+here, and the engine's own cost model says what its compiled code needed at least: neither is in a trace otherwise.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from pipelines.profiler.trace import OUR_METADATA
+from services.llm.engine.cost.cost_model import StepCost
+from services.llm.engine.cost.machine_limits import measure_limits
+from services.llm.engine.engine import Engine
+
+Work = Callable[[], Sequence[StepCost]]
+"""Does all that is to be recorded once, and returns the least cost of the engine's steps in it."""
+_NUM_WARM_UP = 2
+_COMPILED, _STEP = f"{OUR_METADATA}::compiled", f"{OUR_METADATA}::step"
+"""The engine's compiled code, whose range is its own (`engine/cpu/library.py`), and a step around everything, in which gaps are the host's."""
+
+
+def record(work: Work, out: Path, device: torch.device, dtype: torch.dtype) -> None:
+    """Record a trace into `out`, .json or .json.gz."""
+    for _ in range(_NUM_WARM_UP):
+        work()
+    limits = measure_limits(device, dtype)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=activities, record_shapes=True) as recorded:
+        costs = work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        measured = {
+            "dtype": "fp32" if dtype is torch.float32 else "bf16",
+            "flops_per_s": limits.flops_per_s,
+            "bytes_per_s": limits.bytes_per_s,
+            "operations": {_COMPILED: [sum(cost.flops for cost in costs), sum(cost.num_bytes for cost in costs)]},
+        }
+        recorded.add_metadata_json(OUR_METADATA, json.dumps(measured))
+    recorded.export_chrome_trace(str(out))
+
+
+def training(steps: Callable[[], Iterator[Callable[[], object]]]) -> Work:
+    """Return the work of some training steps. `steps` yields them, and the making of a step's batch is the wait for data before it."""
+
+    def work() -> Sequence[StepCost]:
+        made = steps()
+        while True:
+            with record_function("data"):
+                step = next(made, None)
+            if step is None:
+                return ()
+            with record_function(_STEP):
+                step()
+
+    return work
+
+
+def of_engine(engine: Engine, add: Callable[[np.random.Generator], None]) -> Work:
+    """Return the work of requests that `add` gives to the engine; it draws new prompts each time, which no prefix cache shortens."""
+    draw = np.random.default_rng(0)
+
+    def work() -> Sequence[StepCost]:
+        add(draw)
+        return _drained(engine)
+
+    return work
+
+
+def _drained(engine: Engine) -> list[StepCost]:
+    costs = []
+    with engine.stream.entered():
+        while engine.has_work:
+            with record_function(_STEP):
+                engine.step(0.0)
+            if engine.last_cost is not None:
+                costs.append(engine.last_cost)
+    return costs

@@ -1,0 +1,136 @@
+"""One rank's figures from its trace to what is printed and written: parts, shares, operations, verdict.
+
+The JSON holds `ranks`, a row for each. A single rank's fields stand at the top too; of several, the common bottleneck and its sentence do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipelines.profiler.activity import Activity, activity_of, own_times
+from pipelines.profiler.operations import Operation, dtype_of, limits_of, most_expensive
+from pipelines.profiler.shares import Parts, Shares, parts_of, shares_of
+from pipelines.profiler.trace import Event, Kind, Trace
+from pipelines.profiler.verdict import Circumstances, Verdict, common_verdict, verdict_of
+
+SHARE_NAMES = {
+    "compute": "compute (products)",
+    "memory": "memory-bound kernels",
+    "communication_exposed": "exposed communication",
+    "communication_hidden": "hidden communication",
+    "copy": "exposed copies",
+    "launch": "launch gaps",
+    "data_wait": "data wait",
+    "host": "host",
+}
+_NOTED = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProfile:
+    """What one rank's trace shows. `devices` holds the parts by device where it used several."""
+
+    trace: Trace
+    activity: Activity
+    parts: Parts
+    shares: Shares
+    operations: Sequence[Operation]
+    verdict: Verdict
+    devices: dict[int, Parts]
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of the figures."""
+        interrupted = self.activity.interrupted_us / self.parts.span_us if self.parts.span_us > 0 else 0.0
+        why = f"{interrupted:.0%} of the time is in gaps that do not recur; the sentence leaves them out"
+        return [*self.trace.notes, *([why] if interrupted >= _NOTED else [])]
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the rank's row of the JSON file."""
+        return {
+            "rank": self.trace.rank,
+            "trace": self.trace.path.name,
+            **asdict(self.parts),
+            "shares": dict(self.shares.items()),
+            "operations": [asdict(one) for one in self.operations],
+            "devices": {str(number): asdict(parts) for number, parts in self.devices.items()},
+            "bottleneck": self.verdict.bottleneck.value,
+            "sentence": self.verdict.sentence,
+            "notes": self.notes,
+        }
+
+
+def profile_of(trace: Trace) -> RankProfile:
+    """Return what a trace shows."""
+    activity = activity_of(trace)
+    parts, shares = parts_of(activity), shares_of(activity)
+    work = _work(trace)
+    operations = most_expensive(trace, parts.span_us, work)
+    numbers = sorted({one.device for one in trace.events if one.is_on_device})
+    about = Circumstances(
+        is_of_gpu=trace.is_of_gpu,
+        interrupted=activity.interrupted_us / parts.span_us if parts.span_us > 0 else 0.0,
+        is_unrecorded=2 * activity.unrecorded_us > shares.data_wait * parts.span_us,
+        dtype=_dtype(trace, operations),
+        operations=operations,
+    )
+    devices = {number: parts_of(activity_of(trace, number)) for number in numbers} if len(numbers) > 1 else {}
+    return RankProfile(
+        trace=trace,
+        activity=activity,
+        parts=parts,
+        shares=shares,
+        operations=operations,
+        verdict=verdict_of(shares, about),
+        devices=devices,
+    )
+
+
+def as_json(profiles: Sequence[RankProfile]) -> dict[str, Any]:
+    """Return the content of `--json`."""
+    rows = [one.as_row() for one in profiles]
+    verdict = common_verdict([one.verdict for one in profiles])
+    top = rows[0] if len(rows) == 1 else {"bottleneck": verdict.bottleneck.value, "sentence": verdict.sentence}
+    return top | {"ranks": rows}
+
+
+def as_lines(profiles: Sequence[RankProfile]) -> list[str]:
+    """Return what is printed: a table of shares and the most expensive operations of each rank, then the sentence."""
+    lines = []
+    for one in profiles:
+        parts, limits = one.parts, limits_of(one.trace)
+        where = "GPU" if one.trace.is_of_gpu else "CPU"
+        lines.append(f"rank {one.trace.rank}, {where}: {parts.span_us / 1_000:,.1f} ms in {one.trace.path.name}")
+        lines += [
+            f"  {SHARE_NAMES[name]:24}{share:7.1%}{share * parts.span_us / 1_000:12,.2f} ms"
+            for name, share in one.shares.items()
+        ]
+        lines += [f"  {operation_line(operation)}" for operation in one.operations]
+        if limits is not None:
+            lines.append(f"  roofline: {limits.source}, {limits.bytes_per_s / 1e9:,.0f} GB/s")
+        lines += [f"  note: {note}" for note in one.notes]
+        if len(profiles) > 1:
+            lines.append(f"  {one.verdict.sentence}")
+    lines.append(common_verdict([one.verdict for one in profiles]).sentence)
+    return lines
+
+
+def operation_line(one: Operation) -> str:
+    """Return a line about an operation: share of the span, calls, what bounds it, share of the roofline."""
+    roofline = "roofline unknown" if one.roofline_share is None else f"{one.roofline_share:.0%} of its roofline"
+    name = one.name if len(one.name) <= 44 else f"{one.name[:43]}…"
+    return f"{name:46}{one.share:6.1%}  {one.calls:,} calls, bound by {one.bound}, {roofline}"
+
+
+def _work(trace: Trace) -> list[tuple[Event, float]]:
+    if trace.is_of_gpu:
+        return [(one, one.duration_us) for one in trace.of(Kind.KERNEL, Kind.COPY)]
+    own = [(one, sum(end_us - start_us for start_us, end_us in pieces)) for one, pieces in own_times(trace)]
+    return own
+
+
+def _dtype(trace: Trace, operations: Sequence[Operation]) -> str:
+    """Return the dtype of the most expensive operation's first call."""
+    name = operations[0].name if operations else ""
+    first = next((one for one in trace.of(Kind.OPERATION) if one.name == name), None)
+    return "fp32" if first is None else dtype_of(first)

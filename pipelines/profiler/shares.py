@@ -1,0 +1,87 @@
+"""Where each microsecond of a rank's span went: its parts, and its shares by cause. Pure sums of intervals.
+
+The parts are compute before communication before copy before idle where they overlap, and add up to the span. The shares cut the same time
+finer and add up to 1: computing while a collective runs is `communication_hidden`, the rest of it is bound by compute or by memory.
+"""
+
+from dataclasses import dataclass, fields
+
+from pipelines.profiler.activity import Activity
+from pipelines.profiler.intervals import intersect, subtract, total, union
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Microseconds from the first to the last activity. `communication_hidden_us` is part of `compute_us`."""
+
+    span_us: float
+    compute_us: float
+    communication_exposed_us: float
+    copy_exposed_us: float
+    idle_us: float
+    communication_hidden_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Shares of the span, in [0, 1], that add up to 1."""
+
+    compute: float
+    """Matrix products, convolutions, attention: bound by the FLOP/s."""
+    memory: float
+    """Other kernels: bound by the memory's bandwidth."""
+    communication_exposed: float
+    communication_hidden: float
+    """Computing and communicating at once."""
+    copy: float
+    launch: float
+    """Short gaps; on a CPU also the fixed cost of each operation."""
+    data_wait: float
+    host: float
+
+    def items(self) -> list[tuple[str, float]]:
+        """Return names and values in order."""
+        return [(one.name, getattr(self, one.name)) for one in fields(self)]
+
+
+def parts_of(activity: Activity) -> Parts:
+    """Return the parts of the span."""
+    busy = activity.busy
+    running = union(busy, activity.communication)
+    span_us = activity.end_us - activity.start_us
+    compute_us, running_us = total(busy), total(running)
+    all_us = total(union(running, activity.copy))
+    return Parts(
+        span_us=span_us,
+        compute_us=compute_us,
+        communication_exposed_us=running_us - compute_us,
+        copy_exposed_us=all_us - running_us,
+        idle_us=span_us - all_us,
+        communication_hidden_us=total(intersect(busy, activity.communication)),
+    )
+
+
+def shares_of(activity: Activity) -> Shares:
+    """Return the shares of the span. A span without length is idle: all of it is the host's."""
+    parts = parts_of(activity)
+    if parts.span_us <= 0:
+        return Shares(
+            compute=0, memory=0, communication_exposed=0, communication_hidden=0, copy=0, launch=0, data_wait=0, host=1
+        )
+    shown = {
+        name: subtract(getattr(activity, name), activity.communication) for name in ("compute", "memory", "dispatch")
+    }
+    compute_us = total(shown["compute"])
+    memory_us = total(subtract(shown["memory"], shown["compute"]))
+    dispatch_us = total(union(*shown.values())) - compute_us - memory_us
+    of_us = {
+        "compute": compute_us,
+        "memory": memory_us,
+        "communication_exposed": parts.communication_exposed_us,
+        "communication_hidden": parts.communication_hidden_us,
+        "copy": parts.copy_exposed_us,
+        "launch": dispatch_us + total(activity.launch),
+        "data_wait": total(activity.data_wait),
+        "host": total(activity.host),
+    }
+    return Shares(**{name: us / parts.span_us for name, us in of_us.items()})

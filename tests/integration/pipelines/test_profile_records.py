@@ -1,0 +1,54 @@
+"""`tailrace profile train|rank|text`: recorded by torch's profiler over a published bundle, then read back like any trace."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli.main import app
+from models.registry import BundleStore
+from services.errors import ConfigError
+from tests.support.training.bundles import publish_bundle
+
+
+@pytest.fixture
+def _bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state folder with a live bundle."""
+    monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
+    publish_bundle(tmp_path / "bundles", "v1")
+
+
+@pytest.mark.parametrize(
+    ("subject", "dearest"), [("train", "aten::"), ("rank", "tailrace::compiled"), ("text", "tailrace::compiled")]
+)
+@pytest.mark.usefixtures("_bundle")
+def test_what_is_recorded_is_accounted_for(tmp_path: Path, subject: str, dearest: str) -> None:
+    """The span is cut without a rest, the trace stays where it is asked for, and the limits that were measured give a roofline."""
+    out, kept = tmp_path / "out.json", tmp_path / "kept.json.gz"
+
+    done = CliRunner().invoke(
+        app, ["profile", subject, "--device", "cpu", "--json", str(out), "--keep", str(kept)], catch_exceptions=False
+    )
+    again = CliRunner().invoke(app, ["profile", subject, "--trace", str(kept)], catch_exceptions=False)
+
+    found = json.loads(out.read_text())
+    parts = ("compute_us", "communication_exposed_us", "copy_exposed_us", "idle_us")
+    assert sum(found[name] for name in parts) == pytest.approx(found["span_us"])
+    assert sum(found["shares"].values()) == pytest.approx(1)
+    assert any(one["name"].startswith(dearest) for one in found["operations"])
+    assert any(one["roofline_share"] is not None for one in found["operations"])
+    assert done.stdout.splitlines()[-1] == found["sentence"]
+    assert again.stdout == done.stdout
+
+
+@pytest.mark.usefixtures("_bundle")
+def test_text_runs_a_checkpoint_of_its_own(tmp_path: Path) -> None:
+    """A folder in the Hugging Face layout; the others run the live bundle alone, and say so."""
+    folder = str(BundleStore(tmp_path / "bundles").live().decoder_dir)
+
+    done = CliRunner().invoke(app, ["profile", "text", "--model", folder, "--device", "cpu"], catch_exceptions=False)
+
+    assert done.stdout.startswith("rank 0, CPU: ")
+    with pytest.raises(ConfigError, match="--model: rank runs the live bundle's decoder"):
+        CliRunner().invoke(app, ["profile", "rank", "--model", folder], catch_exceptions=False)

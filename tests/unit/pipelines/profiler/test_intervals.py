@@ -1,0 +1,35 @@
+"""Unions, intersections and differences of intervals, beside sets of whole microseconds."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.profiler.intervals import intersect, subtract, total, union_of
+
+PAIRS = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12
+)
+
+
+def moments(pairs) -> set[int]:
+    """The whole microseconds within any of these intervals."""
+    return {moment for start, end in pairs for moment in range(int(start), int(end))}
+
+
+@given(PAIRS)
+def test_a_union_holds_each_moment_once_in_order(pairs) -> None:
+    """The result is sorted and disjoint, and nothing is lost or added."""
+    found = union_of(pairs)
+
+    assert moments(found) == moments(pairs)
+    assert total(found) == len(moments(pairs))
+    assert (np.diff(found.ravel()) > 0).all()
+
+
+@given(PAIRS, PAIRS)
+def test_intersection_and_difference_are_those_of_sets(left, right) -> None:
+    """Each moment of the left is in exactly one of both."""
+    one, other = union_of(left), union_of(right)
+
+    assert moments(intersect(one, other)) == moments(left) & moments(right)
+    assert moments(subtract(one, other)) == moments(left) - moments(right)

@@ -1,0 +1,207 @@
+"""FLOPs from shapes beside torch's own counter, bytes by hand, the roofline, and the operations that took the longest."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from pipelines.profiler.names import is_input, is_product_kernel, is_product_operation, is_waiting_frame
+from pipelines.profiler.operations import cost_of, limits_of, most_expensive
+from pipelines.profiler.trace import Kind, Trace, read_traces
+from tests.support.profiler.traces import kernel, operation, write
+
+A100 = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
+
+
+def recorded(step, tmp_path: Path) -> Trace:
+    """Record a step with shapes by torch."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+        step()
+    found.export_chrome_trace(str(tmp_path / "step.json"))
+    (trace,) = read_traces([tmp_path / "step.json"])
+    return trace
+
+
+def layers() -> None:
+    """Products of two, three and batched dimensions, forward and backward."""
+    net = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 8, bias=False))
+    net(torch.randn(5, 7, 24)).sum().backward()
+    torch.bmm(torch.randn(3, 5, 6), torch.randn(3, 6, 7))
+    torch.baddbmm(torch.randn(3, 5, 7), torch.randn(3, 5, 6), torch.randn(3, 6, 7))
+
+
+def test_flops_of_products_are_those_of_torch_s_counter(tmp_path: Path) -> None:
+    """Counted once, whatever calls them, forward and backward."""
+    with FlopCounterMode(display=False) as counter:
+        layers()
+
+    trace = recorded(layers, tmp_path)
+
+    leaves = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm")}
+    costs = [cost_of(one) for one in trace.of(Kind.OPERATION) if one.name in leaves]
+    assert sum(cost.flops for cost in costs) == counter.get_total_flops()
+
+
+def test_flops_of_attention_are_those_of_torch_s_formulas(tmp_path: Path) -> None:
+    """Two products forward and five backward, of whole squares."""
+    shape = (2, 4, 48, 32)
+
+    def attention() -> None:
+        q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
+        nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
+
+    trace = recorded(attention, tmp_path)
+
+    name = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    found = {one.name: cost_of(one).flops for one in trace.of(Kind.OPERATION) if one.name.startswith(name)}
+    assert found == {
+        name: sdpa_flop_count(shape, shape, shape),
+        f"{name}_backward": sdpa_backward_flop_count(shape, shape, shape, shape),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "types", "flops", "num_bytes"),
+    [
+        ("aten::mm", [[4, 8], [8, 16]], ["float", "float"], 2 * 4 * 8 * 16, 4 * (32 + 128 + 64)),
+        ("aten::mv", [[4, 8], [8]], ["c10::BFloat16", "c10::BFloat16"], None, 2 * (32 + 8 + 32)),
+        ("aten::add", [[10], [10], []], ["float", "float", "Scalar"], 10, 4 * 30),
+        ("aten::copy_", [[10], [10], []], ["double", "float", ""], 10, 10 * 8 + 10 * 4),
+        ("aten::sum", [[10, 10]], ["long int"], 100, 800),
+        ("aten::cat", [[[5, 2], [6, 2]], []], ["TensorList", "Scalar"], None, 4 * 2 * (10 + 12)),
+    ],
+)
+def test_bytes_are_each_input_once_and_the_output(name: str, dims, types, flops, num_bytes) -> None:
+    """By the recorded types; an element of anything that is no product counts one FLOP."""
+    cost = cost_of(_event(name, dims, types))
+
+    assert cost is not None
+    assert cost.num_bytes == num_bytes
+    assert flops is None or cost.flops == flops
+
+
+@pytest.mark.parametrize("dims", [None, [], [[]], "nonsense", [["a"]], [[-1, 2], [2, 2]], [[2, 3]]])
+def test_without_usable_shapes_there_is_no_cost(dims) -> None:
+    """Rather none than a wrong one."""
+    assert cost_of(_event("aten::mm", dims, ["float", "float"])) is None
+
+
+def _event(name: str, dims, types):
+    args = {"Input Dims": dims, "Input type": types}
+    one = operation(name, 0, 1)
+    return next(iter(_read([one | {"args": args}]).of(Kind.OPERATION)))
+
+
+def _read(events, **about) -> Trace:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        (trace,) = read_traces([write(Path(folder) / "it.json", events, **about)])
+    return trace
+
+
+def test_kernels_count_for_the_operation_that_launched_them() -> None:
+    """By the correlation with a call inside it; its share of the roofline is the least time of its work on the data sheet over that of its kernels."""
+    shapes = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
+    events = [
+        operation("aten::linear", 0, 30),
+        operation("aten::mm", 5, 20, **shapes),
+        operation("cudaLaunchKernel", 10, 5, category="cuda_runtime", correlation=77),
+        operation("cudaLaunchKernel", 16, 5, category="cuda_runtime", correlation=78),
+        kernel("nvjet_hsh_128x64", 20, 15, correlation=77, **{"External id": 77}),
+        kernel("splitKreduce_kernel", 35, 5, correlation=78, **{"External id": 78}),
+        kernel("of nobody", 50, 1, correlation=99),
+    ]
+    trace = _read(events, deviceProperties=A100)
+    work = [(one, one.duration_us) for one in trace.of(Kind.KERNEL)]
+
+    first, second = most_expensive(trace, 100.0, work)
+
+    assert (first.name, first.calls, first.time_us, first.share) == ("aten::mm", 1, 20, 0.2)
+    assert first.roofline_share == pytest.approx(2 * 1024**3 / 312e12 / 20e-6)
+    assert (second.name, second.roofline_share) == ("of nobody", None)
+
+
+def test_limits_are_measured_ones_before_the_data_sheet_s() -> None:
+    """What our recorder notes is of the very machine; an unknown device has none."""
+    measured = {"dtype": "fp32", "flops_per_s": 3e11, "bytes_per_s": 2e10}
+
+    assert limits_of(_read([kernel("k", 0, 1)], deviceProperties=A100)).bytes_per_s == 2039e9
+    assert (
+        limits_of(_read([kernel("k", 0, 1)], deviceProperties=A100, tailrace=measured | {"operations": {}})).bytes_per_s
+        == 2e10
+    )
+    assert limits_of(_read([kernel("k", 0, 1)], deviceProperties=[{"id": 0, "name": "Some Radeon"}])) is None
+    assert (
+        limits_of(_read([kernel("k", 0, 1)], deviceProperties=json.loads('{"id": 0}'), tailrace={"dtype": 3})) is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "is_product"),
+    [
+        ("ampere_sgemm_32x32_sliced1x4_tn", True),
+        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_tn_align4>(cutlass_80_tensorop)", True),
+        ("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1", True),
+        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32", True),
+        ("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", True),
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>(Flash_fwd_params)", True),
+        ("triton_tem_fused_addmm_relu_3", True),
+        ("void gemv2T_kernel_val<int, int, float>(float)", False),
+        ("triton_poi_fused_addmm_relu_3", False),
+        ("triton_red_fused_native_layer_norm_1", False),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(cudnnTensorStruct)", False),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", False),
+        ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(cudnn::ops::nchw2nhwc_params_t)", False),
+    ],
+)
+def test_kernels_are_products_by_their_libraries_names(name: str, is_product: bool) -> None:
+    """cuBLAS, CUTLASS, cuDNN, Tensile, flash attention and Triton; what is none of them is bound by memory."""
+    assert is_product_kernel(name) == is_product
+
+
+def test_operations_are_products_by_torch_s_names() -> None:
+    """Products, convolutions, attentions and decompositions are; what moves data is not."""
+    products = ("mm", "addmm", "bmm", "_int_mm", "convolution_backward", "mkldnn_convolution", "linalg_qr", "lstm")
+    others = (
+        "mv",
+        "add_",
+        "upsample_bilinear2d",
+        "linalg_vector_norm",
+        "native_layer_norm",
+        "_softmax",
+        "copy_",
+        "embedding",
+    )
+
+    assert [name for name in products if not is_product_operation(f"aten::{name}")] == []
+    assert [name for name in others if is_product_operation(f"aten::{name}")] == []
+
+
+def test_ranges_of_input_are_known_by_all_their_words() -> None:
+    """A name with a word of its own is no loader's."""
+    loading = (
+        "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+        "## data_load ##",
+        "load_batch",
+        "nextBatch",
+        "data",
+    )
+    others = (
+        "DistributedDataParallel.forward",
+        "load_state_dict",
+        "train_batch",
+        "forward",
+        "## all2all_data:kjt ##",
+        "step 3",
+    )
+
+    assert [name for name in loading if not is_input(name)] == []
+    assert [name for name in others if is_input(name)] == []
+    assert is_waiting_frame("<built-in function sleep>")
+    assert is_waiting_frame("train.py(12): get_batch")
+    assert not is_waiting_frame("train.py(12): evaluate")

@@ -1,0 +1,190 @@
+"""Parts and shares of a span, beside a loop over whole microseconds that knows no intervals."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
+
+from pipelines.profiler.activity import activity_of
+from pipelines.profiler.report import as_json, profile_of
+from pipelines.profiler.shares import parts_of, shares_of
+from pipelines.profiler.trace import read_traces
+from tests.support.profiler.traces import kernel, memcpy, memset, operation, write
+
+GEMM, ADD, SUM = (
+    "ampere_sgemm_128x64_nn",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+)
+MAKERS = {
+    "compute": lambda start, length, stream: kernel(GEMM, start, length, stream=stream),
+    "memory": lambda start, length, stream: kernel(ADD, start, length, stream=stream),
+    "communication": lambda start, length, stream: kernel(SUM, start, length, stream=stream),
+    "copy": lambda start, length, stream: memcpy(start, length, stream=stream),
+    "fill": lambda start, length, stream: memset(start, length, stream=stream),
+}
+ACTIVITIES = st.lists(
+    st.tuples(st.sampled_from(sorted(MAKERS)), st.integers(0, 60), st.integers(1, 15), st.integers(1, 4)),
+    min_size=1,
+    max_size=20,
+)
+
+
+def marked(activities) -> dict[str, int]:
+    """Mark each microsecond of the span by the first of the kinds that runs in it, and count."""
+    first = min(start for _, start, _, _ in activities)
+    last = max(start + length for _, start, length, _ in activities)
+    counts = dict.fromkeys(
+        ("span_us", "compute_us", "communication_exposed_us", "copy_exposed_us", "idle_us", "communication_hidden_us"),
+        0,
+    )
+    for moment in range(first, last):
+        running = {kind for kind, start, length, _ in activities if start <= moment < start + length}
+        counts["span_us"] += 1
+        if running & {"compute", "memory"}:
+            counts["compute_us"] += 1
+            counts["communication_hidden_us"] += "communication" in running
+        elif "communication" in running:
+            counts["communication_exposed_us"] += 1
+        elif running:
+            counts["copy_exposed_us"] += 1
+        else:
+            counts["idle_us"] += 1
+    return counts
+
+
+@given(ACTIVITIES)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_parts_are_those_of_marked_microseconds(tmp_path: Path, activities) -> None:
+    """On any streams, in any order: computing goes before communicating before copying before nothing, and the parts add up."""
+    events = [MAKERS[kind](1_000 + start, length, stream) for kind, start, length, stream in activities]
+
+    (trace,) = read_traces([write(tmp_path / "random.json", events)])
+    row = as_json([profile_of(trace)])
+
+    for name, value in marked(activities).items():
+        assert row[name] == pytest.approx(value, abs=1e-6), name
+    parts = ("compute_us", "communication_exposed_us", "copy_exposed_us", "idle_us")
+    assert sum(row[name] for name in parts) == pytest.approx(row["span_us"])
+    assert sum(row["shares"].values()) == pytest.approx(1)
+    assert row["ranks"][0]["span_us"] == row["span_us"]
+
+
+def test_what_runs_beside_a_collective_hides_it(tmp_path: Path) -> None:
+    """The time in which both run is its own share; computing alone is cut by what bounds it."""
+    events = [kernel(GEMM, 0, 40), kernel(SUM, 30, 40, stream=20), kernel(ADD, 60, 40)]
+
+    (trace,) = read_traces([write(tmp_path / "overlap.json", events)])
+    shares = shares_of(activity_of(trace))
+
+    assert (shares.compute, shares.memory) == (0.3, 0.3)
+    assert (shares.communication_hidden, shares.communication_exposed) == (0.2, 0.2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)",
+        "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)",
+        "void rcclKernel(int)",
+        "mscclKernel_Sum_half_LL",
+        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(RankData*)",
+    ],
+)
+def test_collectives_of_every_library_are_communication(tmp_path: Path, name: str) -> None:
+    """By NCCL's names, old and new, RCCL's, and those of custom all-reduces."""
+    (trace,) = read_traces([write(tmp_path / "it.json", [kernel(name, 0, 10)])])
+
+    assert parts_of(activity_of(trace)).communication_exposed_us == 10
+
+
+def test_gaps_are_launches_waits_for_data_or_the_host(tmp_path: Path) -> None:
+    """Short ones are launches; in a loader's range a wait for data; a long one in which the host works, or nothing says why, is the host's."""
+    events = [
+        kernel(GEMM, 0, 100),
+        kernel(GEMM, 150, 100),  # a gap of 50
+        operation(
+            "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 250, 2_000, category="user_annotation"
+        ),
+        kernel(GEMM, 2_250, 100),
+        operation("aten::nonzero", 2_400, 1_900),
+        kernel(GEMM, 4_350, 50),
+    ]
+
+    (trace,) = read_traces([write(tmp_path / "gaps.json", events)])
+    activity = activity_of(trace)
+
+    assert activity.launch.tolist() == [[100, 150]]
+    assert activity.data_wait.tolist() == [[250, 2_250]]
+    assert activity.host.tolist() == [[2_350, 4_350]]
+
+
+def test_several_devices_in_one_file_are_a_rank_with_a_row_each(tmp_path: Path) -> None:
+    """The rank computes when any of its devices does."""
+    events = [kernel(GEMM, 0, 40), kernel(GEMM, 20, 60, device=1), memcpy(90, 10)]
+
+    (trace,) = read_traces([write(tmp_path / "two.json", events)])
+    row = as_json([profile_of(trace)])
+
+    assert (row["span_us"], row["compute_us"], row["copy_exposed_us"], row["idle_us"]) == (100, 80, 10, 10)
+    assert (row["devices"]["0"]["span_us"], row["devices"]["0"]["compute_us"]) == (100, 40)
+    assert (row["devices"]["1"]["span_us"], row["devices"]["1"]["compute_us"]) == (60, 60)
+
+
+def test_on_a_cpu_the_innermost_operation_works_and_wrappers_do_not(tmp_path: Path) -> None:
+    """A node of autograd that waits computes nothing; what a loader does in its range is a wait; a collective beside work is hidden."""
+    events = [
+        operation("ProfilerStep#1", 0, 10_000, category="user_annotation"),
+        operation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 3_000, category="user_annotation"),
+        operation("aten::stack", 1_000, 1_000),
+        operation("autograd::engine::evaluate_function: MmBackward0", 3_000, 5_000),
+        operation("aten::mm", 3_000, 2_000),
+        operation("gloo:all_reduce", 4_000, 4_000, thread=2, category="user_annotation"),
+        operation("aten::add_", 8_000, 2_000),
+    ]
+
+    (trace,) = read_traces([write(tmp_path / "cpu.json", events)])
+    activity = activity_of(trace)
+    parts, shares = parts_of(activity), shares_of(activity)
+
+    assert (parts.span_us, parts.compute_us) == (10_000, 4_000)
+    assert (parts.communication_hidden_us, parts.communication_exposed_us) == (1_000, 3_000)
+    assert activity.data_wait.tolist() == [[0, 3_000]]
+    assert shares.memory == pytest.approx(0.2, abs=0.001)
+
+
+def test_a_wait_before_the_first_operation_counts(tmp_path: Path) -> None:
+    """A single step that waits first: the profiler's own span begins before it."""
+    rows = torch.randn(64, 64)
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        time.sleep(0.2)
+        rows @ rows
+    recorded.export_chrome_trace(str(tmp_path / "one.json"))
+
+    (trace,) = read_traces([tmp_path / "one.json"])
+    found = profile_of(trace)
+
+    assert found.parts.span_us > 200_000
+    assert found.verdict.bottleneck == "data wait"
+
+
+def test_several_ranks_have_a_row_each_and_one_sentence(tmp_path: Path) -> None:
+    """Above them stands the bottleneck that most of them share."""
+    lost = [kernel(GEMM, 0, 20), kernel(SUM, 20, 80)]
+    paths = [write(tmp_path / f"{rank}.json", lost, distributedInfo={"rank": rank}) for rank in range(2)]
+    paths.append(write(tmp_path / "2.json", [kernel(GEMM, 0, 100)], distributedInfo={"rank": 2}))
+
+    found = as_json([profile_of(one) for one in read_traces(paths)])
+
+    assert [(row["rank"], row["bottleneck"]) for row in found["ranks"]] == [
+        (0, "communication"),
+        (1, "communication"),
+        (2, "compute"),
+    ]
+    assert found["bottleneck"] == "communication"
+    assert found["sentence"].startswith("On 2 of 3 ranks: Communication is the bottleneck, with 80% of the time")
+    assert "span_us" not in found

@@ -1,0 +1,204 @@
+"""Traces as they are found: compressed, cut, odd, old, of several ranks, and those of nsys."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.errors import InvalidRequest
+from pipelines.profiler.trace import Kind, read_traces
+from tests.support.profiler.traces import kernel, memcpy, memset, operation, write
+
+
+def test_a_compressed_trace_is_read_by_its_content(tmp_path: Path) -> None:
+    """The name does not decide: a gzip file without the suffix is read too."""
+    packed = write(tmp_path / "one.json.gz", [kernel("k", 5, 3)])
+    renamed = packed.rename(tmp_path / "one.json")
+
+    (trace,) = read_traces([renamed])
+
+    assert [(one.start_us, one.end_us, one.kind) for one in trace.events] == [(0, 3, Kind.KERNEL)]
+
+
+def test_old_categories_have_the_same_kinds(tmp_path: Path) -> None:
+    """Before torch 1.12 they were written in another case and with other names, and ranges among the operations."""
+    events = [
+        kernel("k", 0, 1) | {"cat": "Kernel"},
+        memcpy(1, 1) | {"cat": "Memcpy"},
+        memset(2, 1) | {"cat": "Memset"},
+        operation("aten::mm", 3, 1, category="Operator"),
+        operation("ProfilerStep#1", 3, 1, category="Operator"),
+        operation("cudaLaunchKernel", 4, 1, category="Runtime"),
+    ]
+
+    (trace,) = read_traces([write(tmp_path / "old.json", events)])
+
+    assert [one.kind for one in trace.events] == [
+        Kind.KERNEL, Kind.COPY, Kind.COPY, Kind.OPERATION, Kind.RANGE, Kind.RUNTIME,
+    ]  # fmt: skip
+
+
+def test_traces_without_kineto_have_their_kinds_by_process(tmp_path: Path) -> None:
+    """torch.autograd.profiler alone writes no categories."""
+    with torch.autograd.profiler.profile(use_kineto=False) as recorded:
+        torch.ones(3) + 1
+    recorded.export_chrome_trace(str(tmp_path / "plain.json"))
+
+    (trace,) = read_traces([tmp_path / "plain.json"])
+
+    assert {"aten::ones", "aten::add"} <= {one.name for one in trace.of(Kind.OPERATION)}
+
+
+def test_events_that_cannot_be_placed_are_counted_and_left_out(tmp_path: Path) -> None:
+    """Missing, endless and negative times, and what is no event at all, cost themselves only."""
+    odd = [
+        kernel("no time", 0, 1) | {"ts": None},
+        kernel("no number", float("nan"), 1),
+        kernel("endless", 0, float("inf")),
+        kernel("backwards", 9, -2),
+        {"ph": "X", "cat": "kernel", "name": "without duration", "ts": 1},
+        {"ph": "X"},
+        {},
+        "no object",
+        None,
+        operation("of no kind", 0, 1, category="something new"),
+        {"ph": "X", "cat": "cpu_op", "ts": "7", "dur": "2", "args": None},
+    ]
+
+    (trace,) = read_traces([write(tmp_path / "odd.json", [*odd, kernel("k", 5, 3)])])
+
+    assert [one.name for one in trace.events] == ["k", ""]
+    assert sorted(trace.notes) == [
+        "1 events were left out: a duration is negative",
+        "2 events were left out: no object",
+        "4 events were left out: a time is missing or no number",
+    ]
+
+
+def test_begin_and_end_are_matched_within_their_thread(tmp_path: Path) -> None:
+    """Chrome's pairs of B and E nest; an end without a begin is nothing."""
+    lane = {"cat": "cpu_op", "pid": 1, "tid": 1}
+    events = [
+        {"ph": "E", "ts": 0, **lane},
+        {"ph": "B", "ts": 1, "name": "outer", **lane},
+        {"ph": "B", "ts": 2, "name": "other thread", **lane, "tid": 2},
+        {"ph": "B", "ts": 3, "name": "inner", **lane},
+        {"ph": "E", "ts": 4, **lane},
+        {"ph": "E", "ts": 6, **lane},
+        {"ph": "E", "ts": 9, **lane, "tid": 2},
+    ]
+    path = tmp_path / "list.json"
+    path.write_text(json.dumps(events))
+
+    (trace,) = read_traces([path])
+
+    assert [(one.name, one.duration_us) for one in trace.events] == [("outer", 5), ("other thread", 7), ("inner", 1)]
+
+
+@pytest.mark.parametrize("suffix", ["json", "json.gz"])
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.999])
+def test_a_cut_file_is_named_with_the_fix(tmp_path: Path, suffix: str, share: float) -> None:
+    """A copy that broke off is no traceback."""
+    path = write(tmp_path / f"cut.{suffix}", [kernel(f"kernel {number * 7919}", number, 1) for number in range(200)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+
+    with pytest.raises(
+        InvalidRequest, match=r"--trace: .*cut.*ends in the middle.*; copy it again, or record it again"
+    ):
+        read_traces([path])
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is empty"),
+        (b"<html>", "is no JSON at line 1"),
+        (b"{}", "without a list of traceEvents"),
+        (b'{"traceEvents": []}', "neither a device's activity nor an operation"),
+        (b"SQLite format 3\x00 and then nothing of it", "damaged SQLite file"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, content: bytes, why: str) -> None:
+    """The error names the option, the file and what to give."""
+    path = tmp_path / "it.json"
+    path.write_bytes(content)
+
+    with pytest.raises(InvalidRequest, match=rf"--trace: .*it\.json.*{why}"):
+        read_traces([path])
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """There is nothing to read."""
+    with pytest.raises(InvalidRequest, match="there is no file"):
+        read_traces([tmp_path / "none.json"])
+
+
+def test_ranks_come_by_their_number_and_else_in_order(tmp_path: Path) -> None:
+    """The file says which rank it is; where two say the same, the order given decides."""
+    first, second = (
+        write(tmp_path / f"{rank}.json", [kernel("k", 0, rank)], distributedInfo={"rank": rank}) for rank in (2, 1)
+    )
+    same = write(tmp_path / "same.json", [kernel("k", 0, 3)], distributedInfo={"rank": 2})
+
+    assert [(one.rank, one.path) for one in read_traces([first, second])] == [(1, second), (2, first)]
+    assert [(one.rank, one.path) for one in read_traces([first, same])] == [(0, first), (1, same)]
+
+
+PROCESS = 0x0001_0000_4200_0000
+
+
+def nsys_report(path: Path) -> Path:
+    """Write two processes with a kernel each, as NVIDIA's schema reference names tables and columns."""
+    base = sqlite3.connect(path)
+    on_device = "start INT, end INT, deviceId INT, contextId INT, streamId INT, correlationId INT, globalPid INT"
+    base.executescript(f"""
+        CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
+        INSERT INTO StringIds VALUES (1, 'void cutlass::Kernel<gemm>'), (2, 'ncclDevKernel_AllReduce'), (3, 'cudaLaunchKernel');
+        CREATE TABLE TARGET_INFO_GPU (vmId INT, id INT, name TEXT);
+        INSERT INTO TARGET_INFO_GPU VALUES (0, 0, 'NVIDIA A100-SXM4-80GB'), (0, 1, 'NVIDIA A100-SXM4-80GB');
+        CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL ({on_device}, demangledName INT, shortName INT);
+        INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (5000, 9000, 0, 1, 7, 1, {PROCESS}, 1, 1);
+        INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (8000, 15000, 0, 1, 8, 2, {PROCESS}, 2, 2);
+        INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (6000, 7000, 1, 1, 7, 1, {PROCESS + (1 << 24)}, 1, 1);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY ({on_device}, bytes INT, copyKind INT);
+        INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (1000, 4000, 0, 1, 7, 3, {PROCESS}, 100, 1);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INT, end INT, globalTid INT, correlationId INT, nameId INT);
+        INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (500, 800, {PROCESS + 17}, 1, 3);
+        CREATE TABLE NVTX_EVENTS (start INT, end INT, eventType INT, text TEXT, globalTid INT, textId INT);
+        INSERT INTO NVTX_EVENTS VALUES (0, 20000, 59, 'step', {PROCESS + 17}, NULL), (3000, NULL, 34, 'mark', {PROCESS + 17}, NULL);
+        INSERT INTO NVTX_EVENTS VALUES (400, 900, 59, 'aten::mm, seq = 3', {PROCESS + 17}, NULL);
+    """)
+    base.commit()
+    base.close()
+    return path
+
+
+def test_an_nsys_report_holds_a_rank_for_each_process(tmp_path: Path) -> None:
+    """Nanoseconds become microseconds, names come from the table of strings, and NVTX ranges of torch are operations."""
+    first, second = read_traces([nsys_report(tmp_path / "report.sqlite")])
+
+    assert [(one.kind, one.name, one.start_us, one.end_us) for one in first.events] == [
+        (Kind.RANGE, "step", 0, 20),
+        (Kind.OPERATION, "aten::mm", 0.4, 0.9),
+        (Kind.RUNTIME, "cudaLaunchKernel", 0.5, 0.8),
+        (Kind.COPY, "memcpy", 1, 4),
+        (Kind.KERNEL, "void cutlass::Kernel<gemm>", 5, 9),
+        (Kind.KERNEL, "ncclDevKernel_AllReduce", 8, 15),
+    ]
+    assert [one.device for one in second.events] == [1]
+    assert first.device_names[0] == "NVIDIA A100-SXM4-80GB"
+
+
+def test_an_nsys_report_without_a_device_names_the_command(tmp_path: Path) -> None:
+    """Only what ran on a device is a rank."""
+    path = tmp_path / "empty.sqlite"
+    base = sqlite3.connect(path)
+    base.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL)")
+    base.commit()
+    base.close()
+
+    with pytest.raises(InvalidRequest, match="nsys profile --trace=cuda,nvtx"):
+        read_traces([path])

@@ -1,0 +1,88 @@
+"""One sentence from shares, and plants that the profiler has not recorded: plain torch in processes of their own."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.profiler.report import profile_of
+from pipelines.profiler.shares import Shares
+from pipelines.profiler.trace import read_traces
+from pipelines.profiler.verdict import Bottleneck, Circumstances, verdict_of
+
+ROOT = Path(__file__).resolve().parents[4]
+ABOUT = Circumstances(is_of_gpu=True, interrupted=0.0, is_unrecorded=False, dtype="fp32", operations=())
+PARTS = ("compute", "memory", "communication_exposed", "communication_hidden", "copy", "launch", "data_wait", "host")
+
+
+def shares(**given: float) -> Shares:
+    """Shares of which the rest is computing that hides communication, which is nothing to repair."""
+    return Shares(**{**dict.fromkeys(PARTS, 0.0), "communication_hidden": 1 - sum(given.values()), **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"compute": 0.95}, Bottleneck.COMPUTE),
+        ({"memory": 0.9}, Bottleneck.MEMORY),
+        ({"compute": 0.6, "memory": 0.4}, Bottleneck.NONE),
+        ({"compute": 0.6, "communication_exposed": 0.4}, Bottleneck.COMMUNICATION),
+        ({"compute": 0.6, "data_wait": 0.3, "launch": 0.1}, Bottleneck.DATA_WAIT),
+        ({"launch": 0.7, "data_wait": 0.3}, Bottleneck.LAUNCH),
+        ({"copy": 0.5, "compute": 0.5}, Bottleneck.COPY),
+        ({"host": 0.5, "compute": 0.5}, Bottleneck.HOST),
+        (
+            {"compute": 0.5, "memory": 0.15, "data_wait": 0.15, "communication_exposed": 0.1, "launch": 0.1},
+            Bottleneck.NONE,
+        ),
+    ],
+)
+def test_the_largest_loss_is_named_before_what_computes(given: dict[str, float], expected: Bottleneck) -> None:
+    """A device bound by its work is named only where one kind of work takes nearly all of the time."""
+    verdict = verdict_of(shares(**given), ABOUT)
+
+    assert verdict.bottleneck is expected
+    assert ". " not in verdict.sentence
+    assert verdict.sentence.endswith(".")
+    assert ("There is no bottleneck" in verdict.sentence) == (expected is Bottleneck.NONE)
+    assert ("first" in verdict.sentence) == (expected is not Bottleneck.NONE)
+
+
+def test_what_nothing_explains_is_named_later_and_hides_no_other() -> None:
+    """Gaps without a record come from other programs too: below their own threshold they take no part."""
+    about = replace(ABOUT, is_unrecorded=True)
+
+    assert verdict_of(shares(compute=0.8, data_wait=0.2), about).bottleneck is Bottleneck.COMPUTE
+    assert verdict_of(shares(compute=0.6, data_wait=0.4), about).bottleneck is Bottleneck.DATA_WAIT
+    assert verdict_of(shares(compute=0.8, data_wait=0.2), ABOUT).bottleneck is Bottleneck.DATA_WAIT
+
+
+def test_interruptions_take_no_part() -> None:
+    """A launch-bound step on a busy processor is one."""
+    about = replace(ABOUT, interrupted=0.6)
+
+    assert verdict_of(shares(launch=0.35, host=0.65), about).bottleneck is Bottleneck.LAUNCH
+
+
+@pytest.mark.parametrize(
+    ("kind", "variant", "style"),
+    [
+        ("compute", "wide_layers", "steps"),
+        ("memory", "allocating", "shapes"),
+        ("launch", "tiny_net", "plain"),
+        ("data wait", "slow_generator", "stack"),
+        ("communication", "data_parallel", "steps"),
+        ("none", "transformer", "plain"),
+    ],
+)
+def test_a_plant_is_named(tmp_path: Path, kind: str, variant: str, style: str) -> None:
+    """One of each kind; `python -m benchmarks.profile` runs them all."""
+    command = [sys.executable, "-m", "tests.support.profiler.plants", kind, variant, str(tmp_path), "--styles", style]
+
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120, capture_output=True)
+
+    found = profile_of(read_traces([tmp_path / f"{style}.json"])[0])
+    assert found.verdict.bottleneck == kind, found.shares
+    assert sum(share for _, share in found.shares.items()) == pytest.approx(1)
