@@ -14,6 +14,8 @@ MATRIX_BITS: dict[WeightKind, int | None] = {"model": None, "int8": 8, "int8_all
 """Bits of a weight in the layers' matrices, without its scales; None: in the model's dtype."""
 TABLE_BITS: dict[WeightKind, int | None] = {"model": None, "int8": None, "int8_all": 8, "int4": 8}
 """The same of the embedding and the head."""
+_MULTIPLIER_BYTES = 1 / 32
+"""Of a 4-bit weight: its share in its group's multiplier (`services.llm.engine.cpu.quantise`)."""
 INTERNAL_FIELDS = {
     "cpu_kernels": "compiled kernels fall back to torch by themselves; torch alone is for comparison in tests and benchmarks",
     "kernel_cache": "one folder per user, shared by all stacks; images carry kernels that were compiled ahead",
@@ -25,6 +27,13 @@ INTERNAL_FIELDS = {
 """The fields of EngineConfig that no setting reaches, and why. Every other field is reached by a setting."""
 
 _KINDS = {"kv_kind": get_args(KvKind), "weight_kind": get_args(WeightKind), "cpu_kernels": get_args(CpuKernels)}
+
+
+def weight_bytes(weight_kind: WeightKind, number_bytes: float) -> tuple[float, float]:
+    """Return the bytes of a weight in the layers' matrices, and in the embedding and the head, of a decoder whose dtype has `number_bytes`. Scales, one a row, are not counted."""
+    matrix_bits, table_bits = MATRIX_BITS[weight_kind], TABLE_BITS[weight_kind]
+    matrix = number_bytes if matrix_bits is None else matrix_bits / 8 + (_MULTIPLIER_BYTES if matrix_bits == 4 else 0)
+    return matrix, number_bytes if table_bits is None else table_bits / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,6 +172,7 @@ async def test_a_child_in_other_weights_goes_live_under_load_and_is_rolled_back(
     done = asyncio.Event()
 
     async def call(number: int) -> None:
+        """Send one request after another to the version that is live."""
         while not done.is_set():
             try:
                 version = store.live_version() or ""
@@ -183,6 +184,7 @@ async def test_a_child_in_other_weights_goes_live_under_load_and_is_rolled_back(
                 lost.append(error)
 
     async def answers_of(version: str) -> None:
+        """Wait for twenty answers of a version."""
         answered.clear()
         give_up_s = time.monotonic() + 60.0
         while answered.count(version) < 20:

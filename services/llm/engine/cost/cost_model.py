@@ -11,12 +11,9 @@ from enum import StrEnum
 
 from models.decoder.config import DecoderConfig
 from models.decoder.layer import num_matrix_weights
-from services.llm.engine.config import MATRIX_BITS, TABLE_BITS, KvKind, WeightKind
+from services.llm.engine.config import KvKind, WeightKind, weight_bytes
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
-
-_MULTIPLIER_BYTES = 1 / 32
-"""Of a 4-bit weight: the share in its group's multiplier (`services.llm.engine.cpu.quantise`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +33,11 @@ def number_sizes(
 
     Scales of weights, one per row, are not counted; the multipliers of 4-bit weights are, a byte for each 32.
     """
-    matrix_bits, table_bits = MATRIX_BITS[weight_kind], TABLE_BITS[weight_kind]
-    multiplier = _MULTIPLIER_BYTES if matrix_bits == 4 else 0.0
+    matrix, head = weight_bytes(weight_kind, number_bytes)
     head_bytes = shape.head_dim * number_bytes if kv_kind == "model" else shape.head_dim + 4
     return NumberSizes(
-        matrix=number_bytes if matrix_bits is None else matrix_bits / 8 + multiplier,
-        head=number_bytes if table_bits is None else table_bits / 8,
+        matrix=matrix,
+        head=head,
         tail=number_bytes,
         kv_token_layer=2 * shape.num_key_value_heads * head_bytes,
     )
