@@ -43,7 +43,16 @@ from models.errors import BundleCorrupt, BundleError, BundleIncomplete, BundleMo
 from models.files import file_sha256, rename_durably
 from models.reference import FILE as REFERENCE
 from models.reference import Reference, read_reference, write_reference
-from models.withdrawals import FILE, Withdrawal, content_of, read_withdrawals, refuse, without, write_withdrawals
+from models.withdrawals import (
+    FILE,
+    SERVING,
+    Withdrawal,
+    content_of,
+    read_withdrawals,
+    refuse,
+    without,
+    write_withdrawals,
+)
 
 JUDGED = "judged"
 """The folder of the judged pair within a bundle."""
@@ -89,8 +98,15 @@ class Bundle:
 
     @property
     def is_whole_training(self) -> bool:
-        """Whether its training started from the beginning, and no items were added since."""
-        return self.started_from is None and "items_added_to" not in self.manifest.get("lineage", {})
+        """Whether its training started from the beginning, and no items were added and nothing was optimised since."""
+        lineage = self.manifest.get("lineage", {})
+        return self.started_from is None and not lineage.keys() & {"items_added_to", "optimised_from"}
+
+    @property
+    def weight_kind(self) -> str:
+        """How the decoder's weights are stored where it serves, as the engine's configuration names it; `model`, its dtype, unless an optimisation chose another."""
+        found: str = self.manifest.get("serving", {}).get("weight_kind", "model")
+        return found
 
     def catalogue(self) -> Catalogue:
         """Read the catalogue."""
@@ -226,10 +242,10 @@ class BundleStore:
         """Return the record of the version that was live before the live one, if it was withdrawn. Raises BundleCorrupt."""
         return self.withdrawals().get(self.previous_version() or "")
 
-    def refuse_withdrawn(self, version: str, folder: Path) -> None:
-        """Raise BundleWithdrawn where this folder, as this version, may not become live without force."""
+    def refuse_withdrawn(self, version: str, folder: Path, about: Mapping[str, Any] = {}) -> None:
+        """Raise BundleWithdrawn where this folder, as this version with this manifest, may not become live without force."""
         if (records := self.withdrawals()) and version != self.live_version():
-            refuse(records, version, hashes(folder))
+            refuse(records, version, answers_with({**about, "files": hashes(folder)}))
 
     def promote(self, version: str, seen: str | Seen | None = Seen.NOW, *, force: bool = False) -> None:
         """Make this version live by one atomic move, after verifying it. `seen` is what was live when it was made; None: nothing was.
@@ -289,7 +305,7 @@ class BundleStore:
     def _content(self, version: str) -> str:
         """Return what identifies the content of a version; nothing where it cannot be read, which must not hold up its withdrawal."""
         try:
-            return content_of(self.open(version).manifest["files"])
+            return content_of(answers_with(self.open(version).manifest))
         except BundleError:
             return ""
 
@@ -322,7 +338,7 @@ class BundleStore:
         with self._locked():
             if (live := self.live_version()) != expected:
                 raise BundleMoved(expected, live)
-            files = self.open(version).manifest["files"]  # it may have been pruned
+            files = answers_with(self.open(version).manifest)  # it may have been pruned
             records = self.withdrawals()
             if not force and version != live:
                 refuse(records, version, files)
@@ -366,6 +382,13 @@ class BundleStore:
 
 def _now() -> str:
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def answers_with(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the hashes of a bundle's files by name and, beside them, how they are served: what tells it from a bundle that answers otherwise."""
+    serving: Mapping[str, Any] = manifest.get("serving", {})
+    files: dict[str, str] = manifest["files"]
+    return files | {f"{SERVING}{name}": str(value) for name, value in serving.items()}
 
 
 def hashes(folder: Path) -> dict[str, str]:

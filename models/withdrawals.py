@@ -14,8 +14,10 @@ from models.errors import BundleCorrupt, BundleWithdrawn
 from models.files import rename_durably
 
 FILE = "WITHDRAWN"
-_SERVING = ("decoder/", "student.onnx", "student_table/", "catalogue.parquet")
-"""The files that answer requests: reports, and what only a later training reads, may differ between identical bundles."""
+SERVING = "serving/"
+"""What the names of a manifest's values on serving begin with, among the names of files: a decoder in 4 bits is not the same in 8."""
+_SERVING = ("decoder/", "student.onnx", "student_table/", "catalogue.parquet", SERVING)
+"""The files that answer requests, and how they are served: reports, and what only a later training reads, may differ between identical bundles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@
 A list is unused from its user's next event on, and the decoder answers instead.
 """
 
+from typing import cast
+
 from rich.console import Console
 
 from models.catalogue import load_catalogue
@@ -16,6 +18,7 @@ from pipelines.runner.run_lock import run_lock_if_free
 from pipelines.runner.stage import StageCache
 from pipelines.stages import ingest_events, store_lists
 from services.errors import ConfigError
+from services.llm.engine.config import WeightKind
 
 
 def refresh_lists(options: PipelineOptions, places: Places, console: Console) -> int:
@@ -39,6 +42,7 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
             catalogue,
             live.version,
             repeats=learned_repeats(live.manifest),
+            weight_kind=cast("WeightKind", live.weight_kind),
             **live.manifest["prompt"],
         )
         with Bars(console) as bars:

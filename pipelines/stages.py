@@ -322,7 +322,10 @@ def _precompute(run: ModelRun, progress: Progress) -> StageOutput:
     if not run.options.force:
         run.store.refuse_withdrawn(version, folder)
     catalogue, repeats = load_catalogue(folder / "catalogue.parquet"), run.size.repeats
-    ranker = precompute.BatchRanker(folder / "decoder", catalogue, version, repeats=repeats, **run.recipe.prompt)
+    shape = run.recipe.train
+    ranker = precompute.BatchRanker(
+        folder / "decoder", catalogue, version, shape.max_items, shape.stride, repeats=repeats
+    )
     return store_lists(run.cache, run.options, run.places, run.made["ingest"], ranker, progress)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from models.registry import Bundle
+from models.registry import Bundle, answers_with
 from models.withdrawals import content_of
 from services.errors import BundleError
 
@@ -25,7 +25,7 @@ def compare(left: Bundle, right: Bundle) -> tuple[list[Row], list[str]]:
     bundles, manifests = (left, right), (left.manifest, right.manifest)
     item_ids = [_read(bundle, "catalogue.parquet", bundle.item_ids, notes) for bundle in bundles]
     reports = [_read(bundle, "report.json", bundle.report, notes) or {} for bundle in bundles]
-    same = content_of(left.manifest["files"]) == content_of(right.manifest["files"])
+    same = content_of(answers_with(left.manifest)) == content_of(answers_with(right.manifest))
     rows = [
         ("files that serve", "", "", "identical" if same else "different"),
         _named("data set", [report.get("dataset") for report in reports]),
@@ -85,6 +85,7 @@ def _sizes(bundles: Sequence[Bundle], manifests: Sequence[Mapping[str, Any]]) ->
     found = [sum(path.stat().st_size for path in bundle.path.rglob("*") if path.is_file()) for bundle in bundles]
     yield _number("bytes", found)
     yield _number("decoder's parameters", [manifest.get("num_parameters") for manifest in manifests])
+    yield _named("weights", [bundle.weight_kind for bundle in bundles])
     yield _number("depth of codes", [manifest.get("depth") for manifest in manifests])
 
 
@@ -93,6 +94,7 @@ def _origin(manifests: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for name in ("started_from", "compared_with", "reference"):
         yield _named(name.replace("_", " "), [one.get("parents", {}).get(name) for one in lineages])
     yield _named("items added to", [one.get("items_added_to") for one in lineages])
+    yield _named("optimised from", [one.get("optimised_from") for one in lineages])
     for name in ("events.parquet", "items.parquet"):
         yield _named(f"hash of {name}", [(one.get("data", {}).get(name) or "")[:12] or None for one in lineages])
     yield _named("hash of the sources", [one.get("code") for one in lineages])

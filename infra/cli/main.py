@@ -314,6 +314,43 @@ def precompute(
         refresh_lists(options, Places.from_settings(settings), out)
 
 
+@app.command()
+def optimize(
+    version: Annotated[str, typer.Argument(help="Version of `tailrace bundles`.", show_default=False)],
+    budget: Annotated[str, typer.Option(help="Share of the decoder's NDCG@10 that a variant may lose.")] = "ndcg=1%",
+    recipes: Annotated[
+        str, typer.Option(help="Names of recipes, separated by commas.", show_default="all of them")
+    ] = "",
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of each recipe's fit.", show_default="the recipe's", min=1)
+    ] = None,
+    promote: Annotated[bool, typer.Option(help="Make the best variant live, where VERSION is.")] = False,
+) -> None:
+    """Make smaller and faster variants of a bundle's decoder, measure them as they serve, and publish those that win."""
+    import shlex
+
+    import torch
+
+    from pipelines.optimize.choice import parse_budget
+    from pipelines.optimize.optimize import OptimizeOptions
+    from pipelines.optimize.optimize import optimize as run_optimize
+    from pipelines.optimize.recipes import chosen
+    from pipelines.options import Places
+
+    settings = _settings()
+    torch.set_num_threads(settings.llm_threads)
+    options = OptimizeOptions(
+        recipes=chosen(recipes),
+        budget=parse_budget(budget),
+        dtype=getattr(torch, settings.llm_dtype),
+        promotes=promote,
+        epochs=epochs,
+        command=shlex.join(["tailrace", *sys.argv[1:]]),
+    )
+    with audited(settings.state_dir, "optimize", version=version):
+        run_optimize(version, options, Places.from_settings(settings), out)
+
+
 @app.command("add-items")
 def add_items(
     items: Annotated[Path, typer.Argument(help="Items, as for `tailrace pipeline`; known ones stay as they are.")],

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pipelines.planner.mesh import Layout
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
-from services.llm.engine.config import KvKind, WeightKind
+from services.llm.engine.config import KvKind, WeightKind, weight_bytes
 
 FP32, BF16 = 4, 2
 ADAM_BYTES = 2 * FP32
@@ -108,10 +108,10 @@ def serving_memory(
     weight_kind: WeightKind = "model",
     kv_kind: KvKind = "model",
 ) -> Memory:
-    """Return the memory of one of `shards` GPUs that serve `rows` contexts of this length together. int8 weights are the layers' matrices alone."""
-    matrix_bytes = 1 if weight_kind == "int8" else BF16
+    """Return the memory of one of `shards` GPUs that serve `rows` contexts of this length together."""
+    matrix_bytes, table_bytes = weight_bytes(weight_kind, BF16)
     matrices = shape.num_layers * shape.layer_weights
-    weights = matrices * matrix_bytes + BF16 * (shape.num_parameters - matrices)
+    weights = matrices * matrix_bytes + table_bytes * (shape.num_parameters - matrices)
     kv = rows * length * kv_bytes_per_token(shape, kind=kv_kind)
     return Memory({"weights": weights / shards, "KV cache": kv / shards, "framework": FRAMEWORK_BYTES})
 

@@ -109,7 +109,7 @@ def publish(
     what was withdrawn.
     """
     if not force:
-        store.refuse_withdrawn(version, folder)
+        store.refuse_withdrawn(version, folder, about)
     bundle = store.publish(folder, version, about, pages)
     store.promote(version, seen, force=force)
     return bundle

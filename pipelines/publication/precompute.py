@@ -22,7 +22,7 @@ from pipelines.runner.stage import Progress, content_key
 from services.features import schema
 from services.features.schema import USER_RECOMMENDATIONS, PrecomputedRow, UserHistory
 from services.llm.engine.beam.trie import ItemCodes
-from services.llm.engine.config import EngineConfig
+from services.llm.engine.config import EngineConfig, WeightKind
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import EngineOutcome
 
@@ -48,6 +48,8 @@ class BatchRanker:
     stride: int
     repeats: bool = False
     """Whether lists hold seen items too."""
+    weight_kind: WeightKind = "model"
+    """How the engine that serves stores the decoder's weights."""
 
 
 def key(bundle_version: str, histories: Sequence[UserHistory], options: PrecomputeOptions) -> str:
@@ -96,7 +98,7 @@ def read_rows(folder: Path) -> list[PrecomputedRow]:
 def _engine(ranker: BatchRanker, num_requests: int) -> Engine:
     catalogue, decoder = ranker.catalogue, load_decoder(ranker.decoder_dir, torch.float32, "cpu")
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
-    config = EngineConfig(max_waiting=max(1, num_requests))
+    config = EngineConfig(max_waiting=max(1, num_requests), weight_kind=ranker.weight_kind)
     return Engine(decoder, config, items=items, bundle_version=ranker.bundle_version)
 
 

@@ -181,8 +181,8 @@ class Settings(BaseSettings):
     """Share of the card's memory that one KV pool takes, of what is free when the replica starts. A new bundle takes over its pool."""
     kv_kind: Literal["model", "int8", "fp8"] = "model"
     """Format of cached keys and values: the model's dtype, or one byte per number."""
-    llm_weight_kind: Literal["model", "int8"] = "model"
-    """Format of the ranking model's layer matrices: its dtype, or int8 (CPU with compiled kernels only)."""
+    llm_weight_kind: Literal["bundle", "model", "int8", "int8_all", "int4"] = "bundle"
+    """Format of the ranking model's weights: `model` is its dtype, `int8` has the layers' matrices in 8 bits, `int8_all` the embedding and the head too, `int4` the matrices in 4 bits and those two in 8 (CPU with compiled kernels only); `bundle` is what the live bundle's manifest names, else its dtype."""
     max_step_tokens: int = Field(1_024, ge=16)
     """Tokens of one step of an engine at most, prompts and beams together."""
     max_chunk_tokens: int = Field(512, ge=1)
@@ -213,8 +213,8 @@ class Settings(BaseSettings):
     """Processes that serve text_path, each with its own model, engine and threads."""
     text_threads: int = Field(1, ge=1)
     """Threads of one text engine."""
-    text_weight_kind: Literal["model", "int8"] = "model"
-    """As llm_weight_kind, for the text model."""
+    text_weight_kind: Literal["model", "int8", "int8_all", "int4"] = "model"
+    """As llm_weight_kind, for the text model, which is in no bundle."""
     text_kv_num_blocks: int | None = Field(None, ge=2)
     """As kv_num_blocks, for the text model; 2,048 on a CPU."""
     text_max_tokens: int = Field(1_024, ge=1)
@@ -407,9 +407,10 @@ def _check_engine(settings: Settings) -> None:
     if not _DEVICE.fullmatch(settings.llm_device):
         raise ConfigError(f"{_PREFIX}LLM_DEVICE: {settings.llm_device!r} is no device; set it to cpu, cuda or cuda:N")
     for name in ("llm_weight_kind", "text_weight_kind"):
-        if getattr(settings, name) == "int8" and settings.llm_device != "cpu":
+        kind = getattr(settings, name)
+        if kind not in {"bundle", "model"} and settings.llm_device != "cpu":
             raise ConfigError(
-                f"{_PREFIX}{name.upper()}: int8 weights run on a CPU only; set it to model, or {_PREFIX}LLM_DEVICE to cpu"
+                f"{_PREFIX}{name.upper()}: {kind} weights run on a CPU only; set it to model, or {_PREFIX}LLM_DEVICE to cpu"
             )
 
 

@@ -7,8 +7,15 @@ from typing import Literal, get_args
 from services.errors import ConfigError
 
 KvKind = Literal["model", "int8", "fp8"]
-WeightKind = Literal["model", "int8"]
+WeightKind = Literal["model", "int8", "int8_all", "int4"]
+"""How weights are stored: in the model's dtype; the layers' matrices in int8; the embedding and the head in int8 too; the matrices in 4 bits, those two in int8."""
 CpuKernels = Literal["compiled", "torch"]
+MATRIX_BITS: dict[WeightKind, int | None] = {"model": None, "int8": 8, "int8_all": 8, "int4": 4}
+"""Bits of a weight in the layers' matrices, without its scales; None: in the model's dtype."""
+TABLE_BITS: dict[WeightKind, int | None] = {"model": None, "int8": None, "int8_all": 8, "int4": 8}
+"""The same of the embedding and the head."""
+_MULTIPLIER_BYTES = 1 / 32
+"""Of a 4-bit weight: its share in its group's multiplier (`services.llm.engine.cpu.quantise`)."""
 INTERNAL_FIELDS = {
     "cpu_kernels": "compiled kernels fall back to torch by themselves; torch alone is for comparison in tests and benchmarks",
     "kernel_cache": "one folder per user, shared by all stacks; images carry kernels that were compiled ahead",
@@ -22,6 +29,13 @@ INTERNAL_FIELDS = {
 _KINDS = {"kv_kind": get_args(KvKind), "weight_kind": get_args(WeightKind), "cpu_kernels": get_args(CpuKernels)}
 
 
+def weight_bytes(weight_kind: WeightKind, number_bytes: float) -> tuple[float, float]:
+    """Return the bytes of a weight in the layers' matrices, and in the embedding and the head, of a decoder whose dtype has `number_bytes`. Scales, one a row, are not counted."""
+    matrix_bits, table_bits = MATRIX_BITS[weight_kind], TABLE_BITS[weight_kind]
+    matrix = number_bytes if matrix_bits is None else matrix_bits / 8 + (_MULTIPLIER_BYTES if matrix_bits == 4 else 0)
+    return matrix, number_bytes if table_bits is None else table_bits / 8
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Sizes and limits of one engine. Tokens of prefill and text decode share one budget per step, beam rows have their own."""
@@ -32,7 +46,7 @@ class EngineConfig:
     kv_kind: KvKind = "model"
     """How keys and values are stored: in the model's dtype, or in one byte per number."""
     weight_kind: WeightKind = "model"
-    """How the layers' matrices are stored: in the model's dtype, or in int8. CPU with compiled kernels only."""
+    """How weights are stored. Kinds other than the model's dtype: CPU with compiled kernels only."""
     cpu_kernels: CpuKernels = "compiled"
     """The kernels on a CPU. Compiled ones are built at the first start; without a compiler torch runs, with a warning."""
     kernel_cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "tailrace")

@@ -133,6 +133,11 @@ class Engine:
         """Graphs captured after warm-up, and decode or beam steps that ran without a graph: both stay 0 after `warm_up`."""
         return self._runner.graph_counts
 
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of all weights and their scales, as they stay in memory."""
+        return self._runner.weight_bytes
+
     def warm_up(self, progress: CaptureProgress = lambda done, total: None) -> None:
         """Capture the graphs of all shapes of decode and beam steps, if graphs are used. Takes minutes for a large model."""
         with self.stream.entered():

@@ -78,6 +78,8 @@ class Runner:
         device = decoder.head_weight_VD.device
         weights = join_weights(decoder)
         forward = _forward_for(weights, config, cache)
+        self.weight_bytes = forward.weight_bytes
+        """The bytes of all weights, as they stay in memory."""
         ranker = BeamSearch(decoder.config, forward.logits, trie) if trie is not None else None
         self._eager = EagerSteps(forward, ranker, decoder.config.vocab_size, config.block_tokens, device)
         self._graphs = None

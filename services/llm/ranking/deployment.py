@@ -8,7 +8,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import torch
@@ -21,7 +21,7 @@ from models.bundle_follower import BundleFollower
 from models.registry import Bundle, BundleStore
 from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyUnavailable, TailraceError
-from services.llm.engine.config import EngineConfig
+from services.llm.engine.config import EngineConfig, WeightKind
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import Status
 from services.llm.ranking.model import LoadedBundle, load_bundle
@@ -161,7 +161,8 @@ class LlmDeployment:
     def _load(self, bundle: Bundle) -> LoadedBundle:
         settings = self._settings
         dtype: torch.dtype = getattr(torch, settings.llm_dtype)
-        return load_bundle(bundle, engine_config(settings), dtype, settings.llm_device, self._pool, self._memory)
+        config = with_weights_of(bundle, settings)
+        return load_bundle(bundle, config, dtype, settings.llm_device, self._pool, self._memory)
 
     def _start(self, bundle: LoadedBundle) -> EngineThread:
         if self._version is not None:
@@ -186,7 +187,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         block_tokens=settings.kv_block_tokens,
         num_blocks=settings.kv_num_blocks or _CPU_BLOCKS,
         kv_kind=settings.kv_kind,
-        weight_kind=settings.llm_weight_kind,
+        weight_kind="model" if settings.llm_weight_kind == "bundle" else settings.llm_weight_kind,
         max_num_batched_tokens=settings.max_step_tokens,
         max_chunk_tokens=settings.max_chunk_tokens,
         max_beam_rows=settings.max_beam_rows,
@@ -195,6 +196,22 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_waiting=settings.max_waiting,
         tile_tokens=32 * settings.kv_block_tokens,
     )
+
+
+def with_weights_of(bundle: Bundle, settings: Settings) -> EngineConfig:
+    """Return the ranking engine's configuration with the kind of weights that this bundle's manifest names, unless a setting does. A GPU has its model's dtype alone.
+
+    Raises ConfigError for a kind that this engine does not have.
+    """
+    config = engine_config(settings)
+    if settings.llm_weight_kind != "bundle" or bundle.weight_kind == "model":
+        return config
+    if settings.llm_device != "cpu":
+        log.warning(
+            "weights_in_model_dtype", version=bundle.version, named=bundle.weight_kind, device=settings.llm_device
+        )
+        return config
+    return replace(config, weight_kind=cast("WeightKind", bundle.weight_kind))
 
 
 def ranking_pool(settings: Settings) -> KvPoolSize:

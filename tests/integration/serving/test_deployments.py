@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import SamplingOptions, TextDone, TextEvent, TextRequest
 from services.errors import (
@@ -157,6 +158,54 @@ def text_request(**fields) -> TextRequest:
 async def written(handle, **fields) -> list[TextEvent]:
     """Return all events of a text."""
     return [event async for event in handle.write(text_request(**fields))]
+
+
+async def test_a_child_in_other_weights_goes_live_under_load_and_is_rolled_back(rankers, settings) -> None:
+    """A 4-bit child of the live bundle is promoted and rolled back while four callers go on: no request is lost but those that name a version which the replica has left, which the gateway answers by another tier."""
+    store, parent = BundleStore(settings.bundle_root), publish_bundle(settings.bundle_root, "v1")
+    serving = {"prompt": parent.manifest["prompt"], "serving": {"weight_kind": "int4"}}
+    store.publish(settings.bundle_root.parent / "source-v1", "v1-int4", serving)
+    handle = rankers(settings)
+    scores = {"v1": (await rank_until_served(handle, "v1")).scores}
+    answered: list[str] = []
+    lost: list[TailraceError] = []
+    done = asyncio.Event()
+
+    async def call(number: int) -> None:
+        """Send one request after another to the version that is live."""
+        while not done.is_set():
+            try:
+                version = store.live_version() or ""
+                result = await handle.rank(rank_request(version, f"u{number}"), timeout_s=20.0)
+                answered.append(result.bundle_version)
+            except BundleMismatch:
+                continue
+            except TailraceError as error:
+                lost.append(error)
+
+    async def answers_of(version: str) -> None:
+        """Wait for twenty answers of a version."""
+        answered.clear()
+        give_up_s = time.monotonic() + 60.0
+        while answered.count(version) < 20:
+            assert time.monotonic() < give_up_s, f"{version} does not serve"
+            await asyncio.sleep(0.02)
+
+    callers = [asyncio.create_task(call(number)) for number in range(4)]
+    await answers_of("v1")
+    store.promote("v1-int4")
+    await answers_of("v1-int4")
+    scores["v1-int4"] = (await rank_until_served(handle, "v1-int4")).scores
+    assert store.rollback(by="ann", reason="test") == "v1"
+    await answers_of("v1")
+    scores["v1 again"] = (await rank_until_served(handle, "v1")).scores
+    done.set()
+    await asyncio.gather(*callers)
+
+    assert lost == []
+    assert scores["v1 again"] == pytest.approx(scores["v1"])
+    assert scores["v1-int4"] != pytest.approx(scores["v1"], abs=1e-4)
+    assert scores["v1-int4"] == pytest.approx(scores["v1"], abs=0.5)
 
 
 async def test_a_disconnect_frees_a_place_and_a_full_queue_refuses(writers) -> None:

@@ -184,6 +184,20 @@ def curve_and_count_words() -> Iterator[str]:
     yield f"A million final beams over {judged['catalogues']} catalogues"
 
 
+def optimised_lines() -> Iterator[str]:
+    """A line for each variant of a decoder, and what training with the engine's numbers earns over rounding alone."""
+    run = result("variants")
+    for row in run["rows"]:
+        kind = row["weight_kind"] or "-"
+        between = f"{row['difference']:+.1%} ({row['low']:+.1%} to {row['high']:+.1%})"
+        beside = f"{row['times_as_fast_as_int8']:.2f}x | {row['share_of_int8_bytes']:.0%}"
+        cost = f"{row['request_ms']:.2f} | {row['tokens_per_s']:,.0f} | {row['weight_bytes'] / 1e6:.1f}"
+        yield f"| {row['name']} | {kind} | {row['ndcg']:.4f} | {between} | {cost} | {beside} |"
+    gap = run["qat_minus_ptq"]
+    yield f"{gap['difference']:+.1%} ({gap['low']:+.1%} to {gap['high']:+.1%}) over rounding alone"
+    yield f"Amazon Beauty, {run['num_users']:,} users, a decoder of {run['num_parameters']:,} parameters"
+
+
 def overload_lines() -> Iterator[str]:
     """A line for each door and multiple of its capacity, with the figures of high, normal and low priority."""
     cases: dict[tuple[str, float, bool], list[dict[str, Any]]] = {}
@@ -377,6 +391,7 @@ PAGES = {
         engine_shares,
         curve_and_count_words,
         kept_by_kinds_of_keys,
+        optimised_lines,
         overload_lines,
         scale_lines,
         pipeline_lines,

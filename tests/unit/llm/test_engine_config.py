@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from models.registry import Bundle
 from services.errors import ConfigError
 from services.llm.engine.config import INTERNAL_FIELDS, EngineConfig
-from services.llm.ranking.deployment import engine_config
+from services.llm.ranking.deployment import engine_config, with_weights_of
 from services.llm.text.deployment import text_engine_config
 from services.settings.settings import Settings, load_settings
 
@@ -43,10 +45,41 @@ def test_every_field_is_reached_by_a_setting_or_declared_internal(
 
 
 @pytest.mark.parametrize("name", ["TAILRACE_LLM_WEIGHT_KIND", "TAILRACE_TEXT_WEIGHT_KIND"])
-def test_int8_weights_are_refused_beside_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised_weights_are_refused_beside_a_gpu(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the setting and what to set instead."""
-    monkeypatch.setenv(name, "int8")
+    monkeypatch.setenv(name, kind)
     monkeypatch.setenv("TAILRACE_LLM_DEVICE", "cuda")
 
-    with pytest.raises(ConfigError, match=f"{name}: int8 weights run on a CPU only; set it to model"):
+    with pytest.raises(ConfigError, match=f"{name}: {kind} weights run on a CPU only; set it to model"):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("setting", "named", "device", "kind"),
+    [
+        ("bundle", None, "cpu", "model"),
+        ("bundle", "int4", "cpu", "int4"),
+        ("bundle", "int4", "cuda", "model"),
+        ("model", "int4", "cpu", "model"),
+        ("int8", "int4", "cpu", "int8"),
+        ("int8", None, "cpu", "int8"),
+    ],
+)
+def test_the_bundle_names_its_weights_unless_a_setting_does(
+    setting: Any, named: str | None, device: str, kind: str
+) -> None:
+    """What the manifest names is what serves on a CPU; an explicit setting wins."""
+    bundle = Bundle("v1", Path("v1"), {} if named is None else {"serving": {"weight_kind": named}})
+
+    config = with_weights_of(bundle, Settings(llm_weight_kind=setting, llm_device=device))
+
+    assert config.weight_kind == kind
+
+
+def test_a_kind_of_another_version_is_refused() -> None:
+    """A bundle that names weights which this engine does not have is not loaded as something else."""
+    bundle = Bundle("v1", Path("v1"), {"serving": {"weight_kind": "int2"}})
+
+    with pytest.raises(ConfigError, match="weight_kind: must be model or int8 or int8_all or int4, got 'int2'"):
+        with_weights_of(bundle, Settings())

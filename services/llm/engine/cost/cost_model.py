@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from models.decoder.config import DecoderConfig
 from models.decoder.layer import num_matrix_weights
-from services.llm.engine.config import KvKind, WeightKind
+from services.llm.engine.config import KvKind, WeightKind, weight_bytes
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
 
@@ -31,12 +31,13 @@ def number_sizes(
 ) -> NumberSizes:
     """Return the sizes of a decoder whose dtype has `number_bytes`. A one-byte KV cache has an fp32 scale per head.
 
-    int8 weights are the layers' matrices alone; their scales, one per row, are not counted.
+    Scales of weights, one per row, are not counted; the multipliers of 4-bit weights are, a byte for each 32.
     """
+    matrix, head = weight_bytes(weight_kind, number_bytes)
     head_bytes = shape.head_dim * number_bytes if kv_kind == "model" else shape.head_dim + 4
     return NumberSizes(
-        matrix=1 if weight_kind == "int8" else number_bytes,
-        head=number_bytes,
+        matrix=matrix,
+        head=head,
         tail=number_bytes,
         kv_token_layer=2 * shape.num_key_value_heads * head_bytes,
     )

@@ -31,13 +31,27 @@ void forward(const TailraceModel& model, const TailraceStep& step, int threads) 
     run_parallel(threads, [&](int thread, int threads) { pass.run(thread, threads); });
 }
 
+// The matrix without its first rows.
 template <class T>
-void score(const T* x, const T* weight, float* out, int64_t rows, int64_t size, int64_t width, int threads) {
-    const Product<T, T> product = {x, weight, rows, size, width, 1};
+TailraceMatrix rows_from(const TailraceMatrix& matrix, int64_t first, int64_t size) {
+    if (!matrix.scales) return {static_cast<const T*>(matrix.weight) + first * size, nullptr, nullptr, nullptr, nullptr};
+    const int64_t groups = padded(size) / 32, row_bytes = matrix.multipliers ? padded(size) / 2 : padded(size);
+    const uint8_t* multipliers = matrix.multipliers ? matrix.multipliers + first * groups : nullptr;
+    return {static_cast<const uint8_t*>(matrix.weight) + first * row_bytes, nullptr, matrix.scales + first, matrix.sums + first, multipliers};
+}
+
+template <class T>
+void score(const T* x, const TailraceMatrix& weight, float* out, int64_t rows, int64_t size, int64_t width, int threads) {
+    const auto put = [&](int64_t row, int64_t n, float* const* y, int count) { std::copy_n(y[0], count, out + row * width + n); };
+    if (!weight.scales) {
+        const Product<T, T> product = {x, static_cast<const T*>(weight.weight), rows, size, width, 1};
+        return run_parallel(threads, [&](int thread, int threads) { multiply(product, thread, threads, kGemmMinRows, put); });
+    }
+    std::vector<uint8_t> bytes(rows * padded(size));
+    std::vector<float> scales(rows);
+    for (int64_t row = 0; row < rows; row++) scales[row] = quantise(x + row * size, size, padded(size), bytes.data() + row * padded(size));
     run_parallel(threads, [&](int thread, int threads) {
-        multiply(product, thread, threads, kGemmMinRows, [&](int64_t row, int64_t n, float* const* y, int count) {
-            std::copy_n(y[0], count, out + row * width + n);
-        });
+        multiply_bytes(weight, bytes.data(), scales.data(), rows, size, width, 1, thread, threads, put);
     });
 }
 
@@ -53,11 +67,12 @@ void tailrace_forward(const TailraceModel* model, const TailraceStep* step, int3
     else forward<float>(*model, *step, threads);
 }
 
-// out (rows, width) fp32 = x (rows, size) times weight (width, size), both of the model's dtype.
+// out (rows, width) fp32 = x (rows, size), of the model's dtype, times the rows of a matrix of any kind from `first` on.
 void tailrace_score(
-    int32_t is_bf16, const void* x, const void* weight, float* out, int64_t rows, int64_t size, int64_t width, int32_t threads
+    int32_t is_bf16, const void* x, const TailraceMatrix* weight, float* out, int64_t rows, int64_t size, int64_t first, int64_t width,
+    int32_t threads
 ) {
-    if (is_bf16) score(static_cast<const Bf16*>(x), static_cast<const Bf16*>(weight), out, rows, size, width, threads);
-    else score(static_cast<const float*>(x), static_cast<const float*>(weight), out, rows, size, width, threads);
+    if (is_bf16) score(static_cast<const Bf16*>(x), rows_from<Bf16>(*weight, first, size), out, rows, size, width, threads);
+    else score(static_cast<const float*>(x), rows_from<float>(*weight, first, size), out, rows, size, width, threads);
 }
 }

@@ -99,12 +99,17 @@ class CpuForward:
         self._library = library
         self._config = config
         self._cache = cache
-        self._head_VD = weights.head_VD
+        self._dtype = weights.head_VD.dtype
         self._model = PackedModel(weights, weight_kind)
-        use_huge_pages((*self._model.tensors, self._head_VD))
+        use_huge_pages(self._model.tensors)
         self._is_windowed = np.array(
             [config.window_of(layer) is not None for layer in range(config.num_hidden_layers)], dtype=np.uint8
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of all weights and their scales, as they stay in memory."""
+        return self._model.num_bytes
 
     def prepare(self, plan: StepPlan) -> "TileTable":
         """Return which rows of a step see which pages."""
@@ -113,7 +118,7 @@ class CpuForward:
     def hidden(self, step: StepInputs) -> Tensor:
         """Embed, run all layers, norm."""
         tiles: TileTable = step.pages
-        hidden_TD = torch.empty(len(step.tokens_T), self._config.hidden_size, dtype=self._head_VD.dtype)
+        hidden_TD = torch.empty(len(step.tokens_T), self._config.hidden_size, dtype=self._dtype)
         keys, values = self._cache.slots(0).keys, self._cache.slots(0).values
         struct = StepStruct(
             rows=len(step.tokens_T),
@@ -142,9 +147,10 @@ class CpuForward:
         return hidden_TD
 
     def logits(self, hidden_RD: Tensor, first: int, last: int) -> Tensor:
-        """Multiply by these rows of the output matrix, which is always in the model's dtype."""
+        """Multiply by these rows of the output matrix."""
         rows_RD = hidden_RD.reshape(-1, hidden_RD.shape[-1]).contiguous()
-        return self._library.score(rows_RD, self._head_VD[first:last]).view(*hidden_RD.shape[:-1], last - first)
+        logits_RN = self._library.score_rows(rows_RD, self._model.head, first, last)
+        return logits_RN.view(*hidden_RD.shape[:-1], last - first)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,6 +17,27 @@ constexpr int64_t kGemmMinRows = 40, kInt8GemmMinRows = 12;
 
 int64_t padded(int64_t size) { return (size + 63) / 64 * 64; }
 
+// Quantised rows of x times a matrix of int8 or of 4 bits. `put` as of `multiply`.
+template <class Put>
+inline void multiply_bytes(
+    const TailraceMatrix& matrix, const uint8_t* x, const float* x_scales, int64_t rows, int64_t size, int64_t width, int parts, int thread,
+    int threads, Put put
+) {
+    const auto put_real = [&](int64_t row, int64_t n, float* const* y, int count) {
+        for (int part = 0; part < parts; part++) {
+            const int64_t at = part * width + n;
+            dequantise(y[part], matrix.sums + at, matrix.scales + at, x_scales[row], count);
+        }
+        put(row, n, y, count);
+    };
+    if (matrix.multipliers) {
+        const Product<uint8_t, Int4> product = {x, static_cast<const Int4*>(matrix.weight), rows, padded(size), width, parts, matrix.multipliers};
+        return multiply(product, thread, threads, kInt8GemmMinRows, put_real);
+    }
+    const Product<uint8_t, int8_t> product = {x, static_cast<const int8_t*>(matrix.weight), rows, padded(size), width, parts};
+    multiply(product, thread, threads, kInt8GemmMinRows, put_real);
+}
+
 // The phases of one step. In each phase a thread handles its share of the rows, of a matrix's columns or of the tiles.
 template <class T>
 class ForwardPass {
@@ -27,7 +48,7 @@ class ForwardPass {
           qkv_(new float[step.rows * qkv_width_]), x_(new T[step.rows * std::max(model.hidden, query_width_)]),
           heads_or_ffn_(new T[step.rows * std::max(query_width_, model.ffn)]), cos_sin_(new float[step.rows * model.head_dim]),
           gates_(new float[step.rows < kGemmMinRows ? step.rows * 2 * model.ffn : 0]), scales_(new float[step.rows]),
-          bytes_(new uint8_t[model.is_int8 ? step.rows * padded(std::max({model.hidden, query_width_, model.ffn})) : 0]),
+          bytes_(new uint8_t[model.is_quantised ? step.rows * padded(std::max({model.hidden, query_width_, model.ffn})) : 0]),
           next_task_(new std::atomic<int64_t>[model.num_layers]()) {}
 
     void run(int thread, int threads) {
@@ -50,14 +71,14 @@ class ForwardPass {
             barrier();
             attention.run(heads_or_ffn_.get(), x_.get());
             barrier();
-            if (model_.is_int8) quantise_rows(rows, x_.get(), query_width_);
+            if (model_.is_quantised) quantise_rows(rows, x_.get(), query_width_);
             linear(layer.output, x_.get(), query_width_, model_.hidden, thread, threads, add_to_residual);
             barrier();
             norm(rows, layer.ffn_norm, x_.get());
             quantise_rows(rows, x_.get(), model_.hidden);
             gate_up(layer.gate_up, rows, thread, threads);
             barrier();
-            if (model_.is_int8) quantise_rows(rows, heads_or_ffn_.get(), model_.ffn);
+            if (model_.is_quantised) quantise_rows(rows, heads_or_ffn_.get(), model_.ffn);
             linear(layer.down, heads_or_ffn_.get(), model_.ffn, model_.hidden, thread, threads, add_to_residual);
             barrier();
         }
@@ -74,13 +95,24 @@ class ForwardPass {
     void embed(const Range& rows) {
         const int64_t half = model_.head_dim / 2;
         for (int64_t row = rows.first; row < rows.last; row++) {
-            const T* embedded = static_cast<const T*>(model_.embedding) + step_.tokens[row] * model_.hidden;
-            for (int64_t k = 0; k < model_.hidden; k++) residual_[row * model_.hidden + k] = to_float(embedded[k]);
+            look_up(step_.tokens[row], residual_.get() + row * model_.hidden);
             for (int64_t pair = 0; pair < half; pair++) {
                 const float angle = float(step_.positions[row]) / model_.periods[pair];
                 cos_sin_[row * 2 * half + pair] = std::cos(angle) * model_.rope_scale;
                 cos_sin_[row * 2 * half + half + pair] = std::sin(angle) * model_.rope_scale;
             }
+        }
+    }
+
+    // The embedding of a token.
+    void look_up(int64_t token, float* out) const {
+        const int64_t size = model_.hidden;
+        if (const float* scales = model_.embedding.scales) {
+            const int8_t* codes = static_cast<const int8_t*>(model_.embedding.weight) + token * padded(size);
+            for (int64_t k = 0; k < size; k++) out[k] = float(codes[k]) * scales[token];
+        } else {
+            const T* embedded = static_cast<const T*>(model_.embedding.weight) + token * size;
+            for (int64_t k = 0; k < size; k++) out[k] = to_float(embedded[k]);
         }
     }
 
@@ -90,9 +122,9 @@ class ForwardPass {
             rms_norm(residual_.get() + row * size, static_cast<const T*>(weight), size, model_.eps, out + row * size);
     }
 
-    // Quantise these rows if the matrices are int8, then make all rows visible to the other threads.
+    // Quantise these rows if the matrices are quantised, then make all rows visible to the other threads.
     void quantise_rows(const Range& rows, const T* x, int64_t size) {
-        if (model_.is_int8)
+        if (model_.is_quantised)
             for (int64_t row = rows.first; row < rows.last; row++)
                 scales_[row] = quantise(x + row * size, size, padded(size), bytes_.get() + row * padded(size));
         barrier();
@@ -129,18 +161,11 @@ class ForwardPass {
                     for (int i = 0; i < count; i++) y[part][i] += to_float(bias[part * width + n + i]);
             put(row, n, y, count);
         };
-        if (!model_.is_int8) {
+        if (!model_.is_quantised) {
             const Product<T, T> product = {x, static_cast<const T*>(matrix.weight), step_.rows, size, width, parts};
             return multiply(product, thread, threads, kGemmMinRows, put_biased);
         }
-        const Product<uint8_t, int8_t> product = {bytes_.get(), static_cast<const int8_t*>(matrix.weight), step_.rows, padded(size), width, parts};
-        multiply(product, thread, threads, kInt8GemmMinRows, [&](int64_t row, int64_t n, float* const* y, int count) {
-            for (int part = 0; part < parts; part++) {
-                const int64_t at = part * width + n;
-                dequantise(y[part], matrix.sums + at, matrix.scales + at, scales_[row], count);
-            }
-            put_biased(row, n, y, count);
-        });
+        multiply_bytes(matrix, bytes_.get(), scales_.get(), step_.rows, size, width, parts, thread, threads, put_biased);
     }
 
     // Head norms and rope; keys and values go to the paged cache or to the beams' tails.

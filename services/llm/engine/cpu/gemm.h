@@ -1,6 +1,7 @@
 // y = x W^T for many rows x (prefill): W's rows are packed on the fly, one panel at a time, into a buffer of the thread.
 //
 // Packing (a few percent of the work from about 64 rows on) is done once for all rows; meanwhile the next panel's rows are prefetched.
+// 4-bit rows are unpacked to int8 before.
 // AVX-512 only; without it gemv handles any number of rows.
 
 #pragma once
@@ -20,29 +21,50 @@ constexpr int64_t kAmxMinRows = 12;  // from this many rows packing W pays off w
 template <class X, class W>
 inline PrefetchRange next_panel_range(const Product<X, W>& product, int64_t n, int64_t last, int64_t block, int64_t blocks) {
     const int64_t per_part = (blocks + product.parts - 1) / product.parts, step = block % per_part;
-    const int64_t bytes = std::max<int64_t>(0, last - n) * product.size * int64_t(sizeof(W));
+    const int64_t bytes = std::max<int64_t>(0, last - n) * product.stride() * int64_t(sizeof(W));
     const char* from = reinterpret_cast<const char*>(product.row_of(int(block / per_part), n));
     return {from + bytes * step / per_part, from + bytes * (step + 1) / per_part};
 }
 
+// What a matrix of W is multiplied as.
+template <class W> using Multiplied = std::conditional_t<std::is_same_v<W, Int4>, int8_t, W>;
+
+// A thread's packed panel, and the rows of 4-bit weights that it is packed from.
+struct Panel {
+    std::vector<Line> lines;
+    std::vector<int8_t> unpacked;
+};
+
+// Row n of a part as words, unpacked as row i of the panel's if it is of 4-bit weights.
+template <class X, class W>
+inline const uint32_t* words_of(const Product<X, W>& product, int part, int64_t n, int i, Panel& panel) {
+    if constexpr (std::is_same_v<W, Int4>) {
+        panel.unpacked.resize(16 * product.size);
+        int8_t* row = panel.unpacked.data() + i * product.size;
+        unpack_row(product.row_of(part, n), product.multipliers_of(part, n), product.size, row);
+        return reinterpret_cast<const uint32_t*>(row);
+    } else {
+        return reinterpret_cast<const uint32_t*>(product.row_of(part, n));
+    }
+}
+
 // VECS vectors of columns from n on, divided among the parts.
 template <int VECS, class X, class W, class Put>
-inline void gemm_columns(const Product<X, W>& product, int64_t n, int64_t last, std::vector<Line>& panel, Put put) {
-    const int64_t words = product.size * int64_t(sizeof(W)) / 4, blocks = (product.rows + kPanelRows - 1) / kPanelRows;
+inline void gemm_columns(const Product<X, W>& product, int64_t n, int64_t last, Panel& panel, Put put) {
+    const int64_t words = product.size * int64_t(sizeof(Multiplied<W>)) / 4, blocks = (product.rows + kPanelRows - 1) / kPanelRows;
     const int per_part = VECS / product.parts, count = int(std::min<int64_t>(per_part * 16, last - n));
-    panel.resize(words * VECS);
+    panel.lines.resize(words * VECS);
     for (int v = 0; v < VECS; v++) {
         const uint32_t* rows[16];
-        for (int i = 0; i < 16; i++)
-            rows[i] = reinterpret_cast<const uint32_t*>(product.row_of(v / per_part, n + v % per_part * 16 + i));
-        pack_rows(rows, words, v, VECS, panel.data()->words);
+        for (int i = 0; i < 16; i++) rows[i] = words_of(product, v / per_part, n + v % per_part * 16 + i, i, panel);
+        pack_rows(rows, words, v, VECS, panel.lines.data()->words);
     }
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t begin = block * kPanelRows, end = std::min(product.rows, begin + kPanelRows);
         const uint32_t* x = reinterpret_cast<const uint32_t*>(product.x + begin * product.size);
         alignas(64) float sums[kPanelRows][kPanelWidth];
         const PrefetchRange prefetch = next_panel_range(product, n + per_part * 16, std::min(last, n + 2 * per_part * 16), block, blocks);
-        multiply_panel<VECS, W>(int(end - begin), x, words, panel.data()->words, prefetch, sums);
+        multiply_panel<VECS, Multiplied<W>>(int(end - begin), x, words, panel.lines.data()->words, prefetch, sums);
         for (int64_t row = begin; row < end; row++) {
             float* y[2] = {sums[row - begin], sums[row - begin] + per_part * 16};
             put(row, n, y, count);
@@ -52,7 +74,7 @@ inline void gemm_columns(const Product<X, W>& product, int64_t n, int64_t last, 
 
 template <class X, class W, class Put>
 inline void gemm(const Product<X, W>& product, Range range, Put put) {
-    std::vector<Line> panel;
+    Panel panel;
     const int64_t max_columns = kVectors / product.parts * 16;
     for (int64_t n = range.first; n < range.last;) {
         const int64_t left = std::min(max_columns, range.last - n);
@@ -72,9 +94,9 @@ inline void gemm(const Product<X, W>& product, Range range, Put put) {
 template <class X, class W, class Put>
 inline void multiply(const Product<X, W>& product, int thread, int threads, int64_t gemm_min_rows, Put put) {
 #if defined(__AVX512F__)
-    const int64_t words = product.size * int64_t(sizeof(W)) / 4;
-    const int64_t from = suits_amx<W>(words) ? std::min(gemm_min_rows, kAmxMinRows) : gemm_min_rows;
-    if (product.rows >= from && product.size * int64_t(sizeof(W)) % 4 == 0)
+    const int64_t bytes = product.size * int64_t(sizeof(Multiplied<W>));
+    const int64_t from = suits_amx<Multiplied<W>>(bytes / 4) ? std::min(gemm_min_rows, kAmxMinRows) : gemm_min_rows;
+    if (product.rows >= from && bytes % 4 == 0)
         return gemm(product, Range(product.width, 16, thread, threads), put);
 #endif
     gemv(product, Range(product.width, kCols, thread, threads), put);

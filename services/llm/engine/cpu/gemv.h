@@ -2,13 +2,14 @@
 //
 // Each thread takes a range of W's rows and reads it once for each block of x that fits the L2 cache. A tile is kCols rows of W by up to
 // kRows rows of x, summed along the input in vectors that are reduced at the end. bf16 is multiplied with AVX512-BF16, int8 with
-// AVX512-VNNI where the processor has them; otherwise everything is widened to fp32.
+// AVX512-VNNI where the processor has them, 4-bit weights after a lookup in registers; otherwise everything is widened to fp32.
 
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
-#include "simd.h"
+#include "int4.h"
 
 namespace tailrace {
 
@@ -27,6 +28,7 @@ template <class W>
 struct Columns {
     const W* at[kCols];
     int64_t prefetch;
+    const uint8_t* multipliers[kCols];  // of 4-bit weights
 };
 
 inline void sum_four(Floats a, Floats b, Floats c, Floats d, float* to) {
@@ -99,10 +101,10 @@ inline void dot_tile(const Bf16* x, int64_t stride, const Columns<Bf16>& w, int6
 }
 #endif
 
-// Integer sums of x * w; size is a multiple of 64.
-template <int ROWS>
-inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w, int64_t size, float (*out)[kCols]) {
 #if defined(__AVX512VNNI__)
+// Integer sums of x * w; size is a multiple of 64. `fetch(n, k)` returns the 64 weights of column n from k on.
+template <int ROWS, class Fetch>
+inline void dot_bytes(const uint8_t* x, int64_t stride, int64_t size, Fetch fetch, float (*out)[kCols]) {
     __m512i sum[ROWS][kCols];
 #pragma GCC unroll 6
     for (int m = 0; m < ROWS; m++)
@@ -111,10 +113,7 @@ inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w,
     for (int64_t k = 0; k < size; k += 64) {
         __m512i column[kCols];
 #pragma GCC unroll 4
-        for (int n = 0; n < kCols; n++) {
-            column[n] = _mm512_loadu_si512(w.at[n] + k);
-            _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.prefetch + k), _MM_HINT_T1);
-        }
+        for (int n = 0; n < kCols; n++) column[n] = fetch(n, k);
 #pragma GCC unroll 6
         for (int m = 0; m < ROWS; m++) {
             __m512i row = _mm512_loadu_si512(x + m * stride + k);
@@ -125,6 +124,17 @@ inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w,
     auto real = [](__m512i whole) { return (Floats)_mm512_cvtepi32_ps(whole); };  // exact below 2^24, otherwise rounded to fp32
     for (int m = 0; m < ROWS; m++)
         sum_four(real(sum[m][0]), real(sum[m][1]), real(sum[m][2]), real(sum[m][3]), out[m]);
+}
+#endif
+
+template <int ROWS>
+inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w, int64_t size, float (*out)[kCols]) {
+#if defined(__AVX512VNNI__)
+    const auto fetch = [&](int n, int64_t k) __attribute__((always_inline)) {
+        _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.prefetch + k), _MM_HINT_T1);
+        return _mm512_loadu_si512(w.at[n] + k);
+    };
+    dot_bytes<ROWS>(x, stride, size, fetch, out);
 #else
     for (int m = 0; m < ROWS; m++)
         for (int n = 0; n < kCols; n++) {
@@ -132,6 +142,31 @@ inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w,
             for (int64_t k = 0; k < size; k++) total += int32_t(x[m * stride + k]) * w.at[n][k];
             out[m][n] = float(total);
         }
+#endif
+}
+
+template <int ROWS>
+inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<Int4>& w, int64_t size, float (*out)[kCols]) {
+#if defined(__AVX512VNNI__)
+    const auto fetch = [&](int n, int64_t k) __attribute__((always_inline)) {
+        _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.prefetch + k / 2), _MM_HINT_T1);
+        return unpack_block(w.at[n] + k / 2, w.multipliers[n] + k / 32);
+    };
+    dot_bytes<ROWS>(x, stride, size, fetch, out);
+#else
+    int32_t totals[ROWS][kCols] = {};
+    for (int64_t k = 0; k < size; k += kBlockWeights)
+        for (int n = 0; n < kCols; n++) {
+            int8_t column[kBlockWeights];
+            unpack_block(w.at[n] + k / 2, w.multipliers[n] + k / 32, column);
+            for (int m = 0; m < ROWS; m++) {
+                int32_t total = 0;
+                for (int64_t i = 0; i < kBlockWeights; i++) total += int32_t(x[m * stride + k + i]) * column[i];
+                totals[m][n] += total;
+            }
+        }
+    for (int m = 0; m < ROWS; m++)
+        for (int n = 0; n < kCols; n++) out[m][n] = float(totals[m][n]);
 #endif
 }
 
@@ -162,12 +197,18 @@ struct Range {
 // Contiguous rows of x, and a matrix W of `parts` (1, or 2: gate and up) times `width` rows, all `size` numbers long.
 template <class X, class W>
 struct Product {
+    static constexpr int64_t kPacked = std::is_same_v<W, Int4> ? 2 : 1;  // numbers in one W
+
     const X* x;
     const W* w;
     int64_t rows, size, width;
     int parts;
+    const uint8_t* multipliers = nullptr;  // of 4-bit weights, one for each 32
 
-    const W* row_of(int part, int64_t n) const { return w + (part * width + std::min(n, width - 1)) * size; }
+    int64_t stride() const { return size / kPacked; }
+    int64_t index_of(int part, int64_t n) const { return part * width + std::min(n, width - 1); }
+    const W* row_of(int part, int64_t n) const { return w + index_of(part, n) * stride(); }
+    const uint8_t* multipliers_of(int part, int64_t n) const { return multipliers + index_of(part, n) * (size / 32); }
 };
 
 // One thread's columns `range` of each part. `put(row, n, y, count)` receives `count` columns from n on: y[part] points to their sums.
@@ -180,8 +221,11 @@ inline void gemv(const Product<X, W>& product, Range range, Put put) {
         for (int64_t n = range.first; n < range.last; n += kCols) {
             Columns<W> columns[2];
             for (int part = 0; part < product.parts; part++) {
-                for (int i = 0; i < kCols; i++) columns[part].at[i] = product.row_of(part, n + i);
-                columns[part].prefetch = kPrefetchTiles * kCols * product.size;
+                for (int i = 0; i < kCols; i++) {
+                    columns[part].at[i] = product.row_of(part, n + i);
+                    if constexpr (std::is_same_v<W, Int4>) columns[part].multipliers[i] = product.multipliers_of(part, n + i);
+                }
+                columns[part].prefetch = kPrefetchTiles * kCols * product.stride();
             }
             for (int64_t tile = first; tile < last; tile++) {
                 const int64_t begin = product.rows * tile / tiles, end = product.rows * (tile + 1) / tiles;

@@ -22,9 +22,9 @@ _Address, _Number, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class MatrixStruct(ctypes.Structure):
-    """A matrix (out, in): in the model's dtype, or int8 rows padded to 64 with each row's scale and sum."""
+    """A matrix (out, in): in the model's dtype, or rows of 8 or 4 bits as `quantise.py` makes them."""
 
-    _fields_ = (("weight", _Address), ("bias", _Address), ("scales", _Address), ("sums", _Address))
+    _fields_ = tuple((name, _Address) for name in ("weight", "bias", "scales", "sums", "multipliers"))
 
 
 class LayerStruct(ctypes.Structure):
@@ -40,12 +40,16 @@ class ModelStruct(ctypes.Structure):
     """The decoder's shape and weights."""
 
     _fields_ = (
-        *((name, _Number) for name in ("is_bf16", "is_int8", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn")),
+        *(
+            (name, _Number)
+            for name in ("is_bf16", "is_quantised", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn")
+        ),
         ("num_layers", _Number),
         ("eps", _Real),
         ("rope_scale", _Real),
         ("layers", ctypes.POINTER(LayerStruct)),
-        *((name, _Address) for name in ("embedding", "norm", "periods")),
+        ("embedding", MatrixStruct),
+        *((name, _Address) for name in ("norm", "periods")),
     )
 
 
@@ -95,7 +99,8 @@ class Library:
         if self.amx in _WHY_NO_AMX:
             _log.warning("the engine runs without AMX, several times slower at prompts: %s", _WHY_NO_AMX[self.amx])
         self._forward.argtypes = (ctypes.POINTER(ModelStruct), ctypes.POINTER(StepStruct), ctypes.c_int32)
-        self._score.argtypes = (ctypes.c_int32, *[_Address] * 3, *[_Number] * 3, ctypes.c_int32)
+        matrix = ctypes.POINTER(MatrixStruct)
+        self._score.argtypes = (ctypes.c_int32, _Address, matrix, _Address, *[_Number] * 4, ctypes.c_int32)
         self._forward.restype = self._score.restype = None
 
     def forward(self, model: ModelStruct, step: StepStruct) -> None:
@@ -105,16 +110,24 @@ class Library:
 
     def score(self, x_RI: Tensor, weight_NI: Tensor) -> Tensor:
         """Multiply rows by a matrix (out, in), both contiguous and fp32 or both bf16, to fp32 (R, N)."""
-        assert x_RI.is_contiguous() and weight_NI.is_contiguous(), "addresses carry no strides"  # noqa: PT018
+        assert weight_NI.is_contiguous(), "addresses carry no strides"
         assert x_RI.dtype == weight_NI.dtype and x_RI.shape[1] == weight_NI.shape[1], "dtypes and sizes must match"  # noqa: PT018
-        out_RN = torch.empty(len(x_RI), len(weight_NI), dtype=torch.float32)
+        return self.score_rows(x_RI, MatrixStruct(weight=weight_NI.data_ptr()), 0, len(weight_NI))
+
+    def score_rows(self, x_RI: Tensor, matrix: MatrixStruct, first: int, last: int) -> Tensor:
+        """Multiply contiguous rows, fp32 or bf16, by the rows `first` to `last` - 1 of a matrix of any kind, to fp32 (R, last - first)."""
+        assert x_RI.is_contiguous(), "addresses carry no strides"
+        out_RN = torch.empty(len(x_RI), last - first, dtype=torch.float32)
         with _shown():
             self._score(
                 x_RI.dtype is torch.bfloat16,
-                *(tensor.data_ptr() for tensor in (x_RI, weight_NI, out_RN)),
+                x_RI.data_ptr(),
+                matrix,
+                out_RN.data_ptr(),
                 len(x_RI),
                 x_RI.shape[1],
-                len(weight_NI),
+                first,
+                last - first,
                 torch.get_num_threads(),
             )
         return out_RN

@@ -6,12 +6,13 @@
 
 namespace tailrace {
 
-// A matrix (out, in): in the model's dtype, or int8 rows padded to 64 with each row's scale and sum.
+// A matrix (out, in): in the model's dtype, or rows of int8 or of 4 bits (int4.h), padded to 64, with each row's scale and sum.
 struct TailraceMatrix {
     const void* weight;
     const void* bias;
-    const float* scales;
-    const int32_t* sums;
+    const float* scales;   // null: in the model's dtype
+    const int32_t* sums;   // of the row's int8 numbers
+    const uint8_t* multipliers;  // null unless of 4 bits
 };
 
 // Norms, then matrices, in the order of NORMS and MATRICES of models/decoder/layer.py.
@@ -21,10 +22,11 @@ struct TailraceLayer {
 };
 
 struct TailraceModel {
-    int64_t is_bf16, is_int8, hidden, num_heads, num_kv_heads, head_dim, ffn, num_layers;
+    int64_t is_bf16, is_quantised, hidden, num_heads, num_kv_heads, head_dim, ffn, num_layers;  // is_quantised: the layers' matrices
     float eps, rope_scale;  // of the RMS norms; factor of cosine and sine
     const TailraceLayer* layers;
-    const void *embedding, *norm;
+    TailraceMatrix embedding;
+    const void* norm;
     const float* periods;  // (K / 2,) positions per radian
 };
 

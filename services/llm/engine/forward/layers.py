@@ -37,6 +37,11 @@ class StepInputs:
 class Forward(Protocol):
     """The interface of a forward pass, on any device."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of all weights, as they stay in memory."""
+        ...
+
     def prepare(self, plan: StepPlan) -> Any:
         """Return which rows of a step see which pages, as the attention reads it."""
         ...
@@ -62,6 +67,11 @@ class LayerLoop:
     def prepare(self, plan: StepPlan) -> Any:
         """Return which rows of a step see which pages, as the attention reads it."""
         return self._attention.prepare(plan)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of all weights, in the model's dtype."""
+        return self._weights.num_bytes
 
     def prepare_uniform(self, batch: UniformBatch) -> Any:
         """Return the same for a step of one fixed shape, computed on the device alone."""

@@ -6,7 +6,7 @@ kernels.
 Shape suffixes: D hidden, K head size, V vocabulary, N and I out and in of a matrix.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,6 +62,20 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm_D: Tensor
     head_VD: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all tensors, a tied head counted once."""
+        linears = [getattr(layer, name) for layer in self.layers for name in MATRICES]
+        norms = [getattr(layer, name) for layer in self.layers for name in NORMS]
+        return num_bytes(
+            [self.embedding_VD, self.norm_D, self.head_VD, *(one for linear in linears for one in linear), *norms]
+        )
+
+
+def num_bytes(tensors: Iterable[Tensor | None]) -> int:
+    """Return the bytes of these tensors; several of one address count once."""
+    return sum({one.data_ptr(): one.numel() * one.element_size() for one in tensors if one is not None}.values())
 
 
 @torch.inference_mode(mode=False)

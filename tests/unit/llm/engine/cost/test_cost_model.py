@@ -101,8 +101,12 @@ def test_a_window_bounds_what_is_seen(start: int) -> None:
 
 
 def test_the_sizes_of_numbers() -> None:
-    """One-byte keys and values have a scale of four bytes for each head; int8 weights halve the matrices alone."""
+    """One-byte keys and values have a scale of four bytes for each head; int8 halves the matrices alone, int8_all and int4 the table too, and 4 bits have a byte for each 32."""
     assert number_sizes(SHAPE, 2, "model").kv_token_layer == 2 * 4 * 2
     assert number_sizes(SHAPE, 2, "int8").kv_token_layer == 2 * (4 + 4)
     sizes = number_sizes(SHAPE, 2, "model", "int8")
     assert (sizes.matrix, sizes.head, sizes.tail) == (1, 2, 2)
+    sizes = number_sizes(SHAPE, 2, "model", "int8_all")
+    assert (sizes.matrix, sizes.head, sizes.tail) == (1, 1, 2)
+    sizes = number_sizes(SHAPE, 2, "model", "int4")
+    assert (sizes.matrix, sizes.head, sizes.tail) == (17 / 32, 1, 2)

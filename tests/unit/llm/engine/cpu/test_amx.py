@@ -70,7 +70,7 @@ def test_products_by_tiles_equal_torch(tiles, rows, size, width) -> None:
     torch.testing.assert_close(scores, x.float() @ weight.float().T, atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("weight_kind", ["model", "int8"])
+@pytest.mark.parametrize("weight_kind", ["model", "int8", "int8_all", "int4"])
 @STEPS
 @given(decoders(), plans())
 def test_steps_by_tiles_equal_steps_by_vectors(tiles, vectors, weight_kind, decoder, plan) -> None:

@@ -1,0 +1,1 @@
+"""Variants of one decoder beside the engine's own int8."""

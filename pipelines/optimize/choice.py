@@ -1,0 +1,116 @@
+"""Which variants are published, and which one goes live: decided from what was measured of them. Pure.
+
+A variant is inside the budget where the 95 % interval of its NDCG@10, as a paired relative difference from its parent's on the same users, lies above the
+allowed loss. It wins where it is inside, at least a twentieth faster or smaller than the parent, and no other variant inside is at once as good in NDCG, time and bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.errors import ConfigError
+
+_RESAMPLES = 2_000
+_DRAWN_AT_ONCE = 1 << 22
+_WORTH_IT = 0.95
+"""The share of its parent's time or bytes from which on a variant is worth publishing; times nearer to each other count as equal."""
+DEFAULT_BUDGET = "ndcg=1%"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One variant of the table. `loss_low` to `loss_high` is the interval of its relative difference in NDCG@10 from the parent's.
+
+    `weight_kind` is None of an export, which the engine does not serve.
+    """
+
+    name: str
+    weight_kind: str | None
+    ndcg: float
+    difference: float
+    low: float
+    high: float
+    request_ms: float
+    tokens_per_s: float
+    weight_bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a row: whether it is inside the budget, on the Pareto front of those inside, and whether it is published, with the reason where it is not."""
+
+    is_inside: bool
+    is_on_front: bool
+    wins: bool
+    why: str
+
+
+def parse_budget(text: str) -> float:
+    """Return the share of NDCG@10 that may be lost, from `ndcg=1%`. Raises ConfigError."""
+    name, _, amount = text.partition("=")
+    try:
+        share = float(amount.removesuffix("%")) / (100 if amount.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if name != "ndcg" or not 0 <= share < 1:
+        raise ConfigError(
+            f"--budget: {text!r} is no budget; give the share of NDCG@10 that may be lost, such as {DEFAULT_BUDGET}"
+        )
+    return share
+
+
+def relative_difference(child: np.ndarray, parent: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
+    """Return the difference of two means over the same users as a share of the parent's, and its 95 % interval: paired bootstrap over users. 0 where the parent's is 0."""
+    if not parent.any():
+        return 0.0, 0.0, 0.0
+    rng, num = np.random.default_rng(seed), len(parent)
+    size = max(1, _DRAWN_AT_ONCE // num)
+    shares = []
+    for done in range(0, _RESAMPLES, size):
+        drawn = rng.integers(0, num, (min(size, _RESAMPLES - done), num))
+        before = parent[drawn].mean(axis=1)
+        shares.append((child[drawn].mean(axis=1) - before) / np.where(before > 0, before, np.inf))
+    low, high = np.percentile(np.concatenate(shares), (2.5, 97.5))
+    return float((child.mean() - parent.mean()) / parent.mean()), float(low), float(high)
+
+
+def judge(parent: Row, rows: Sequence[Row], budget: float) -> dict[str, Verdict]:
+    """Return the verdict on each row by its name."""
+    inside = [row for row in rows if row.low > -budget]
+    served = [row for row in inside if row.weight_kind is not None]
+    verdicts = {}
+    for row in rows:
+        is_inside = row in inside
+        better = next((other.name for other in served if other is not row and _dominates(other, row)), None)
+        is_worth_it = (
+            row.request_ms <= _WORTH_IT * parent.request_ms or row.weight_bytes <= _WORTH_IT * parent.weight_bytes
+        )
+        if row.weight_kind is None:
+            why = row.note or "an export, which the engine does not serve"
+        elif not is_inside:
+            why = f"may lose {-row.low:.1%} of NDCG@10, and the budget is {budget:.1%}"
+        elif not is_worth_it:
+            why = "neither faster nor smaller than its parent"
+        else:
+            why = "" if better is None else f"{better} is as good in everything"
+        verdicts[row.name] = Verdict(is_inside, is_inside and better is None, not why, why)
+    return verdicts
+
+
+def best(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> Row | None:
+    """Return the winner of the least time times bytes; None where nothing wins."""
+    winners = [row for row in rows if verdicts[row.name].wins]
+    return min(winners, key=lambda row: row.request_ms * row.weight_bytes, default=None)
+
+
+def _dominates(one: Row, other: Row) -> bool:
+    """Whether a row is as good as the other in NDCG, bytes and, within what a repetition differs by, time, and better in one of them."""
+    is_as_good = one.ndcg >= other.ndcg and one.weight_bytes <= other.weight_bytes
+    is_as_fast, is_faster = (
+        one.request_ms * _WORTH_IT <= other.request_ms,
+        one.request_ms <= _WORTH_IT * other.request_ms,
+    )
+    is_better = one.ndcg > other.ndcg or one.weight_bytes < other.weight_bytes
+    return is_as_good and is_as_fast and (is_better or is_faster)

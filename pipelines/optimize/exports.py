@@ -1,0 +1,145 @@
+"""A decoder for other runtimes: as a file of `torch.export`, and as an ONNX graph in int8 for ONNX Runtime. Neither is served.
+
+Both compute the scores of all tokens after one whole prompt: no paged cache, no batch of prompts of several lengths, no beams, no masks. So an export of a catalogue
+of depth 1 can be measured beside the engine, and stands in the table for comparison. TensorRT takes the ONNX file: `trtexec --onnx=decoder.onnx --minShapes=tokens:1x1 --optShapes=tokens:1x64
+--maxShapes=tokens:1x512 --fp16`; torch-tensorrt compiles the exported program (`torch_tensorrt.dynamo.compile`). Nobody has run either here: no figure is claimed.
+
+Shape suffixes: L positions, H query heads, G key/value heads, K head size, V vocabulary.
+"""
+
+import copy
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.catalogue import Catalogue
+from models.decoder.decoder import Decoder, RMSNorm
+from models.prompt import prompt_tokens
+
+_OPSET = 17
+_K = 10
+
+
+class PromptScores(nn.Module):
+    """A decoder over one prompt: tokens (1, L) -> scores (V,) of the token after it, in operations that every exporter knows."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the scores."""
+        tokens_L = tokens[0]
+        hidden_LD: Tensor = self.decoder(tokens_L, torch.arange(tokens_L.shape[0]), _attend)
+        scores_V: Tensor = hidden_LD[-1] @ self.decoder.head_weight_VD.T
+        return scores_V
+
+
+def write_program(decoder: Decoder, path: Path) -> None:
+    """Write the decoder as a program of `torch.export`, for prompts of any length that it has positions for."""
+    length = torch.export.Dim("length", min=2, max=decoder.config.max_position_embeddings)
+    example = torch.zeros(1, 3, dtype=torch.int64)
+    program = torch.export.export(PromptScores(decoder).eval(), (example,), dynamic_shapes={"tokens": {1: length}})
+    torch.export.save(program, path)
+
+
+def write_onnx(decoder: Decoder, path: Path, *, is_int8: bool = True) -> None:
+    """Write the decoder as an ONNX graph; with `is_int8` its matrices are in 8 bits, a scale for each output, activations at run time."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    whole = path.with_suffix(".fp32.onnx")
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter(
+            "ignore"
+        )  # of torch: its other exporter needs onnxscript, and traced shapes are constants, which no length is here
+        torch.onnx.export(
+            PromptScores(_with_plain_norms(decoder)).eval(),
+            (torch.zeros(1, 3, dtype=torch.int64),),
+            str(whole),
+            dynamo=False,
+            input_names=["tokens"],
+            output_names=["scores"],
+            dynamic_axes={"tokens": {1: "length"}},
+            opset_version=_OPSET,
+        )
+    if is_int8:
+        logging.getLogger().disabled, was = (
+            True,
+            logging.getLogger().disabled,
+        )  # it advises a pre-processing that changes nothing here
+        try:
+            quantize_dynamic(whole, path, weight_type=QuantType.QInt8, per_channel=True)
+        finally:
+            logging.getLogger().disabled = was
+        whole.unlink()
+    else:
+        whole.rename(path)
+
+
+class OnnxVariant:
+    """An ONNX decoder of a catalogue of depth 1 in ONNX Runtime on one thread, measured as the engine's variants are."""
+
+    def __init__(self, path: Path, catalogue: Catalogue, prompt: tuple[int, int], *, repeats: bool) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._catalogue, self._prompt, self._repeats = catalogue, prompt, repeats
+        self._token_I = catalogue.token_offsets[0] + catalogue.codes[:, 0]
+        self.weight_bytes = path.stat().st_size
+
+    def rank(self, histories: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
+        """Return the list of each history, one after another, and the number of prompt tokens."""
+        lists, num_tokens = [], 0
+        for history in histories:
+            prompt = prompt_tokens(self._catalogue, history.tolist(), *self._prompt)
+            (scores_V,) = self._session.run(None, {"tokens": np.array([prompt], dtype=np.int64)})
+            scores_I = scores_V[self._token_I]
+            if not self._repeats:
+                scores_I[history] = -np.inf
+            best = np.argpartition(-scores_I, min(_K, len(scores_I) - 1))[:_K]
+            lists.append(best[np.argsort(-scores_I[best])])
+            num_tokens += len(prompt)
+        return lists, num_tokens
+
+
+class _PlainNorm(nn.Module):
+    """An RMS norm in operations of ONNX before its opset 23."""
+
+    def __init__(self, norm: RMSNorm) -> None:
+        super().__init__()
+        self.weight: Tensor = norm.weight
+        self.eps = norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise along the last dimension."""
+        normed: Tensor = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+        return normed
+
+
+def _with_plain_norms(decoder: Decoder) -> Decoder:
+    plain = copy.deepcopy(decoder)
+    for module in list(plain.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, RMSNorm):
+                setattr(module, name, _PlainNorm(child))
+    return plain
+
+
+def _attend(_layer: int, q_LHK: Tensor, k_LGK: Tensor, v_LGK: Tensor) -> Tensor:
+    """Attend to all positions up to each one's own."""
+    per_group = q_LHK.shape[1] // k_LGK.shape[1]
+    q_HLK, k_HLK, v_HLK = (
+        x.transpose(0, 1) for x in (q_LHK, k_LGK.repeat_interleave(per_group, 1), v_LGK.repeat_interleave(per_group, 1))
+    )
+    scores_HLL = q_HLK @ k_HLK.transpose(1, 2) * q_LHK.shape[-1] ** -0.5
+    positions_L = torch.arange(q_LHK.shape[0])
+    is_hidden_LL = positions_L.unsqueeze(0) > positions_L.unsqueeze(1)
+    out_HLK: Tensor = scores_HLL.masked_fill(is_hidden_LL, -torch.inf).softmax(-1) @ v_HLK
+    return out_HLK.transpose(0, 1)

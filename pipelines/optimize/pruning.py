@@ -1,0 +1,112 @@
+"""Structured pruning: feed-forward channels or heads leave every layer, and what is left is an ordinary, smaller decoder.
+
+A channel of a matrix's input counts by what it adds to the residual stream over the training's own histories: the mean square of the channel
+times the squared norm of its column. Which rows and columns go with it is read from the table in `models/decoder/layer.py`, by what changes of a
+shape when its config does; the config stays one that Hugging Face reads, so each layer keeps the same number. Grouped heads go with their key and value head.
+
+Shape suffixes: N and I out and in of a matrix, C channels, G groups of heads, K head size.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.catalogue import BOS_TOKEN, Catalogue
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder, DecoderLayer
+from models.decoder.layer import Projection, rows_of
+from models.prompt import prompt_tokens
+from pipelines.scoring.dense import hidden_states, right_padded
+
+_BATCH = 32
+
+
+def without_channels(
+    decoder: Decoder, catalogue: Catalogue, histories: Sequence[np.ndarray], kept_share: float, stride: int
+) -> Decoder:
+    """Return the decoder with this share of each layer's feed-forward channels, in whole vectors of 64 where it has as many."""
+    before = decoder.config
+    unit = 64 if before.intermediate_size >= 128 else 1
+    after = replace(before, intermediate_size=max(unit, round(before.intermediate_size * kept_share / unit) * unit))
+    energy = _energies(decoder, "down", catalogue, histories, stride)
+    kept = [_largest(one, after.intermediate_size) for one in energy]
+    return _cut(decoder, after, [{before.intermediate_size: channels} for channels in kept])
+
+
+def without_heads(
+    decoder: Decoder, catalogue: Catalogue, histories: Sequence[np.ndarray], kept_share: float, stride: int
+) -> Decoder:
+    """Return the decoder with this share of each layer's heads, in whole groups of one key and value head; at least one group goes."""
+    before = decoder.config
+    groups, per_group = before.num_key_value_heads, before.num_attention_heads // before.num_key_value_heads
+    num_kept = max(1, min(groups - 1, round(groups * kept_share)))
+    after = replace(before, num_key_value_heads=num_kept, num_attention_heads=num_kept * per_group)
+    widths = per_group * before.head_dim, before.head_dim
+    kept = []
+    for energy_C in _energies(decoder, "output", catalogue, histories, stride):
+        chosen_G = _largest(energy_C.view(groups, -1).sum(1), num_kept)
+        query, key = ((chosen_G[:, None] * width + torch.arange(width)).flatten() for width in widths)
+        kept.append({groups * widths[0]: query, groups * widths[1]: key})
+    return _cut(decoder, after, kept)
+
+
+def _cut(decoder: Decoder, after: DecoderConfig, kept: Sequence[dict[int, Tensor]]) -> Decoder:
+    """Return a decoder of this config with the weights of another; `kept` are each layer's channels by the width that they are of."""
+    smaller, before = Decoder(after), decoder.config
+    weights = decoder.state_dict()
+    for index, channels in enumerate(kept):
+        for row in rows_of(before):
+            if not isinstance(row, Projection):
+                continue
+            for kind in ("weight", "bias"):
+                name = f"layers.{index}.{row.name}.{kind}"
+                if name not in weights:
+                    continue
+                if row.rows(before) != row.rows(after):
+                    weights[name] = weights[name][channels[row.rows(before)]]
+                if kind == "weight" and row.columns(before) != row.columns(after):
+                    weights[name] = weights[name][:, channels[row.columns(before)]]
+    smaller.load_state_dict(weights)
+    return smaller.eval()
+
+
+def _largest(energy: Tensor, count: int) -> Tensor:
+    """Return the places of the largest, ascending."""
+    return energy.topk(count).indices.sort().values
+
+
+@torch.inference_mode()
+def _energies(
+    decoder: Decoder, name: str, catalogue: Catalogue, histories: Sequence[np.ndarray], stride: int
+) -> list[Tensor]:
+    """Return, by layer, what each input channel of the projection `name` adds to the residual stream."""
+    projections = [layer[name] for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+    with _mean_squares(projections) as sums:
+        longest = decoder.config.max_position_embeddings // catalogue.depth - 1
+        prompts = [prompt_tokens(catalogue, history.tolist(), longest, stride) for history in histories]
+        for start in range(0, len(prompts), _BATCH):
+            tokens_BL, _ = right_padded(prompts[start : start + _BATCH], BOS_TOKEN, decoder.embedding.weight.device)
+            hidden_states(decoder, tokens_BL)
+    weights = [dict(projection.named_parameters())["weight"] for projection in projections]
+    return [square * weight.pow(2).sum(0) for square, weight in zip(sums, weights, strict=True)]
+
+
+@contextmanager
+def _mean_squares(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """Collect the sums of squares of these modules' inputs by channel inside this block."""
+    sums = [torch.zeros(()) for _ in modules]
+
+    def add(place: int, _module: nn.Module, inputs: tuple[Tensor]) -> None:
+        sums[place] = sums[place] + inputs[0].flatten(0, -2).pow(2).sum(0)
+
+    hooks = [module.register_forward_pre_hook(partial(add, place)) for place, module in enumerate(modules)]
+    try:
+        yield sums
+    finally:
+        for hook in hooks:
+            hook.remove()

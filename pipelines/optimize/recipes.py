@@ -1,0 +1,111 @@
+"""The recipes: what becomes of a decoder's weights, and how the engine stores them. Another recipe is one more row of `RECIPES`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from models.catalogue import load_catalogue
+from models.decoder.decoder import Decoder
+from models.decoder.weights import load_decoder
+from pipelines.data.examples import Split, read_cases, sample_cases
+from pipelines.optimize.fine_tune import Tuning, fine_tune
+from pipelines.optimize.parent import Member, Parent
+from pipelines.optimize.pruning import without_channels, without_heads
+from pipelines.optimize.rounding import engine_numbers
+from pipelines.runner.stage import Progress
+from pipelines.training.fit.checkpoints import Checkpoints
+from services.errors import ConfigError
+from services.llm.engine.config import WeightKind
+
+_QAT, _HEALING = Tuning(epochs=1), Tuning(epochs=2, rate=0.3)
+_KEPT_CHANNELS, _KEPT_HEADS = 0.75, 0.75
+_NUM_CALIBRATED = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One decoder of a parent to which a recipe is applied, and where its fit keeps checkpoints."""
+
+    parent: Parent
+    member: Member
+    checkpoints: Checkpoints
+    progress: Progress
+    epochs: int | None = None
+    """Instead of the recipe's own number; None: that."""
+
+    def decoder(self) -> Decoder:
+        """Read the decoder, in fp32."""
+        return load_decoder(self.parent.bundle.path / self.member.name / "decoder", torch.float32, "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`change` makes the decoder of a job; None leaves its weights as they are. `weight_kind` is how the engine stores what comes out; None: it is an export of the parent for another runtime, which the engine does not serve."""
+
+    name: str
+    what: str
+    weight_kind: WeightKind | None
+    change: Callable[[Job], Decoder] | None = None
+
+
+def _quantisation_aware(job: Job, weight_kind: WeightKind) -> Decoder:
+    decoder = job.decoder()
+    _fit(job, decoder, _QAT, weight_kind)
+    return decoder
+
+
+def _pruned(job: Job, prune: Callable[..., Decoder], kept_share: float) -> Decoder:
+    catalogue = load_catalogue(job.member.tokenized / "catalogue.parquet")
+    histories = sample_cases(read_cases(job.member.tokenized, Split.VALID), _NUM_CALIBRATED).histories
+    options = job.parent.options
+    decoder = prune(
+        job.decoder(), catalogue, [history[-options.max_items :] for history in histories], kept_share, options.stride
+    )
+    _fit(job, decoder, _HEALING, "model")
+    return decoder
+
+
+def _fit(job: Job, decoder: Decoder, tuning: Tuning, weight_kind: WeightKind) -> None:
+    """Fit a changed decoder with the unchanged one as its teacher, computing as an engine of this kind does."""
+    if job.epochs is not None:
+        tuning = replace(tuning, epochs=job.epochs)
+    within = partial(engine_numbers, weight_kind=weight_kind)
+    fine_tune(decoder, job.decoder(), job.member, job.parent.options, tuning, job.checkpoints, job.progress, within)
+
+
+RECIPES = (
+    Recipe("int8", "layers' matrices in 8 bits, after training", "int8"),
+    Recipe("int8-all", "embedding and head in 8 bits too, after training", "int8_all"),
+    Recipe("int4", "layers' matrices in 4 bits, embedding and head in 8, after training", "int4"),
+    Recipe(
+        "int4-qat",
+        "the same, after a fit with the engine's numbers",
+        "int4",
+        partial(_quantisation_aware, weight_kind="int4"),
+    ),
+    Recipe(
+        "pruned-heads",
+        "a quarter of the heads taken away, distilled again, in 8 bits",
+        "int8_all",
+        partial(_pruned, prune=without_heads, kept_share=_KEPT_HEADS),
+    ),
+    Recipe(
+        "pruned-ffn",
+        "a quarter of the feed-forward channels taken away, distilled again, in 8 bits",
+        "int8_all",
+        partial(_pruned, prune=without_channels, kept_share=_KEPT_CHANNELS),
+    ),
+    Recipe("onnx-int8", "an ONNX graph in 8 bits for ONNX Runtime", None),
+)
+
+
+def chosen(names: str) -> tuple[Recipe, ...]:
+    """Return the recipes of these names, separated by commas; all of them for nothing. Raises ConfigError."""
+    by_name = {recipe.name: recipe for recipe in RECIPES}
+    wanted = [name.strip() for name in names.split(",") if name.strip()] or list(by_name)
+    for name in wanted:
+        if name not in by_name:
+            raise ConfigError(f"--recipes: {name!r} is not known; give some of {', '.join(by_name)}")
+    return tuple(by_name[name] for name in dict.fromkeys(wanted))

@@ -1,0 +1,73 @@
+"""The table of variants, in the terminal and in Markdown, and their Pareto picture."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from pipelines.optimize.choice import Row, Verdict
+from pipelines.publication.model_card import table
+
+_HEADS = ("variant", "weights", "NDCG@10", "difference, 95 %", "ms a request", "tokens/s", "MB", "verdict")
+_INCHES, _DPI = (7.0, 4.5), 120
+
+
+def terminal(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> Table:
+    """Return the table for a terminal."""
+    shown = Table(*_HEADS, box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    for cells in _cells(parent, rows, verdicts):
+        shown.add_row(*cells)
+    return shown
+
+
+def markdown(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str:
+    """Return the same in Markdown."""
+    return table(_HEADS, _cells(parent, rows, verdicts))
+
+
+def draw(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict], out: Path) -> None:
+    """Write a picture: NDCG@10 with its interval against milliseconds, a dot's area by its bytes; published variants are filled."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    largest = max(row.weight_bytes for row in (parent, *rows))
+    for row in (parent, *rows):
+        colour = "tab:blue" if row is parent else "tab:green" if verdicts[row.name].wins else "tab:grey"
+        ends = [
+            [max(0.0, (row.difference - row.low) * parent.ndcg)],
+            [max(0.0, (row.high - row.difference) * parent.ndcg)],
+        ]
+        axes.errorbar([row.request_ms], [row.ndcg], yerr=ends, fmt="none", ecolor=colour, elinewidth=0.8)
+        area = 30 + 270 * row.weight_bytes / largest
+        axes.scatter([row.request_ms], [row.ndcg], s=area, alpha=0.6, color=colour)
+        axes.annotate(row.name, (row.request_ms, row.ndcg), xytext=(5, 5), textcoords="offset points", fontsize=8)
+    axes.set_xlabel("processor ms of a request, one at a time")
+    axes.set_ylabel("NDCG@10 (95 % of the difference from the parent)")
+    axes.set_title("area: bytes of the weights in memory; green: published")
+    FigureCanvasAgg(figure)
+    figure.savefig(out, format="png")
+
+
+def _cells(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> list[tuple[str, ...]]:
+    listed = [_numbers(parent, "", "what it is made from")]
+    for row in rows:
+        verdict = verdicts[row.name]
+        between = f"{row.difference:+.1%} ({row.low:+.1%} to {row.high:+.1%})"
+        listed.append(_numbers(row, between, "published" if verdict.wins else f"negative: {verdict.why}"))
+    return listed
+
+
+def _numbers(row: Row, between: str, verdict: str) -> tuple[str, ...]:
+    return (
+        row.name,
+        row.weight_kind or "-",
+        f"{row.ndcg:.4f}",
+        between,
+        f"{row.request_ms:.2f}",
+        f"{row.tokens_per_s:.0f}",
+        f"{row.weight_bytes / 1e6:.1f}",
+        verdict,
+    )

@@ -1,0 +1,213 @@
+"""Variants of a trained bundle: made, measured in their engine, published as children, made live under load, and rolled back."""
+
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from infra.cli.bundle_diff import compare
+from models.registry import Bundle, BundleStore
+from pipelines.data.examples import Split, read_cases
+from pipelines.evaluation.held_out import LEDGER, read_ledger
+from pipelines.optimize.measure import gain
+from pipelines.optimize.optimize import Optimised, OptimizeOptions, optimize
+from pipelines.optimize.parent import open_parent
+from pipelines.optimize.recipes import chosen
+from pipelines.options import Places
+from services.contracts.rank import RankRequest
+from services.errors import BundleMismatch, BundleMoved, ConfigError, Overloaded
+from services.llm.ranking.deployment import LlmDeployment
+from services.llm.serving.reply import Refusal
+from services.settings.settings import Settings
+from tests.integration.pipelines.conftest import quiet
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+ANY_LOSS = 0.99
+
+
+@pytest.fixture
+def places(tmp_path: Path, copied_state: Callable[[Path], Places]) -> Places:
+    """Where the pipeline has run once, with a refit."""
+    return copied_state(tmp_path / "state")
+
+
+def optimised(places: Places, recipes: str, **options) -> tuple[Optimised, str]:
+    """Optimise the live bundle by these recipes, and return what came of it and what was shown."""
+    shown, live = io.StringIO(), BundleStore(places.bundle_root).live_version()
+    assert live is not None
+    wanted = replace(OptimizeOptions(recipes=chosen(recipes), budget=ANY_LOSS), **options)
+    return optimize(live, wanted, places, Console(file=shown, width=400)), shown.getvalue()
+
+
+def test_winners_are_children_and_the_others_are_rows(places: Places) -> None:
+    """Children have their parent, recipe, report and picture; the table says of each of the others why not; nothing goes live unasked."""
+    store = BundleStore(places.bundle_root)
+    parent = store.live()
+
+    found, shown = optimised(places, "int4,int4-qat,pruned-ffn", epochs=1)
+
+    assert store.live_version() == parent.version
+    assert [row.name for row in found.rows] == ["int4", "int4-qat", "pruned-ffn"]
+    assert {name for name, verdict in found.verdicts.items() if verdict.wins} == found.children.keys()
+    assert all(verdict.why in shown for verdict in found.verdicts.values())
+    assert found.children
+    for name, child in found.children.items():
+        assert store.open(child.version).manifest["lineage"]["optimised_from"] == parent.version
+        assert child.manifest["optimisation"]["recipe"] == name
+        assert child.weight_kind in {"int4", "int8_all"}
+        assert {"pareto.png", "report.md"} <= child.manifest["files"].keys()
+        assert f"| {name} |" in (child.path / "report.md").read_text()
+        assert not child.is_whole_training
+        rows, _ = compare(parent, child)
+        assert ("files that serve", "", "", "different") in rows
+    assert [line["purpose"] for line in read_ledger(places.stages_dir / LEDGER)][-1] == f"variants of {parent.version}"
+
+
+def test_a_recipe_changes_the_judged_decoder_and_the_one_that_serves(places: Places) -> None:
+    """Where a refit serves, both are pruned; of quantisation after training both stay, and a second run finds the first one's work."""
+    parent = BundleStore(places.bundle_root).live()
+    pruned, _ = optimised(places, "pruned-heads", epochs=1, budget=0.9999)
+    again, _ = optimised(places, "pruned-heads", epochs=1, budget=0.9999)
+    stored, _ = optimised(places, "int4")
+
+    def heads(bundle: Bundle, member: str) -> int:
+        config = json.loads((bundle.path / member / "decoder" / "config.json").read_text())
+        return int(config["num_attention_heads"])
+
+    child = pruned.children["pruned-heads"]
+    assert [heads(child, member) for member in ("", "judged")] == [1, 1]
+    assert [heads(parent, member) for member in ("", "judged")] == [2, 2]
+    assert (again.gains["pruned-heads"] == pruned.gains["pruned-heads"]).all()
+    weights = "decoder/model.safetensors"
+    assert stored.children["int4"].manifest["files"][weights] == parent.manifest["files"][weights]
+    assert again.children["pruned-heads"].manifest["files"][weights] == child.manifest["files"][weights]
+
+
+def test_what_is_measured_is_the_engine_s_list(places: Places) -> None:
+    """NDCG@10 is that of the lists of the judged decoder, computed here from the ranks of its dense scores in fp32."""
+    from models.catalogue import load_catalogue
+    from models.decoder.weights import load_decoder
+    from pipelines.scoring.dense import DecoderScorer
+    from pipelines.scoring.metrics import gains, rank_labels
+
+    found, _ = optimised(places, "int8")
+    parent = open_parent(BundleStore(places.bundle_root).live(), places.stages_dir)
+    decoder = load_decoder(parent.bundle.judged_dir / "decoder", torch.float32, "cpu")
+    catalogue = load_catalogue(parent.tokenized / "catalogue.parquet")
+    cases = read_cases(parent.tokenized, Split.TEST)
+
+    ranks = rank_labels(DecoderScorer(decoder, catalogue, **parent.bundle.manifest["prompt"]), cases)
+
+    np.testing.assert_allclose(found.gains["parent"], gains(ranks.as_served(repeats=parent.repeats), 10))
+
+
+def test_a_budget_that_nothing_meets_publishes_and_promotes_nothing(places: Places) -> None:
+    """A heavily damaged decoder is a negative row, also where promotion was asked for."""
+    store = BundleStore(places.bundle_root)
+    before = store.versions()
+
+    found, shown = optimised(places, "pruned-heads", epochs=1, budget=0.0, promotes=True)
+
+    if found.rows[0].low <= 0:
+        assert (found.live, found.children, store.versions()) == (None, {}, before)
+        assert "negative: may lose" in shown
+
+
+def test_what_cannot_be_optimised_is_refused(places: Places) -> None:
+    """A bundle whose training data are gone, and promotion of a child whose parent is no longer live: each names the way on."""
+    store = BundleStore(places.bundle_root)
+    live = store.live()
+
+    child = optimised(places, "int4")[0].children["int4"]
+    store.promote(child.version)
+    with pytest.raises(BundleMoved, match=child.version):
+        optimize(live.version, OptimizeOptions(recipes=chosen("int4"), budget=ANY_LOSS, promotes=True), places, quiet())
+
+    (places.stages_dir / "tokenize" / live.manifest["lineage"]["stages"]["tokenize"]).rename(places.state_dir / "away")
+    with pytest.raises(
+        ConfigError, match=r"VERSION: the training data of .* are no longer in .*; run `tailrace pipeline`"
+    ):
+        optimize(live.version, OptimizeOptions(), places, quiet())
+
+
+async def test_a_child_goes_live_under_load_and_is_rolled_back_without_a_loss(places: Places) -> None:
+    """A replica serves its parent, the 4-bit child and the parent again while requests go on: every one is answered, by the weights that the live manifest names, and the parent is not withdrawn with its child."""
+    store = BundleStore(places.bundle_root)
+    parent = store.live()
+    settings = Settings(state_dir=places.state_dir, bundle_poll_s=0.05, kv_num_blocks=64, llm_replicas=1)
+    replica = LlmDeployment(settings)
+    catalogue = parent.catalogue()
+    histories = read_cases(
+        places.stages_dir / "tokenize" / parent.manifest["lineage"]["stages"]["tokenize"], Split.TEST
+    )
+    answered: list[str] = []
+    lost: list[object] = []
+    done = asyncio.Event()
+
+    async def call(number: int) -> None:
+        """Send one request after another, as a gateway does: to the version that it has read, again where the replica has moved on."""
+        while not done.is_set():
+            history = tuple(catalogue.item_ids[item] for item in histories.histories[number % len(histories)])
+            request = RankRequest(
+                request_id=f"r{number}",
+                user_id="u",
+                bundle_version=store.live_version() or "",
+                history_item_ids=history,
+                k=5,
+                budget_ms=60_000.0,
+            )
+            reply = await replica.rank(request)
+            if not isinstance(reply, Refusal):
+                answered.append(reply.bundle_version)
+            elif not isinstance(reply.as_error(), BundleMismatch | Overloaded):
+                lost.append(reply)
+            await asyncio.sleep(0)
+
+    async def served(version: str) -> None:
+        """Wait until so many answers came from a version."""
+        give_up = asyncio.get_running_loop().time() + 60
+        while answered.count(version) < 20:
+            assert asyncio.get_running_loop().time() < give_up, f"{version} does not serve"
+            await asyncio.sleep(0.05)
+
+    callers = [asyncio.create_task(call(number)) for number in range(4)]
+    await served(parent.version)
+    bytes_before = replica._live.current().bundle.engine.weight_bytes
+    found = (await asyncio.to_thread(optimised, places, "int4", promotes=True))[0]
+    child = found.children["int4"]
+    await served(child.version)
+    bytes_of_child = replica._live.current().bundle.engine.weight_bytes
+    answered.clear()
+    assert store.rollback(by="ann", reason="test") == parent.version
+    await served(parent.version)
+    done.set()
+    await asyncio.gather(*callers)
+
+    assert lost == []
+    assert found.live == child.version
+    assert bytes_of_child < 0.7 * bytes_before
+    assert replica._live.current().bundle.engine.weight_bytes == bytes_before
+    assert store.withdrawals().keys() == {child.version}
+    store.promote(child.version, force=True)
+    store.promote(parent.version)  # it is not identical to what was withdrawn
+    replica._live.stop()
+
+
+def test_lists_place_their_labels() -> None:
+    """A label at place i adds 1 / log2(1 + i), one outside of the ten nothing."""
+    listed = np.array([4, 2, 9])
+
+    assert gain(listed, 4) == 1.0
+    assert gain(listed, 9) == pytest.approx(0.5)
+    assert gain(listed, 1) == 0.0
+    assert gain(np.arange(20), 11) == 0.0

@@ -1,0 +1,62 @@
+"""What benchmarks.variants accepts: against the engine's own int8, inside the loss, and fast or small enough."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks.variants.__main__ import parse, summarise
+from models.registry import Bundle
+from pipelines.optimize.choice import Row, judge
+from pipelines.optimize.optimize import Optimised
+
+GAINS = np.random.default_rng(0).random(400)
+MANIFEST = {"num_parameters": 11, "lineage": {"options": {"recipe": {"train": {"fit": {"epochs": 3}}}}}}
+
+
+def row(name: str, ms: float, size: int, low: float = -0.002, kind: str | None = "int4") -> Row:
+    """Build a row."""
+    return Row(
+        name=name,
+        weight_kind=kind,
+        ndcg=0.1,
+        difference=0.0,
+        low=low,
+        high=0.01,
+        request_ms=ms,
+        tokens_per_s=1.0,
+        weight_bytes=size,
+    )
+
+
+def test_only_what_is_fast_or_small_and_loses_little_is_accepted() -> None:
+    """1.5 times as fast or 60 % of the bytes, and both intervals above -1 %."""
+    rows = [
+        row("int8", 3.0, 100),
+        row("small", 3.0, 60),
+        row("fast", 2.0, 100),
+        row("neither", 2.1, 61),
+        row("lossy", 1.0, 10, low=-0.02),
+        row("lossier-than-int8", 1.0, 10),
+    ]
+    gains = {one.name: GAINS for one in [row("parent", 4.0, 200), *rows]} | {"lossier-than-int8": GAINS * 0.9}
+    found = Optimised(row("parent", 4.0, 200), tuple(rows), judge(row("parent", 4.0, 200), rows, 0.01), {}, None, gains)
+
+    summary = summarise(Bundle("v", Path("v"), MANIFEST), found)
+
+    assert summary["accepted"] == ["small", "fast"]
+    assert (summary["num_parameters"], summary["num_users"], summary["epochs"]) == (11, 400, 3)
+    by_name = {one["name"]: SimpleNamespace(**one) for one in summary["rows"]}
+    assert by_name["fast"].times_as_fast_as_int8 == 1.5
+    assert by_name["small"].share_of_int8_bytes == 0.6
+    assert by_name["lossier-than-int8"].from_int8["difference"] == pytest.approx(-0.1)
+    assert summary["qat_minus_ptq"] is None
+
+
+@pytest.mark.parametrize("given", [[], ["--sequences", "a", "--version", "b"]])
+def test_data_or_a_version_is_needed(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Exactly one of the two."""
+    with pytest.raises(SystemExit):
+        parse(["--json", "out.json", *given])
+    assert "--version" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""Exported decoders against the reference: the same scores for prompts of any length, and near in int8."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.decoder.decoder import Decoder
+from pipelines.optimize.exports import OnnxVariant, write_onnx, write_program
+from pipelines.scoring.dense import DecoderScorer, hidden_states
+from tests.support.engine.attention_shapes import attention_shape
+from tests.support.training.bundles import build_catalogue
+
+CATALOGUE = build_catalogue(26)
+
+
+@pytest.fixture(params=[(4, 4), (4, 2)], ids=["heads", "grouped-heads"])
+def decoder(request) -> Decoder:
+    """A decoder with random weights."""
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": CATALOGUE.vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+    }
+    return Decoder(replace(attention_shape(*request.param, 8), **sizes)).eval()
+
+
+def scores_of(decoder: Decoder, tokens: torch.Tensor) -> np.ndarray:
+    """Score the token after a prompt by the reference."""
+    with torch.no_grad():
+        return (hidden_states(decoder, tokens)[-1] @ decoder.head_weight_VD.T).numpy()
+
+
+@pytest.mark.parametrize("length", [2, 3, 17, 40])
+def test_the_graph_is_the_decoder(decoder: Decoder, tmp_path: Path, length: int) -> None:
+    """In fp32 ONNX Runtime's scores are torch's at any length; in int8 they are near, and the file is smaller."""
+    import onnxruntime
+
+    tokens = torch.randint(0, CATALOGUE.vocab_size, (1, length))
+    found = {}
+    for name, is_int8 in (("whole", False), ("int8", True)):
+        write_onnx(decoder, tmp_path / f"{name}.onnx", is_int8=is_int8)
+        session = onnxruntime.InferenceSession(tmp_path / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        (found[name],) = session.run(None, {"tokens": tokens.numpy()})
+
+    wanted = scores_of(decoder, tokens)
+    np.testing.assert_allclose(found["whole"], wanted, atol=1e-4 * np.abs(wanted).max())
+    assert 0 < np.abs(found["int8"] - wanted).max() < 0.1 * np.abs(wanted).max()
+    assert (tmp_path / "int8.onnx").stat().st_size < (tmp_path / "whole.onnx").stat().st_size
+
+
+def test_its_lists_are_those_of_the_scores(decoder: Decoder, tmp_path: Path) -> None:
+    """Ten unseen items, best first, as the dense scorer ranks them."""
+    write_onnx(decoder, tmp_path / "whole.onnx", is_int8=False)
+    histories = [np.array([3, 4, 5, 3]), np.array([7])]
+
+    lists, num_tokens = OnnxVariant(tmp_path / "whole.onnx", CATALOGUE, (20, 5), repeats=False).rank(histories)
+
+    for history, scores, listed in zip(
+        histories, DecoderScorer(decoder, CATALOGUE, 20, 5)(histories), lists, strict=True
+    ):
+        scores[history] = -np.inf
+        assert listed.tolist() == np.argsort(-scores, kind="stable")[:10].tolist()
+    assert num_tokens == 5 + 2
+
+
+@pytest.mark.grid  # torch.export takes half a minute
+def test_the_program_is_the_decoder(decoder: Decoder, tmp_path: Path) -> None:
+    """A saved program of torch.export has the same scores at lengths that it was not traced with."""
+    write_program(decoder, tmp_path / "decoder.pt2")
+
+    program = torch.export.load(tmp_path / "decoder.pt2").module()
+
+    for length in (2, 9, 31):
+        tokens = torch.randint(0, CATALOGUE.vocab_size, (1, length))
+        wanted = scores_of(decoder, tokens)
+        np.testing.assert_allclose(program(tokens).detach().numpy(), wanted, atol=1e-4 * np.abs(wanted).max())
