@@ -22,7 +22,9 @@ from pipelines.scoring.dense import hidden_states
 from pipelines.scoring.metrics import ndcg, rank_labels
 from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.fitting import Fitted, Loss, Task, dropout_after, fit
+from pipelines.training.fit.dropout import dropout_after
+from pipelines.training.fit.fitting import Fitted, Task, fit
+from pipelines.training.fit.parallel import Loss
 from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
@@ -78,8 +80,8 @@ def fine_tune(
             if paths is not None:
                 return next_token_loss(learner, catalogue, batch, mask_seen=options.mask_seen, paths=paths)
             with torch.no_grad():
-                taught = hidden_states(teacher, batch.tokens).view(*batch.tokens.shape, -1)
-            target = Teacher(taught, teacher.head_weight_VD.detach()[first : first + size], tuning.teacher_weight)
+                known = hidden_states(teacher, batch.tokens).view(*batch.tokens.shape, -1)
+            target = Teacher(known, teacher.head_weight_VD.detach()[first : first + size], tuning.teacher_weight)
             hidden = hidden_states(learner, batch.tokens).view(*batch.tokens.shape, -1)
             items = torch.where(batch.labels == IGNORED, IGNORED, batch.labels - first)
             head = learner.head_weight_VD[first : first + size]
