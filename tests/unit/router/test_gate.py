@@ -111,6 +111,15 @@ def test_a_hung_replica_is_left_before_any_deadline_has_passed_and_tried_ever_mo
     assert pauses_s[-1] > 4 * pauses_s[0]
 
 
+def test_a_replica_that_is_predicted_to_need_all_that_is_left_is_in_time() -> None:
+    """So it goes before one that was silent, although that is the session's first."""
+    gate = new_gate(first_s=0.1)
+    home, other = view(gate, 0.0, NAMES[:2]).replicas
+    rank(gate, home, LlmOutcome.LATE, 0.5)
+
+    assert view(gate, 0.5, NAMES[:2]).replicas[0] == other
+
+
 def test_where_no_other_replica_can_answer_in_time_a_request_is_the_trial() -> None:
     """A copy would help nobody there: the request itself goes to the silent replica, one at a time."""
     gate = new_gate()

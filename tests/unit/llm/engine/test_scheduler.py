@@ -118,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows = [s.rows_by_level[s.num_levels_done - 2] for s in plan.beam_steps]
         assert sum(rows) <= CONFIG.max_beam_rows
         touched = ids_of([chunk.sequence for chunk in plan.chunks] + plan.beam_steps)
-        assert len(set(touched)) == len(touched)
+        assert len(set(touched)) == len(touched) == plan.num_requests
         assert all(s.deadline_s is not None and s.deadline_s <= self.now_s for s in plan.late)
         assert all(len({*s.block_table} - {CONFIG.num_blocks}) <= self.most_held for s in self.added)
         self.ended += ids_of(plan.late + done)
