@@ -120,6 +120,16 @@ def test_a_replica_that_is_predicted_to_need_all_that_is_left_is_in_time() -> No
     assert view(gate, 0.5, NAMES[:2]).replicas[0] == other
 
 
+def test_an_answer_that_comes_as_a_request_leaves_is_no_silence() -> None:
+    """A late request after it does not open the breaker, one sent a moment later does."""
+    for left_s, is_open in ((1.0, False), (1.001, True)):
+        gate = new_gate()
+        rank(gate, "", LlmOutcome.IN_TIME, 1.0)
+        rank(gate, "", LlmOutcome.LATE, 3.0, at_s=left_s)
+
+        assert gate.is_open(left_s + 3.0) is is_open
+
+
 def test_where_no_other_replica_can_answer_in_time_a_request_is_the_trial() -> None:
     """A copy would help nobody there: the request itself goes to the silent replica, one at a time."""
     gate = new_gate()
