@@ -201,7 +201,7 @@ def _depth(run: ModelRun, progress: Progress) -> StageOutput:
 
 
 def _tokenize(run: ModelRun, _: Progress) -> StageOutput:
-    """Give the items their codes, and make examples of the histories with their splits."""
+    """Encode the items, and make examples of the histories with their splits."""
     return _tokenize_by(run, run.codes)
 
 

@@ -29,7 +29,7 @@ from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
 from pipelines.training.target.softmax import Teacher
-from pipelines.training.train_decoder import TrainOptions, next_token_loss
+from pipelines.training.train_decoder import TrainOptions, adding_modules, next_token_loss
 
 _NUM_CASES = 1_000
 
@@ -95,8 +95,7 @@ def fine_tune(
 
     descent = replace(options.fit.descent, learning_rate=options.fit.descent.learning_rate * tuning.rate)
     fit_options = replace(options.fit, epochs=tuning.epochs, validate_every=tuning.epochs, descent=descent)
-    adding = [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
-    with within(decoder), dropout_after(adding, tuning.dropout):
+    with within(decoder), dropout_after(adding_modules(decoder), tuning.dropout):
         task = Task(
             batches=lambda: batch_windows(
                 cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng

@@ -227,6 +227,11 @@ def train_teacher(
     return teacher
 
 
+def adding_modules(decoder: Decoder) -> list[nn.Module]:
+    """Return the modules whose outputs are added to the residual stream: where dropout is."""
+    return [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
+
+
 def fit_decoder(
     data: TrainingData,
     options: TrainOptions,
@@ -279,8 +284,7 @@ def fit_decoder(
         scorer = decoder_scorer(folded(decoder), catalogue, options.max_items, options.stride)
         return ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10)
 
-    adding = [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
-    with dropout_after(adding, options.dropout, group):
+    with dropout_after(adding_modules(decoder), options.dropout, group):
         task = Task(
             batches=lambda: batch_windows(
                 cut_windows(data.sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng
