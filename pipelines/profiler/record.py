@@ -5,6 +5,7 @@ here, and the engine's own cost model says what its compiled code needed at leas
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def record(work: Work, out: Path, device: torch.device, dtype: torch.dtype) -> N
         work()
     limits = measure_limits(device, dtype)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # nothing on stderr about its begin and end
     with profile(activities=activities, record_shapes=True) as recorded:
         costs = work()
         if device.type == "cuda":
