@@ -31,7 +31,7 @@ def record(work: Work, out: Path, device: torch.device, dtype: torch.dtype) -> N
         work()
     limits = measure_limits(device, dtype)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # nothing on stderr about its begin and end
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # noqa: TID251 - torch reads it: no lines of its recorder on stderr
     with profile(activities=activities, record_shapes=True) as recorded:
         costs = work()
         if device.type == "cuda":
