@@ -44,7 +44,12 @@ def write_program(decoder: Decoder, path: Path) -> None:
     """Write the decoder as a program of `torch.export`, for prompts of any length that it has positions for."""
     length = torch.export.Dim("length", min=2, max=decoder.config.max_position_embeddings)
     example = torch.zeros(1, 3, dtype=torch.int64)
-    program = torch.export.export(PromptScores(decoder).eval(), (example,), dynamic_shapes={"tokens": {1: length}})
+    model = PromptScores(decoder).eval()
+    with torch.no_grad():
+        model(
+            example
+        )  # fills the cache of rotary frequencies, which would keep the tracer's tensors for all decoders of the process
+    program = torch.export.export(model, (example,), dynamic_shapes={"tokens": {1: length}})
     torch.export.save(program, path)
 
 
@@ -54,9 +59,8 @@ def write_onnx(decoder: Decoder, path: Path, *, is_int8: bool = True) -> None:
 
     whole = path.with_suffix(".fp32.onnx")
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter(
-            "ignore"
-        )  # of torch: its other exporter needs onnxscript, and traced shapes are constants, which no length is here
+        # of torch: its other exporter needs onnxscript, and traced shapes are constants, which no length is here
+        warnings.simplefilter("ignore")
         torch.onnx.export(
             PromptScores(_with_plain_norms(decoder)).eval(),
             (torch.zeros(1, 3, dtype=torch.int64),),
@@ -68,14 +72,12 @@ def write_onnx(decoder: Decoder, path: Path, *, is_int8: bool = True) -> None:
             opset_version=_OPSET,
         )
     if is_int8:
-        logging.getLogger().disabled, was = (
-            True,
-            logging.getLogger().disabled,
-        )  # it advises a pre-processing that changes nothing here
+        root = logging.getLogger()  # to which onnxruntime advises a pre-processing that changes nothing here
+        was, root.disabled = root.disabled, True
         try:
             quantize_dynamic(whole, path, weight_type=QuantType.QInt8, per_channel=True)
         finally:
-            logging.getLogger().disabled = was
+            root.disabled = was
         whole.unlink()
     else:
         whole.rename(path)
