@@ -6,7 +6,6 @@ items that a label is compared with. Padding, embeddings, norms, dropout and the
 """
 
 import resource
-import time
 from collections.abc import Iterable
 
 import torch
@@ -15,11 +14,11 @@ from models.decoder.config import DecoderConfig
 from pipelines.planner.devices import device_of_driver
 from pipelines.training.fit.parallel import ALONE, Group
 from pipelines.training.fit.recompute import Recompute
+from services.llm.engine.cost.machine_limits import measure_limits
 
 SPEED = "speed.json"
 _FLOPS = 6
 """Of forward and backward pass, for each multiply-add of the forward pass."""
-_CPU_SIZE, _GPU_SIZE, _NUM_PRODUCTS = 1_024, 8_192, 4
 
 
 def decoder_work(config: DecoderConfig, num_tokens: int) -> int:
@@ -45,7 +44,9 @@ def speed_of(
     """
     sheet = device_of_driver(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     flops_per_s = flops / seconds
-    measured = group.size * products_per_s(device, torch.bfloat16 if group.uses_bf16(device) else torch.float32)
+    peak_bytes = _peak_bytes(device)  # before measuring, which takes memory too
+    dtype = torch.bfloat16 if group.uses_bf16(device) else torch.float32
+    measured = group.size * measure_limits(device, dtype).flops_per_s
     again = 4 / 3 if group.method.recompute == Recompute.FULL else 1.0
     return {
         "tokens_per_s": num_tokens / seconds,
@@ -54,7 +55,7 @@ def speed_of(
         "measured_peak_flops_per_s": measured,
         "mfu_of_measured": flops_per_s / measured,
         "hfu_of_measured": flops_per_s * again / measured,
-        "peak_bytes": _peak_bytes(device),
+        "peak_bytes": peak_bytes,
     }
 
 
@@ -63,17 +64,3 @@ def _peak_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     return 1_024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def products_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the FLOPs per second of a large product on this device: the best of a few."""
-    size = _GPU_SIZE if device.type == "cuda" else _CPU_SIZE
-    matrix = torch.ones(size, size, dtype=dtype, device=device)
-    times = []
-    for _ in range(_NUM_PRODUCTS):
-        began_s = time.perf_counter()
-        matrix @ matrix
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - began_s)
-    return float(2 * size**3 / min(times))

@@ -19,7 +19,7 @@ from torch.autograd.profiler import record_function
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.batches import Batch, MakeBatch, split_batch
-from pipelines.training.fit.checkpoints import Checkpoints, FitState
+from pipelines.training.fit.checkpoints import Checkpoints, FitState, Like
 from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
 from pipelines.training.fit.memory import kept_memory
 from pipelines.training.fit.parallel import ALONE, Group, Loss, LossFunction
@@ -161,7 +161,7 @@ class _Fit:
 
     def begin(self) -> None:
         """Go on from the newest checkpoint; without one, write the first."""
-        saved = self._checkpoints.newest(self._like)
+        saved = self._checkpoints.newest(self._likes())
         self._group.wait()  # until all have looked
         if saved is None:
             self._save()
@@ -211,7 +211,7 @@ class _Fit:
             )
         if self._shards is not None:
             self._shards.wait()
-        saved = self._checkpoints.newest(self._like)
+        saved = self._checkpoints.newest(self._likes())
         if saved is None:
             raise StageFailed(self._checkpoints.stage, f"{unusable}, and no checkpoint is readable; run it again")
         self._restore(saved)
@@ -297,24 +297,29 @@ class _Fit:
         with self._timed("checkpoint"):
             (self._shards or self._checkpoints).save(FitState(tensors, asdict(self.at)))
 
-    def _like(self, name: str) -> Tensor | None:
-        """Return a tensor that is laid out as the one of this name in a checkpoint, None for one that all processes have whole."""
-        kind, _, rest = name.partition(".")
-        return self._descent.like(rest) if kind == "descent" else self.trained.state_dict().get(rest)
+    def _likes(self) -> Like:
+        """Return what returns a tensor that is laid out as the one of a name in a checkpoint, None for one that all processes have whole."""
+        weights = self.trained.state_dict()
+
+        def like(name: str) -> Tensor | None:
+            kind, _, rest = name.partition(".")
+            return self._descent.like(rest) if kind == "descent" else weights.get(rest)
+
+        return like
 
     def _restore(self, saved: FitState) -> None:
         self.at = Position(**saved.values)
-        tensors = {name: self._placed(name, value) for name, value in saved.tensors.items()}
+        like = self._likes()
+        tensors = {
+            name: value if (alike := like(name)) is None else self._group.placed(value, alike)
+            for name, value in saved.tensors.items()
+        }
         self.trained.load_state_dict(_under("model.", tensors))
         self._best = _under("best.", tensors)
         self._descent.load(_under("descent.", tensors))
         torch.set_rng_state(saved.tensors["rng.cpu"])
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(saved.tensors["rng.cuda"], self._device)
-
-    def _placed(self, name: str, value: Tensor) -> Tensor:
-        like = self._like(name)
-        return value if like is None else self._group.placed(value, like)
 
 
 def _under(prefix: str, tensors: Any) -> dict[str, Tensor]:
