@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.training.fit.batches import Batch, MakeBatch, number_of, rows_of
 from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.ranges import named
 from pipelines.training.fit.recompute import Recompute
 
 if TYPE_CHECKING:
@@ -247,7 +248,8 @@ class Ranks(Group):
     def _gathered(self, own_N: Tensor) -> Tensor:
         """Return every rank's numbers, a row each."""
         rows = [torch.empty_like(own_N) for _ in range(self.size)]
-        dist.all_gather(rows, own_N, group=self._control)
+        with named("communication"):
+            dist.all_gather(rows, own_N, group=self._control)
         return torch.stack(rows)
 
 
