@@ -207,6 +207,18 @@ def pipeline(
         float,
         typer.Option(help="Seconds without an answer after which a worker is ended, and all go on from a checkpoint."),
     ] = 600.0,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write each fit's losses by step for TensorBoard, below this folder.")
+    ] = None,
+    mlflow: Annotated[
+        str,
+        typer.Option(
+            help="Report each fit to the MLflow tracking server at this address.", envvar="MLFLOW_TRACKING_URI"
+        ),
+    ] = "",
+    memory_snapshot: Annotated[
+        Path | None, typer.Option(help="Record the GPU's allocations in each fit, into this folder.")
+    ] = None,
     checkpoint_every_s: Annotated[
         float, typer.Option(help="Seconds between two checkpoints of a fit; a killed run goes on from the last.")
     ] = 60.0,
@@ -271,6 +283,9 @@ def pipeline(
         recompute=recompute,
         ray=ray,
         worker_timeout_s=worker_timeout_s,
+        tensorboard=tensorboard,
+        mlflow=mlflow,
+        memory_snapshot=memory_snapshot,
         checkpoint_every_s=checkpoint_every_s,
         codes=CodesOptions(depth=code_depth),
         recipes=read_recipes(recipes, epochs=epochs, student_epochs=student_epochs, seed=seed),

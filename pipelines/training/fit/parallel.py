@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from pipelines.planner.mesh import Layout
 from pipelines.training.fit.batches import Batch, MakeBatch, number_of, rows_of
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.ranges import named
@@ -85,6 +86,11 @@ class Group:
 
     def __init__(self, method: Method = PLAIN, *, accumulation: int = 1) -> None:
         self.method, self.accumulation = method, accumulation
+
+    @property
+    def layout(self) -> Layout:
+        """How the processes are laid out."""
+        return Layout(data=self.size)
 
     @property
     def is_main(self) -> bool:

@@ -1,12 +1,9 @@
-"""What a fit reports while it runs: the seam between the loop and whoever shows it, logs it or sends it elsewhere (`reports/`). Knows none of them."""
+"""What a fit reports while it runs: the seam between the loop and whoever logs it, shows it or sends it elsewhere (`reports/`). Knows none of them."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +20,14 @@ class Reporting:
 
     def of(self, part: str) -> "Reporting":
         """Return that of one fit of several."""
-        return replace(self, run=f"{self.run}/{part}" if self.run else part)
+        return replace(self, run=f"{self.run}/{part}")
 
 
 class Watch:
-    """Is told what happens in one process's fit. This one logs warnings by the standard library, and nothing else."""
+    """Is called by one process's fit with what happens in it. This one does nothing."""
 
     def note(self, event: str, *, is_warning: bool = True, **fields: Any) -> None:
         """Take note of something that happens now and then."""
-        if is_warning:
-            log.warning("%s %s", event, fields)
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:
         """Take the measurements of the fit's `step`th step, by name. Steps after a return to a checkpoint come again."""

@@ -25,6 +25,7 @@ from pipelines.codes.tokenize import tokenize
 from pipelines.runner.stage import silent
 from pipelines.training.fit.checkpoints import Checkpoints, nothing_alike
 from pipelines.training.fit.shard_files import read_shards
+from pipelines.training.reports.watched import Logged
 from pipelines.training.train_decoder import TrainOptions, train
 from pipelines.training.train_student import Inputs, fit_and_save
 from pipelines.training.workers.team import Team
@@ -133,7 +134,7 @@ def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) 
         content = (newest / name).read_bytes()
         (newest / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
         with capture_logs() as logged:
-            found = saved.newest()
+            found = saved.newest(watch=Logged())
         (newest / name).write_bytes(content)
         assert found is not None
         assert found.values == expected
