@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,7 +25,7 @@ _EVERY_S, _AGAIN_S, _TIMEOUT_S = 5.0, 30.0, 5.0
 _MAX_METRICS, _MAX_PARAMETERS, _MAX_CHARS = 1_000, 100, 6_000
 """What the API takes in one request, and in one parameter's value."""
 _MAX_WAITING = 200_000
-"""Measurements that wait for a server which does not answer; the oldest go first."""
+"""Measurements that wait for a server which does not answer."""
 _Unanswered = (httpx.HTTPError, ValueError, KeyError)
 """No answer, a refusal, or one that is not MLflow's."""
 
@@ -50,7 +49,7 @@ class MlflowRun:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         status = "FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED"
-        self._thread.submit(self._send, status).result()
+        self.flush(status)
         self._thread.shutdown()
         self._client.close()
 
@@ -62,6 +61,10 @@ class MlflowRun:
         if time.monotonic() >= self._next_s and (self._sending is None or self._sending.done()):
             self._send_soon()
 
+    def flush(self, status: str | None = None) -> None:
+        """Return when what waits has been sent, or could not be; `status` ends the run."""
+        self._thread.submit(self._send, status).result()
+
     def _send_soon(self) -> None:
         self._next_s = time.monotonic() + (_AGAIN_S if self._has_failed else _EVERY_S)
         self._sending = self._thread.submit(self._send)
@@ -71,10 +74,12 @@ class MlflowRun:
         try:
             if self._run_id is None:
                 self._run_id = self._begin()
-            while batch := list(islice(self._waiting, _MAX_METRICS)):
-                self._post("runs/log-batch", run_id=self._run_id, metrics=batch)
-                for _ in batch:
-                    self._waiting.popleft()
+            while batch := [self._waiting.popleft() for _ in range(min(_MAX_METRICS, len(self._waiting)))]:
+                try:
+                    self._post("runs/log-batch", run_id=self._run_id, metrics=batch)
+                except _Unanswered:
+                    self._waiting.extendleft(reversed(batch))
+                    raise
             if status is not None:
                 _end(self._client, self._run_id, status)
         except _Unanswered as error:
