@@ -5,12 +5,13 @@ decoder and its batches; a teacher, the rows learned from text, sampled items an
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from models.decoder.config import DecoderConfig
 from pipelines.planner.memory import training_memory
+from pipelines.planner.mesh import Checkpointing
 from pipelines.planner.shapes import shape_of
 from pipelines.training.fit.fitting import Fitted
 from pipelines.training.fit.parallel import Group
@@ -22,7 +23,7 @@ def memory_of(
     """Return {predicted: bytes by component, predicted_bytes, measured_bytes or None}. `batch_tokens` are those of a step of all processes, which computes them in `num_parts` parts."""
     layout = group.layout
     rows = -(-batch_tokens // (num_parts * group.accumulation * layout.data * layout.shard))
-    layout = replace(layout, micro_batch=rows, checkpointing=group.method.recompute)
+    layout = replace(layout, micro_batch=rows, checkpointing=cast("Checkpointing", group.method.recompute))
     planned = training_memory(
         shape_of(config, "decoder"),
         layout,
@@ -38,5 +39,7 @@ def describe_memory(memory: dict[str, Any]) -> str:
     """Return a line: measured and predicted, by component where it counts."""
     predicted, measured = memory["predicted_bytes"], memory["measured_bytes"]
     found = "not measured here" if measured is None else f"{measured / 1e6:,.0f} MB measured"
-    parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in memory["predicted"].items() if size >= 0.01 * predicted)
+    parts = ", ".join(
+        f"{name} {size / 1e6:,.0f}" for name, size in memory["predicted"].items() if size >= 0.01 * predicted
+    )
     return f"{found}, {predicted / 1e6:,.0f} MB predicted ({parts})"

@@ -211,7 +211,8 @@ class _Fit:
 
     def skip(self, unusable: UnusableLoss) -> None:
         """Return to the last checkpoint and leave this batch out from then on. Raises StageFailed when it is one too many."""
-        skipping = {"epoch": self.at.epoch, "batch": self.at.batch, "loss": str(unusable.loss), "why": str(unusable)}
+        skipping: dict[str, Any] = {"epoch": self.at.epoch, "batch": self.at.batch, "loss": str(unusable.loss)}
+        skipping["why"] = str(unusable)
         skipped = [*self.at.skipped, skipping]
         self._watch.note("batch_skipped", stage=self._checkpoints.stage, **skipping)
         if len(skipped) > _MAX_SKIPPED:

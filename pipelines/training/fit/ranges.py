@@ -10,6 +10,7 @@ from torch.autograd.profiler import record_function
 @contextmanager
 def named(name: str) -> Iterator[None]:
     """Inside this block, what runs is in a range of this name: data, step, forward, backward, communication, optimizer, checkpoint, validation."""
-    on_gpu = torch.cuda.nvtx.range(name) if torch.cuda.is_initialized() else nullcontext()
+    has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    on_gpu = torch.cuda.nvtx.range(name) if has_gpu else nullcontext()
     with record_function(name), on_gpu:
         yield

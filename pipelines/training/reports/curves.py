@@ -52,7 +52,7 @@ def _columns(points: Points) -> tuple[list[int], list[float]]:
 def _plot(points: Points, name: str) -> list[str]:
     from plotille import Figure
 
-    def label(value: float, chars: int, delta: float, left: bool = False) -> str:  # noqa: ARG001, FBT001, FBT002 - as plotille calls it
+    def label(value: float, chars: int, delta: float, left: bool = False) -> str:  # as plotille calls it
         return f"{value:.4g}".ljust(chars) if left else f"{value:.4g}".rjust(chars)
 
     steps, values = _columns(points)

@@ -13,10 +13,12 @@ _MAX_ENTRIES = 100_000
 @contextmanager
 def recorded_memory(path: Path, device: torch.device) -> Iterator[None]:
     """Record inside this block and write the snapshot at its end, also when memory was full."""
-    torch.cuda.memory._record_memory_history(max_entries=_MAX_ENTRIES, device=device)  # torch documents both under these names
+    torch.cuda.memory._record_memory_history(
+        max_entries=_MAX_ENTRIES, device=device
+    )  # torch documents both under these names
     try:
         yield
     finally:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(path))
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
         torch.cuda.memory._record_memory_history(enabled=None, device=device)

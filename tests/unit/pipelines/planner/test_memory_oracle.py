@@ -72,7 +72,13 @@ CASES = (
     Case("Llama-3-8B", LLAMA, 1, 512),
     Case("Llama-3-8B's first 6 layers, checkpointed", replace(LLAMA, num_hidden_layers=6), 1, 512, "full"),
 )
-QUICK = {"ours", "ours, checkpointed", "ours in fp32", "ours in fp32, checkpointed", "one long row, queries and keys normalised"}
+QUICK = {
+    "ours",
+    "ours, checkpointed",
+    "ours in fp32",
+    "ours in fp32, checkpointed",
+    "one long row, queries and keys normalised",
+}
 
 
 def tracked(case: Case) -> dict[str, float]:

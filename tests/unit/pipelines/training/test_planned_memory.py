@@ -27,7 +27,9 @@ def test_a_training_reports_the_planners_memory_beside_its_own(built: Built, tmp
     layout = Layout(micro_batch=SMALL_DECODER.max_batch_tokens)
     planned = training_memory(shape_of(decoder.config, "decoder"), layout, is_bf16=False, fuses_norms=False)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in decoder.parameters())
-    assert memory["predicted"] == pytest.approx({name: size for name, size in planned.parts.items() if name != "framework"})
+    assert memory["predicted"] == pytest.approx(
+        {name: size for name, size in planned.parts.items() if name != "framework"}
+    )
     assert memory["predicted"]["weights"] == weights
     assert weights <= memory["measured_bytes"] < speed["peak_bytes"]
     assert describe_memory(memory).startswith(f"{memory['measured_bytes'] / 1e6:,.0f} MB measured, ")

@@ -47,7 +47,9 @@ def test_a_profile_of_a_fit_has_its_ranges_nested_as_they_happen(tmp_path: Path)
         "checkpoint": 1,
     }
     for begin, end in steps:
-        within = sorted((first, name) for name in INSIDE for first, last in spans[name] if begin <= first <= last <= end)
+        within = sorted(
+            (first, name) for name in INSIDE for first, last in spans[name] if begin <= first <= last <= end
+        )
         assert [name for _, name in within] == ["forward", "backward"] * 2 + ["optimizer"]
     for name in ("data", "communication", "validation", "checkpoint"):
         assert all(last <= begin or first >= end for first, last in spans[name] for begin, end in steps)

@@ -82,7 +82,9 @@ def test_tensorboard_without_its_package_names_the_extra() -> None:
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
 
-    assert "--tensorboard: its files need the package tensorboard; run pip install 'tailrace[tensorboard]'" in done.stderr
+    assert (
+        "--tensorboard: its files need the package tensorboard; run pip install 'tailrace[tensorboard]'" in done.stderr
+    )
 
 
 def test_nested_options_are_reported_by_their_path() -> None:
