@@ -12,8 +12,9 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from models.bundle import Bundle
 from models.errors import BundleCorrupt, BundleIncomplete
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 
 log = structlog.get_logger()
 

@@ -14,8 +14,9 @@ from typing import Protocol
 import structlog
 from prometheus_client import CollectorRegistry
 
+from models.bundle import Bundle
 from models.catalogue import Catalogue
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 from services.contracts.events import Recorded
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter

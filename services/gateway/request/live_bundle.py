@@ -13,9 +13,10 @@ import numpy as np
 import structlog
 from prometheus_client import Gauge
 
+from models.bundle import Bundle, learned_repeats, llm_pays
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
-from models.registry import Bundle, BundleStore, learned_repeats, llm_pays
+from models.registry import BundleStore
 from services.errors import DependencyUnavailable
 
 log = structlog.get_logger()
