@@ -82,6 +82,11 @@ class BundleStore:
         cache_bytes = int(places.bundle_cache_gib * 2**30)
         return cls(ObjectStorage(places.bundle_store, places.bundle_root, cache_bytes), name)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the storage did not answer when it was last asked, so that what this machine has is served."""
+        return self._storage.is_lost
+
     def publish(
         self, source: Path, version: str, about: dict[str, Any], pages: Mapping[str, str] | None = None
     ) -> Bundle:

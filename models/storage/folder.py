@@ -28,6 +28,8 @@ SCRATCH_KEPT_S = 24 * 3_600
 class FolderStorage:
     """A folder of versions and names, which processes share, also of several hosts where the file system has locks (NFS 4)."""
 
+    is_lost = False
+
     def __init__(self, root: Path) -> None:
         self._root = root
 

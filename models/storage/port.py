@@ -14,6 +14,11 @@ class Stored(NamedTuple):
 class Storage(Protocol):
     """Versions, which do not change, and records by name, which are replaced by compare-and-swap."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the place did not answer when it was last asked."""
+        ...
+
     def read_record(self, name: str) -> Stored:
         """Return a name's record. One small read. Raises StoreUnavailable."""
         ...

@@ -234,7 +234,12 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     metrics.llm_replicas_wanted.set(config.num_llm_replicas)
     answer_metrics = AnswerMetrics(metrics)
     live = LiveBundle(
-        ports.bundles, ports.load_student, config.bundle_poll_s, metrics.bundle_info, metrics.bundle_quality
+        ports.bundles,
+        ports.load_student,
+        config.bundle_poll_s,
+        metrics.bundle_info,
+        metrics.bundle_quality,
+        metrics.bundle_store_lost,
     )
     popular = PopularTier(live, ports.features, config.popular_refresh_s)
     gate = LlmGate(

@@ -273,7 +273,7 @@ class Settings(BaseSettings):
     @property
     def bundle_root(self) -> Path:
         """Folder of published bundles and of their names; with a `bundle_store`, its cache on this machine."""
-        return self.state_dir / "bundles"
+        return (self.cache_dir if self.bundle_store else self.state_dir) / "bundles"
 
     @property
     def offline_log_dir(self) -> Path:

@@ -63,6 +63,7 @@ class LiveBundle:
         poll_s: float,
         info: Gauge,
         quality: Gauge,
+        lost: Gauge,
     ) -> None:
         self._load_student = load_student
         self._poll_s = poll_s
@@ -70,7 +71,7 @@ class LiveBundle:
         self._quality = quality
         self._live: Live | None = None
         self._prepare: list[Callable[[Live], object]] = []
-        self._follower = BundleFollower(store, poll_s, self._load, self._swap)
+        self._follower = BundleFollower(store, poll_s, self._load, self._swap, polled=lambda: lost.set(store.is_lost))
 
     @property
     def is_loaded(self) -> bool:
