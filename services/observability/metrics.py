@@ -90,6 +90,15 @@ class AccessMetrics(_Metrics):
     )
 
 
+class ItemsMetrics(_Metrics):
+    """Metrics of a process that follows the live catalogue."""
+
+    refused = _counter(
+        "tailrace_item_records_refused_total", "Records of the topic of items that a process could not read"
+    )
+    unavailable = _gauge("tailrace_items_unavailable", "1 while a process cannot read the topic of items")
+
+
 class GatewayMetrics(_Metrics):
     """Metrics of the doors and the data plane."""
 

@@ -113,6 +113,8 @@ class Settings(BaseSettings):
     """Topic of events that cannot be read."""
     impressions_topic: str = "impressions"
     """Topic of what was shown."""
+    items_topic: str = "items"
+    """Compacted topic of the live catalogue: the state of each item, by its id."""
     topic_partitions: int = Field(4, ge=1)
     """Partitions of the topic of events, chosen once: the workers refuse to start where the topic has another number."""
 
@@ -279,6 +281,11 @@ class Settings(BaseSettings):
     def offline_log_dir(self) -> Path:
         """Folder of the stream worker's raw event log."""
         return self.state_dir / "log"
+
+    @property
+    def items_snapshot(self) -> Path:
+        """File with the state of all items, which spares a starting process the reading of the whole topic."""
+        return self.state_dir / "items" / "snapshot.parquet"
 
     @property
     def feature_repo_dir(self) -> Path:
