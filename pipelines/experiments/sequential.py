@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from scipy.special import betainc, betaln, gammaln, ndtr
 
-_STEPS = 60
+_STEPS = 45
 _CONCENTRATION = 100.0
 """Of the Dirichlet prior around the shares: it finds a mismatch of a few per cent soonest."""
 
