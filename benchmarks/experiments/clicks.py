@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +29,13 @@ class Log:
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Write both as several Parquet files; return their folders."""
         places = folder / "impressions", folder / "interactions"
-        for place, rows in zip(places, (self.impressions, self.events), strict=True):
+        logs: tuple[Sequence[Impression | Interaction], ...] = (self.impressions, self.events)
+        for place, rows in zip(places, logs, strict=True):
             place.mkdir(parents=True)
             for number in range(3):
-                part = [{name: getattr(row, name) for name in row.__dataclass_fields__} for row in rows[number::3]]
-                pq.write_table(pa.Table.from_pylist(part), place / f"{number}.parquet")
+                pq.write_table(
+                    pa.Table.from_pylist([asdict(row) for row in rows[number::3]]), place / f"{number}.parquet"
+                )
         return places
 
 

@@ -12,7 +12,7 @@ GUARDS = (
     Guard(name="errors", effect=0.5),
     Guard(name="deadline_misses", effect=0.5),
     Guard(name="latency_ms", effect=0.1),
-    Guard(name="clicks", higher_is_worse=False, effect=0.1, is_objective=True),
+    Guard(name="clicks", higher_is_worse=False, effect=0.1, weight=4, is_objective=True),
     Guard(name="value", higher_is_worse=False, effect=0.2),
 )
 """Without budgets: what tolerates nothing has the most false alarms."""
