@@ -8,26 +8,18 @@ refused. `join`: 10^5 impressions with late, doubled and foreign clicks, equal t
 """
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing import get_context
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import polars as pl
-
-from benchmarks.experiments.clicks import make_log, truth_of
+from benchmarks.experiments.joined import joined
 from benchmarks.experiments.policies import coverage
 from benchmarks.experiments.release import detections, false_alarms
 from benchmarks.experiments.reports import a_a, always_covered, mismatches
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
-from pipelines.experiments.join import join
 
 _LOGS = ("drawn by Plackett-Luce", "hashed variants", "an item is never shown first", "deterministic")
-_NUM_IMPRESSIONS = 100_000
 
 
 def main() -> None:
@@ -61,40 +53,8 @@ def _off_policy(num: int) -> dict[str, Any]:
     return {"logs": [coverage(kind, max(1, num // 2)) for kind in _LOGS]}
 
 
-def _join(num: int) -> dict[str, Any]:
-    """Join a log of 10^5 impressions; the join runs in a process of its own, whose memory counts."""
-    log = make_log(_NUM_IMPRESSIONS, seed=num)
-    wanted = truth_of(log)
-    with TemporaryDirectory() as scratch:
-        impressions, events = log.write(Path(scratch))
-        with get_context("spawn").Pool(1) as pool:
-            seconds, peak_mb, before_mb = pool.apply(_timed_join, (impressions, events, Path(scratch) / "out"))
-        table = pl.read_parquet(Path(scratch) / "out" / "*.parquet")
-    rows = table.filter(pl.col("clicks") > 0).select(
-        "request_id", "shown_time_ms", "item_id", "clicks", "value", "clicked_time_ms"
-    )
-    found = {tuple(row[:3]): tuple(row[3:]) for row in rows.iter_rows()}
-    return {
-        "num_impressions": len(log.impressions),
-        "num_events": len(log.events),
-        "num_joined": sum(one[0] for one in wanted.values()),
-        "is_equal": found == wanted and len(rows) == len(wanted),
-        "join_s": round(seconds, 2),
-        "peak_mb": round(peak_mb),
-        "before_mb": round(before_mb),
-    }
-
-
-def _timed_join(impressions: Path, events: Path, out: Path) -> tuple[float, float, float]:
-    before_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024
-    started = time.monotonic()
-    for _ in join(impressions, events, out):
-        pass
-    return time.monotonic() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024, before_mb
-
-
 _PARTS: Mapping[str, Callable[[int], dict[str, Any]]] = {
-    "join": _join,
+    "join": joined,
     "off-policy": _off_policy,
     "reports": _reports,
     "release": _release,
