@@ -61,7 +61,7 @@ def log_evidence_of_users(candidate: int, control: int, share: float, ratio: flo
         ratio: Of the rates; 1: more often than the control's.
     """
     bound = share * ratio / (share * ratio + 1 - share)
-    above = 1 - float(betainc(candidate + 1, control + 1, bound))
+    above = float(betainc(control + 1, candidate + 1, 1 - bound))  # the mixture's part above the bound
     if above <= 0:
         return -math.inf
     mixed = float(betaln(candidate + 1, control + 1)) + math.log(above) - math.log(1 - bound)
