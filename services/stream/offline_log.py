@@ -199,7 +199,11 @@ class OfflineLog:
         if len(tables) < len(paths):
             return 0
         merged = folder / Span(parts[0].first, parts[-1].last).name
-        _write_atomically(merged, pa.concat_tables(tables, promote_options="default"), written_s=max(path.stat().st_mtime for path in paths))
+        _write_atomically(
+            merged,
+            pa.concat_tables(tables, promote_options="default"),
+            written_s=max(path.stat().st_mtime for path in paths),
+        )
         return len(parts)
 
     def _newest_of_others(self, topic: Path) -> float:
