@@ -18,17 +18,17 @@ def write_pictures(found: Mapping[str, Any], stem: Path) -> dict[str, str]:
         figure = Figure(figsize=(7, 2.6), layout="constrained")
         FigureCanvasAgg(figure)
         axis = figure.subplots()
+        days = [day[5:] for day in found["days"]]
         for one in ones:
-            looks = [
-                (day, *look) for day, look in zip(found["days"], one["by_day"], strict=True) if look[0] is not None
-            ]
-            days, estimates, lows, highs = zip(*looks, strict=True)
-            axis.plot(days, estimates, marker="o", markersize=3, label=one["variant"])
-            axis.fill_between(days, lows, highs, alpha=0.2)
+            looks = [(place, *look) for place, look in enumerate(one["by_day"]) if look[0] is not None]
+            places, estimates, lows, highs = zip(*looks, strict=True)
+            axis.plot(places, estimates, marker="o", markersize=3, label=one["variant"])
+            axis.fill_between(places, lows, highs, alpha=0.2)
         axis.axhline(0, color="grey", linewidth=0.8)
         axis.set_ylabel(f"{metric} less {found['control']}", fontsize=8)
         axis.tick_params(labelsize=7)
-        axis.set_xticks(axis.get_xticks()[:: max(1, len(found["days"]) // 8)])
+        marks = range(0, len(days), max(1, len(days) // 8))
+        axis.set_xticks(marks, [days[mark] for mark in marks])
         axis.legend(fontsize=7)
         names[metric] = f"{stem.name}-{metric}.png"
         figure.savefig(stem.with_name(names[metric]), format="png", dpi=120)

@@ -167,7 +167,7 @@ def _notes(lists: Lists) -> list[str]:
         notes.append(f"{several} users were in several variants and count in each: the shares changed, or the hash did")
     if lists.num_outside:
         notes.append(f"{lists.num_outside} lists are in no variant and left out")
-    cuts = {"a shown item's value": lists.cuts["value"], "latencies": lists.cuts["elapsed_ms"]}
+    cuts = {"values of a shown item": lists.cuts["value"], "latencies": lists.cuts["elapsed_ms"]}
     notes += [f"{name} above {cut:g} count as {cut:g}" for name, cut in cuts.items() if cut]
     return notes
 
