@@ -5,6 +5,7 @@ Lists are the unit of exposure, users (a visitor: the request) the unit of chanc
 variants: one purchase or one stalled call else decides a mean.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,10 +99,7 @@ def read_lists(
             raise DataError(name, f"{table} lacks it", f"one of {', '.join(there)}")
     whole = pl.scan_parquet(files)
     num_lists, shown = whole.select(_LIST).unique().select(pl.len()).collect().item(), _times_shown(files)
-    cuts = {
-        name: whole.filter(pl.col(name) > 0).select(pl.col(name).quantile(CUT)).collect().item()
-        for name in ("value", "elapsed_ms")
-    }
+    cuts = {name: _cut(whole, name) for name in ("value", "elapsed_ms")}
     parts, tiers, outside = [], [], 0
     for day, file in enumerate(files):
         lists = _lists_of(file, by, experiment, segments, shown, num_lists, cuts)
@@ -120,6 +118,13 @@ def read_lists(
     users = users.with_columns(user=pl.col("user").rank("dense").cast(pl.Int64) - 1)
     mix = pl.concat(tiers).group_by("variant", "tier").agg(pl.col("lists").sum()).sort("variant", "tier")
     return Lists([file.stem for file in files], users, mix, cuts, outside)
+
+
+def _cut(table: pl.LazyFrame, name: str) -> float | None:
+    """Return where a column is cut off; None where nothing is."""
+    column = pl.col(name)
+    cut, most = table.filter(column > 0).select(at=column.quantile(CUT), most=column.max()).collect().row(0)
+    return None if cut == most else float(cut)
 
 
 def _times_shown(files: Sequence[Path]) -> pl.DataFrame:
@@ -141,7 +146,10 @@ def _lists_of(
     variant = pl.col(by).cast(pl.String)
     if experiment is not None:
         variant = ("," + variant).str.extract(f",{_escaped(experiment)}=([^,]*)")
-    value, elapsed = (pl.col(name).clip(upper_bound=cuts[name]) for name in ("value", "elapsed_ms"))
+    value, elapsed = (
+        pl.col(name).clip(upper_bound=math.inf if cuts[name] is None else cuts[name])
+        for name in ("value", "elapsed_ms")
+    )
     items = pl.read_parquet(file).join(shown, on="item_id", how="left")
     information = -(pl.col("times") / num_lists).clip(upper_bound=1.0).log(2)
     first = [pl.col(name).first() for name in segments if name != by]
