@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from infra.cli.audit import audited, write_act
 from infra.cli.bundles import bundles_app, promote, rollback
+from infra.cli.experiment import experiment_app
 from infra.cli.keys import keys_app
 from infra.cli.load import PASSED_ON, bench, chaos
 from infra.cli.plan import plan_app
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.add_typer(keys_app, name="keys")
 app.add_typer(bundles_app, name="bundles")
 app.add_typer(plan_app, name="plan")
+app.add_typer(experiment_app, name="experiment")
 app.command(context_settings=PASSED_ON)(bench)
 app.command(context_settings=PASSED_ON)(chaos)
 app.command()(profile)
