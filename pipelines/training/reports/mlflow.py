@@ -21,7 +21,9 @@ log = structlog.get_logger()
 
 EXPERIMENT = "tailrace"
 _API, _SAVED = "/api/2.0/mlflow/", "mlflow.json"
-_EVERY_S, _AGAIN_S, _TIMEOUT_S = 5.0, 30.0, 5.0
+_EVERY_S, _AGAIN_S = 5.0, 30.0
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+"""A server under load takes seconds for its first write; no step waits for it."""
 _MAX_METRICS, _MAX_PARAMETERS, _MAX_CHARS = 1_000, 100, 6_000
 """What the API takes in one request, and in one parameter's value."""
 _MAX_WAITING = 200_000
@@ -35,7 +37,7 @@ class MlflowRun:
 
     def __init__(self, uri: str, name: str, parameters: Mapping[str, str], folder: Path) -> None:
         self._uri, self._name, self._parameters, self._saved = uri, name, parameters, folder / _SAVED
-        self._client = httpx.Client(base_url=uri.rstrip("/") + _API, timeout=_TIMEOUT_S)
+        self._client = httpx.Client(base_url=uri.rstrip("/") + _API, timeout=_TIMEOUT)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mlflow")
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
         self._sending: Future[None] | None = None
@@ -124,7 +126,7 @@ def end_left_run(folder: Path, *, is_interrupted: bool) -> None:
     if left is None:
         return
     try:
-        with httpx.Client(base_url=left["uri"].rstrip("/") + _API, timeout=_TIMEOUT_S) as client:
+        with httpx.Client(base_url=left["uri"].rstrip("/") + _API, timeout=_TIMEOUT) as client:
             _end(client, left["run_id"], "KILLED" if is_interrupted else "FAILED")
     except _Unanswered as error:
         log.warning("mlflow_unavailable", run=left["run_id"], why=repr(error))
