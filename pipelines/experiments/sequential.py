@@ -16,9 +16,11 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+from scipy.optimize import brentq
 from scipy.special import betainc, betaln, gammaln, ndtr
 
-_STEPS = 45
+_FAR = 30.0
+"""No ratio's logarithm is farther from 0."""
 _CONCENTRATION = 100.0
 """Of the Dirichlet prior around the shares: it finds a mismatch of a few per cent soonest."""
 
@@ -77,15 +79,13 @@ def ratio_interval(candidate: int, control: int, share: float, alpha: float) -> 
 
 
 def _largest_refused(candidate: int, control: int, share: float, alpha: float) -> float:
-    """Return the largest ratio above which the true one is shown to lie, by bisection of its logarithm; 0: none."""
-    low, high = -30.0, 30.0
-    if log_evidence_of_users(candidate, control, share, math.exp(low)) < -math.log(alpha):
-        return 0.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        is_above = log_evidence_of_users(candidate, control, share, math.exp(middle)) >= -math.log(alpha)
-        low, high = (middle, high) if is_above else (low, middle)
-    return math.exp(low)
+    """Return the largest ratio above which the true one is shown to lie, 0 where there is none."""
+
+    def beyond(log_ratio: float) -> float:
+        found = log_evidence_of_users(candidate, control, share, math.exp(log_ratio)) + math.log(alpha)
+        return max(found, -_FAR)
+
+    return math.exp(brentq(beyond, -_FAR, _FAR, xtol=1e-9)) if beyond(-_FAR) > 0 else 0.0
 
 
 def mismatch_p_value(users: Sequence[int], shares: Sequence[float]) -> float:
