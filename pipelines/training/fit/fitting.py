@@ -19,7 +19,7 @@ from torch.autograd.profiler import record_function
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.batches import Batch, MakeBatch, split_batch
-from pipelines.training.fit.checkpoints import Checkpoints, FitState, Like
+from pipelines.training.fit.checkpoints import ELSEWHERE, Checkpoints, FitState, Like
 from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
 from pipelines.training.fit.memory import kept_memory
 from pipelines.training.fit.parallel import ALONE, Group, Loss, LossFunction
@@ -154,7 +154,9 @@ class _Fit:
         self._device = next(model.parameters()).device
         self.trained = group.copy(model)
         self._loss_of = group.wrap(self.trained, task.loss)
-        self._descent = Descent(self.trained, options.descent, start_shares, group)
+        self._descent = Descent(
+            self.trained, options.descent, start_shares, group, group.numbers(self.trained, model)
+        )
         self._shards = group.shard_writer(checkpoints)
         self._best: dict[str, Tensor] = {}
         self.at = Position(rng=_state_of(task.rng))
@@ -298,12 +300,14 @@ class _Fit:
             (self._shards or self._checkpoints).save(FitState(tensors, asdict(self.at)))
 
     def _likes(self) -> Like:
-        """Return what returns a tensor that is laid out as the one of a name in a checkpoint, None for one that all processes have whole."""
+        """Return what returns a tensor that is laid out as the one of a name in a checkpoint, None for one that all processes have whole, ELSEWHERE for one of others."""
         weights = self.trained.state_dict()
 
         def like(name: str) -> Tensor | None:
             kind, _, rest = name.partition(".")
-            return self._descent.like(rest) if kind == "descent" else weights.get(rest)
+            if kind == "descent":
+                return self._descent.like(rest)
+            return None if kind == "rng" else weights.get(rest, ELSEWHERE)
 
         return like
 
@@ -313,6 +317,7 @@ class _Fit:
         tensors = {
             name: value if (alike := like(name)) is None else self._group.placed(value, alike)
             for name, value in saved.tensors.items()
+            if like(name) is not ELSEWHERE
         }
         self.trained.load_state_dict(_under("model.", tensors))
         self._best = _under("best.", tensors)

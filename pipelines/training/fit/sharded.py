@@ -1,4 +1,5 @@
-"""Ranks of which none has the whole model: FSDP2 (`fully_shard`), tensor parallelism by the rows of `layer.py`, or one in the other.
+"""Ranks of which none has the whole model: FSDP2 (`fully_shard`), with copies of what is sharded (HSDP) or without, and tensor parallelism by the rows of `layer.py`, alone,
+in FSDP2 or in copies (DDP, whose average over the copies FSDP2 computes too).
 
 The model that is given stays whole, on the host where there are GPUs: it is what rank 0 validates and what is written in the end. A copy of it is
 trained. With bf16, the weights of layers are gathered and multiplied in bf16, and their gradients summed in fp32; masters and optimizer are fp32.
@@ -33,7 +34,7 @@ _BACK_TO_STREAM = {"output", "down"}
 
 
 class Shards(Ranks):
-    """Ranks of a mesh (shard, tensor). Those with the same place along `shard` learn from the same rows."""
+    """Ranks of a mesh (data, shard, tensor). Those that differ along `tensor` alone learn from the same rows."""
 
     def __init__(
         self,
@@ -47,14 +48,14 @@ class Shards(Ranks):
         super().__init__(timeout_s, method, accumulation=accumulation, local_rank=local_rank)
         self._layout = layout
         self._mesh: DeviceMesh  # of the device of the model
-        self.share, self.num_shares = self.rank // layout.tensor, layout.shard
+        self.share, self.num_shares = self.rank // layout.tensor, layout.data * layout.shard
 
     def copy(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model, which `wrap` shards. The model itself moves to the host."""
         self._mesh = init_device_mesh(
             next(model.parameters()).device.type,
-            (self._layout.shard, self._layout.tensor),
-            mesh_dim_names=("shard", "tensor"),
+            (self._layout.data, self._layout.shard, self._layout.tensor),
+            mesh_dim_names=("data", "shard", "tensor"),
         )
         trained = copy.deepcopy(model)
         model.to("cpu")
@@ -65,7 +66,8 @@ class Shards(Ranks):
         whole = LossOf(model, loss)
         if self._layout.tensor > 1:
             _split_products(model, self._mesh["tensor"])
-        if self._layout.shard > 1:
+        if self.num_shares > 1:
+            mesh = self._mesh["data", "shard"] if self._layout.data > 1 else self._mesh["shard"]
             kind = self._mesh.device_type
             policy = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16 if self.uses_bf16(torch.device(kind)) else None,
@@ -73,8 +75,8 @@ class Shards(Ranks):
                 cast_forward_inputs=False,
             )
             for block in blocks_of(model):
-                fully_shard(block, mesh=self._mesh["shard"], mp_policy=policy)
-            fully_shard(whole, mesh=self._mesh["shard"])  # what losses read beside the layers stays fp32
+                fully_shard(block, mesh=mesh, mp_policy=policy)
+            fully_shard(whole, mesh=mesh)  # what losses read beside the layers stays fp32
         return whole
 
     @contextmanager
@@ -84,12 +86,12 @@ class Shards(Ranks):
             wrapped.set_requires_gradient_sync(is_last)
         yield
 
-    def dropped(self, values: Tensor, probability: float) -> Tensor:
+    def dropped(self, values: Tensor, probability: float, place: int) -> Tensor:
         """Apply dropout to a product that was divided as to a whole one: the same on all ranks that share rows."""
         if not isinstance(values, DTensor):
-            return super().dropped(values, probability)
+            return super().dropped(values, probability, place)
         whole = values.redistribute(placements=[Replicate()]).to_local()
-        return DTensor.from_local(super().dropped(whole, probability), values.device_mesh, [Replicate()])
+        return DTensor.from_local(super().dropped(whole, probability, place), values.device_mesh, [Replicate()])
 
     def shares(self, own: Share) -> list[Share]:
         """Return each share's part of the step: ranks of one tensor group have the same."""
