@@ -1,6 +1,6 @@
 """Stage 4: trains the decoder to predict the next item at every position of every history.
 
-    decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked)
+    decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked); a file a rank where each has a part
     item_text.safetensors   where rows are learned from text: those of new items
     teacher/         of a decoder with deeper codes that has one (target/teacher.py)
     training.json    the curve, the parameters and the options
@@ -178,7 +178,7 @@ def train_in(
     teacher_decoder = None
     if catalogue.depth > 1 and options.teacher_weight > 0:
         teacher_decoder = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start, group)
-    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, teacher_decoder, group)
+    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, teacher_decoder, group, out)
     if group.is_main:
         _write(ours, options, out, start, data.device, group)
 
@@ -186,7 +186,8 @@ def train_in(
 def _write(
     ours: FittedDecoder, options: TrainOptions, out: Path, start: WarmStart | None, device: torch.device, group: Group
 ) -> None:
-    save_decoder(ours.decoder, out / "decoder")
+    if ours.item_text is not None or not group.is_divided:
+        save_decoder(ours.decoder, out / "decoder")
     if ours.item_text is not None:
         ours.item_text.save(out)
     about = {
@@ -241,8 +242,12 @@ def fit_decoder(
     on_validation: OnValidation | None = None,
     teacher_decoder: Decoder | None = None,
     group: Group = ALONE,
+    out: Path | None = None,
 ) -> FittedDecoder:
-    """Fit a decoder to the codes of the data's catalogue. `teacher_decoder` is the teacher of deeper codes."""
+    """Fit a decoder to the codes of the data's catalogue. `teacher_decoder` is the teacher of deeper codes.
+
+    Ranks of which each has a part write it below `out`, if given, but for rows learned from text, which are added up first.
+    """
     catalogue, device = data.catalogue, data.device
     decoder = first_decoder(data.tokenized, catalogue, options).to(device)
     begun = None if start is None else begin_warm(start, decoder, catalogue, options.fit)
@@ -284,6 +289,10 @@ def fit_decoder(
         scorer = decoder_scorer(folded(decoder), catalogue, options.max_items, options.stride)
         return ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10)
 
+    def export(trained: nn.Module) -> None:
+        if out is not None and group.is_divided and encoder is None:
+            group.export(trained, decoder.config, out / "decoder")
+
     with dropout_after(adding_modules(decoder), options.dropout, group):
         task = Task(
             batches=lambda: batch_windows(
@@ -295,6 +304,7 @@ def fit_decoder(
             uniform_loss=math.log(max(2, *catalogue.level_sizes)),
             flops=flops,
             on_validation=on_validation,
+            on_fitted=export,
         )
         fit_options, start_shares = (begun.options, begun.start_shares(decoder)) if begun else (options.fit, None)
         fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares, group)

@@ -68,6 +68,8 @@ class Task:
     uniform_loss: float
     flops: Callable[[Batch, int], int] | None = None
     on_validation: OnValidation | None = None
+    on_fitted: Callable[[nn.Module], None] | None = None
+    """Called by all processes with what was trained, of which each may have a part, when it has the best weights."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -225,6 +227,8 @@ class _Fit:
         if self._shards is not None:
             self._shards.wait()
         self.trained.load_state_dict(self._best)
+        if self._task.on_fitted is not None:
+            self._task.on_fitted(self.trained)
         self._group.take_over(self.trained, self._model)
         self._model.eval()
 

@@ -14,11 +14,12 @@ Shape suffixes: B rows of a batch, R those of this rank, N numbers of a row.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from models.decoder.config import DecoderConfig
+from models.decoder.weights import save_index, save_part
 from pipelines.training.fit.batches import Batch, MakeBatch, number_of, rows_of
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.recompute import Recompute
@@ -101,6 +104,8 @@ class Group:
     """One process. `accumulation` is the factor on the number of parts into which each batch is split, whose gradients are added up."""
 
     rank, size = 0, 1
+    is_divided = False
+    """Whether each process has a part of the model alone."""
 
     def __init__(self, method: Method = PLAIN, *, accumulation: int = 1) -> None:
         self.method, self.accumulation = method, accumulation
@@ -175,6 +180,10 @@ class Group:
 
     def take_over(self, trained: nn.Module, model: nn.Module) -> None:
         """Let the model that was given end with the weights of what was trained."""
+
+    def export(self, trained: nn.Module, config: DecoderConfig, folder: Path) -> None:
+        """Write a decoder that is trained in parts in Hugging Face's layout: each process a file, without the whole anywhere."""
+        raise NotImplementedError("one process has the whole")
 
     def placed(self, value: Tensor, like: Tensor) -> Tensor:
         """Return a whole tensor as another one is laid out over the processes."""
@@ -277,6 +286,16 @@ class Ranks(Group):
     def wait(self) -> None:
         """Return when every rank has come here."""
         dist.barrier(group=self._patient)
+
+    def _save_parts(
+        self, config: DecoderConfig, tensors: Mapping[str, Tensor], folder: Path, part: int, num_parts: int
+    ) -> None:
+        """Write this rank's file of a decoder, the `part`th from 0, none if it has no tensors, and their index when all have done so."""
+        if tensors:
+            save_part(config, tensors, folder, part + 1, num_parts)
+        self.wait()
+        if self.is_main:
+            save_index(config, folder, num_parts)
 
     def _gathered(self, own_N: Tensor) -> Tensor:
         """Return every rank's numbers, a row each."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 
 from models.catalogue import BOS_TOKEN
+from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Attend, Decoder
 from models.decoder.rope import rotary_angles
 from pipelines.planner.mesh import Layout
@@ -88,6 +90,8 @@ class _Part:
 
 class Pipeline(Ranks):
     """Ranks of a mesh (pipeline, data). Those of one pipeline learn from the same rows."""
+
+    is_divided = True
 
     def __init__(
         self,
@@ -249,6 +253,16 @@ class Pipeline(Ranks):
     def shard_writer(self, checkpoints: Checkpoints) -> ShardWriter:
         """Return what writes a state of which each stage has a part."""
         return ShardWriter(checkpoints, is_main=self.is_main)
+
+    def export(self, trained: nn.Module, config: DecoderConfig, folder: Path) -> None:
+        """Write a file a stage."""
+        num_layers = config.num_hidden_layers
+        own = {
+            name: tensor
+            for name, tensor in trained.state_dict().items()
+            if self.share == 0 and stage_of(name, num_layers, self._num_stages) == self._stage
+        }
+        self._save_parts(config, own, folder, self._stage, self._num_stages)
 
     def is_true_of_main(self, own: bool) -> bool:
         """Return rank 0's answer."""

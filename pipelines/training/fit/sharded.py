@@ -11,6 +11,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.layer import Projection, rows_of
 from pipelines.planner.mesh import Layout
@@ -35,6 +37,8 @@ _BACK_TO_STREAM = {"output", "down"}
 
 class Shards(Ranks):
     """Ranks of a mesh (data, shard, tensor). Those that differ along `tensor` alone learn from the same rows."""
+
+    is_divided = True
 
     def __init__(
         self,
@@ -127,6 +131,17 @@ class Shards(Ranks):
     def shard_writer(self, checkpoints: Checkpoints) -> ShardWriter:
         """Return what writes a state of which each rank has a part."""
         return ShardWriter(checkpoints, is_main=self.is_main)
+
+    def export(self, trained: nn.Module, config: DecoderConfig, folder: Path) -> None:
+        """Write a file a rank, about equally large. Tensors are put together one at a time."""
+        held, own = [0] * self.size, dict[str, Tensor]()
+        for name, tensor in trained.state_dict().items():
+            writer = held.index(min(held))
+            held[writer] += tensor.numel()
+            whole = _whole(tensor)
+            if writer == self.rank:
+                own[name] = whole.cpu()
+        self._save_parts(config, own, folder, self.rank, sum(number > 0 for number in held))
 
     def is_true_of_main(self, own: bool) -> bool:
         """Return rank 0's answer."""
