@@ -6,9 +6,10 @@ Never pickle. Tensors that are missing, unknown or misshapen are named in the er
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -57,10 +58,9 @@ def save_index(config: DecoderConfig, folder: Path, num_parts: int) -> None:
     weight_map, total_bytes = {}, 0
     for number in range(1, num_parts + 1):
         name = _PART.format(number, num_parts)
-        with safe_open(folder / name, framework="pt") as file:
-            for tensor in file.keys():  # noqa: SIM118 - not a dict
-                weight_map[tensor] = name
-                total_bytes += file.get_tensor(tensor).nbytes
+        for tensor, (start, end) in _stored_at(folder / name).items():
+            weight_map[tensor] = name
+            total_bytes += end - start
     index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / _INDEX).write_text(json.dumps(index, indent=1))
     _save_config(config, folder)
@@ -71,6 +71,13 @@ def _save_tensors(config: DecoderConfig, tensors: Mapping[str, Tensor], folder: 
     names = _tensor_names(config, tensors)
     stored = {names[name]: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(stored, folder / name, metadata={"format": "pt"})
+
+
+def _stored_at(path: Path) -> dict[str, tuple[int, int]]:
+    """Return where a safetensors file has its tensors: its header, whose length the first eight bytes are."""
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: tuple(about["data_offsets"]) for name, about in header.items() if name != "__metadata__"}
 
 
 def _save_config(config: DecoderConfig, folder: Path) -> None:

@@ -52,7 +52,7 @@ from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
 from pipelines.training.target.teacher import TEACHER, ItemTeacher, save_teacher, single_level
-from pipelines.training.workers.planned import planned
+from pipelines.training.workers.planned import planned, predicted_memory
 from pipelines.training.workers.team import ONE, Team
 from services.errors import ConfigError
 
@@ -152,11 +152,16 @@ def train(
 ) -> None:
     """Train, keep the best epoch by validation, and write the decoder with its curve. A decoder of deeper codes may have a teacher, trained before it."""
     work = partial(train_in, tokenized, options, out, checkpoints, device, start, on_validation)
-    if team.is_free and device.type == "cuda" and (gpu := device_of_driver(torch.cuda.get_device_name(device))):
-        catalogue = load_catalogue(tokenized / "catalogue.parquet")
-        length, config = _num_positions(catalogue, options), first_config(catalogue, options)
+    catalogue, is_gpu = load_catalogue(tokenized / "catalogue.parquet"), device.type == "cuda"
+    length, config = _num_positions(catalogue, options), first_config(catalogue, options)
+    if team.is_free and is_gpu and (gpu := device_of_driver(torch.cuda.get_device_name(device))):
         team = planned(team, config, Gpus(gpu, team.workers), options.max_batch_tokens, length)
-    team.fit(work, checkpoints, progress)
+
+    def needs(accumulation: int) -> str:
+        tokens, num_parts = max(options.max_batch_tokens, length), options.fit.num_parts
+        return predicted_memory(team, config, tokens, num_parts, is_gpu=is_gpu, accumulation=accumulation)
+
+    team.fit(work, checkpoints, progress, needs)
 
 
 def train_in(

@@ -27,17 +27,13 @@ from models.catalogue import BOS_TOKEN
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Attend, Decoder
 from models.decoder.rope import rotary_angles
-from pipelines.planner.mesh import Layout
+from pipelines.planner.mesh import MICRO_BATCHES, Layout
 from pipelines.scoring.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED, Batch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.parallel import PLAIN, Loss, LossFunction, Method, Ranks, Share, averaged_by_ddp
 from pipelines.training.fit.shard_files import ShardWriter
 from services.errors import ConfigError
-
-_MICRO_BATCHES = 4
-"""For each stage: the schedule idles at most a quarter of the ideal time."""
-
 
 class Stage(Decoder):
     """One stage's layers of a decoder, under the whole one's names, with the embedding on the first stage and the final norm and the head's rows on the last."""
@@ -355,7 +351,7 @@ def stage_of(name: str, num_layers: int, num_stages: int) -> int:
 def micro_batches_of(batch: Batch, num_stages: int) -> list[Batch]:
     """Return equally large parts of a batch, at least one for each stage, filled up with rows without labels."""
     num_rows = len(batch.tokens)
-    size = -(-num_rows // (_MICRO_BATCHES * num_stages))
+    size = -(-num_rows // (MICRO_BATCHES * num_stages))
     number = max(num_stages, -(-num_rows // size))
     below = (0, 0, 0, number * size - num_rows)
     filled = Batch(

@@ -84,8 +84,15 @@ class Team:
             compression=self.compression,
         )
 
-    def fit(self, work: Callable[..., Any], checkpoints: Checkpoints, progress: Progress) -> Any:
+    def fit(
+        self,
+        work: Callable[..., Any],
+        checkpoints: Checkpoints,
+        progress: Progress,
+        needs: Callable[[int], str] | None = None,
+    ) -> Any:
         """Return what `work(progress=..., group=...)` returns, called here or in each of the processes, of which rank 0's counts. It is pickled if there are several.
+        `needs` describes what memory steps are predicted to take with a factor on the number of parts of a batch.
 
         Raises what it raises of TailraceError, or StageFailed.
         """
@@ -94,10 +101,10 @@ class Team:
         if self.ray:
             from pipelines.training.workers.on_ray import fit_on_ray
 
-            return fit_on_ray(work, self, checkpoints, progress)
+            return fit_on_ray(work, self, checkpoints, progress, needs)
         from pipelines.training.workers.local import fit_locally
 
-        return fit_locally(work, self, checkpoints, progress)
+        return fit_locally(work, self, checkpoints, progress, needs)
 
 
 ONE = Team()

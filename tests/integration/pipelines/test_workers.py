@@ -4,14 +4,19 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -286,6 +291,54 @@ def test_a_paused_rank_is_ended_with_its_stack_and_the_fit_goes_on(
     assert [(line["rank"], line["pid"]) for line in logged if line["event"] == "worker_hung"] == [(1, paused[0])]
     assert "fitting.py" in capfd.readouterr().err
     assert {str(point["epoch"]): point["loss"] for point in found} == expected
+
+
+@contextmanager
+def second_rank_limited(logged: list[dict[str, Any]], limit: int | None) -> Iterator[list[int]]:
+    """Inside this block, let each second rank that starts have so many bytes of data at most; and note the most that one has had."""
+    most, is_over, limited = [0], threading.Event(), set[int]()
+
+    def watch() -> None:
+        while not is_over.wait(0.005):
+            ranks = [line["pid"] for line in list(logged) if line["event"] == "worker_started" and line["rank"] == 1]
+            with suppress(OSError, IndexError):
+                if limit is not None and ranks[-1] not in limited:
+                    resource.prlimit(ranks[-1], resource.RLIMIT_DATA, (limit, limit))
+                    limited.add(ranks[-1])
+                sizes = Path(f"/proc/{ranks[-1]}/status").read_text().partition("VmData:")[2].split()
+                most[0] = max(most[0], 1_024 * int(sizes[0]))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield most
+    finally:
+        is_over.set()
+        watching.join()
+
+
+def test_a_rank_that_runs_out_of_memory_lets_all_begin_again_with_smaller_parts(tmp_path: Path) -> None:
+    """Its process may have less than a whole batch takes, and more than half of one: the warning has the planner's sizes, and the losses are those of enough memory."""
+    ingested, tokens = write_ingested(tmp_path / "ingest", 200), tmp_path / "tokens"
+    tokens.mkdir()
+    tokenize(ingested, histories_from(ingested), 1_000, tokens, CodesOptions())
+    few = replace(DROPPED_DECODER.fit, epochs=2, validate_every=1)
+    wide = replace(
+        DROPPED_DECODER, num_layers=1, feed_forward=1 << 15, dropout=0.0, max_batch_tokens=2_048, fit=few
+    )
+    kept_bytes = 4 * 1_024 * wide.feed_forward * 4  # of a rank's half of the tokens
+
+    with capture_logs() as logged, second_rank_limited(logged, None) as most:
+        expected = trained(tokens, wide, tmp_path / "whole")
+    with capture_logs() as logged, second_rank_limited(logged, most[0] - kept_bytes // 4):
+        found = trained(tokens, wide, tmp_path / "starved")
+
+    (again,) = [line for line in logged if line["event"] == "workers_started_again"]
+    assert (again["log_level"], again["accumulation"]) == ("warning", 2)
+    assert re.fullmatch(
+        r"rank 1 is out of memory, where [\d,]+ MB are predicted with a batch in 1 parts \(activations .*\)", again["why"]
+    )
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("poisoned_rank", [0, 1])
