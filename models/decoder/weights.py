@@ -46,9 +46,7 @@ def save_decoder(decoder: Decoder, folder: Path) -> None:
     _save_config(decoder.config, folder)
 
 
-def save_part(
-    config: DecoderConfig, tensors: Mapping[str, Tensor], folder: Path, number: int, num_parts: int
-) -> None:
+def save_part(config: DecoderConfig, tensors: Mapping[str, Tensor], folder: Path, number: int, num_parts: int) -> None:
     """Write the `number`th (from 1) of a decoder's files: these tensors by their names in the decoder. `save_index` follows when all are written."""
     _save_tensors(config, tensors, folder, _PART.format(number, num_parts))
 

@@ -156,9 +156,7 @@ class _Fit:
         self._device = next(model.parameters()).device
         self.trained = group.copy(model)
         self._loss_of = group.wrap(self.trained, task.loss)
-        self._descent = Descent(
-            self.trained, options.descent, start_shares, group, group.numbers(self.trained, model)
-        )
+        self._descent = Descent(self.trained, options.descent, start_shares, group, group.numbers(self.trained, model))
         self._shards = group.shard_writer(checkpoints)
         self._best: dict[str, Tensor] = {}
         self.at = Position(rng=_state_of(task.rng))

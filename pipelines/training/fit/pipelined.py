@@ -35,6 +35,7 @@ from pipelines.training.fit.parallel import PLAIN, Loss, LossFunction, Method, R
 from pipelines.training.fit.shard_files import ShardWriter
 from services.errors import ConfigError
 
+
 class Stage(Decoder):
     """One stage's layers of a decoder, under the whole one's names, with the embedding on the first stage and the final norm and the head's rows on the last."""
 

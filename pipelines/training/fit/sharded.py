@@ -1,5 +1,6 @@
-"""Ranks of which none has the whole model: FSDP2 (`fully_shard`), with copies of what is sharded (HSDP) or without, and tensor parallelism by the rows of `layer.py`, alone,
-in FSDP2 or in copies (DDP, whose average over the copies FSDP2 computes too).
+"""Ranks of which none has the whole model: FSDP2 (`fully_shard`), tensor parallelism by the rows of `layer.py`, or one in the other.
+
+There may be copies of what is sharded (HSDP), or of what is divided by tensor parallelism alone (DDP, whose average FSDP2 computes too).
 
 The model that is given stays whole, on the host where there are GPUs: it is what rank 0 validates and what is written in the end. A copy of it is
 trained. With bf16, the weights of layers are gathered and multiplied in bf16, and their gradients summed in fp32; masters and optimizer are fp32.

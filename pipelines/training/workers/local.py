@@ -41,7 +41,9 @@ class _Rank:
     is_hung: bool = False
 
 
-def fit_locally(work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None) -> Any:
+def fit_locally(
+    work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None
+) -> Any:
     """Return what rank 0's work returned. Raises as `fit_again`."""
     return fit_again(lambda accumulation: _run(work, team, accumulation, progress), checkpoints, needs)
 

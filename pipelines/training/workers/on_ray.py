@@ -30,7 +30,9 @@ class _Job:
     queue: "Queue"
 
 
-def fit_on_ray(work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None) -> Any:
+def fit_on_ray(
+    work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None
+) -> Any:
     """Return what rank 0's work returned. Raises as `fit_again`."""
     import ray
 

@@ -92,6 +92,7 @@ class Team:
         needs: Callable[[int], str] | None = None,
     ) -> Any:
         """Return what `work(progress=..., group=...)` returns, called here or in each of the processes, of which rank 0's counts. It is pickled if there are several.
+
         `needs` describes what memory steps are predicted to take with a factor on the number of parts of a batch.
 
         Raises what it raises of TailraceError, or StageFailed.

@@ -6,7 +6,7 @@ import pytest
 
 from models.decoder.config import DecoderConfig
 from pipelines.planner.devices import parse_gpus
-from pipelines.training.workers.planned import planned
+from pipelines.training.workers.planned import planned, predicted_memory
 from pipelines.training.workers.team import Team
 
 SMALL = DecoderConfig(
@@ -54,10 +54,30 @@ def test_what_is_computed_again_is_kept_where_it_was_asked_for() -> None:
     assert (team.recompute, team.parallel) == ("full", "fsdp")
 
 
-def test_a_pipeline_is_chosen_where_nothing_else_fits_as_fast() -> None:
-    """Cards without fast links between them: stages send less than shards. What is chosen is what the trainer offers, and the layout's sizes are the workers."""
-    for gpus in ("8xl4", "16xh100", "8xa100-40"):
-        some = parse_gpus(gpus)
-        team = planned(Team(workers=some.number), LARGE, some, 65_536, 1_024)
-        assert team.layout.num_gpus == some.number
-        print(gpus, team.parallel)
+@pytest.mark.parametrize(
+    ("gpus", "parallel"), [("4xh100-pcie", "pp4"), ("8xh100-pcie", "pp4+ddp"), ("16xl4", "fsdp+tp2")]
+)
+def test_what_is_chosen_is_what_the_trainer_offers(gpus: str, parallel: str) -> None:
+    """A pipeline where links are slow, a product where it alone fits; the layout's sizes are the workers."""
+    some = parse_gpus(gpus)
+
+    team = planned(Team(workers=some.number), LARGE, some, 65_536, 1_024)
+
+    assert team.parallel == parallel
+    assert team.layout.num_gpus == some.number
+
+
+def test_predicted_memory_names_its_largest_component_first() -> None:
+    """Twice the parts, half of the activations; states stay."""
+    team = Team(workers=2)
+
+    whole, halved = (
+        predicted_memory(team, LARGE, 65_536, 1, is_gpu=True, accumulation=accumulation) for accumulation in (1, 2)
+    )
+
+    assert "in 1 parts (activations " in whole
+    sizes = [
+        float(words.split("activations ")[1].split(",  ")[0].split(", ")[0].replace(",", ""))
+        for words in (whole, halved)
+    ]
+    assert sizes[1] == pytest.approx(sizes[0] / 2, rel=1e-3)
