@@ -90,7 +90,7 @@ def _compiled(
 
 def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, scratch: Path) -> list[dict[str, Any]]:
     folder = checkpoint_folder(options.checkpoint, load_settings().state_dir / "cache")
-    steps = TextSteps(folder, tokenized, options.steps, batch_tokens=256, max_items=15)
+    steps = TextSteps(folder, tokenized, options.steps, batch_tokens=64, max_items=15)
     rows = []
     for index, team in enumerate(options.layouts):
         rows.append(

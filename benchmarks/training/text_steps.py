@@ -30,7 +30,7 @@ from pipelines.training.workers.team import Team
 _STEPS_TOGETHER = 5
 """Whose mean loss is noted."""
 _CPU = torch.device("cpu")
-_DESCENT = DescentOptions(learning_rate=1e-4, weight_decay=0.1, warm_up=0.1, average=0.9)
+_DESCENT = DescentOptions(learning_rate=1e-5, weight_decay=0.1, warm_up=0.1, average=0.9)
 
 
 @dataclass(frozen=True, slots=True)
