@@ -21,7 +21,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,13 @@ from services.errors import TailraceError
 from services.llm.text.checkpoint import checkpoint_folder
 from services.settings.settings import load_settings
 
+Rows = Iterator[dict[str, Any]]
 _CPU = torch.device("cpu")
 _DRAW = 7
 
 
 def main() -> None:
-    """Measure the parts that are asked for, and write the file after each."""
+    """Measure the parts that are asked for, and write the file after each row."""
     options = _options()
     torch.set_num_threads(1)
     found = json.loads(options.json.read_text()) if options.json.exists() else {}
@@ -57,55 +58,47 @@ def main() -> None:
         recipe = choose(read_recipes(options.recipes, epochs=options.epochs), data_size(tokenized))
         of_decoder = replace(recipe.train, fit=replace(recipe.train.fit, validate_every=1))
         for name in options.only:
-            with tempfile.TemporaryDirectory() as scratch:
-                measured = _PARTS[name](options, tokenized, of_decoder, Path(scratch))
             about = {"command": command_of("train"), "recipe": recipe.name, "epochs": recipe.train.fit.epochs}
-            parts[name] = about | {"load_average": os.getloadavg(), "measured": measured}
-            write_report(options.json, about_run("train") | {"parts": parts})
+            rows: list[dict[str, Any]] = []
+            with tempfile.TemporaryDirectory() as scratch:
+                for row in _PARTS[name](options, tokenized, of_decoder, Path(scratch)):
+                    rows.append(row | _compared(row, rows))
+                    parts[name] = about | {"load_average": os.getloadavg(), "rows": rows}
+                    write_report(options.json, about_run("train") | {"parts": parts})
     except TailraceError as error:
         sys.exit(f"error: {error}")
 
 
-def _layouts(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> list[dict[str, Any]]:
-    return _compared(
-        [_train(team, tokenized, recipe, scratch / str(index), silent) for index, team in enumerate(options.layouts)]
-    )
+def _layouts(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> Rows:
+    for index, team in enumerate(options.layouts):
+        yield _train(team, tokenized, recipe, scratch / str(index), silent)
 
 
-def _gradients(
-    _options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path
-) -> list[dict[str, Any]]:
-    rows = []
+def _gradients(_options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> Rows:
     for index, given in enumerate(_GRADIENTS):
         team = Team(workers=2, parallel="ddp", **given)
-        rows.append(given | _train(team, tokenized, recipe, scratch / str(index), silent))
-    return _compared(rows)
+        yield given | _train(team, tokenized, recipe, scratch / str(index), silent)
 
 
-def _compiled(
-    _options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, _scratch: Path
-) -> list[dict[str, Any]]:
-    return [measure_compiled(tokenized, recipe)]
+def _compiled(_options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, _scratch: Path) -> Rows:
+    yield measure_compiled(tokenized, recipe)
 
 
-def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, scratch: Path) -> list[dict[str, Any]]:
+def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, scratch: Path) -> Rows:
     folder = checkpoint_folder(options.checkpoint, load_settings().state_dir / "cache")
     steps = TextSteps(folder, tokenized, options.steps, batch_tokens=64, max_items=15)
-    rows = []
     for index, team in enumerate(options.layouts):
-        rows.append(
-            options_of(steps) | measure_text(replace(team, precision=precision_here()), steps, scratch / str(index))
-        )
-        print(f"{team.workers} x {team.parallel}: {rows[-1]['seconds_of_steps']:.0f} s", file=sys.stderr)
-    return _compared(rows)
+        row = measure_text(replace(team, precision=precision_here()), steps, scratch / str(index))
+        print(f"{team.workers} x {team.parallel}: {row['seconds_of_steps']:.0f} s", file=sys.stderr)
+        yield options_of(steps) | row
 
 
-def _compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    first = rows[0]["losses"]
-    return [
-        row | {"loss_difference": max(abs(ours / one - 1) for ours, one in zip(row["losses"], first, strict=True))}
-        for row in rows
-    ]
+def _compared(row: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, float]:
+    """Return how far a row's losses are from the first row's of its part, where it has any."""
+    if "losses" not in row:
+        return {}
+    first = [*before, row][0]["losses"]
+    return {"loss_difference": max(abs(ours / one - 1) for ours, one in zip(row["losses"], first, strict=True))}
 
 
 def _train(
@@ -128,11 +121,11 @@ def _train(
     }
 
 
-def _killed(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> list[dict[str, Any]]:
+def _killed(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> Rows:
     """Train the first layout of several workers twice, once while ranks are killed at random epochs."""
     team = next((team for team in options.layouts if team.workers > 1), None)
     if team is None or recipe.fit.epochs < 2:
-        return []
+        return
     whole = _train(team, tokenized, recipe, scratch / "whole", silent)
     draw, pids, kills = random.Random(_DRAW), list[int](), list[str]()
     epochs = set(draw.sample(range(1, recipe.fit.epochs), min(options.kills, recipe.fit.epochs - 1)))
@@ -152,7 +145,7 @@ def _killed(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, 
     structlog.configure(processors=[note])
     row = _train(team, tokenized, recipe, scratch / "killed", kill, 1.0)
     is_same = all(row[name] == whole[name] for name in ("losses", "weights_sha256"))
-    return [{"parallel": team.parallel, "kills": kills, "is_same": is_same, "seconds": row["seconds"]}]
+    yield {"parallel": team.parallel, "kills": kills, "is_same": is_same, "seconds": row["seconds"]}
 
 
 def _hash_of(folder: Path) -> str:
@@ -192,7 +185,6 @@ _LAYOUTS = ("1:ddp", "2:ddp", "2:fsdp", "2:tp2", "2:pp2")
 _GRADIENTS: tuple[dict[str, Any], ...] = (
     {},
     {"bucket_mb": 0.1},
-    {"compression": "bf16"},
     {"compression": "fp16"},
     {"compression": "powersgd"},
 )

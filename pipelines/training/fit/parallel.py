@@ -36,6 +36,7 @@ from models.decoder.weights import save_index, save_part
 from pipelines.training.fit.batches import Batch, MakeBatch, number_of, rows_of
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.recompute import Recompute
+from services.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipelines.training.fit.shard_files import ShardWriter
@@ -305,7 +306,9 @@ class Ranks(Group):
 
 
 def averaged_by_ddp(module: nn.Module, method: Method, group: dist.ProcessGroup | None = None) -> nn.Module:
-    """Return the module whose gradients are averaged over the ranks of a group (all if not given), in buckets, while the backward pass still runs."""
+    """Return the module whose gradients are averaged over the ranks of a group (all if not given), in buckets, while the backward pass still runs. Raises ConfigError for numbers that the device's library does not add up."""
+    if method.compression == Compression.BF16 and next(module.parameters()).device.type != "cuda":
+        raise ConfigError("--compression: DDP sends bf16 on GPUs alone; give fp16 or powersgd on a CPU")
     wrapped = DistributedDataParallel(
         module,
         process_group=group,

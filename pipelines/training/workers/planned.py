@@ -1,6 +1,7 @@
 """What the planner says of a team: for `--parallel auto` the fastest layout that the trainer offers on these GPUs, and the memory that steps take. Pure."""
 
 from dataclasses import replace
+from typing import cast
 
 import structlog
 
@@ -8,7 +9,7 @@ from models.decoder.config import DecoderConfig
 from pipelines.planner.devices import Gpus
 from pipelines.planner.layouts import best_layouts
 from pipelines.planner.memory import training_memory
-from pipelines.planner.mesh import MICRO_BATCHES
+from pipelines.planner.mesh import MICRO_BATCHES, Checkpointing
 from pipelines.planner.shapes import shape_of
 from pipelines.training.fit.layout import words_of
 from pipelines.training.fit.recompute import Recompute
@@ -43,7 +44,7 @@ def predicted_memory(
     if layout.pipeline > 1:
         layout = replace(layout, accumulation=MICRO_BATCHES * layout.pipeline)
         tokens = -(-tokens // layout.accumulation)
-    layout = replace(layout, micro_batch=tokens, checkpointing=team.recompute)
+    layout = replace(layout, micro_batch=tokens, checkpointing=cast("Checkpointing", str(team.recompute)))
     found = training_memory(shape_of(config, "decoder"), layout, fuses_norms=is_gpu)
     sizes = {name: size for name, size in found.parts.items() if name != "framework"}
     listed = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in sorted(sizes.items(), key=lambda part: -part[1]))

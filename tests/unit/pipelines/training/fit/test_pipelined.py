@@ -56,7 +56,7 @@ def test_stages_one_after_another_are_the_decoder(is_tied: bool) -> None:
     stages = [Stage(copy.deepcopy(whole), stage, 2) for stage in range(2)]
     tokens_BL = torch.randint(1, 40, (3, 5))
 
-    with torch.inference_mode():
+    with torch.no_grad():
         stages[1].entering_TD = hidden_states(stages[0], tokens_BL)
         found_TD = hidden_states(stages[1], tokens_BL)
         expected_TD = hidden_states(whole, tokens_BL)
