@@ -1,4 +1,4 @@
-"""The catalogue of a bundle: items, their codes, and which of them a request may return. Numpy only; no torch.
+"""The catalogue of a bundle: items, their codes, and which of them a request may return. Numpy only, and pyarrow where a file is read or written; no torch.
 
 An item's *index* (0 to n-1, by item id order in the catalogue file) is internal; its *id* is the caller's string. A code
 of depth L is L integers; those of level l are in [0, level_sizes[l]). The decoder's token for code c at level l is
@@ -6,15 +6,13 @@ of depth L is L integers; those of level l are in [0, level_sizes[l]). The decod
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nlargest
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from models.errors import BundleCorrupt, InvalidRequest
 
@@ -95,15 +93,24 @@ class Catalogue:
         mask[self.indices(excluded_item_ids)] = False
         return mask
 
-    def check_filters(self, categories: Sequence[str] | None, allowed_item_ids: Sequence[str] | None) -> None:
-        """Refuse filters with unknown categories or items. Raises InvalidRequest naming the entry."""
+    def check_filters(
+        self,
+        categories: Sequence[str] | None,
+        allowed_item_ids: Sequence[str] | None,
+        is_category: Callable[[str], bool] = lambda _: False,
+        is_item: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Refuse filters with unknown categories or items; `is_category` and `is_item` know those that others than this catalogue have.
+
+        Raises InvalidRequest naming the entry.
+        """
         for position, name in enumerate(categories or ()):
-            if name not in self._items_by_category:
+            if name not in self._items_by_category and not is_category(name):
                 raise InvalidRequest(
                     f"filters.categories[{position}]", f"unknown category {name!r}", self._fix_of_category(name)
                 )
         for position, item_id in enumerate(allowed_item_ids or ()):
-            if item_id not in self.index_of:
+            if item_id not in self.index_of and not is_item(item_id):
                 raise InvalidRequest(
                     f"filters.allowed_item_ids[{position}]",
                     f"unknown item {item_id!r}",
@@ -129,6 +136,9 @@ class Catalogue:
 
     def save(self, path: Path) -> None:
         """Write one Parquet file, with the level sizes in its metadata."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         table = pa.table(
             {
                 "item_id": pa.array(self.item_ids),
@@ -149,6 +159,9 @@ def _pairs(name: str) -> frozenset[str]:
 
 def load_catalogue(path: Path) -> Catalogue:
     """Read what `save` wrote. Raises BundleCorrupt."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         table = pq.read_table(path)
         sizes = (table.schema.metadata or {})[b"level_sizes"].decode()
@@ -166,6 +179,9 @@ def load_catalogue(path: Path) -> Catalogue:
 
 def load_item_ids(path: Path) -> tuple[str, ...]:
     """Read the ids of what `save` wrote, in index order. Raises BundleCorrupt."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         return tuple(pq.read_table(path, columns=["item_id"])["item_id"].to_pylist())
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import torch
 
+from models.name_record import DEFAULT_NAME, check_name
 from pipelines.codes.options import CodesOptions
 from pipelines.data.checks import CheckOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.gate import GateOptions
 from pipelines.training.fit.device import Device, choose_device
 from pipelines.training.fit.parallel import BUCKET_MB
+from pipelines.training.fit.watch import Reporting
 from pipelines.training.recipes import Recipe, read_recipes
+from pipelines.training.reports.watched import refuse_unreportable
 from pipelines.training.workers.team import Team
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, read_event_roles
 from services.errors import ConfigError
@@ -40,6 +43,8 @@ class PipelineOptions:
     """What to build. `events` and `items` (both or none) replace the data set; `until` ends the flow after that stage."""
 
     dataset: str = ML_100K
+    model_name: str = DEFAULT_NAME
+    """Name under which the bundle goes live. Stored lists, of which a user has one, are the default name's."""
     events: Path | None = None
     items: Path | None = None
     with_live_log: bool = True
@@ -67,6 +72,12 @@ class PipelineOptions:
     """Address of a Ray cluster for training alone, on whose machines the workers run; empty: this machine, without Ray."""
     worker_timeout_s: float = 600.0
     """How long a worker may not answer the others before it is ended, and all go on from the last checkpoint."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard's files of each fit."""
+    mlflow: str = ""
+    """Address of an MLflow tracking server that each fit is reported to."""
+    memory_snapshot: Path | None = None
+    """Folder for what the GPU's allocator did in each fit."""
     checkpoint_every_s: float = 60.0
     """How often a fit saves its state, so that a killed run goes on from there."""
     codes: CodesOptions = field(default_factory=CodesOptions)
@@ -85,7 +96,8 @@ class PipelineOptions:
     precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run. Raises ConfigError naming the option."""
+        """Refuse what cannot be run. Raises ConfigError naming the option, or InvalidRequest for the name."""
+        check_name(self.model_name)
         if self.dataset != ML_100K:
             raise ConfigError(
                 f"--dataset: {self.dataset!r} is not known, only {ML_100K!r}; or give --events and --items"
@@ -105,6 +117,14 @@ class PipelineOptions:
                 f"--checkpoint-every-s: {self.checkpoint_every_s} is no time; give 0 or more seconds, such as 60"
             )
         self._check_workers()
+        refuse_unreportable(self.reporting, choose_device(self.device))
+
+    @property
+    def reporting(self) -> Reporting:
+        """Where fits are reported beside their stages' files."""
+        return Reporting(
+            tensorboard_dir=self.tensorboard, mlflow_uri=self.mlflow, memory_snapshot_dir=self.memory_snapshot
+        )
 
     @property
     def team(self) -> Team:
@@ -154,6 +174,8 @@ class Places:
     history_max_items: int
     keep_bundles: int
     event_roles: EventRoles = DEFAULT_ROLES
+    bundle_store: str = ""
+    bundle_cache_gib: float = 20.0
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Places":
@@ -167,6 +189,8 @@ class Places:
             history_max_items=settings.history_max_items,
             keep_bundles=settings.keep_bundles,
             event_roles=read_event_roles(settings.events_file),
+            bundle_store=settings.bundle_store,
+            bundle_cache_gib=settings.bundle_cache_gib,
         )
 
     @property

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from infra.cli.audit import audited, write_act
 from infra.cli.bundles import bundles_app, promote, rollback
+from infra.cli.experiment import experiment_app
 from infra.cli.keys import keys_app
 from infra.cli.load import PASSED_ON, bench, chaos
 from infra.cli.plan import plan_app
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.add_typer(keys_app, name="keys")
 app.add_typer(bundles_app, name="bundles")
 app.add_typer(plan_app, name="plan")
+app.add_typer(experiment_app, name="experiment")
 app.command(context_settings=PASSED_ON)(bench)
 app.command(context_settings=PASSED_ON)(chaos)
 app.command()(profile)
@@ -94,7 +96,7 @@ def up(
         return
 
     def when_ready(settings: "Settings") -> None:
-        bundle, user_id = BundleStore(settings.bundle_root).live(), guide.example_user(settings)
+        bundle, user_id = BundleStore.of(settings).live(), guide.example_user(settings)
         out.print("\n[bold green]Tailrace is up.[/]")
         out.print(escape(guide.describe_stack(settings, bundle.version)))
         out.print("\nTry:")
@@ -161,6 +163,9 @@ def pipeline(
     events: Annotated[Path | None, typer.Option(help="Your own events, as Parquet, CSV or JSON Lines.")] = None,
     items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
     live_log: Annotated[bool, typer.Option(help="Also train on events received over Kafka.")] = True,
+    name: Annotated[
+        str, typer.Option(help="Name under which the bundle goes live; another one shares the store.")
+    ] = "default",
     split: Annotated[
         str,
         typer.Option(
@@ -216,6 +221,18 @@ def pipeline(
         float,
         typer.Option(help="Seconds without an answer after which a worker is ended, and all go on from a checkpoint."),
     ] = 600.0,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write each fit's losses by step for TensorBoard, below this folder.")
+    ] = None,
+    mlflow: Annotated[
+        str,
+        typer.Option(
+            help="Report each fit to the MLflow tracking server at this address.", envvar="MLFLOW_TRACKING_URI"
+        ),
+    ] = "",
+    memory_snapshot: Annotated[
+        Path | None, typer.Option(help="Record the GPU's allocations in each fit, into this folder.")
+    ] = None,
     checkpoint_every_s: Annotated[
         float, typer.Option(help="Seconds between two checkpoints of a fit; a killed run goes on from the last.")
     ] = 60.0,
@@ -267,6 +284,7 @@ def pipeline(
     settings = _settings()
     options = PipelineOptions(
         dataset=dataset,
+        model_name=name,
         events=events,
         items=items,
         with_live_log=live_log,
@@ -282,6 +300,9 @@ def pipeline(
         compression=compression,
         ray=ray,
         worker_timeout_s=worker_timeout_s,
+        tensorboard=tensorboard,
+        mlflow=mlflow,
+        memory_snapshot=memory_snapshot,
         checkpoint_every_s=checkpoint_every_s,
         codes=CodesOptions(depth=code_depth),
         recipes=read_recipes(recipes, epochs=epochs, student_epochs=student_epochs, seed=seed),
@@ -379,7 +400,7 @@ def add_items(
 
     settings = _settings()
     with audited(settings.state_dir, "add-items"):
-        store = BundleStore(settings.bundle_root)
+        store = BundleStore.of(settings)
         bundle, num_new = append_items(
             store, read_table(items), items.name, datetime.now(UTC), lift, _print_line, force=force
         )

@@ -4,7 +4,8 @@
     item_text.safetensors   where rows are learned from text: those of new items
     teacher/         of a decoder with deeper codes that has one (target/teacher.py)
     training.json    the curve, the parameters and the options
-    speed.json       tokens and FLOPs per second of the steps, and the MFU (speed.py)
+    speed.json       tokens and FLOPs per second of the steps, the MFU (speed.py), and memory beside the planner's (planned_memory.py)
+    curves.png       loss and validation by step
 
 One process, or the ranks of a team, which all do the same but for the rows that they learn from; rank 0 writes. The recipe is fixed here; its numbers come from `TrainOptions`.
 
@@ -43,6 +44,9 @@ from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.dropout import dropout_after
 from pipelines.training.fit.fitting import FitOptions, Fitted, OnValidation, Task, fit
 from pipelines.training.fit.parallel import ALONE, Group, Loss
+from pipelines.training.planned_memory import describe_parts, memory_of, predicted_parts
+from pipelines.training.reports.curves import CURVES, write_png
+from pipelines.training.reports.watched import watched
 from pipelines.training.speed import SPEED, speed_of, training_flops
 from pipelines.training.start.from_interactions import start_from_use
 from pipelines.training.start.from_text_checkpoint import decoder_from_text
@@ -52,7 +56,7 @@ from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.positions import position_loss
 from pipelines.training.target.sampled import ItemSampler
 from pipelines.training.target.teacher import TEACHER, ItemTeacher, save_teacher, single_level
-from pipelines.training.workers.planned import planned, predicted_memory
+from pipelines.training.workers.planned import planned
 from pipelines.training.workers.team import ONE, Team
 from services.errors import ConfigError
 
@@ -158,8 +162,10 @@ def train(
         team = planned(team, config, Gpus(gpu, team.workers), options.max_batch_tokens, length)
 
     def needs(accumulation: int) -> str:
-        tokens, num_parts = max(options.max_batch_tokens, length), options.fit.num_parts
-        return predicted_memory(team, config, tokens, num_parts, is_gpu=is_gpu, accumulation=accumulation)
+        tokens, num_parts = max(options.max_batch_tokens, length), options.fit.num_parts * accumulation
+        is_bf16 = team.method.is_bf16 if team.method.is_bf16 is not None else is_gpu
+        parts = predicted_parts(config, team.layout, team.recompute, tokens, num_parts, is_bf16=is_bf16, is_gpu=is_gpu)
+        return describe_parts(parts)
 
     team.fit(work, checkpoints, progress, needs)
 
@@ -185,11 +191,11 @@ def train_in(
         teacher_decoder = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start, group)
     ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, teacher_decoder, group, out)
     if group.is_main:
-        _write(ours, options, out, start, data.device, group)
+        _write(ours, options, out, start, data, group)
 
 
 def _write(
-    ours: FittedDecoder, options: TrainOptions, out: Path, start: WarmStart | None, device: torch.device, group: Group
+    ours: FittedDecoder, options: TrainOptions, out: Path, start: WarmStart | None, data: TrainingData, group: Group
 ) -> None:
     if ours.item_text is not None or not group.is_divided:
         save_decoder(ours.decoder, out / "decoder")
@@ -203,11 +209,15 @@ def _write(
         "started_from": start.version if start is not None and ours.begun is not None else None,
         **asdict(ours.fitted),
     }
-    seconds, times = about.pop("seconds"), about.pop("times")
+    seconds, times, peak_bytes, _ = (about.pop(name) for name in ("seconds", "times", "peak_bytes", "step_bytes"))
     (out / "training.json").write_text(json.dumps(about, indent=1))
-    speed = speed_of(ours.fitted.num_tokens, ours.fitted.flops, seconds, device, group)
+    speed = speed_of(ours.fitted.num_tokens, ours.fitted.flops, seconds, data.device, group)
     shares = {name: spent / sum(times.values()) for name, spent in times.items()}
-    (out / SPEED).write_text(json.dumps(speed | {"shares_of_time": shares, "workers": group.size}, indent=1))
+    tokens = max(options.max_batch_tokens, options.max_items * data.catalogue.depth)
+    memory = memory_of(ours.fitted, ours.decoder.config, group, data.device, tokens, options.fit.num_parts)
+    found = {"peak_bytes": peak_bytes, "memory": memory, "shares_of_time": shares, "workers": group.size}
+    (out / SPEED).write_text(json.dumps(speed | found, indent=1))
+    write_png({"decoder": ours.fitted}, out / CURVES)
 
 
 def train_teacher(
@@ -312,7 +322,8 @@ def fit_decoder(
             on_fitted=export,
         )
         fit_options, start_shares = (begun.options, begun.start_shares(decoder)) if begun else (options.fit, None)
-        fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares, group)
+        with watched(checkpoints, asdict(options), device, group) as watch:
+            fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares, group, watch)
     item_text = None if encoder is None else learned_text(decoder, encoder)
     return FittedDecoder(folded(decoder), item_text, fitted, begun)
 

@@ -2,7 +2,7 @@
 
 import re
 
-from pipelines.planner.mesh import Layout
+from pipelines.planner.mesh import MICRO_BATCHES, Layout
 from services.errors import ConfigError
 
 AUTO = "auto"
@@ -42,6 +42,7 @@ def layout_of(words: str, workers: int) -> Layout:
         shard=left if "fsdp" in sizes else sizes.get("hsdp", 1),
         tensor=sizes.get("tp", 1),
         pipeline=sizes.get("pp", 1),
+        accumulation=MICRO_BATCHES * sizes["pp"] if "pp" in sizes else 1,
     )
 
 

@@ -33,8 +33,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from models.decoder.config import DecoderConfig
 from models.decoder.weights import save_index, save_part
+from pipelines.planner.mesh import Layout
 from pipelines.training.fit.batches import Batch, MakeBatch, number_of, rows_of
 from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.ranges import named
 from pipelines.training.fit.recompute import Recompute
 from services.errors import ConfigError
 
@@ -110,6 +112,11 @@ class Group:
 
     def __init__(self, method: Method = PLAIN, *, accumulation: int = 1) -> None:
         self.method, self.accumulation = method, accumulation
+
+    @property
+    def layout(self) -> Layout:
+        """How the processes are laid out."""
+        return Layout(data=self.size)
 
     @property
     def is_main(self) -> bool:
@@ -301,7 +308,8 @@ class Ranks(Group):
     def _gathered(self, own_N: Tensor) -> Tensor:
         """Return every rank's numbers, a row each."""
         rows = [torch.empty_like(own_N) for _ in range(self.size)]
-        dist.all_gather(rows, own_N, group=self._control)
+        with named("communication"):
+            dist.all_gather(rows, own_N, group=self._control)
         return torch.stack(rows)
 
 

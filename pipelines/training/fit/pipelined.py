@@ -100,7 +100,7 @@ class Pipeline(Ranks):
         local_rank: int = 0,
     ) -> None:
         super().__init__(timeout_s, method, accumulation=accumulation, local_rank=local_rank)
-        self._num_stages, self.num_shares = layout.pipeline, layout.data
+        self._layout, self._num_stages, self.num_shares = layout, layout.pipeline, layout.data
         self._stage, self.share = divmod(self.rank, layout.data)
         self._last_rank = (layout.pipeline - 1) * layout.data
         ranks = torch.arange(self.size).view(layout.pipeline, layout.data)
@@ -113,6 +113,11 @@ class Pipeline(Ranks):
         self._dropout, self._unit = 0.0, 1
         self._is_shared: list[bool] = []
         self._part: _Part
+
+    @property
+    def layout(self) -> Layout:
+        """How the processes are laid out, with the most micro-batches of a part."""
+        return self._layout
 
     def copy(self, model: nn.Module) -> Stage:
         """Return a copy of this rank's stage of the model, which itself moves to the host. Raises ConfigError."""

@@ -55,6 +55,11 @@ class Shards(Ranks):
         self._mesh: DeviceMesh  # of the device of the model
         self.share, self.num_shares = self.rank // layout.tensor, layout.data * layout.shard
 
+    @property
+    def layout(self) -> Layout:
+        """How the processes are laid out."""
+        return self._layout
+
     def copy(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model, which `wrap` shards. The model itself moves to the host."""
         self._mesh = init_device_mesh(

@@ -52,7 +52,7 @@ def fit_again(run: Run, checkpoints: Checkpoints, needs: Needs | None = None) ->
         num_fruitless = num_fruitless + 1 if checkpoints.newest_name() == before else 1
         if how == Ending.OUT_OF_MEMORY and accumulation < _MAX_ACCUMULATION:
             if needs is not None:
-                why = f"{why}, where {needs(accumulation)}"
+                why = f"{why}: {needs(accumulation)}"
             accumulation, num_fruitless = accumulation * 2, 0
         elif how == Ending.BROKEN or num_fruitless == _MAX_FRUITLESS:
             raise StageFailed(checkpoints.stage, f"{why}; the next run goes on from its last checkpoint")

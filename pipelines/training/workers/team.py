@@ -10,6 +10,7 @@ from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.layout import AUTO, layout_of
 from pipelines.training.fit.parallel import BUCKET_MB, Compression, Group, Method
 from pipelines.training.fit.recompute import Recompute
+from pipelines.training.reports.watched import ended_where_left
 from services.errors import ConfigError
 
 _PRECISIONS = (AUTO, "fp32", "bf16")
@@ -99,13 +100,14 @@ class Team:
         """
         if self.workers == 1:
             return work(progress=progress, group=Group(self.method))
-        if self.ray:
-            from pipelines.training.workers.on_ray import fit_on_ray
+        with ended_where_left(checkpoints):
+            if self.ray:
+                from pipelines.training.workers.on_ray import fit_on_ray
 
-            return fit_on_ray(work, self, checkpoints, progress, needs)
-        from pipelines.training.workers.local import fit_locally
+                return fit_on_ray(work, self, checkpoints, progress, needs)
+            from pipelines.training.workers.local import fit_locally
 
-        return fit_locally(work, self, checkpoints, progress, needs)
+            return fit_locally(work, self, checkpoints, progress, needs)
 
 
 ONE = Team()

@@ -18,8 +18,8 @@ from services.errors import ConfigError
         ("fsdp+tp2", 8, Layout(shard=4, tensor=2)),
         ("hsdp4", 8, Layout(data=2, shard=4)),
         ("ddp+tp2", 4, Layout(data=2, tensor=2)),
-        ("pp2", 2, Layout(pipeline=2)),
-        ("pp2+ddp", 8, Layout(data=4, pipeline=2)),
+        ("pp2", 2, Layout(pipeline=2, accumulation=8)),
+        ("pp2+ddp", 8, Layout(data=4, pipeline=2, accumulation=8)),
     ],
 )
 def test_a_layout_uses_all_workers(words: str, workers: int, layout: Layout) -> None:

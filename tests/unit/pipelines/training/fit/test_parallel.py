@@ -16,6 +16,7 @@ from pipelines.runner.stage import silent
 from pipelines.training.fit.batches import Batch, make_batch
 from pipelines.training.fit.fitting import Fitted, Task, fit
 from pipelines.training.fit.parallel import Group, Method, Share, unusable_share
+from pipelines.training.reports.watched import Logged
 from pipelines.training.train_decoder import train_in
 from pipelines.training.workers.rank import Ending, Seat, work_at
 from services.errors import ConfigError
@@ -113,7 +114,7 @@ def fit_slowly(folder: Path, batch_s: float, step_s: float) -> tuple[Fitted, lis
         uniform_loss=1e9,
     )
     with capture_logs() as logged:
-        fitted = fit(nn.Linear(1, 1), task, replace(QUICK, epochs=1), checkpoints_in(folder), silent)
+        fitted = fit(nn.Linear(1, 1), task, replace(QUICK, epochs=1), checkpoints_in(folder), silent, watch=Logged())
     return fitted, [line["event"] for line in logged]
 
 

@@ -1,12 +1,14 @@
 """--parallel auto asks the planner, whose own figures are held by its tests."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from models.decoder.config import DecoderConfig
 from pipelines.planner.devices import parse_gpus
-from pipelines.training.workers.planned import planned, predicted_memory
+from pipelines.training.planned_memory import describe_parts, predicted_parts
+from pipelines.training.workers.planned import planned
 from pipelines.training.workers.team import Team
 
 SMALL = DecoderConfig(
@@ -67,17 +69,15 @@ def test_what_is_chosen_is_what_the_trainer_offers(gpus: str, parallel: str) -> 
     assert team.layout.num_gpus == some.number
 
 
-def test_predicted_memory_names_its_largest_component_first() -> None:
-    """Twice the parts, half of the activations; states stay."""
-    team = Team(workers=2)
-
+@pytest.mark.parametrize("parallel", ["ddp", "pp2"])
+def test_predicted_memory_names_its_largest_component_first(parallel: str) -> None:
+    """Twice the parts, half of the activations; states stay. A pipeline's last stage has a micro-batch at a time."""
+    layout = Team(workers=2, parallel=parallel).layout
     whole, halved = (
-        predicted_memory(team, LARGE, 65_536, 1, is_gpu=True, accumulation=accumulation) for accumulation in (1, 2)
+        predicted_parts(LARGE, layout, "none", 65_536, parts, is_bf16=True, is_gpu=True) for parts in (1, 2)
     )
 
-    assert "in 1 parts (activations " in whole
-    sizes = [
-        float(words.split("activations ")[1].split(",  ")[0].split(", ")[0].replace(",", ""))
-        for words in (whole, halved)
-    ]
-    assert sizes[1] == pytest.approx(sizes[0] / 2, rel=1e-3)
+    assert halved["activations"] == pytest.approx(whole["activations"] / 2)
+    assert halved["optimizer"] == whole["optimizer"]
+    largest = max(whole, key=lambda name: whole[name])
+    assert re.match(rf"[\d,]+ MB predicted \({largest} [\d,]+, ", describe_parts(whole))
