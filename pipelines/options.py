@@ -11,6 +11,7 @@ from pipelines.data.checks import CheckOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.gate import GateOptions
 from pipelines.training.fit.device import Device, choose_device
+from pipelines.training.fit.parallel import BUCKET_MB
 from pipelines.training.fit.watch import Reporting
 from pipelines.training.recipes import Recipe, read_recipes
 from pipelines.training.reports.watched import refuse_unreportable
@@ -58,11 +59,15 @@ class PipelineOptions:
     workers: int = 1
     """Processes over which each model is fitted. The result is one process's, within the rounding of sums."""
     parallel: str = "auto"
-    """How the decoder is laid out over the workers: auto, ddp, fsdp, tpK, fsdp+tpK."""
+    """How the decoder is laid out over the workers (training/fit/layout.py)."""
     precision: str = "auto"
     """Of products in training: fp32, bf16, or auto, which is bf16 on a GPU."""
     recompute: str = "none"
     """What of each layer is computed again in the backward pass: none, selective or full."""
+    bucket_mb: float = BUCKET_MB
+    """Size in MiB of the buckets in which DDP averages gradients."""
+    compression: str = "none"
+    """The numbers in which DDP averages gradients: none (fp32), bf16, fp16 or powersgd."""
     ray: str = ""
     """Address of a Ray cluster for training alone, on whose machines the workers run; empty: this machine, without Ray."""
     worker_timeout_s: float = 600.0
@@ -129,6 +134,8 @@ class PipelineOptions:
             parallel=self.parallel,
             precision=self.precision,
             recompute=self.recompute,
+            bucket_mb=self.bucket_mb,
+            compression=self.compression,
             timeout_s=self.worker_timeout_s,
             ray=self.ray,
         )

@@ -196,11 +196,20 @@ def pipeline(
     device: Annotated[str, typer.Option(help="Where to train and evaluate: auto, cpu or cuda.")] = "auto",
     workers: Annotated[int, typer.Option(help="Processes over which each model is trained: one a GPU, or a core.")] = 1,
     parallel: Annotated[
-        str, typer.Option(help="How the decoder is laid out over the workers: auto, ddp, fsdp, tpK or fsdp+tpK.")
+        str,
+        typer.Option(
+            help="How the decoder is laid out over the workers: auto, ddp, fsdp, hsdpK, tpK, ppK, ddp+tpK, fsdp+tpK or ppK+ddp."
+        ),
     ] = "auto",
     precision: Annotated[str, typer.Option(help="Products in training: fp32, bf16, or auto (bf16 on a GPU).")] = "auto",
     recompute: Annotated[
         str, typer.Option(help="Of each layer, compute again in the backward pass: none, selective or full.")
+    ] = "none",
+    bucket_mb: Annotated[
+        float, typer.Option(help="MiB of gradients that DDP averages at once, while the backward pass runs.")
+    ] = 25.0,
+    compression: Annotated[
+        str, typer.Option(help="In what DDP averages gradients: none (fp32), bf16, fp16 or powersgd.")
     ] = "none",
     ray: Annotated[
         str,
@@ -287,6 +296,8 @@ def pipeline(
         parallel=parallel,
         precision=precision,
         recompute=recompute,
+        bucket_mb=bucket_mb,
+        compression=compression,
         ray=ray,
         worker_timeout_s=worker_timeout_s,
         tensorboard=tensorboard,

@@ -27,7 +27,8 @@ _NUM_KEPT = 2
 _SUFFIX, _PARTIAL = ".safetensors", ".partial"
 FOLDER_SUFFIX = ".shards"
 Like = Callable[[str], Tensor | None]
-"""Returns a tensor of the layout that the tensor of this name has; None for one that every process has whole."""
+"""Returns a tensor of the layout that the tensor of this name has; None for one that every process has whole, and ELSEWHERE for one that this process has no part of."""
+ELSEWHERE = torch.empty(0, device="meta")
 
 
 def nothing_alike(_name: str) -> None:

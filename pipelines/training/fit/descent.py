@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pipelines.training.fit.checkpoints import ELSEWHERE
 from pipelines.training.fit.parallel import ALONE, Group, Share, local, unusable_share
 from pipelines.training.fit.ranges import named
 
@@ -41,6 +42,7 @@ class Descent:
 
     `start_shares`, a tensor in [0, 1] a parameter that broadcasts to it, are the shares of the model's present weights in those that `averaged` loads; none if not given.
     `num_labels`, `grad_norm` and `rate`, the learning rate, are those of the last step, of all processes of the `group`.
+    `numbers` are those of the parameters in states and in `start_shares`, where others have more of them.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class Descent:
         options: DescentOptions,
         start_shares: Sequence[Tensor] | None = None,
         group: Group = ALONE,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         self.num_labels, self.grad_norm, self.rate = 0, 0.0, 0.0
         self._group = group
         self._parameters = list(model.parameters())
-        self._start_shares = start_shares
+        self._by_number = dict(zip(numbers or range(len(self._parameters)), self._parameters, strict=True))
+        self._start_shares = [start_shares[number] for number in self._by_number] if start_shares else []
         self._start = [parameter.detach().clone() for parameter in self._parameters] if start_shares else []
         self._options, self._num_steps = options, 0
         kinds: dict[tuple[bool, bool], list[Tensor]] = defaultdict(list)
@@ -109,7 +113,7 @@ class Descent:
                 continue
             unit = unit or number
             with named("backward"):
-                (mean * (number / unit)).backward()  # type: ignore[no-untyped-call]
+                self._group.backward(mean * (number / unit))
             total += float(mean.detach()) * number
             num_labels += number
         shares = self._group.shares(Share(total, num_labels))
@@ -135,27 +139,31 @@ class Descent:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the whole state beside the model's weights, by name."""
-        named = {f"average.{index}": value for index, value in enumerate(self._average)}
-        for index, parameter in enumerate(self._parameters):
-            named |= {f"{key}.{index}": value for key, value in self._optimizer.state.get(parameter, {}).items()}
+        named = {f"average.{number}": value for number, value in zip(self._by_number, self._average, strict=True)}
+        for number, parameter in self._by_number.items():
+            named |= {f"{key}.{number}": value for key, value in self._optimizer.state.get(parameter, {}).items()}
         return named | {"num_steps": torch.tensor(self._num_steps)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over a state that `tensors` returned."""
         self._num_steps = int(tensors["num_steps"])
         self._optimizer.state.clear()
+        averages = dict(zip(self._by_number, self._average, strict=True))
         for name, value in tensors.items():
-            kind, _, index = name.partition(".")
+            kind, _, number = name.partition(".")
             if kind == "average":
-                self._average[int(index)].copy_(value)
-            elif index:
-                parameter = self._parameters[int(index)]
+                averages[int(number)].copy_(value)
+            elif number:
+                parameter = self._by_number[int(number)]
                 self._optimizer.state[parameter][kind] = value.to(parameter.device)
 
     def like(self, name: str) -> Tensor | None:
-        """Return the parameter whose layout a tensor of this name has; None for one that has none."""
-        kind, _, index = name.partition(".")
-        return self._parameters[int(index)] if index and kind != "step" else None
+        """Return the parameter whose layout a tensor of this name has; None for one that has none, ELSEWHERE for one of other processes."""
+        kind, _, number = name.partition(".")
+        if not number:
+            return None
+        parameter = self._by_number.get(int(number), ELSEWHERE)
+        return None if kind == "step" and parameter is not ELSEWHERE else parameter
 
     @torch.no_grad()
     def _load(self, values: list[Tensor]) -> None:

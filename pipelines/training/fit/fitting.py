@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.batches import Batch, MakeBatch, split_batch
-from pipelines.training.fit.checkpoints import Checkpoints, FitState, Like
+from pipelines.training.fit.checkpoints import ELSEWHERE, Checkpoints, FitState, Like
 from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
 from pipelines.training.fit.loss_curve import LossCurve
 from pipelines.training.fit.memory import PeakMemory, kept_memory
@@ -69,6 +69,8 @@ class Task:
     uniform_loss: float
     flops: Callable[[Batch, int], int] | None = None
     on_validation: OnValidation | None = None
+    on_fitted: Callable[[nn.Module], None] | None = None
+    """Called by all processes with what was trained, of which each may have a part, when it has the best weights."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,7 +170,7 @@ class _Fit:
         self._memory = PeakMemory(self._device)
         self.trained = group.copy(model)
         self._loss_of = group.wrap(self.trained, task.loss)
-        self._descent = Descent(self.trained, options.descent, start_shares, group)
+        self._descent = Descent(self.trained, options.descent, start_shares, group, group.numbers(self.trained, model))
         self._shards = group.shard_writer(checkpoints)
         self._best: dict[str, Tensor] = {}
         self.at = Position(rng=_state_of(task.rng))
@@ -235,6 +237,8 @@ class _Fit:
         if self._shards is not None:
             self._shards.wait()
         self.trained.load_state_dict(self._best)
+        if self._task.on_fitted is not None:
+            self._task.on_fitted(self.trained)
         self._group.take_over(self.trained, self._model)
         self._model.eval()
 
@@ -343,12 +347,14 @@ class _Fit:
             (self._shards or self._checkpoints).save(FitState(tensors, asdict(self.at)))
 
     def _likes(self) -> Like:
-        """Return what returns a tensor that is laid out as the one of a name in a checkpoint, None for one that all processes have whole."""
+        """Return what returns a tensor that is laid out as the one of a name in a checkpoint, None for one that all processes have whole, ELSEWHERE for one of others."""
         weights = self.trained.state_dict()
 
         def like(name: str) -> Tensor | None:
             kind, _, rest = name.partition(".")
-            return self._descent.like(rest) if kind == "descent" else weights.get(rest)
+            if kind == "descent":
+                return self._descent.like(rest)
+            return None if kind == "rng" else weights.get(rest, ELSEWHERE)
 
         return like
 
@@ -358,6 +364,7 @@ class _Fit:
         tensors = {
             name: value if (alike := like(name)) is None else self._group.placed(value, alike)
             for name, value in saved.tensors.items()
+            if like(name) is not ELSEWHERE
         }
         self.trained.load_state_dict(_under("model.", tensors))
         self._best = _under("best.", tensors)

@@ -87,7 +87,7 @@ def test_a_batch_is_known_by_its_content() -> None:
 
 def test_the_ranks_whose_loss_is_not_plausible_are_named() -> None:
     """NaN and a far too high one; a single process is not."""
-    shares = [Share(4.0, 4), Share(float("nan"), 4), Share(4e9, 4)]
+    shares = [Share(4.0, 4, 0), Share(float("nan"), 4, 1), Share(4e9, 4, 2)]
 
     assert unusable_share(shares, 100.0) == " (nan on rank 1, 1e+09 on rank 2)"
     assert unusable_share(shares[1:2], 100.0) == ""
