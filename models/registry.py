@@ -5,6 +5,7 @@
                      student.onnx
                      student_table/   the student's item rows and how they are searched, where the catalogue is large
                      student.safetensors   the same weights
+                     similar/           each item's neighbours (models.similar)
                      catalogue.parquet
                      code_book.safetensors   where codes are deeper than 1: how new items get theirs
                      teacher/           where codes are deeper than 1 and the decoder had a teacher
@@ -43,6 +44,7 @@ from models.errors import BundleCorrupt, BundleError, BundleIncomplete, BundleMo
 from models.files import file_sha256, rename_durably
 from models.reference import FILE as REFERENCE
 from models.reference import Reference, read_reference, write_reference
+from models.similar import SIMILAR, SimilarTable, load_similar
 from models.withdrawals import (
     FILE,
     SERVING,
@@ -111,6 +113,10 @@ class Bundle:
     def catalogue(self) -> Catalogue:
         """Read the catalogue."""
         return load_catalogue(self._verified("catalogue.parquet"))
+
+    def similar(self, num_items: int) -> SimilarTable:
+        """Read the similar items of each of this many items; none in bundles made before there were any."""
+        return load_similar(self._verified(SIMILAR), num_items)
 
     def item_ids(self) -> tuple[str, ...]:
         """Read the ids of the catalogue's items alone, in index order."""

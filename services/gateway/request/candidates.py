@@ -11,6 +11,7 @@ import numpy as np
 
 from models.catalogue import Catalogue
 from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
+from services.errors import NotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def masks_for(
     wide = catalogue.allowed(
         categories=request.filters.categories,
         allowed_item_ids=request.filters.allowed_item_ids,
-        excluded_item_ids=request.exclude_item_ids + disliked,
+        excluded_item_ids=request.exclude_item_ids + request.subject_item_ids + disliked,
     )
     num_wide = int(np.count_nonzero(wide))
     if not request.exclude_seen:
@@ -71,6 +72,12 @@ def masks_for(
     narrow = wide.copy()
     narrow[catalogue.indices(history)] = False
     return Masks(narrow, wide, int(np.count_nonzero(narrow)), num_wide)
+
+
+def check_named(request: RecommendRequest, catalogue: Catalogue) -> None:
+    """Refuse a subject whose neighbours nobody knows: an item that the catalogue lacks. Raises NotFound naming the first."""
+    if unknown := next((one for one in request.subject_item_ids if one not in catalogue.index_of), None):
+        raise NotFound(f"the live catalogue has no item {unknown!r}", "name items of the catalogue")
 
 
 def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:

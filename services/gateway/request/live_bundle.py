@@ -16,6 +16,7 @@ from prometheus_client import Gauge
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore, learned_repeats, llm_pays
+from models.similar import SimilarTable
 from services.errors import DependencyUnavailable
 
 log = structlog.get_logger()
@@ -41,6 +42,7 @@ class Live:
     catalogue: Catalogue
     student: Student
     manifest: dict[str, Any]
+    similar: SimilarTable
 
     @property
     def repeats(self) -> bool:
@@ -101,7 +103,7 @@ class LiveBundle:
     def _load(self, bundle: Bundle) -> Live:
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue)
-        live = Live(bundle.version, catalogue, student, bundle.manifest)
+        live = Live(bundle.version, catalogue, student, bundle.manifest, bundle.similar(len(catalogue.item_ids)))
         _warm(live)
         for prepare in self._prepare:
             prepare(live)

@@ -25,8 +25,8 @@ TEXT = {"POST /v1/completions", "POST /v1/chat/completions"}
 OPERATIONS = sorted(
     WITHOUT_INPUT
     | TEXT
-    | {f"POST /v1/{name}" for name in ("recommendations", "events")}
-    | {f"GET /v1/{name}" for name in ("bundle", "explanations/{request_id}", "models", "models/{model_id}")}
+    | {f"POST /v1/{name}" for name in ("recommendations", "recommendations:batch", "items/{item_id}/similar", "events")}
+    | {f"GET /v1/{name}" for name in ("bundle", "explanations/{request_id}", "models", "models/{model_id}", "popular")}
     | {"GET /metrics"}
 )
 NOT_CHECKED = ("not_a_server_error", "ignored_auth")
@@ -57,6 +57,15 @@ def schema(app: HttpApp) -> schemathesis.BaseSchema:
     known = {"categories": ["even", "odd"], "allowed_item_ids": ["i00", "i01", "i19"]}
     for name, values in known.items():
         schemas["FiltersBody"]["properties"][name]["anyOf"][0]["items"] = {"enum": values}
+    schemas["SimilarBody"]["properties"]["item_ids"]["items"] = {"enum": known["allowed_item_ids"]}
+    for path, method, name, values in (
+        ("/v1/popular", "get", "category", known["categories"]),
+        ("/v1/items/{item_id}/similar", "post", "item_id", known["allowed_item_ids"]),
+    ):
+        (one,) = [one for one in app.openapi()["paths"][path][method]["parameters"] if one["name"] == name]
+        one["schema"] = {"enum": values}
+    batch = app.openapi()["paths"]["/v1/recommendations:batch"]["post"]
+    batch["parameters"] = [one for one in batch["parameters"] if one["name"] != "X-Batch-Size"]  # depends on the body
     now_ms = int(NOW_S * 1_000)
     schemas["EventBody"]["properties"]["event_time_ms"]["anyOf"][0] |= {"minimum": now_ms - 10**9, "maximum": now_ms}
     for body in ("CompletionBody", "ChatBody"):
