@@ -56,7 +56,7 @@ def listed_after(num_users: int, item: int, waited_ms: int, old: Catalogue) -> l
         counts.add(LoggedEvent(f"u{number}", old.item_ids[item], f"e{number}", NOW_MS * 1_000, place, "click", 1.0))
     now_ms = NOW_MS + waited_ms
     row = PopularRow(partition=0, as_of_ms=now_ms, windows=counts.top(now_ms, 200))
-    return rank_by_popularity("v1", old, merge_popularity([row], now_ms)).order[:10].tolist()
+    return rank_by_popularity("v1", old, merge_popularity([row], now_ms).weights).order[:10].tolist()
 
 
 @pytest.mark.parametrize("steepness", [0.3, 1.0])
