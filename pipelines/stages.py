@@ -311,11 +311,11 @@ def _similar(run: ModelRun, progress: Progress) -> StageOutput:
     if run.options.refit:
         last = run.made["refit"]
         refit.refuse(refit.read_found(last.path))
-    folders = [(pair.tokenized, pair.students_dir) for pair in (judged, serving)]
+    of_judged, of_serving = ((pair.tokenized, pair.students_dir) for pair in (judged, serving))
     return run.cache.run(
         "similar",
         content_key({"repeats": run.size.repeats}, [last.key], [mix]),
-        lambda out: mix.make_similar(*folders, run.size.repeats, out, progress),
+        lambda out: mix.make_similar(of_judged, of_serving, out, progress, repeats=run.size.repeats),
     )
 
 

@@ -20,7 +20,7 @@ from models.catalogue import load_catalogue
 from models.similar import NONE, SimilarTable, num_neighbours
 from models.student import read_student
 from pipelines.codes.embedding import fit_text, read_texts
-from pipelines.data.examples import Cases, Split, read_cases, read_sequences, sample_cases
+from pipelines.data.examples import Cases, Split, read_cases, read_counts, read_sequences, sample_cases
 from pipelines.runner.stage import Progress, silent
 from pipelines.scoring.metrics import gains, interval
 from pipelines.similarity.co_visits import Candidates, count_co_visits
@@ -55,16 +55,16 @@ class Sources:
 
 
 def make_similar(
-    judged: tuple[Path, Path], serving: tuple[Path, Path], repeats: bool, out: Path, progress: Progress = silent
+    judged: tuple[Path, Path], serving: tuple[Path, Path], out: Path, progress: Progress = silent, *, repeats: bool
 ) -> None:
     """Choose the mix by the judged student, and write the table by the one that serves, with what was found.
 
     Args:
         judged: The folder of the tokenized data and the students' folder of the pair that was judged.
         serving: The same of the pair that serves.
-        repeats: Whether users come back to items, which then are answers like others.
         out: Where the table and similar.json are written.
-        progress: Told of the search for neighbours.
+        progress: Called during the search for neighbours.
+        repeats: Whether users come back to items, which then are answers like others.
     """
     sources = read_sources(*judged, progress)
     cases = sample_cases(read_cases(judged[0], Split.VALID), _NUM_CASES)
@@ -85,7 +85,8 @@ def read_sources(tokenized: Path, students_dir: Path, progress: Progress = silen
     """Count the co-visits of this data, and find the nearest items by this student's rows, for items without training events by their texts."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     num_candidates = 2 * num_neighbours(len(catalogue.item_ids))
-    visits = count_co_visits(read_sequences(tokenized), len(catalogue.item_ids), num_candidates)
+    sequences, counts = read_sequences(tokenized), read_counts(tokenized)
+    visits = count_co_visits(sequences, len(catalogue.item_ids), num_candidates, counts)
     rows_VD = read_student(students_dir / "student.safetensors").head_weight_VD.detach().numpy()
     vectors = with_texts(nearest(rows_VD, num_candidates, progress), catalogue.popularity, read_texts(tokenized))
     return Sources(visits, vectors, catalogue.popularity)

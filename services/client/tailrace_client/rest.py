@@ -101,10 +101,11 @@ def _request(
     if call.verb == "GET":
         sent = call.with_deadline(deadline_ms)
         named = {"x-deadline-ms": sent.get("deadline_ms"), "x-request-id": sent.get("request_id")}
-        headers = {name: str(value).encode() for name, value in named.items() if value is not None}
+        headers = {name.encode(): str(value).encode() for name, value in named.items() if value is not None}
         return http.build_request("GET", call.path, params=call.rest_only, headers=headers, extensions=extensions)
     body = json.dumps({**call.with_deadline(deadline_ms), **call.rest_only}).encode()
-    headers = {"content-type": b"application/json"} | {name: text.encode() for name, text in call.headers.items()}
+    headers = {b"content-type": b"application/json"}
+    headers |= {name.encode(): text.encode() for name, text in call.headers.items()}
     return http.build_request(call.verb, call.path, content=body, headers=headers, extensions=extensions)
 
 
