@@ -19,6 +19,9 @@ class SimilarTier:
 
     def rank(self, context: RequestContext) -> TierResult:
         """Return the neighbours that may be shown."""
-        named = context.live.catalogue.indices(context.request.subject_item_ids)
-        best = context.live.similar.best(named, context.masks.showable, context.num_wanted)
+        live = context.live
+        named = live.catalogue.indices(
+            context.request.subject_item_ids
+        )  # the live catalogue's own have no neighbours yet
+        best = live.similar.best(named, context.masks.showable, context.num_wanted)
         return TierResult(ranking=ItemRanking(Tier.SIMILAR, *best))
