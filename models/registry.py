@@ -5,6 +5,7 @@
               student.onnx
               student_table/         the student's item rows and how they are searched, where the catalogue is large
               student.safetensors    the same weights
+              similar/               each item's neighbours (models.similar)
               catalogue.parquet
               code_book.safetensors  where codes are deeper than 1: how new items get theirs
               teacher/               where codes are deeper than 1 and the decoder had a teacher

@@ -23,9 +23,9 @@ from services.settings.settings import Settings
 
 STAGE_NAMES = (
     *("ingest", "features", "tokenize", "train", "distill", "evaluate", "gate"),
-    *("refit", "assemble", "precompute", "publish"),
+    *("refit", "similar", "assemble", "precompute", "publish"),
 )
-_AFTER_GATE = ("refit", "assemble", "precompute")
+_AFTER_GATE = ("refit", "similar", "assemble", "precompute")
 """The stages that only a run which publishes has; "publish" itself is the default of `until`."""
 ML_100K = "ml-100k"
 

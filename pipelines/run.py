@@ -19,6 +19,7 @@ from pipelines.publication import model_card, refit
 from pipelines.runner.bars import Bars, metrics_table
 from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import StageOutput
+from pipelines.similarity import mix
 from pipelines.stages import STAGES, ModelRun
 from pipelines.training import recipes, train_decoder, train_student
 from pipelines.training.planned_memory import describe_memory
@@ -104,6 +105,8 @@ def _show(run: ModelRun, console: Console) -> None:
         console.print(describe_gain(report["gain"], run.options.llm_price_ndcg_per_ms), markup=False)
     if "refit" in folders:
         console.print(refit.describe(refit.read_found(folders["refit"])), markup=False)
+    if "similar" in folders:
+        console.print(mix.describe(mix.read_found(folders["similar"])), markup=False)
     if "publish" in folders:
         console.print(f"report: {folders['publish'] / model_card.CARD}", markup=False)
         console.print(f"{run.made['publish'].key} is live")

@@ -32,7 +32,7 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from models.prompt import STRIDE_ITEMS
 from pipelines.codes.embedding import read_texts
-from pipelines.data.examples import Cases, Split, read_cases, read_labelled_sequences, sample_cases
+from pipelines.data.examples import Cases, Labelled, Split, read_cases, read_labelled_sequences, sample_cases
 from pipelines.planner.devices import Gpus, device_of_driver
 from pipelines.runner.stage import Progress
 from pipelines.scoring.beams import decoder_scorer
@@ -127,7 +127,7 @@ class TrainingData:
 
     tokenized: Path
     catalogue: Catalogue
-    sequences: Sequence[np.ndarray]
+    sequences: Sequence[Labelled]
     valid: Cases
     device: torch.device
 
@@ -362,7 +362,9 @@ def next_token_loss(
     (first,), (size,) = catalogue.token_offsets, catalogue.level_sizes
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
     head_VD = decoder.head_weight_VD[first : first + size]
-    return position_loss(hidden_BLD, head_VD, items_BL, batch.is_label, mask_seen=mask_seen, sampler=sampler)
+    return position_loss(
+        hidden_BLD, head_VD, items_BL, batch.is_label, mask_seen=mask_seen, sampler=sampler, weights_BL=batch.weights
+    )
 
 
 def first_decoder(tokenized: Path, catalogue: Catalogue, options: TrainOptions) -> Decoder:

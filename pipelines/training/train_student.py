@@ -285,4 +285,5 @@ def imitation_loss(
         mask_seen=options.mask_seen,
         sampler=sampler,
         teacher=targets.of_batch(batch.tokens, batch.labels),
+        weights_BL=batch.weights,
     )
