@@ -131,7 +131,7 @@ def nested(flat: Mapping[str, Any]) -> Thing:
 def schema_of(values: Iterable[Value], decided: Iterable[str]) -> Thing:
     """Return the JSON schema of values.yaml; `decided` are the settings that other values, or the chart, decide."""
     free = sorted({f"TAILRACE_{name.upper()}" for name in Settings.model_fields} - set(decided))
-    settings = {"type": "object", "additionalProperties": False, "properties": {key: _SETTING for key in free}}
+    settings = {"type": "object", "additionalProperties": False, "properties": dict.fromkeys(free, _SETTING)}
     types = {**_TYPES, "settings": settings}
     leaves = {value.name: {"description": value.about, **types[value.type]} for value in values}
     about = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart tailrace"}
