@@ -86,10 +86,8 @@ class RecommendBody(_Body):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "anyOf": [
-                {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
-                {"required": ["recent_item_ids"], "properties": {"recent_item_ids": {"minItems": 1}}},
-            ]
+            "if": {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
+            "else": {"required": ["recent_item_ids"], "properties": {"recent_item_ids": {"minItems": 1}}},
         }
     )
 
