@@ -266,7 +266,7 @@ def _drilled(settings: Settings, drills: Drills, features: FeatureReader, llm: L
 
 def _console(settings: Settings, plane: DataPlane, store: DrillableStore, drills: Drills) -> ConsoleService:
     """Build the console's service; starts nothing."""
-    bundles, table = BundleStore(settings.bundle_root), _address(settings).table_path(USER_HISTORY.name)
+    bundles, table = BundleStore.of(settings), _address(settings).table_path(USER_HISTORY.name)
     return build_console(
         live=plane.live,
         users=store,
@@ -319,7 +319,7 @@ def build_plane(
     ProcessMetrics(REGISTRY, part)
     live_items = LiveItems()
     ports = Ports(
-        bundles=BundleStore(settings.bundle_root),
+        bundles=BundleStore.of(settings),
         load_student=load_student,
         features=features,
         llm=llm,

@@ -14,8 +14,9 @@ from typing import Protocol
 import structlog
 from prometheus_client import CollectorRegistry
 
+from models.bundle import Bundle
 from models.catalogue import Catalogue
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 from services.contracts.events import Recorded
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
@@ -247,6 +248,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         config.bundle_poll_s,
         metrics.bundle_info,
         metrics.bundle_quality,
+        metrics.bundle_store_lost,
         ports.live_items,
     )
     popular = PopularTier(live, ports.features, config.popular_refresh_s)

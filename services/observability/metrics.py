@@ -152,6 +152,9 @@ class GatewayMetrics(_Metrics):
     bundle_quality = _gauge(
         "tailrace_bundle_quality", "Offline evaluation figures of a loaded bundle", "version model metric"
     )
+    bundle_store_lost = _gauge(
+        "tailrace_bundle_store_lost", "1 while the store of bundles does not answer and what is loaded serves on"
+    )
     llm_replicas_wanted = _gauge("tailrace_llm_replicas_wanted", "Minimum number of LLM replicas")
 
 

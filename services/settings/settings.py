@@ -153,6 +153,10 @@ class Settings(BaseSettings):
     """Processes that run the ranking model, each with its own engine and threads."""
     keep_bundles: int = Field(10, ge=2)
     """Number of published bundles kept; the live one, the one before it and the reference are always kept."""
+    bundle_store: str = ""
+    """Object store of bundles: s3://BUCKET/PREFIX, gs://... or az://..., with credentials from the service's usual environment variables; empty: the folder."""
+    bundle_cache_gib: float = Field(20.0, gt=0)
+    """GiB on this machine's disk for bundles of an object store, beside those in use."""
     bundle_poll_s: float = Field(1.0, gt=0)
     """Seconds between two looks for a new live bundle."""
     popular_refresh_s: float = Field(5.0, gt=0)
@@ -270,8 +274,8 @@ class Settings(BaseSettings):
 
     @property
     def bundle_root(self) -> Path:
-        """Folder of published bundles and of the pointer to the live one."""
-        return self.state_dir / "bundles"
+        """Folder of published bundles and of their names; with a `bundle_store`, its cache on this machine."""
+        return (self.cache_dir if self.bundle_store else self.state_dir) / "bundles"
 
     @property
     def offline_log_dir(self) -> Path:

@@ -73,7 +73,7 @@ def run_worker(
     items = ListedItems()
     item_follower = _item_follower(settings)
     follower = BundleFollower(
-        BundleStore(settings.bundle_root), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
+        BundleStore.of(settings), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
     )
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
     worker = StreamWorker(

@@ -13,9 +13,10 @@ import numpy as np
 import structlog
 from prometheus_client import Gauge
 
+from models.bundle import Bundle, learned_repeats, llm_pays
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
-from models.registry import Bundle, BundleStore, learned_repeats, llm_pays
+from models.registry import BundleStore
 from services.errors import DependencyUnavailable
 from services.items.layout import ItemLayout
 from services.items.live_items import LiveItems
@@ -65,6 +66,7 @@ class LiveBundle:
         poll_s: float,
         info: Gauge,
         quality: Gauge,
+        lost: Gauge,
         items: LiveItems | None = None,
     ) -> None:
         """`items` is the live catalogue; without one there is what bundles have."""
@@ -75,7 +77,7 @@ class LiveBundle:
         self.catalogue_state = items or LiveItems()
         self._live: Live | None = None
         self._prepare: list[Callable[[Live], object]] = []
-        self._follower = BundleFollower(store, poll_s, self._load, self._swap)
+        self._follower = BundleFollower(store, poll_s, self._load, self._swap, polled=lambda: lost.set(store.is_lost))
 
     @property
     def is_loaded(self) -> bool:

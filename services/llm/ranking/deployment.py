@@ -17,8 +17,9 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
+from models.bundle import Bundle
 from models.bundle_follower import BundleFollower
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyUnavailable, TailraceError
 from services.items.follower import ITEMS_START_S, ItemFollower
@@ -118,7 +119,7 @@ class LlmDeployment:
         self._pool = ranking_pool(settings)
         self._limits = limits_of(self._pool.card, settings.llm_device, settings.llm_dtype)
         self._items = LiveItems()
-        self._live = LiveEngine(BundleStore(settings.bundle_root), settings.bundle_poll_s, self._load, self._start)
+        self._live = LiveEngine(BundleStore.of(settings), settings.bundle_poll_s, self._load, self._start)
         items_metrics = ItemsMetrics(registry)
         self._item_follower = ItemFollower(
             self._items,

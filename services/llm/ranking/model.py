@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from models.bundle import Bundle
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_limits, prompt_tokens
-from models.registry import Bundle
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import BundleCorrupt, Overloaded
 from services.items.live_items import LiveItems
