@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"services/contracts/recommend.proto\x12\x0btailrace.v1\"7\n\x07\x46ilters\x12\x12\n\ncategories\x18\x01 \x03(\t\x12\x18\n\x10\x61llowed_item_ids\x18\x02 \x03(\t\"\x90\x02\n\x10RecommendRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0frecent_item_ids\x18\x03 \x03(\t\x12\x18\n\x10\x65xclude_item_ids\x18\x04 \x03(\t\x12\x19\n\x0c\x65xclude_seen\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12%\n\x07\x66ilters\x18\x06 \x01(\x0b\x32\x14.tailrace.v1.Filters\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x11\n\trationale\x18\t \x01(\x08\x42\x04\n\x02_kB\x0f\n\r_exclude_seenB\x0e\n\x0c_deadline_ms\"K\n\nScoredItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\"\xd2\x03\n\x11RecommendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.tailrace.v1.ScoredItem\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0e\x62undle_version\x18\x05 \x01(\t\x12!\n\x14newest_event_time_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x66\x65\x61ture_age_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\x05\x12?\n\tstages_ms\x18\t \x03(\x0b\x32,.tailrace.v1.RecommendResponse.StagesMsEntry\x12\x16\n\trationale\x18\n \x01(\tH\x02\x88\x01\x01\x12\x1d\n\x10rationale_reason\x18\x0b \x01(\tH\x03\x88\x01\x01\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x17\n\x15_newest_event_time_msB\x11\n\x0f_feature_age_msB\x0c\n\n_rationaleB\x13\n\x11_rationale_reason\"\xb5\x01\n\x0bInteraction\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0f\n\x07item_id\x18\x03 \x01(\t\x12\x1a\n\revent_time_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nevent_type\x18\x05 \x01(\t\x12\x12\n\x05value\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\x10\n\x0e_event_time_msB\x08\n\x06_value\"?\n\x13RecordEventsRequest\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.Interaction\"R\n\x14RecordEventsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x05\x12\x11\n\tevent_ids\x18\x02 \x03(\t\x12\x15\n\runknown_items\x18\x03 \x03(\t2\xae\x01\n\x0bRecommender\x12J\n\tRecommend\x12\x1d.tailrace.v1.RecommendRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12S\n\x0cRecordEvents\x12 .tailrace.v1.RecordEventsRequest\x1a!.tailrace.v1.RecordEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"services/contracts/recommend.proto\x12\x0btailrace.v1\"7\n\x07\x46ilters\x12\x12\n\ncategories\x18\x01 \x03(\t\x12\x18\n\x10\x61llowed_item_ids\x18\x02 \x03(\t\"\x90\x02\n\x10RecommendRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0frecent_item_ids\x18\x03 \x03(\t\x12\x18\n\x10\x65xclude_item_ids\x18\x04 \x03(\t\x12\x19\n\x0c\x65xclude_seen\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12%\n\x07\x66ilters\x18\x06 \x01(\x0b\x32\x14.tailrace.v1.Filters\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x11\n\trationale\x18\t \x01(\x08\x42\x04\n\x02_kB\x0f\n\r_exclude_seenB\x0e\n\x0c_deadline_ms\"K\n\nScoredItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\"\xd2\x03\n\x11RecommendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.tailrace.v1.ScoredItem\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0e\x62undle_version\x18\x05 \x01(\t\x12!\n\x14newest_event_time_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x66\x65\x61ture_age_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\x05\x12?\n\tstages_ms\x18\t \x03(\x0b\x32,.tailrace.v1.RecommendResponse.StagesMsEntry\x12\x16\n\trationale\x18\n \x01(\tH\x02\x88\x01\x01\x12\x1d\n\x10rationale_reason\x18\x0b \x01(\tH\x03\x88\x01\x01\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x17\n\x15_newest_event_time_msB\x11\n\x0f_feature_age_msB\x0c\n\n_rationaleB\x13\n\x11_rationale_reason\"\xb5\x01\n\x0bInteraction\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0f\n\x07item_id\x18\x03 \x01(\t\x12\x1a\n\revent_time_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nevent_type\x18\x05 \x01(\t\x12\x12\n\x05value\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\x10\n\x0e_event_time_msB\x08\n\x06_value\"?\n\x13RecordEventsRequest\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.Interaction\"R\n\x14RecordEventsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x05\x12\x11\n\tevent_ids\x18\x02 \x03(\t\x12\x15\n\runknown_items\x18\x03 \x03(\t\"\x16\n\x05Texts\x12\r\n\x05texts\x18\x01 \x03(\t\"p\n\x0e\x41ttributeValue\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12#\n\x05texts\x18\x02 \x01(\x0b\x32\x12.tailrace.v1.TextsH\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04\x66lag\x18\x04 \x01(\x08H\x00\x42\x07\n\x05value\"\x8e\x03\n\rCatalogueItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x12\n\x05title\x18\x02 \x01(\tH\x00\x88\x01\x01\x12&\n\ncategories\x18\x03 \x01(\x0b\x32\x12.tailrace.v1.Texts\x12>\n\nattributes\x18\x04 \x03(\x0b\x32*.tailrace.v1.CatalogueItem.AttributesEntry\x12\x16\n\tavailable\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x0cpublished_ms\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x17\n\nexpires_ms\x18\x07 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\x05value\x18\x08 \x01(\x01H\x04\x88\x01\x01\x1aN\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.tailrace.v1.AttributeValue:\x02\x38\x01\x42\x08\n\x06_titleB\x0c\n\n_availableB\x0f\n\r_published_msB\r\n\x0b_expires_msB\x08\n\x06_value\"<\n\x0fPutItemsRequest\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.tailrace.v1.CatalogueItem\"G\n\x0bItemOutcome\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\'\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x18.tailrace.v1.ItemRefusal\":\n\x0bItemRefusal\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0b\n\x03\x66ix\x18\x03 \x01(\t\"P\n\x10PutItemsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x05\x12*\n\x08outcomes\x18\x02 \x03(\x0b\x32\x18.tailrace.v1.ItemOutcome\"N\n\x10PatchItemRequest\x12+\n\x07\x63hanges\x18\x01 \x01(\x0b\x32\x1a.tailrace.v1.CatalogueItem\x12\r\n\x05\x63lear\x18\x02 \x03(\t\"!\n\x0eGetItemRequest\x12\x0f\n\x07item_id\x18\x01 \x01(\t\"&\n\x12\x44\x65leteItemsRequest\x12\x10\n\x08item_ids\x18\x01 \x03(\t\"&\n\x13\x44\x65leteItemsResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x05\x32\xd5\x03\n\x0bRecommender\x12J\n\tRecommend\x12\x1d.tailrace.v1.RecommendRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12S\n\x0cRecordEvents\x12 .tailrace.v1.RecordEventsRequest\x1a!.tailrace.v1.RecordEventsResponse\x12G\n\x08PutItems\x12\x1c.tailrace.v1.PutItemsRequest\x1a\x1d.tailrace.v1.PutItemsResponse\x12\x46\n\tPatchItem\x12\x1d.tailrace.v1.PatchItemRequest\x1a\x1a.tailrace.v1.CatalogueItem\x12\x42\n\x07GetItem\x12\x1b.tailrace.v1.GetItemRequest\x1a\x1a.tailrace.v1.CatalogueItem\x12P\n\x0b\x44\x65leteItems\x12\x1f.tailrace.v1.DeleteItemsRequest\x1a .tailrace.v1.DeleteItemsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._loaded_options = None
   _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_options = b'8\001'
+  _globals['_CATALOGUEITEM_ATTRIBUTESENTRY']._loaded_options = None
+  _globals['_CATALOGUEITEM_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_FILTERS']._serialized_start=51
   _globals['_FILTERS']._serialized_end=106
   _globals['_RECOMMENDREQUEST']._serialized_start=109
@@ -49,6 +51,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECORDEVENTSREQUEST']._serialized_end=1176
   _globals['_RECORDEVENTSRESPONSE']._serialized_start=1178
   _globals['_RECORDEVENTSRESPONSE']._serialized_end=1260
-  _globals['_RECOMMENDER']._serialized_start=1263
-  _globals['_RECOMMENDER']._serialized_end=1437
+  _globals['_TEXTS']._serialized_start=1262
+  _globals['_TEXTS']._serialized_end=1284
+  _globals['_ATTRIBUTEVALUE']._serialized_start=1286
+  _globals['_ATTRIBUTEVALUE']._serialized_end=1398
+  _globals['_CATALOGUEITEM']._serialized_start=1401
+  _globals['_CATALOGUEITEM']._serialized_end=1799
+  _globals['_CATALOGUEITEM_ATTRIBUTESENTRY']._serialized_start=1655
+  _globals['_CATALOGUEITEM_ATTRIBUTESENTRY']._serialized_end=1733
+  _globals['_PUTITEMSREQUEST']._serialized_start=1801
+  _globals['_PUTITEMSREQUEST']._serialized_end=1861
+  _globals['_ITEMOUTCOME']._serialized_start=1863
+  _globals['_ITEMOUTCOME']._serialized_end=1934
+  _globals['_ITEMREFUSAL']._serialized_start=1936
+  _globals['_ITEMREFUSAL']._serialized_end=1994
+  _globals['_PUTITEMSRESPONSE']._serialized_start=1996
+  _globals['_PUTITEMSRESPONSE']._serialized_end=2076
+  _globals['_PATCHITEMREQUEST']._serialized_start=2078
+  _globals['_PATCHITEMREQUEST']._serialized_end=2156
+  _globals['_GETITEMREQUEST']._serialized_start=2158
+  _globals['_GETITEMREQUEST']._serialized_end=2191
+  _globals['_DELETEITEMSREQUEST']._serialized_start=2193
+  _globals['_DELETEITEMSREQUEST']._serialized_end=2231
+  _globals['_DELETEITEMSRESPONSE']._serialized_start=2233
+  _globals['_DELETEITEMSRESPONSE']._serialized_end=2271
+  _globals['_RECOMMENDER']._serialized_start=2274
+  _globals['_RECOMMENDER']._serialized_end=2743
 # @@protoc_insertion_point(module_scope)

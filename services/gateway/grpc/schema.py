@@ -24,8 +24,7 @@ _USE_THE_SCHEMA = "use the schema that reflection or recommend.proto gives"
 
 def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request; the message's own request id and deadline win. Raises InvalidRequest or RequestTooLarge."""
-    message = _parse(pb.RecommendRequest, body, max_bytes)
-    _refuse_unknown(message)
+    message = parse_strictly(pb.RecommendRequest, body, max_bytes)
     return RecommendRequest(
         request_id=message.request_id or request_id,
         user_id=message.user_id or None,
@@ -84,6 +83,13 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
     )
 
 
+def parse_strictly(kind: type[M], body: bytes, max_bytes: int) -> M:
+    """Read a message that holds no unknown fields. Raises InvalidRequest or RequestTooLarge."""
+    message = _parse(kind, body, max_bytes)
+    _refuse_unknown(message)
+    return message
+
+
 def _draft(event: pb.Interaction) -> Draft:
     """Return the fields that were set; proto3 cannot tell an empty string from an absent one."""
     fields: dict[str, Any] = {field.name: value for field, value in event.ListFields()}
@@ -126,5 +132,9 @@ def _unknown_fields(message: Message, path: str) -> Iterator[str]:
         if isinstance(value, Message):
             yield from _unknown_fields(value, f"{path}{field.name}.")
             continue
-        for place, part in enumerate(value):
-            yield from _unknown_fields(part, f"{path}{field.name}[{place}].")
+        if field.message_type.GetOptions().map_entry:
+            parts = [(key, part) for key, part in value.items() if isinstance(part, Message)]
+        else:
+            parts = [*enumerate(value)]
+        for key, part in parts:
+            yield from _unknown_fields(part, f"{path}{field.name}[{key!r}].")
