@@ -22,6 +22,7 @@ from services.contracts.items import (
     RESERVED_NAMES,
     ItemState,
 )
+from services.contracts.recommend import MAX_ID_CHARS
 from services.errors import ErrorKind, InvalidRequest
 from services.gateway.call.headers import Call
 from services.gateway.call.http import HttpApp, json_response, read_body, refuse_query
@@ -109,9 +110,8 @@ class PutOutcomesBody(Body):
 
 
 def _operation(name: str, method: str, summary: str, path: str = "/v1/items/{item_id:path}", **more: Any) -> Operation:
-    parameter = Parameter(
-        name="item_id", where="path", schema={"type": "string", "minLength": 1}, description="The item's id"
-    )
+    schema = {"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
+    parameter = Parameter(name="item_id", where="path", schema=schema, description="The item's id")
     return Operation(
         name=name,
         method=method,
