@@ -1,7 +1,7 @@
 """Memory, start and cost of a request with many items of which something is stated: `python -m benchmarks.catalogue.size ITEMS BROKER FOLDER`.
 
 The parent starts a broker, states all items in a snapshot and changes some afterwards in the topic. A process of its own then starts as a
-gateway does: catalogue first, then snapshot and the topic's tail. What it takes beside the catalogue counts.
+gateway does: the catalogue first, then snapshot and the topic's tail. What it takes beside the catalogue counts.
 """
 
 import gc
@@ -23,6 +23,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from benchmarks.scale.row import catalogue_of, print_fields
 from infra.local.servers.binaries import tansu_command
 from infra.local.supervisor.ports import free_window
+from models.catalogue import load_catalogue
 from services.contracts.items import ItemState
 from services.contracts.recommend import RecommendRequest, Tier
 from services.gateway.request.candidates import ItemRanking, choose, masks_for
@@ -43,6 +44,7 @@ _HIDDEN_SHARE = 50
 def measure_size(num_items: int) -> dict[str, Any]:
     """Return what so many items cost a process."""
     with tempfile.TemporaryDirectory() as folder, _broker(Path(folder)) as broker:
+        catalogue_of(1_000).save(Path(folder) / "catalogue.parquet")
         _state(num_items, broker, Path(folder) / "snapshot.parquet")
         command = [sys.executable, "-m", "benchmarks.catalogue.size", str(num_items), broker, folder]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -112,6 +114,9 @@ def _state_of(number: int) -> ItemState:
 def main() -> None:
     """Start as a gateway does and print what that took."""
     num_items, broker, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    load_catalogue(
+        folder / "catalogue.parquet"
+    )  # a gateway has read such a file before; a small one leaves no room that counts
     catalogue = catalogue_of(num_items)
     catalogue.index_of  # noqa: B018 - fills the cached property
     plain = LiveItems().lay(catalogue)
