@@ -21,6 +21,7 @@ from benchmarks.catalogue.size import measure_size
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from infra.local.supervisor.ports import of_running_stack
 from services.settings.settings import load_settings
 
 
@@ -39,6 +40,7 @@ def main() -> None:
     report = about_run("catalogue") | {"background_rps": options.rate}
     with stack_for(settings, is_started=options.up):
         asyncio.run(_ready(options.url))
+        settings = of_running_stack(settings)
         report["hide"] = asyncio.run(measure_hides(settings, options.url, options.changes, options.rate))
         for name, part in (("redis_kill", "valkey"), ("worker_takeover", "worker")) if options.faults else ():
             fault = Fault(settings, part)
