@@ -142,7 +142,8 @@ class ModelRun:
 
     def checkpoints(self, stage: str, key: str) -> Checkpoints:
         """Return where this stage's fits save their states."""
-        return Checkpoints(self.cache.checkpoint_dir(stage, key), stage, self.options.checkpoint_every_s)
+        reporting = replace(self.options.reporting, run=f"{stage}-{key[:8]}")
+        return Checkpoints(self.cache.checkpoint_dir(stage, key), stage, self.options.checkpoint_every_s, reporting)
 
     def manifest(self) -> dict[str, Any]:
         """Return a bundle's manifest without its version, its hashes and how its student serves. Ready after `gate`."""
