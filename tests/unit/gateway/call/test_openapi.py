@@ -27,6 +27,8 @@ OPERATIONS = sorted(
     | TEXT
     | {f"POST /v1/{name}" for name in ("recommendations", "recommendations:batch", "items/{item_id}/similar", "events")}
     | {f"GET /v1/{name}" for name in ("bundle", "explanations/{request_id}", "models", "models/{model_id}", "popular")}
+    | {"PUT /v1/items"}
+    | {f"{method} /v1/items/{{item_id}}" for method in ("GET", "PUT", "PATCH", "DELETE")}
     | {"GET /metrics"}
 )
 NOT_CHECKED = ("not_a_server_error", "ignored_auth")
