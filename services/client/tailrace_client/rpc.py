@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.json_format import ParseDict, ParseError
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import A, Call, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import A, Batch, Call, Item, Recommendation, Recorded, recommendation_from
 from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut, message_of
 from tailrace_client.retry import Attempts, TailraceError, late
 from tailrace_client.values import refusal
@@ -51,6 +51,12 @@ def _message_types() -> Callable[[str], Any]:
 _message = _message_types()
 _METHODS: dict[str, tuple[Any, Any]] = {
     "Recommend": (_message("tailrace.v1.RecommendRequest"), _message("tailrace.v1.RecommendResponse")),
+    "RecommendBatch": (
+        _message("tailrace.v1.RecommendBatchRequest"),
+        _message("tailrace.v1.RecommendBatchResponse"),
+    ),
+    "SimilarItems": (_message("tailrace.v1.SimilarItemsRequest"), _message("tailrace.v1.RecommendResponse")),
+    "Popular": (_message("tailrace.v1.PopularRequest"), _message("tailrace.v1.RecommendResponse")),
     "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
     "PutItems": (_message("tailrace.v1.PutItemsRequest"), _message("tailrace.v1.PutItemsResponse")),
     "PatchItem": (_message("tailrace.v1.PatchItemRequest"), _message("tailrace.v1.CatalogueItem")),
@@ -75,7 +81,12 @@ class RpcDoor:
         """Make one attempt. Raises TailraceError."""
         send, message, timeout_s = _attempt(self._methods, call, attempts)
         try:
-            answer = send(message, timeout=timeout_s, metadata=self._metadata, wait_for_ready=attempts.num > 1)
+            answer = send(
+                message,
+                timeout=timeout_s,
+                metadata=self._metadata + tuple(call.headers.items()),
+                wait_for_ready=attempts.num > 1,
+            )
         except grpc.RpcError as error:
             raise _refusal(error, call.request_id) from None
         return _read(call, answer, attempts.num)
@@ -97,7 +108,12 @@ class AsyncRpcDoor:
         """Make one attempt. Raises TailraceError."""
         send, message, timeout_s = _attempt(self._methods, call, attempts)
         try:
-            answer = await send(message, timeout=timeout_s, metadata=self._metadata, wait_for_ready=attempts.num > 1)
+            answer = await send(
+                message,
+                timeout=timeout_s,
+                metadata=self._metadata + tuple(call.headers.items()),
+                wait_for_ready=attempts.num > 1,
+            )
         except grpc.aio.AioRpcError as error:
             raise _refusal(error, call.request_id) from None
         return _read(call, answer, attempts.num)
@@ -129,12 +145,14 @@ def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tu
     now_s = time.monotonic()
     timeout_s = attempts.left_s(now_s)
     fields, kind = call.with_deadline(attempts.server_deadline_ms(now_s)), _METHODS[call.method][0]
-    if call.answer in (Recommendation, Recorded):
-        return methods[call.method], kind(**fields), timeout_s
-    try:
-        return methods[call.method], ParseDict(message_of(call.method, fields), kind()), timeout_s
-    except ParseError as error:
-        raise refusal("items", str(error), "send what the fields of a CatalogueItem hold") from None
+    if call.answer in (CatalogueItem, ItemsPut, ItemDeleted):
+        try:
+            return methods[call.method], ParseDict(message_of(call.method, fields), kind()), timeout_s
+        except ParseError as error:
+            raise refusal("items", str(error), "send what the fields of a CatalogueItem hold") from None
+    if call.rpc_only is not None:
+        fields = {**call.rpc_only, "request": fields}
+    return methods[call.method], kind(**fields), timeout_s
 
 
 def _refusal(error: Any, request_id: str | None) -> TailraceError:
@@ -192,6 +210,23 @@ def _recommendation(answer: Any, num_attempts: int) -> Recommendation:
     return recommendation_from(fields, items, num_attempts)
 
 
+def _batch(answer: Any, num_attempts: int) -> Batch:
+    return Batch(
+        tuple(
+            _recommendation(one.recommendation, num_attempts)
+            if one.WhichOneof("outcome") == "recommendation"
+            else _entry_error(one.error, num_attempts)
+            for one in answer.answers
+        ),
+        num_attempts,
+    )
+
+
+def _entry_error(error: Any, num_attempts: int) -> TailraceError:
+    named = {name: getattr(error, name) if error.HasField(name) else None for name in ("field", "fix")}
+    return TailraceError(error.code, error.message, request_id=error.request_id, num_attempts=num_attempts, **named)
+
+
 def _item(answer: Any, num_attempts: int) -> CatalogueItem:
     own = {
         name: getattr(answer, name)
@@ -221,6 +256,7 @@ def _items_put(answer: Any, num_attempts: int) -> ItemsPut:
 
 _ANSWERS: dict[type, Any] = {
     Recommendation: _recommendation,
+    Batch: _batch,
     Recorded: _recorded,
     CatalogueItem: _item,
     ItemsPut: _items_put,
