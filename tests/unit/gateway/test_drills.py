@@ -83,7 +83,7 @@ async def test_a_drilled_part_is_unavailable_in_every_call_until_the_drill_ends(
     ranked, *read = [await call() for call in calls]
 
     assert (ranked.item_ids, len(inner.requests)) == (("i01", "i02"), 1)
-    assert read == [user("i00"), RecentPopularity([], {}), ["u"]]
+    assert read == [user("i00"), RecentPopularity([]), ["u"]]
 
 
 async def test_a_drill_ends_by_itself_or_by_a_switch_and_leaves_the_others(tmp_path: Path, clock: Clock) -> None:
