@@ -168,6 +168,7 @@ class Impression:
     history_len: int
     history_digest: str
     features_as_of_us: int | None = None
+    surface: str | None = None
 
     def encode(self) -> bytes:
         """Return the record's value as compact JSON."""

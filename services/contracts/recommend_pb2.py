@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"services/contracts/recommend.proto\x12\x0btailrace.v1\"7\n\x07\x46ilters\x12\x12\n\ncategories\x18\x01 \x03(\t\x12\x18\n\x10\x61llowed_item_ids\x18\x02 \x03(\t\"\x90\x02\n\x10RecommendRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0frecent_item_ids\x18\x03 \x03(\t\x12\x18\n\x10\x65xclude_item_ids\x18\x04 \x03(\t\x12\x19\n\x0c\x65xclude_seen\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12%\n\x07\x66ilters\x18\x06 \x01(\x0b\x32\x14.tailrace.v1.Filters\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x11\n\trationale\x18\t \x01(\x08\x42\x04\n\x02_kB\x0f\n\r_exclude_seenB\x0e\n\x0c_deadline_ms\"K\n\nScoredItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\"\xd2\x03\n\x11RecommendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.tailrace.v1.ScoredItem\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0e\x62undle_version\x18\x05 \x01(\t\x12!\n\x14newest_event_time_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x66\x65\x61ture_age_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\x05\x12?\n\tstages_ms\x18\t \x03(\x0b\x32,.tailrace.v1.RecommendResponse.StagesMsEntry\x12\x16\n\trationale\x18\n \x01(\tH\x02\x88\x01\x01\x12\x1d\n\x10rationale_reason\x18\x0b \x01(\tH\x03\x88\x01\x01\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x17\n\x15_newest_event_time_msB\x11\n\x0f_feature_age_msB\x0c\n\n_rationaleB\x13\n\x11_rationale_reason\"\xb5\x01\n\x0bInteraction\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0f\n\x07item_id\x18\x03 \x01(\t\x12\x1a\n\revent_time_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nevent_type\x18\x05 \x01(\t\x12\x12\n\x05value\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\x10\n\x0e_event_time_msB\x08\n\x06_value\"?\n\x13RecordEventsRequest\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.Interaction\"R\n\x14RecordEventsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x05\x12\x11\n\tevent_ids\x18\x02 \x03(\t\x12\x15\n\runknown_items\x18\x03 \x03(\t2\xae\x01\n\x0bRecommender\x12J\n\tRecommend\x12\x1d.tailrace.v1.RecommendRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12S\n\x0cRecordEvents\x12 .tailrace.v1.RecordEventsRequest\x1a!.tailrace.v1.RecordEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"services/contracts/recommend.proto\x12\x0btailrace.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xa6\x01\n\x07\x46ilters\x12\x12\n\ncategories\x18\x01 \x03(\t\x12\x18\n\x10\x61llowed_item_ids\x18\x02 \x03(\t\x12!\n\x04must\x18\x03 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12#\n\x06should\x18\x04 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12%\n\x08must_not\x18\x05 \x03(\x0b\x32\x13.tailrace.v1.Clause\"\x93\x02\n\x06\x43lause\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x02\x65q\x18\x02 \x01(\x0b\x32\x16.google.protobuf.Value\x12&\n\x02in\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.ListValue\x12!\n\x05range\x18\x04 \x01(\x0b\x32\x12.tailrace.v1.Range\x12\x13\n\x06\x65xists\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12!\n\x04must\x18\x06 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12#\n\x06should\x18\x07 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12%\n\x08must_not\x18\x08 \x03(\x0b\x32\x13.tailrace.v1.ClauseB\t\n\x07_exists\"k\n\x05Range\x12\x10\n\x03gte\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x02gt\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x03lte\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x0f\n\x02lt\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\x06\n\x04_gteB\x05\n\x03_gtB\x06\n\x04_lteB\x05\n\x03_lt\"\xd8\x03\n\x05Rules\x12(\n\x06\x62oosts\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.Rules.Boost\x12$\n\x04pins\x18\x02 \x03(\x0b\x32\x16.tailrace.v1.Rules.Pin\x12#\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x13.tailrace.v1.Clause\x12$\n\x04\x63\x61ps\x18\x04 \x03(\x0b\x32\x16.tailrace.v1.Rules.Cap\x12\x16\n\tdiversity\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05\x64\x65\x63\x61y\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12/\n\tfreshness\x18\x07 \x01(\x0b\x32\x1c.tailrace.v1.Rules.Freshness\x1a;\n\x05\x42oost\x12\"\n\x05where\x18\x01 \x01(\x0b\x32\x13.tailrace.v1.Clause\x12\x0e\n\x06\x66\x61\x63tor\x18\x02 \x01(\x01\x1a(\n\x03Pin\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x05\x1a&\n\x03\x43\x61p\x12\x11\n\tattribute\x18\x01 \x01(\t\x12\x0c\n\x04most\x18\x02 \x01(\x05\x1a\x30\n\tFreshness\x12\x13\n\x0bhalf_life_h\x18\x01 \x01(\x01\x12\x0e\n\x06\x66\x61\x63tor\x18\x02 \x01(\x01\x42\x0c\n\n_diversityB\x08\n\x06_decay\"\xc4\x02\n\x10RecommendRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0frecent_item_ids\x18\x03 \x03(\t\x12\x18\n\x10\x65xclude_item_ids\x18\x04 \x03(\t\x12\x19\n\x0c\x65xclude_seen\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12%\n\x07\x66ilters\x18\x06 \x01(\x0b\x32\x14.tailrace.v1.Filters\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x11\n\trationale\x18\t \x01(\x08\x12\x0f\n\x07surface\x18\n \x01(\t\x12!\n\x05rules\x18\x0b \x01(\x0b\x32\x12.tailrace.v1.RulesB\x04\n\x02_kB\x0f\n\r_exclude_seenB\x0e\n\x0c_deadline_ms\"K\n\nScoredItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\"\xd2\x03\n\x11RecommendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.tailrace.v1.ScoredItem\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0e\x62undle_version\x18\x05 \x01(\t\x12!\n\x14newest_event_time_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x66\x65\x61ture_age_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\x05\x12?\n\tstages_ms\x18\t \x03(\x0b\x32,.tailrace.v1.RecommendResponse.StagesMsEntry\x12\x16\n\trationale\x18\n \x01(\tH\x02\x88\x01\x01\x12\x1d\n\x10rationale_reason\x18\x0b \x01(\tH\x03\x88\x01\x01\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x17\n\x15_newest_event_time_msB\x11\n\x0f_feature_age_msB\x0c\n\n_rationaleB\x13\n\x11_rationale_reason\"\xb5\x01\n\x0bInteraction\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0f\n\x07item_id\x18\x03 \x01(\t\x12\x1a\n\revent_time_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nevent_type\x18\x05 \x01(\t\x12\x12\n\x05value\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\x10\n\x0e_event_time_msB\x08\n\x06_value\"?\n\x13RecordEventsRequest\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.Interaction\"R\n\x14RecordEventsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x05\x12\x11\n\tevent_ids\x18\x02 \x03(\t\x12\x15\n\runknown_items\x18\x03 \x03(\t2\xae\x01\n\x0bRecommender\x12J\n\tRecommend\x12\x1d.tailrace.v1.RecommendRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12S\n\x0cRecordEvents\x12 .tailrace.v1.RecordEventsRequest\x1a!.tailrace.v1.RecordEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,22 +34,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._loaded_options = None
   _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_options = b'8\001'
-  _globals['_FILTERS']._serialized_start=51
-  _globals['_FILTERS']._serialized_end=106
-  _globals['_RECOMMENDREQUEST']._serialized_start=109
-  _globals['_RECOMMENDREQUEST']._serialized_end=381
-  _globals['_SCOREDITEM']._serialized_start=383
-  _globals['_SCOREDITEM']._serialized_end=458
-  _globals['_RECOMMENDRESPONSE']._serialized_start=461
-  _globals['_RECOMMENDRESPONSE']._serialized_end=927
-  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_start=801
-  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_end=848
-  _globals['_INTERACTION']._serialized_start=930
-  _globals['_INTERACTION']._serialized_end=1111
-  _globals['_RECORDEVENTSREQUEST']._serialized_start=1113
-  _globals['_RECORDEVENTSREQUEST']._serialized_end=1176
-  _globals['_RECORDEVENTSRESPONSE']._serialized_start=1178
-  _globals['_RECORDEVENTSRESPONSE']._serialized_end=1260
-  _globals['_RECOMMENDER']._serialized_start=1263
-  _globals['_RECOMMENDER']._serialized_end=1437
+  _globals['_FILTERS']._serialized_start=82
+  _globals['_FILTERS']._serialized_end=248
+  _globals['_CLAUSE']._serialized_start=251
+  _globals['_CLAUSE']._serialized_end=526
+  _globals['_RANGE']._serialized_start=528
+  _globals['_RANGE']._serialized_end=635
+  _globals['_RULES']._serialized_start=638
+  _globals['_RULES']._serialized_end=1110
+  _globals['_RULES_BOOST']._serialized_start=895
+  _globals['_RULES_BOOST']._serialized_end=954
+  _globals['_RULES_PIN']._serialized_start=956
+  _globals['_RULES_PIN']._serialized_end=996
+  _globals['_RULES_CAP']._serialized_start=998
+  _globals['_RULES_CAP']._serialized_end=1036
+  _globals['_RULES_FRESHNESS']._serialized_start=1038
+  _globals['_RULES_FRESHNESS']._serialized_end=1086
+  _globals['_RECOMMENDREQUEST']._serialized_start=1113
+  _globals['_RECOMMENDREQUEST']._serialized_end=1437
+  _globals['_SCOREDITEM']._serialized_start=1439
+  _globals['_SCOREDITEM']._serialized_end=1514
+  _globals['_RECOMMENDRESPONSE']._serialized_start=1517
+  _globals['_RECOMMENDRESPONSE']._serialized_end=1983
+  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_start=1857
+  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_end=1904
+  _globals['_INTERACTION']._serialized_start=1986
+  _globals['_INTERACTION']._serialized_end=2167
+  _globals['_RECORDEVENTSREQUEST']._serialized_start=2169
+  _globals['_RECORDEVENTSREQUEST']._serialized_end=2232
+  _globals['_RECORDEVENTSRESPONSE']._serialized_start=2234
+  _globals['_RECORDEVENTSRESPONSE']._serialized_end=2316
+  _globals['_RECOMMENDER']._serialized_start=2319
+  _globals['_RECOMMENDER']._serialized_end=2493
 # @@protoc_insertion_point(module_scope)

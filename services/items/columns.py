@@ -4,12 +4,20 @@ An attribute holds texts, numbers or flags, and one of a name may hold all three
 cell in place and the column's revision, so that what was computed from a column can be kept until that moves.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 Kind = Literal["text", "number", "flag"]
+
+_NUM_CHANGES_KEPT = 1_024
+
+
+def _changes() -> deque[int]:
+    """The items of a column's newest changes, one for each revision: what was computed from it can be mended there alone."""
+    return deque(maxlen=_NUM_CHANGES_KEPT)
 
 
 @dataclass(slots=True)
@@ -23,6 +31,7 @@ class TextColumn:
     values: list[tuple[str, ...]] = field(default_factory=lambda: [()])
     code_of: dict[tuple[str, ...], int] = field(default_factory=lambda: {(): 0})
     revision: int = 0
+    changes: deque[int] = field(default_factory=_changes)
 
     def set(self, index: int, texts: tuple[str, ...]) -> None:
         """Give an item these texts."""
@@ -30,6 +39,7 @@ class TextColumn:
         if code == len(self.values):
             self.values.append(texts)
         self.codes[index] = code
+        self.changes.append(index)
         self.revision += 1
 
 
@@ -39,10 +49,12 @@ class NumberColumn:
 
     numbers: np.ndarray
     revision: int = 0
+    changes: deque[int] = field(default_factory=_changes)
 
     def set(self, index: int, number: float) -> None:
         """Give an item this number, NaN for none."""
         self.numbers[index] = number
+        self.changes.append(index)
         self.revision += 1
 
 
@@ -52,10 +64,12 @@ class FlagColumn:
 
     flags: np.ndarray
     revision: int = 0
+    changes: deque[int] = field(default_factory=_changes)
 
     def set(self, index: int, flag: bool | None) -> None:
         """Give an item this flag, None for none."""
         self.flags[index] = -1 if flag is None else int(flag)
+        self.changes.append(index)
         self.revision += 1
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
 from tailrace_client.address import Address, Tls
 from tailrace_client.calls import A, Call, Item, Recommendation, Recorded, recommendation_from
 from tailrace_client.retry import Attempts, TailraceError, late
+from tailrace_client.values import refusal
 
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),  # a second by default, in which every call fails
@@ -50,6 +51,8 @@ _METHODS: dict[str, tuple[Any, Any]] = {
     "Recommend": (_message("tailrace.v1.RecommendRequest"), _message("tailrace.v1.RecommendResponse")),
     "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
 }
+_NESTED: tuple[str, ...] = ("filters", "rules")
+"""Fields whose JSON is that of REST."""
 _Status, _BadRequest, _RequestInfo, _RetryInfo, _ErrorInfo = (
     _message(f"google.rpc.{name}") for name in ("Status", "BadRequest", "RequestInfo", "RetryInfo", "ErrorInfo")
 )
@@ -122,7 +125,19 @@ def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tu
     now_s = time.monotonic()
     timeout_s = attempts.left_s(now_s)
     fields = call.with_deadline(attempts.server_deadline_ms(now_s))
-    return methods[call.method], _METHODS[call.method][0](**fields), timeout_s
+    nested = {name: fields.pop(name) for name in _NESTED if name in fields}
+    message = _METHODS[call.method][0](**fields)
+    return methods[call.method], _with_nested(message, nested, call.request_id), timeout_s
+
+
+def _with_nested(message: Any, nested: dict[str, Any], request_id: str | None) -> Any:
+    """Read the fields that REST has in the same form into the message. Raises TailraceError for what it has no place for."""
+    for name, plain in nested.items():
+        try:
+            json_format.ParseDict(plain, getattr(message, name))
+        except json_format.ParseError as error:
+            raise refusal(name, str(error), "send what recommend.proto has", request_id) from None
+    return message
 
 
 def _refusal(error: Any, request_id: str | None) -> TailraceError:

@@ -11,6 +11,14 @@ import numpy as np
 
 from models.catalogue import Catalogue
 from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
+from services.contracts.rules import NO_RULES, Rules
+from services.errors import InvalidRequest
+from services.items.expression import Expressions
+
+NUM_CANDIDATES = 200
+"""How many candidates rules choose from, for lists of up to half as many."""
+Chosen = tuple[int, float, Tier]
+"""An item of a list: its index, its score and the tier that ranked it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +64,49 @@ def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str
     return stored + recent
 
 
+def check_items(request: RecommendRequest, catalogue: Catalogue, expressions: Expressions) -> None:
+    """Refuse filters and rules that name what the catalogue lacks: categories, items, attributes. Raises InvalidRequest naming the entry."""
+    filters, rules = request.filters, request.rules
+    catalogue.check_filters(filters.categories, filters.allowed_item_ids)
+    if filters.expression is not None:
+        expressions.check(filters.expression, "filters")
+    if rules is NO_RULES:
+        return
+    check_rules(rules, "rules", expressions)
+    for place, pin in enumerate(rules.pins or ()):
+        if pin.item_id not in catalogue.index_of:
+            fix = "name an item of the catalogue"
+            raise InvalidRequest(f"rules.pins[{place}].item_id", f"unknown item {pin.item_id!r}", fix)
+
+
+def check_rules(rules: Rules, path: str, expressions: Expressions) -> None:
+    """Refuse rules that name attributes which no item has. Raises InvalidRequest naming the entry."""
+    for place, boost in enumerate(rules.boosts or ()):
+        expressions.check(boost.where, f"{path}.boosts[{place}].where")
+    for place, clause in enumerate(rules.blocks or ()):
+        expressions.check(clause, f"{path}.blocks[{place}]")
+    for place, cap in enumerate(rules.caps or ()):
+        expressions.check_attribute(cap.attribute, f"{path}.caps[{place}].attribute")
+
+
 def masks_for(
-    request: RecommendRequest, history: Iterable[str], catalogue: Catalogue, disliked: tuple[str, ...] = ()
+    request: RecommendRequest,
+    history: Iterable[str],
+    catalogue: Catalogue,
+    disliked: tuple[str, ...] = (),
+    matching: np.ndarray | None = None,
 ) -> Masks:
-    """Compose filters, exclusions, dislikes and the history into masks; what is excluded or disliked is in neither."""
+    """Compose filters, exclusions, dislikes and the history into masks; what is excluded or disliked is in neither.
+
+    `matching` (num_items,) bool are the items for which the filters' expression holds.
+    """
     wide = catalogue.allowed(
         categories=request.filters.categories,
         allowed_item_ids=request.filters.allowed_item_ids,
         excluded_item_ids=request.exclude_item_ids + disliked,
     )
+    if matching is not None:
+        wide &= matching[: len(wide)]
     num_wide = int(np.count_nonzero(wide))
     if not request.exclude_seen:
         return Masks(wide, wide, num_wide, num_wide)
@@ -82,12 +124,12 @@ def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: 
     return order[kept].tolist(), scores[kept].tolist()
 
 
-def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int) -> list[tuple[int, float, Tier]]:
+def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int) -> list[Chosen]:
     """Take the first k allowed items over the rankings in turn, none twice. Later rankings are drawn only when needed.
 
     A later ranking's scores are moved down where needed, so that scores never rise along the list.
     """
-    chosen: dict[int, tuple[int, float, Tier]] = {}
+    chosen: dict[int, Chosen] = {}
     last_score = float("inf")
     for ranking in rankings:
         fresh: dict[int, float] = {}
@@ -103,7 +145,7 @@ def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int) -> list
     return list(chosen.values())
 
 
-def as_items(chosen: Iterable[tuple[int, float, Tier]], catalogue: Catalogue) -> tuple[ScoredItem, ...]:
+def as_items(chosen: Iterable[Chosen], catalogue: Catalogue) -> tuple[ScoredItem, ...]:
     """Name the chosen items."""
     return tuple(
         ScoredItem(item_id=catalogue.item_ids[index], score=score, title=catalogue.titles[index], source=tier)

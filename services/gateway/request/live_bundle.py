@@ -17,6 +17,8 @@ from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore, learned_repeats, llm_pays
 from services.errors import DependencyUnavailable
+from services.items.expression import Expressions
+from services.items.from_catalogue import columns_of
 
 log = structlog.get_logger()
 
@@ -32,6 +34,10 @@ class Student(Protocol):
         """
         ...
 
+    def vectors(self, items: np.ndarray) -> np.ndarray | None:
+        """Return the unit vectors (n, D) of these items (n,) by index, likes pointing alike; None where this student has none."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Live:
@@ -41,6 +47,7 @@ class Live:
     catalogue: Catalogue
     student: Student
     manifest: dict[str, Any]
+    expressions: Expressions
 
     @property
     def repeats(self) -> bool:
@@ -101,7 +108,8 @@ class LiveBundle:
     def _load(self, bundle: Bundle) -> Live:
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue)
-        live = Live(bundle.version, catalogue, student, bundle.manifest)
+        expressions = Expressions(columns_of(catalogue), catalogue.index_of)
+        live = Live(bundle.version, catalogue, student, bundle.manifest, expressions)
         _warm(live)
         for prepare in self._prepare:
             prepare(live)

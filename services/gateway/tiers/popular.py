@@ -75,19 +75,22 @@ class PopularTier:
     def rank(self, context: RequestContext) -> TierResult:
         """Return the most popular items that may be shown, enough to fill the answer beside other tiers' items."""
         popular = self.ranking(context.live.version, context.live.catalogue)
-        best = best_allowed(popular.order, popular.scores, context.masks.showable, 2 * context.num_wanted)
+        best = best_allowed(
+            popular.order, popular.scores, context.masks.showable, max(2 * context.num_wanted, context.num_candidates)
+        )
         return TierResult(ranking=ItemRanking(Tier.POPULAR, *best))
 
     def items_from_memory(self, request: RecommendRequest, live: Live) -> tuple[ScoredItem, ...] | None:
-        """Return the k most popular items that may be shown; None if filters or a small catalogue need the masks."""
+        """Return the k most popular items that may be shown; None if filters, rules or a small catalogue need the masks."""
         unwanted = {*request.exclude_item_ids, *(request.recent_item_ids if request.exclude_seen else ())}
-        num_needed = request.k + len(unwanted)
-        if request.filters != _NO_FILTERS or num_needed > len(live.catalogue.item_ids):
+        k = request.num_items
+        num_needed = k + len(unwanted)
+        if request.filters != _NO_FILTERS or request.rules.reorder or num_needed > len(live.catalogue.item_ids):
             return None
         head = self._first(num_needed, live)
         if not unwanted:
-            return head[: request.k]
-        return tuple(item for item in head[:num_needed] if item.item_id not in unwanted)[: request.k]
+            return head[:k]
+        return tuple(item for item in head[:num_needed] if item.item_id not in unwanted)[:k]
 
     def _first(self, num_items: int, live: Live) -> tuple[ScoredItem, ...]:
         ranking, catalogue = self.ranking(live.version, live.catalogue), live.catalogue

@@ -17,6 +17,8 @@ from models.prompt import prompt_limits, prompt_tokens
 from models.registry import Bundle
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import BundleCorrupt, Overloaded
+from services.items.expression import Expressions
+from services.items.from_catalogue import columns_of
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
@@ -32,10 +34,11 @@ _BLOCKED_PAUSE_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class LoadedBundle:
-    """A version's catalogue, its engine (owned by the thread that runs it) and its prompt window in items."""
+    """A version's catalogue, the filters over it, its engine (owned by the thread that runs it) and its prompt window in items."""
 
     version: str
     catalogue: Catalogue
+    expressions: Expressions
     engine: Engine
     max_items: int
     stride: int
@@ -47,6 +50,9 @@ class LoadedBundle:
         categories, listed = request.filters.categories, request.filters.allowed_item_ids
         is_filtered = categories is not None or listed is not None
         allowed = self.catalogue.allowed(categories=categories, allowed_item_ids=listed) if is_filtered else None
+        if (expression := request.filters.expression) is not None:
+            matching = self.expressions.mask(expression)[: len(self.catalogue.item_ids)]
+            allowed = matching.copy() if allowed is None else allowed & matching
         excluded = self.catalogue.indices(request.excluded_item_ids)
 
         def add(engine: Engine, request_id: str, now_s: float) -> None:
@@ -98,8 +104,9 @@ def load_bundle(
     max_items, stride = prompt_limits(bundle.manifest)
     _check_fit(bundle, catalogue, max_items, decoder.config.vocab_size, decoder.config.max_position_embeddings)
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
+    expressions = Expressions(columns_of(catalogue), catalogue.index_of)
     engine = Engine(decoder, config, items=items, bundle_version=bundle.version, memory=memory)
-    loaded = LoadedBundle(bundle.version, catalogue, engine, max_items, stride)
+    loaded = LoadedBundle(bundle.version, catalogue, expressions, engine, max_items, stride)
     try:
         _warm_up(loaded)
     except BaseException:

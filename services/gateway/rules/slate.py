@@ -1,0 +1,63 @@
+"""What rules work on: the candidates of one answer, and what is known of items beside their ranking."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from services.items.expression import Expressions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What rules may look at. `vectors` returns unit rows (n, D) for item indices (n,), or None where there are none.
+
+    `shown` counts how often an item was shown to the user and not clicked, by id. `showable` is (num_items,) bool.
+    """
+
+    expressions: Expressions
+    index_of: Mapping[str, int]
+    showable: np.ndarray
+    vectors: Callable[[np.ndarray], np.ndarray | None]
+    shown: Mapping[str, int]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slate:
+    """Candidates in order: item indices (n,), each once, and their scores (n,), which are log-likelihoods up to a constant.
+
+    `num_wanted` of them and of `pinned` become the list. `pinned` holds the item of a position (from 1) and is no candidate.
+    """
+
+    indices: np.ndarray
+    scores: np.ndarray
+    num_wanted: int
+    pinned: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def num_free(self) -> int:
+        """How many places of the list are not pinned."""
+        return max(0, self.num_wanted - len(self.pinned))
+
+    def weighted(self, factors: np.ndarray) -> "Slate":
+        """Return the candidates by descending score after each counts `factors` (n,) times as likely; ties keep their order."""
+        scores = self.scores + np.log(factors)
+        order = np.argsort(-scores, kind="stable")
+        return replace(self, indices=self.indices[order], scores=scores[order])
+
+    def reordered(self, order: np.ndarray) -> "Slate":
+        """Return the candidates in this order of their places, which holds each place once."""
+        return replace(self, indices=self.indices[order], scores=self.scores[order])
+
+    def listed(self) -> Iterator[tuple[int, float | None]]:
+        """Yield the items of the list and their scores; a pinned one has None. A list shorter than a pin's position has the pin at its end."""
+        candidates = zip(self.indices.tolist(), self.scores.tolist(), strict=True)
+        waiting = dict(sorted(self.pinned.items()))
+        for position in range(1, min(self.num_wanted, len(self.indices) + len(self.pinned)) + 1):
+            if position in waiting:
+                yield waiting.pop(position), None
+            elif (candidate := next(candidates, None)) is not None:
+                yield candidate
+            else:
+                yield waiting.pop(next(iter(waiting))), None
