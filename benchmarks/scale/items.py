@@ -23,7 +23,10 @@ from services.contracts.recommend import RecommendRequest
 from services.gateway.request.candidates import as_items, choose
 from services.gateway.request.context import FeatureLookup, StageTimer, build_context
 from services.gateway.request.live_bundle import Live
+from services.gateway.surfaces.surface import NO_SURFACE
 from services.gateway.tiers.student import StudentTier
+from services.items.expression import Expressions
+from services.items.from_catalogue import columns_of
 from services.router.deadline import DeadlineLimits, deadline_from
 from services.student.ranker import StudentRanker
 
@@ -38,7 +41,13 @@ def main(num_items: int) -> None:
         catalogue = catalogue_of(num_items)
         catalogue.index_of  # noqa: B018 - fills the cached property
         before_mb = _resident_mb()
-        live = Live("v", catalogue, StudentRanker(Path(folder) / "student.onnx"), {})
+        live = Live(
+            "v",
+            catalogue,
+            StudentRanker(Path(folder) / "student.onnx"),
+            {},
+            Expressions(columns_of(catalogue), catalogue.index_of),
+        )
         requests = np.load(Path(folder) / "requests.npz")
         answers = asyncio.run(_answer_all(live, requests["histories"]))[_NUM_WARM:]
         hits = [
@@ -70,7 +79,7 @@ async def _answer_all(live: Live, histories: np.ndarray) -> list[_Answered]:
         request = RecommendRequest(request_id=f"r{number}", user_id="u", k=20, exclude_seen=True)
         started_s, worked_s, arrived_s = time.perf_counter(), time.thread_time(), time.monotonic()
         deadline, timer = deadline_from(arrived_s, None, _LIMITS), StageTimer(time.monotonic, arrived_s)
-        context = build_context(request, ANYONE, deadline, live, features, timer)
+        context = build_context(request, NO_SURFACE, ANYONE, deadline, live, features, timer)
         started = tier.rank(context)
         ranking = (await started if isinstance(started, asyncio.Task) else started).ranking
         chosen = choose(() if ranking is None else (ranking,), context.masks.showable, context.num_wanted)

@@ -90,7 +90,9 @@ def _tiers(plain: Any, path: str) -> frozenset[Tier]:
     tiers = {Tier.POPULAR}
     for place, one in enumerate(read_list(path, plain, len(Tier))):
         if one not in list(Tier):
-            raise InvalidRequest(f"{path}[{place}]", f"unknown tier {one!r}", nearest(str(one), list(Tier)))
+            raise InvalidRequest(
+                f"{path}[{place}]", f"unknown tier {one!r}", nearest(str(one), [tier.value for tier in Tier])
+            )
         tiers.add(Tier(one))
     return frozenset(tiers)
 

@@ -24,8 +24,13 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
     seen: set[Reason | None] = set()
     both = (True, False)
     times = ((0.1, 0.1), (0.11, 0.1), (0.0, 0.0))
-    kinds = itertools.product(((0, 0), (0, 9), (9, 9)), both, both, both, both, (0, 2, 3), both, both, (0, 7, 8), times)
-    for allowed, covers, shed, unavailable, known, history, pays, breaker, flight, (predicted_s, budget_s) in kinds:
+    masks, places = ((0, 0), (0, 9), (9, 9)), tuple(itertools.product(both, both))
+    kinds = itertools.product(masks, both, both, both, both, (0, 2, 3), both, both, (0, 7, 8), times, places)
+    for allowed, covers, shed, unavailable, known, history, pays, breaker, flight, (
+        predicted_s,
+        budget_s,
+    ), place in kinds:
+        llm, student = place
         case = Facts(
             num_allowed=allowed[0],
             num_allowed_if_seen=allowed[1],
@@ -35,6 +40,8 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             user_known=known,
             num_history=history,
             min_history_for_llm=3,
+            llm_allowed=llm,
+            student_allowed=student,
             llm_pays=pays,
             breaker_allows=breaker,
             num_in_flight=flight,
@@ -42,6 +49,16 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             predicted_s=predicted_s,
             budget_s=budget_s,
         )
+        refusals = [
+            (unavailable, Tier.STUDENT, Reason.FEATURES_UNAVAILABLE),
+            (not llm, Tier.STUDENT, Reason.NOT_ON_SURFACE),
+            (history < 3, Tier.STUDENT, Reason.SHORT_HISTORY),
+            (not pays, Tier.STUDENT, Reason.STUDENT_SUFFICES),
+            (not breaker, Tier.STUDENT, Reason.LLM_UNAVAILABLE),
+            (flight >= 8, Tier.STUDENT, Reason.LLM_OVERLOADED),
+            (predicted_s > budget_s or not budget_s, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+        ]
+        is_refused = any(applies for applies, _, _ in refusals)
         rules = [
             (allowed == (0, 0), Tier.POPULAR, Reason.NOTHING_ALLOWED),
             (allowed[0] == 0, Tier.POPULAR, Reason.EVERYTHING_SEEN),
@@ -50,12 +67,8 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             (history == 0 and unavailable, Tier.POPULAR, Reason.FEATURES_UNAVAILABLE),
             (history == 0 and known, Tier.POPULAR, Reason.SHORT_HISTORY),
             (history == 0, Tier.POPULAR, Reason.UNKNOWN_USER),
-            (unavailable, Tier.STUDENT, Reason.FEATURES_UNAVAILABLE),
-            (history < 3, Tier.STUDENT, Reason.SHORT_HISTORY),
-            (not pays, Tier.STUDENT, Reason.STUDENT_SUFFICES),
-            (not breaker, Tier.STUDENT, Reason.LLM_UNAVAILABLE),
-            (flight >= 8, Tier.STUDENT, Reason.LLM_OVERLOADED),
-            (predicted_s > budget_s or not budget_s, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+            (is_refused and not student, Tier.POPULAR, Reason.NOT_ON_SURFACE),
+            *refusals,
             (True, Tier.LLM, Reason.LLM_IN_TIME),
         ]
         expected = next(RoutingDecision(tier, reason) for applies, tier, reason in rules if applies)
