@@ -98,7 +98,7 @@ class Recommend:
         DependencyUnavailable before the first bundle, Overloaded if this priority gets no answer even from memory, or past the deadline.
         """
         live = self._live.current()
-        check_items(request, live.catalogue, live.expressions)
+        check_items(request, live.items, live.expressions)
         surface = self._surfaces.find(request.surface)
         request = surface.applied_to(request.excluding_seen(default=not live.repeats))
         request.check_k(caller.max_k)
@@ -127,7 +127,7 @@ class Recommend:
             decided, results = await self._rank(context, planned)
         with stages.measure("answer"):
             chosen, ruled = self._choose(context, results, decided.tier)
-            items = as_items(chosen, live.catalogue)
+            items = as_items(chosen, live.items)
         rationale = await self._write_rationale(context, items) if request.rationale else None
 
         routing = RoutingRecord(context=context, facts=facts, results=results, ruled=ruled)
@@ -220,13 +220,15 @@ class Recommend:
     ) -> tuple[list[Chosen], Ruled | None]:
         """Choose the items from the rankings, by the request's rules where it has some."""
         rankings, showable, rules = self._in_order(context, results), context.masks.showable, context.request.rules
+        available = context.live.items.columns.available
         if not rules.reorder:
-            return choose(rankings, showable, context.request.num_items), None
+            return choose(rankings, showable, context.request.num_items, available), None
         known = Known(
             expressions=context.live.expressions,
-            index_of=context.live.catalogue.index_of,
+            index=context.live.items.index,
             showable=showable,
-            vectors=context.live.student.vectors,
+            available=available,
+            vectors=context.live.vectors,
             shown=context.lookup.features.shown,
             now_ms=int(self._wall_clock() * 1_000),
         )
@@ -244,8 +246,9 @@ class Recommend:
             yield filling.ranking
 
     async def _write_rationale(self, context: RequestContext, items: tuple[ScoredItem, ...]) -> Rationale:
-        """Write the rationale within the rest of the deadline; the items do not wait longer for it."""
-        titles = context.live.catalogue.titles
+        """Write the rationale within the rest of the deadline; the items do not wait longer for it. Hidden items of the history are not named."""
+        known, available = context.live.items, context.live.items.columns.available
         with context.stages.measure("rationale", SpanKind.CLIENT):
-            seen, shown = [titles[index] for index in context.history], [item.title for item in items]
+            seen = [known.title(index) for index in context.history if available[index]]
+            shown = [item.title for item in items]
             return await self._rationale(seen, shown, context.deadline.budget_s(self._clock()))

@@ -15,9 +15,12 @@ from services.contracts.event_roles import read_event_roles
 from services.errors import ConfigError
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.writer import FeatureWriter
+from services.items.follower import ItemFollower
+from services.items.live_items import LiveItems
 from services.observability.log_lines import configure_logging
-from services.observability.metrics import ProcessMetrics, StreamMetrics
+from services.observability.metrics import ItemsMetrics, ProcessMetrics, StreamMetrics
 from services.observability.tracing import open_tracing
+from services.settings.kafka_topics import Topic
 from services.settings.settings import Settings, load_settings
 from services.stream.aggregate import history_limits
 from services.stream.background import DEFAULT_PACE, Pace
@@ -31,6 +34,7 @@ from services.stream.worker import StreamWorker
 _log = structlog.get_logger()
 
 GROUP = "tailrace-stream"
+_SNAPSHOT_EVERY_S = 10.0
 
 
 def main() -> None:
@@ -67,8 +71,9 @@ def run_worker(
     log = OfflineLog(settings.offline_log_dir)
     address = _log_address(settings)
     items = ListedItems()
+    item_follower = _item_follower(settings)
     follower = BundleFollower(
-        BundleStore(settings.bundle_root), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
+        BundleStore.of(settings), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
     )
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
     worker = StreamWorker(
@@ -89,10 +94,28 @@ def run_worker(
     for folder in (settings.offline_log_dir, settings.worker_heartbeat.parent):
         folder.mkdir(parents=True, exist_ok=True)
     follower.start()
+    item_follower.start()
     worker.run(stop)
     _log.info("stopping")
     follower.stop()
+    item_follower.stop()
     tracing.stop()
+
+
+def _item_follower(settings: Settings) -> ItemFollower:
+    """Return what makes the topic of items and, in the first worker, keeps its snapshot."""
+    is_first = settings.worker_index == 0
+    metrics = ItemsMetrics(REGISTRY)
+    return ItemFollower(
+        LiveItems(),
+        settings.kafka_address,
+        settings.items_topic,
+        settings.items_snapshot,
+        makes=Topic(name=settings.items_topic, num_partitions=settings.topic_partitions, keep_ms=None),
+        write_every_s=_SNAPSHOT_EVERY_S if is_first else None,
+        on_refused=metrics.refused.inc,
+        on_unavailable=metrics.unavailable.set,
+    )
 
 
 def _log_address(settings: Settings) -> LogAddress:

@@ -12,8 +12,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from models.bundle import Bundle
 from models.catalogue import Catalogue
-from models.registry import Bundle
 from services.errors import BundleCorrupt
 from services.settings.settings import environment_kept
 from services.student.table import TABLE, load_table

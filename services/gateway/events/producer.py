@@ -34,8 +34,8 @@ from services.settings.kafka_clients import close_producer, open_client
 
 log = structlog.get_logger()
 
-Record = tuple[bytes, bytes]
-"""Key and value."""
+Record = tuple[bytes, bytes | None]
+"""Key and value; None: a tombstone."""
 
 _CONNECT_S = 1.0
 _METADATA_S = 0.5

@@ -14,6 +14,7 @@ from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
 from services.contracts.rules import NO_RULES, Rules
 from services.errors import InvalidRequest
 from services.items.expression import Expressions
+from services.items.layout import ItemLayout
 
 NUM_CANDIDATES = 200
 """How many candidates rules choose from, for lists of up to half as many."""
@@ -64,17 +65,17 @@ def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str
     return stored + recent
 
 
-def check_items(request: RecommendRequest, catalogue: Catalogue, expressions: Expressions) -> None:
-    """Refuse filters and rules that name what the catalogue lacks: categories, items, attributes. Raises InvalidRequest naming the entry."""
+def check_items(request: RecommendRequest, items: ItemLayout, expressions: Expressions) -> None:
+    """Refuse filters and rules that name what neither the bundle nor the live catalogue has: categories, items, attributes. Raises InvalidRequest naming the entry."""
     filters, rules = request.filters, request.rules
-    catalogue.check_filters(filters.categories, filters.allowed_item_ids)
+    items.check_filters(filters.categories, filters.allowed_item_ids)
     if filters.expression is not None:
         expressions.check(filters.expression, "filters")
     if rules is NO_RULES:
         return
     check_rules(rules, "rules", expressions)
     for place, pin in enumerate(rules.pins or ()):
-        if pin.item_id not in catalogue.index_of:
+        if items.index(pin.item_id) is None:
             fix = "name an item of the catalogue"
             raise InvalidRequest(f"rules.pins[{place}].item_id", f"unknown item {pin.item_id!r}", fix)
 
@@ -92,31 +93,35 @@ def check_rules(rules: Rules, path: str, expressions: Expressions) -> None:
 def masks_for(
     request: RecommendRequest,
     history: Iterable[str],
-    catalogue: Catalogue,
+    items: ItemLayout,
     disliked: tuple[str, ...] = (),
-    matching: np.ndarray | None = None,
+    expressions: Expressions | None = None,
 ) -> Masks:
-    """Compose filters, exclusions, dislikes and the history into masks; what is excluded or disliked is in neither.
+    """Compose the live catalogue, filters, exclusions, dislikes and the history into masks; what is hidden, excluded or disliked is in neither.
 
-    `matching` (num_items,) bool are the items for which the filters' expression holds.
+    `expressions` compiles the filters' expression, if they have one.
     """
-    wide = catalogue.allowed(
+    seen = items.indices(history) if request.exclude_seen else []
+    wide = items.allowed(
         categories=request.filters.categories,
         allowed_item_ids=request.filters.allowed_item_ids,
         excluded_item_ids=request.exclude_item_ids + disliked,
     )
-    if matching is not None:
-        wide &= matching[: len(wide)]
+    if (expression := request.filters.expression) is not None and expressions is not None:
+        wide &= expressions.mask(expression)[: len(wide)]  # made after the other, so it has all of its items
     num_wide = int(np.count_nonzero(wide))
     if not request.exclude_seen:
         return Masks(wide, wide, num_wide, num_wide)
     narrow = wide.copy()
-    narrow[catalogue.indices(history)] = False
+    narrow[seen] = False
     return Masks(narrow, wide, int(np.count_nonzero(narrow)), num_wide)
 
 
 def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:
     """Cut a full ranking to the first k allowed items, looking no further than needed."""
+    if len(order) > len(allowed):  # ranked after the mask was made, with new items
+        is_masked = order < len(allowed)
+        order, scores = order[is_masked], scores[is_masked]
     num_seen = 4 * k
     while np.count_nonzero(allowed[order[:num_seen]]) < k and num_seen < len(order):
         num_seen *= 8
@@ -124,9 +129,10 @@ def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: 
     return order[kept].tolist(), scores[kept].tolist()
 
 
-def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int) -> list[Chosen]:
+def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, available: np.ndarray) -> list[Chosen]:
     """Take the first k allowed items over the rankings in turn, none twice. Later rankings are drawn only when needed.
 
+    `available` (at least as many items, bool) is the live catalogue now: what was hidden since `allowed` was made is left out too.
     A later ranking's scores are moved down where needed, so that scores never rise along the list.
     """
     chosen: dict[int, Chosen] = {}
@@ -134,7 +140,7 @@ def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int) -> list
     for ranking in rankings:
         fresh: dict[int, float] = {}
         for index, score in zip(ranking.indices, ranking.scores, strict=True):
-            if index not in chosen and allowed[index]:
+            if index not in chosen and allowed[index] and available[index]:
                 fresh.setdefault(index, score)
         shift = min(0.0, last_score - next(iter(fresh.values()))) if fresh else 0.0
         for index, score in islice(fresh.items(), k - len(chosen)):
@@ -145,9 +151,9 @@ def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int) -> list
     return list(chosen.values())
 
 
-def as_items(chosen: Iterable[Chosen], catalogue: Catalogue) -> tuple[ScoredItem, ...]:
+def as_items(chosen: Iterable[Chosen], items: ItemLayout) -> tuple[ScoredItem, ...]:
     """Name the chosen items."""
     return tuple(
-        ScoredItem(item_id=catalogue.item_ids[index], score=score, title=catalogue.titles[index], source=tier)
+        ScoredItem(item_id=items.item_id(index), score=score, title=items.title(index), source=tier)
         for index, score, tier in chosen
     )

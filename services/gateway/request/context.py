@@ -169,9 +169,8 @@ def build_context(
 ) -> RequestContext:
     """Compose the history, the masks and the stored list."""
     history_item_ids = merge_history(lookup.features.history_item_ids, request.recent_item_ids)
-    expression, disliked = request.filters.expression, lookup.features.disliked_item_ids
-    matching = None if expression is None else live.expressions.mask(expression)
-    masks = masks_for(request, history_item_ids, live.catalogue, disliked, matching)
+    disliked = lookup.features.disliked_item_ids
+    masks = masks_for(request, history_item_ids, live.items, disliked, live.expressions)
     has_recent_items = len(history_item_ids) > len(lookup.features.history_item_ids)
     return RequestContext(
         request=request,

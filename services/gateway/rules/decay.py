@@ -13,7 +13,6 @@ def decay(slate: Slate, rules: Rules, known: Known) -> Slate:
     """Weigh the candidates."""
     if rules.decay is None or not known.shown:
         return slate
-    index_of = known.index_of
-    times_of = {index_of[item_id]: times for item_id, times in known.shown.items() if item_id in index_of}
+    times_of = {known.index(item_id): times for item_id, times in known.shown.items()}
     times = np.array([min(_MAX_TIMES, times_of.get(index, 0)) for index in slate.indices.tolist()])
     return slate.weighted(rules.decay**times)

@@ -12,8 +12,10 @@ def pin(slate: Slate, rules: Rules, known: Known) -> Slate:
     """Reserve the positions, and take the pinned items out of the candidates."""
     pinned = {}
     for one in rules.pins or ():
-        index = known.index_of.get(one.item_id)
-        if index is not None and one.position <= slate.num_wanted and known.showable[index]:
+        index = known.index(one.item_id)
+        if index is None or index >= len(known.showable) or one.position > slate.num_wanted:
+            continue
+        if known.showable[index] and known.available[index]:
             pinned[one.position] = index
     is_free = ~np.isin(slate.indices, list(pinned.values()))
     return replace(slate, indices=slate.indices[is_free], scores=slate.scores[is_free], pinned=pinned)

@@ -12,12 +12,14 @@ from services.items.expression import Expressions
 class Known:
     """What rules may look at. `vectors` returns unit rows (n, D) for item indices (n,), or None where there are none.
 
-    `shown` counts how often an item was shown to the user and not clicked, by id. `showable` is (num_items,) bool.
+    `shown` counts how often an item was shown to the user and not clicked, by id. `showable` is (num_items,) bool for this request, `available`
+    (at least as many) what the live catalogue shows at the end of it.
     """
 
     expressions: Expressions
-    index_of: Mapping[str, int]
+    index: Callable[[str], int | None]
     showable: np.ndarray
+    available: np.ndarray
     vectors: Callable[[np.ndarray], np.ndarray | None]
     shown: Mapping[str, int]
     now_ms: int

@@ -60,7 +60,7 @@ def apply_rules(
     Scores after rules are those that the weights leave, moved down where a rule put an item before one with a higher score: as in every
     answer, they never rise along the list.
     """
-    candidates = choose((_as_logs(one) for one in rankings), known.showable, num_candidates)
+    candidates = choose((_as_logs(one) for one in rankings), known.showable, num_candidates, known.available)
     before = Slate(
         np.fromiter((index for index, _, _ in candidates), dtype=np.int64, count=len(candidates)),
         np.fromiter((score for _, score, _ in candidates), dtype=np.float64, count=len(candidates)),

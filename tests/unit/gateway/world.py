@@ -26,7 +26,7 @@ from services.gateway.text.tier import TextLimits, TextTier
 from services.router.breaker import Breaker
 from services.router.deadline import Arrival, DeadlineLimits
 from services.router.policy import LlmRule
-from tests.support.gateway.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
+from tests.support.gateway.fakes import FakeFeatures, FakeItemTopic, FakeLlm, FakeLog, FakeShelf, FakeStudent
 
 NUM_ITEMS = 20
 VERSION = "v1"
@@ -116,6 +116,7 @@ class World:
     impressions: FakeLog
     shelf: FakeShelf
     registry: CollectorRegistry
+    items: FakeItemTopic
 
     async def recommend(
         self, user_id: str | None = "long", priority: Priority = ANYONE.priority, **fields: Any
@@ -144,7 +145,7 @@ def make_world(
     """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer."""
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
-    shelf, registry = FakeShelf(), CollectorRegistry()
+    shelf, registry, items = FakeShelf(), CollectorRegistry(), FakeItemTopic()
     ports = Ports(
         bundles=BundleStore(root),
         load_student=lambda _bundle, _catalogue: student,
@@ -153,13 +154,16 @@ def make_world(
         events=events,
         impressions=impressions,
         explanations=shelf,
+        live_items=items.live_items,
+        item_reader=items,
+        item_log=items,
         registry=registry,
         text_writer=writer,
         wall_clock=lambda: NOW_S,
     )
     deadlines = replace(CONFIG.deadlines, reserve_ms=reserve_ms)
     plane = build_data_plane(ports, replace(CONFIG, deadlines=deadlines, surfaces_file=surfaces_file))
-    return World(plane, features, llm, student, events, impressions, shelf, registry)
+    return World(plane, features, llm, student, events, impressions, shelf, registry, items)
 
 
 @asynccontextmanager

@@ -61,7 +61,7 @@ ANSWERS: list[tuple[str, dict[str, Any], str, str, list[str]]] = [
             "k": 3,
             "filters": {
                 "must": [{"key": "categories", "eq": "even"}, {"key": "popularity", "range": {"lt": 14}}],
-                "must_not": [{"should": [{"key": "item_id", "in": ["i08"]}, {"key": "title", "exists": False}]}],
+                "must_not": [{"should": [{"key": "item_id", "in": ["i08"]}, {"key": "categories", "exists": False}]}],
             },
         },
         "llm",
@@ -110,16 +110,16 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
     ("unknown item", {"filters": {"allowed_item_ids": ["i01", "zz"]}, **USER}, {}, "filters.allowed_item_ids[1]"),
     ("unknown category", {"filters": {"categories": ["zz"]}, **USER}, {}, "filters.categories[0]"),
     ("unknown attribute", {"filters": {"must": [{"key": "pirce", "eq": 1}]}, **USER}, {}, "filters.must[0].key"),
-    ("two tests", {"filters": {"must": [{"key": "title", "eq": "a", "exists": True}]}, **USER}, {}, "filters.must[0]"),
+    ("two tests", {"filters": {"must": [{"key": "categories", "eq": "a", "exists": True}]}, **USER}, {}, "filters.must[0]"),
     (
         "a number for a text",
-        {"filters": {"should": [{"must": [{"key": "title", "eq": 1}]}]}, **USER},
+        {"filters": {"should": [{"must": [{"key": "categories", "eq": 1}]}]}, **USER},
         {},
         "filters.should[0].must[0].eq",
     ),
     (
         "a range of texts",
-        {"rules": {"blocks": [{"key": "title", "range": {"gt": 1}}]}, **USER},
+        {"rules": {"blocks": [{"key": "categories", "range": {"gt": 1}}]}, **USER},
         {},
         "rules.blocks[0].range",
     ),
