@@ -25,7 +25,7 @@ from services.errors import DependencyUnavailable, InvalidRequest
 from services.items.live_items import Change, LiveItems
 from services.items.snapshot import Positions, read_snapshot, write_snapshot
 from services.settings.addresses import KafkaAddress
-from services.settings.kafka_clients import broker_as_dependency, open_client
+from services.settings.kafka_clients import any_listens, broker_as_dependency, open_client
 from services.settings.kafka_topics import Topic, create_missing
 from services.settings.record_batches import UndecodableBatch, step_over_undecodable
 
@@ -166,6 +166,8 @@ class ItemFollower:
                 self._stopped.wait(_RETRY_S)
 
     def _open(self, clients: ExitStack) -> tuple[Any, Any]:
+        if not any_listens(self._kafka.bootstrap, _CONNECT_MS / 1_000):
+            raise DependencyUnavailable("broker", _RETRY_AFTER_S)
         opened = partial(
             open_client,
             address=self._kafka,

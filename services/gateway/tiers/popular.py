@@ -43,7 +43,7 @@ class PopularityWindows(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PopularRanking:
     """All items of one bundle, most popular first: indices (num_items,) and their scores, in that order."""
 
