@@ -319,6 +319,15 @@ class LlmPartBody(_Body):
     decode_ms: float | None
 
 
+class RuledItemBody(_Body):
+    """An item's place before the rules and after them, from 1; null: it was or is not there."""
+
+    item_id: str
+    before: int | None
+    after: int | None
+    rules: list[str] = Field(description="Those that moved it, or others past it")
+
+
 class ExplanationBody(_Body):
     """How a request was answered; fields that a refusal does not have are null."""
 
@@ -342,9 +351,11 @@ class ExplanationBody(_Body):
     elapsed_ms: float | None
     feature_age_ms: int | None
     list_state: str | None = Field(description="Whether the user's stored list was usable")
+    surface: str | None
     facts: dict[str, bool | int | float] = Field(description="The policy's inputs")
     llm: LlmPartBody | None
     stages: list[StageTimeBody]
+    ruled: list[RuledItemBody] = Field(description="The first items before and after the rules")
     sentences: list[str] = Field(description="The explanation in words")
 
 

@@ -52,6 +52,11 @@ class Slate:
         """Return the candidates in this order of their places, which holds each place once."""
         return replace(self, indices=self.indices[order], scores=self.scores[order])
 
+    def order(self) -> Iterator[int]:
+        """Yield all items as they would be listed were they all wanted."""
+        whole = replace(self, num_wanted=len(self.indices) + len(self.pinned))
+        return (index for index, _ in whole.listed())
+
     def listed(self) -> Iterator[tuple[int, float | None]]:
         """Yield the items of the list and their scores; a pinned one has None. A list shorter than a pin's position has the pin at its end."""
         candidates = zip(self.indices.tolist(), self.scores.tolist(), strict=True)

@@ -3,7 +3,7 @@
 To add a rule: its fields in `services/contracts/rules.py`, a file here, a line in `RULES`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +74,18 @@ def apply_rules(
     source_of = {index: tier for index, _, tier in candidates}
     scored = _never_rising(list(slate.listed()))
     return Ruled([(index, score, source_of.get(index, answering)) for index, score in scored], before, steps)
+
+
+def moves_of(ruled: Ruled) -> Iterator[tuple[int, int | None, int | None, tuple[str, ...]]]:
+    """Yield each item of the list before and after the rules: its index, its place (from 1) before and after, and the rules that moved it."""
+    num_wanted, stages = ruled.before.num_wanted, [ruled.before, *(slate for _, slate in ruled.steps)]
+    places = [{index: place for place, index in enumerate(slate.order(), 1)} for slate in stages]
+    after = {index: place for place, (index, _, _) in enumerate(ruled.chosen, 1)}
+    first = [index for index, place in places[0].items() if place <= num_wanted]
+    for index in dict.fromkeys([*after, *first]):
+        seen = [of_stage.get(index) for of_stage in places]
+        movers = [name for (name, _), one, other in zip(ruled.steps, seen, seen[1:], strict=False) if one != other]
+        yield index, seen[0], after.get(index), tuple(movers)
 
 
 def _never_rising(listed: Sequence[tuple[int, float | None]]) -> Sequence[tuple[int, float]]:

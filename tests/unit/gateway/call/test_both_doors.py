@@ -110,7 +110,12 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
     ("unknown item", {"filters": {"allowed_item_ids": ["i01", "zz"]}, **USER}, {}, "filters.allowed_item_ids[1]"),
     ("unknown category", {"filters": {"categories": ["zz"]}, **USER}, {}, "filters.categories[0]"),
     ("unknown attribute", {"filters": {"must": [{"key": "pirce", "eq": 1}]}, **USER}, {}, "filters.must[0].key"),
-    ("two tests", {"filters": {"must": [{"key": "categories", "eq": "a", "exists": True}]}, **USER}, {}, "filters.must[0]"),
+    (
+        "two tests",
+        {"filters": {"must": [{"key": "categories", "eq": "a", "exists": True}]}, **USER},
+        {},
+        "filters.must[0]",
+    ),
     (
         "a number for a text",
         {"filters": {"should": [{"must": [{"key": "categories", "eq": 1}]}]}, **USER},
