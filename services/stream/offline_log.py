@@ -57,6 +57,7 @@ SCHEMA = pa.schema(
         ("partition", pa.int32()),
         ("offset", pa.int64()),
         ("accepted_time_ms", pa.int64()),
+        ("request_id", pa.string()),  # last, since files of before it was kept lack it
     ]
 )
 
@@ -198,7 +199,11 @@ class OfflineLog:
         if len(tables) < len(paths):
             return 0
         merged = folder / Span(parts[0].first, parts[-1].last).name
-        _write_atomically(merged, pa.concat_tables(tables), written_s=max(path.stat().st_mtime for path in paths))
+        _write_atomically(
+            merged,
+            pa.concat_tables(tables, promote_options="default"),
+            written_s=max(path.stat().st_mtime for path in paths),
+        )
         return len(parts)
 
     def _newest_of_others(self, topic: Path) -> float:
@@ -284,6 +289,7 @@ def _table(events: Sequence[LoggedInteraction]) -> pa.Table:
             "partition": event.position.partition,
             "offset": event.position.offset,
             "accepted_time_ms": event.interaction.accepted_time_ms,
+            "request_id": event.interaction.request_id,
         }
         for event in events
     ]

@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import A, Call, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import A, Batch, Call, Item, Recommendation, Recorded, recommendation_from
 from tailrace_client.retry import Attempts, TailraceError, late
 from tailrace_client.values import refusal
 
@@ -49,10 +49,14 @@ def _message_types() -> Callable[[str], Any]:
 _message = _message_types()
 _METHODS: dict[str, tuple[Any, Any]] = {
     "Recommend": (_message("tailrace.v1.RecommendRequest"), _message("tailrace.v1.RecommendResponse")),
+    "RecommendBatch": (
+        _message("tailrace.v1.RecommendBatchRequest"),
+        _message("tailrace.v1.RecommendBatchResponse"),
+    ),
+    "SimilarItems": (_message("tailrace.v1.SimilarItemsRequest"), _message("tailrace.v1.RecommendResponse")),
+    "Popular": (_message("tailrace.v1.PopularRequest"), _message("tailrace.v1.RecommendResponse")),
     "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
 }
-_NESTED: tuple[str, ...] = ("filters", "rules")
-"""Fields whose JSON is that of REST."""
 _Status, _BadRequest, _RequestInfo, _RetryInfo, _ErrorInfo = (
     _message(f"google.rpc.{name}") for name in ("Status", "BadRequest", "RequestInfo", "RetryInfo", "ErrorInfo")
 )
@@ -71,7 +75,12 @@ class RpcDoor:
         """Make one attempt. Raises TailraceError."""
         send, message, timeout_s = _attempt(self._methods, call, attempts)
         try:
-            answer = send(message, timeout=timeout_s, metadata=self._metadata, wait_for_ready=attempts.num > 1)
+            answer = send(
+                message,
+                timeout=timeout_s,
+                metadata=self._metadata + tuple(call.headers.items()),
+                wait_for_ready=attempts.num > 1,
+            )
         except grpc.RpcError as error:
             raise _refusal(error, call.request_id) from None
         return _read(call, answer, attempts.num)
@@ -93,7 +102,12 @@ class AsyncRpcDoor:
         """Make one attempt. Raises TailraceError."""
         send, message, timeout_s = _attempt(self._methods, call, attempts)
         try:
-            answer = await send(message, timeout=timeout_s, metadata=self._metadata, wait_for_ready=attempts.num > 1)
+            answer = await send(
+                message,
+                timeout=timeout_s,
+                metadata=self._metadata + tuple(call.headers.items()),
+                wait_for_ready=attempts.num > 1,
+            )
         except grpc.aio.AioRpcError as error:
             raise _refusal(error, call.request_id) from None
         return _read(call, answer, attempts.num)
@@ -125,19 +139,19 @@ def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tu
     now_s = time.monotonic()
     timeout_s = attempts.left_s(now_s)
     fields = call.with_deadline(attempts.server_deadline_ms(now_s))
-    nested = {name: fields.pop(name) for name in _NESTED if name in fields}
-    message = _METHODS[call.method][0](**fields)
-    return methods[call.method], _with_nested(message, nested, call.request_id), timeout_s
+    if call.rpc_only is not None:
+        fields = {**call.rpc_only, "request": fields}
+    return methods[call.method], _message_of(call, _METHODS[call.method][0], fields), timeout_s
 
 
-def _with_nested(message: Any, nested: dict[str, Any], request_id: str | None) -> Any:
-    """Read the fields that REST has in the same form into the message. Raises TailraceError for what it has no place for."""
-    for name, plain in nested.items():
-        try:
-            json_format.ParseDict(plain, getattr(message, name))
-        except json_format.ParseError as error:
-            raise refusal(name, str(error), "send what recommend.proto has", request_id) from None
-    return message
+def _message_of(call: Call[Any], kind: Any, fields: dict[str, Any]) -> Any:
+    """Return the message; filters and rules have in JSON the form that REST has. Raises TailraceError for what it has no place for."""
+    if call.answer is Recorded:  # flat, and many
+        return kind(**fields)
+    try:
+        return json_format.ParseDict(fields, kind())
+    except json_format.ParseError as error:
+        raise refusal("filters or rules", str(error), "send what recommend.proto has", call.request_id) from None
 
 
 def _refusal(error: Any, request_id: str | None) -> TailraceError:
@@ -195,4 +209,21 @@ def _recommendation(answer: Any, num_attempts: int) -> Recommendation:
     return recommendation_from(fields, items, num_attempts)
 
 
-_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Recorded: _recorded}
+def _batch(answer: Any, num_attempts: int) -> Batch:
+    return Batch(
+        tuple(
+            _recommendation(one.recommendation, num_attempts)
+            if one.WhichOneof("outcome") == "recommendation"
+            else _entry_error(one.error, num_attempts)
+            for one in answer.answers
+        ),
+        num_attempts,
+    )
+
+
+def _entry_error(error: Any, num_attempts: int) -> TailraceError:
+    named = {name: getattr(error, name) if error.HasField(name) else None for name in ("field", "fix")}
+    return TailraceError(error.code, error.message, request_id=error.request_id, num_attempts=num_attempts, **named)
+
+
+_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Batch: _batch, Recorded: _recorded}

@@ -34,7 +34,7 @@ _MAX_RULED = 100
 """Items before and after rules that an explanation holds."""
 _NOT_EXPLAINED = frozenset({"unauthenticated", "not_allowed"})
 """Refusals of callers who were not let in: they must not be able to overwrite the explanations of others."""
-_FACT_NAMES = tuple(one.name for one in fields(Facts))
+_FACT_NAMES = tuple(one.name for one in fields(Facts) if one.name != "asked")  # the reason says what was asked for
 _facts_of = attrgetter(*_FACT_NAMES)
 
 

@@ -127,4 +127,7 @@ def impression_of(record: AnswerRecord, routing: RoutingRecord) -> Impression:
         history_digest=features.history_digest,
         features_as_of_us=features.as_of_us,
         surface=record.request.surface,
+        scores=tuple(item.score for item in answer.items),
+        elapsed_ms=round(record.elapsed_s * 1_000, 3),
+        deadline_ms=answer.deadline_ms,
     )

@@ -12,7 +12,7 @@ import numpy as np
 from models.catalogue import Catalogue
 from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
 from services.contracts.rules import NO_RULES, Rules
-from services.errors import InvalidRequest
+from services.errors import InvalidRequest, NotFound
 from services.items.expression import Expressions
 from services.items.layout import ItemLayout
 
@@ -66,7 +66,8 @@ def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str
 
 
 def check_items(request: RecommendRequest, items: ItemLayout, expressions: Expressions) -> None:
-    """Refuse filters and rules that name what neither the bundle nor the live catalogue has: categories, items, attributes. Raises InvalidRequest naming the entry."""
+    """Refuse filters and rules that name what neither the bundle nor the live catalogue has: categories, items, attributes. Raises InvalidRequest naming the entry, NotFound for a subject."""
+    check_named(request, items)
     filters, rules = request.filters, request.rules
     items.check_filters(filters.categories, filters.allowed_item_ids)
     if filters.expression is not None:
@@ -105,7 +106,7 @@ def masks_for(
     wide = items.allowed(
         categories=request.filters.categories,
         allowed_item_ids=request.filters.allowed_item_ids,
-        excluded_item_ids=request.exclude_item_ids + disliked,
+        excluded_item_ids=request.exclude_item_ids + request.subject_item_ids + disliked,
     )
     if (expression := request.filters.expression) is not None and expressions is not None:
         wide &= expressions.mask(expression)[: len(wide)]  # made after the other, so it has all of its items
@@ -115,6 +116,12 @@ def masks_for(
     narrow = wide.copy()
     narrow[seen] = False
     return Masks(narrow, wide, int(np.count_nonzero(narrow)), num_wide)
+
+
+def check_named(request: RecommendRequest, items: ItemLayout) -> None:
+    """Refuse items that neither the bundle nor the live catalogue has as a subject. Raises NotFound naming the first."""
+    if unknown := next((one for one in request.subject_item_ids if items.index(one) is None), None):
+        raise NotFound(f"the live catalogue has no item {unknown!r}", "name items of the catalogue")
 
 
 def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:

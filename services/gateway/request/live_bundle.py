@@ -17,6 +17,7 @@ from models.bundle import Bundle, learned_repeats, llm_pays
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
 from models.registry import BundleStore
+from models.similar import SimilarTable
 from services.errors import DependencyUnavailable
 from services.items.expression import Expressions
 from services.items.layout import ItemLayout
@@ -51,6 +52,7 @@ class Live:
     manifest: dict[str, Any]
     items: ItemLayout
     expressions: Expressions
+    similar: SimilarTable
 
     @property
     def repeats(self) -> bool:
@@ -121,8 +123,8 @@ class LiveBundle:
     def _load(self, bundle: Bundle) -> Live:
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue)
-        items = self.catalogue_state.lay(catalogue)
-        live = Live(bundle.version, catalogue, student, bundle.manifest, items, Expressions(items))
+        items, similar = self.catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
+        live = Live(bundle.version, catalogue, student, bundle.manifest, items, Expressions(items), similar)
         _warm(live)
         for prepare in self._prepare:
             prepare(live)

@@ -19,8 +19,9 @@ from services.gateway.rules.freshness import freshen
 from services.gateway.rules.pin import pin
 from services.gateway.rules.slate import Known, Slate
 
+_OF_SHARES = frozenset({Tier.POPULAR, Tier.SIMILAR})
 _LEAST_SHARE = 1e-12
-"""What the popularity of an item counts as at least: its logarithm must be finite."""
+"""What a share counts as at least: its logarithm must be finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,8 @@ def _never_rising(listed: Sequence[tuple[int, float | None]]) -> Sequence[tuple[
 
 
 def _as_logs(ranking: ItemRanking) -> ItemRanking:
-    """Return a ranking whose scores are log-likelihoods, as those of decoder and student are up to a constant; popularity is a share."""
-    if ranking.tier is not Tier.POPULAR:
+    """Return a ranking whose scores are log-likelihoods, as those of decoder and student are up to a constant; those of other tiers are shares."""
+    if ranking.tier not in _OF_SHARES:
         return ranking
     logs = np.log(np.maximum(np.asarray(ranking.scores, dtype=np.float64), _LEAST_SHARE))
     return ItemRanking(ranking.tier, ranking.indices, logs.tolist())

@@ -24,16 +24,17 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
     seen: set[Reason | None] = set()
     both = (True, False)
     times = ((0.1, 0.1), (0.11, 0.1), (0.0, 0.0))
-    masks, places = ((0, 0), (0, 9), (9, 9)), tuple(itertools.product(both, both))
-    kinds = itertools.product(masks, both, both, both, both, (0, 2, 3), both, both, (0, 7, 8), times, places)
-    for allowed, covers, shed, unavailable, known, history, pays, breaker, flight, (
+    asks, places = (None, Tier.SIMILAR, Tier.POPULAR), tuple(itertools.product(both, both))
+    masks = ((0, 0), (0, 9), (9, 9))
+    kinds = itertools.product(masks, asks, both, both, both, both, (0, 2, 3), both, both, (0, 8), times, places)
+    for allowed, asked, covers, shed, unavailable, known, history, pays, breaker, flight, (
         predicted_s,
         budget_s,
-    ), place in kinds:
-        llm, student = place
+    ), (llm, student) in kinds:
         case = Facts(
             num_allowed=allowed[0],
             num_allowed_if_seen=allowed[1],
+            asked=asked,
             list_covers=covers,
             is_shed=shed,
             features_unavailable=unavailable,
@@ -62,6 +63,8 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
         rules = [
             (allowed == (0, 0), Tier.POPULAR, Reason.NOTHING_ALLOWED),
             (allowed[0] == 0, Tier.POPULAR, Reason.EVERYTHING_SEEN),
+            (asked is Tier.SIMILAR, Tier.SIMILAR, Reason.SIMILAR_ASKED),
+            (asked is Tier.POPULAR, Tier.POPULAR, Reason.POPULAR_ASKED),
             (shed, Tier.POPULAR, Reason.SHED),
             (covers, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
             (history == 0 and unavailable, Tier.POPULAR, Reason.FEATURES_UNAVAILABLE),
