@@ -58,13 +58,12 @@ class Slate:
         return (index for index, _ in whole.listed())
 
     def listed(self) -> Iterator[tuple[int, float | None]]:
-        """Yield the items of the list and their scores; a pinned one has None. A list shorter than a pin's position has the pin at its end."""
-        candidates = zip(self.indices.tolist(), self.scores.tolist(), strict=True)
-        waiting = dict(sorted(self.pinned.items()))
-        for position in range(1, min(self.num_wanted, len(self.indices) + len(self.pinned)) + 1):
-            if position in waiting:
-                yield waiting.pop(position), None
-            elif (candidate := next(candidates, None)) is not None:
-                yield candidate
-            else:
-                yield waiting.pop(next(iter(waiting))), None
+        """Yield the items of the list and their scores; a pinned one has None.
+
+        Where the list is shorter than a pin's position, the pin fills a place that no candidate is left for.
+        """
+        num_listed = min(self.num_wanted, len(self.indices) + len(self.pinned))
+        beyond = [index for position, index in sorted(self.pinned.items()) if position > num_listed]
+        free = zip([*self.indices.tolist(), *beyond], [*self.scores.tolist(), *[None] * len(beyond)], strict=True)
+        for position in range(1, num_listed + 1):
+            yield (self.pinned[position], None) if position in self.pinned else next(free)

@@ -56,7 +56,7 @@ async def test_rules_hold(world: World, user_id: str, spoil: Callable[[World], o
         pins=(Pin("i15", 2),),
         caps=(Cap("categories", 2),),
         blocks=(Condition.of("popularity", Range(gt=13.0)),),
-        boosts=(Boost(I10, 100.0),),
+        boosts=(Boost(I10, 100.0), Boost(I10, 100.0)),
     )
     spoil(world)
 

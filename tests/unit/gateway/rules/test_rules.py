@@ -121,7 +121,7 @@ def test_no_item_is_lost_or_doubled(
 
 @given(ROWS, RULES, st.integers(1, NUM_ITEMS))
 def test_pins_hold(row: list[int], rules: Rules, k: int) -> None:
-    """A pinned item is at its position whatever else is set, or at the end of a list that is shorter, behind those pinned before it."""
+    """A pinned item is at its position whatever else is set; in a list that is shorter it is all the same, behind those pinned before it."""
     found = chosen(run(row, rules, k))
 
     pins = sorted(
