@@ -17,6 +17,8 @@ from services.items.columns import ALL, FlagColumn, ItemColumns, Kind, NumberCol
 from services.items.layout import ItemLayout
 
 MAX_CACHE_BYTES = 32 * 1_048_576
+_FEW_VALUES = 32
+"""So many are compared in turn sooner than each cell is looked for among them."""
 _WRITTEN: Mapping[Kind, str] = {"text": "texts", "number": "numbers", "flag": "true or false"}
 _KIND_OF: Mapping[type, Kind] = {str: "text", float: "number", bool: "flag"}
 
@@ -95,7 +97,10 @@ class Expressions:
         for one in clause.must:
             mask &= self._compute(columns, one, rows)
         if clause.should:
-            mask &= np.logical_or.reduce([self._compute(columns, one, rows) for one in clause.should])
+            holds = np.zeros(len(mask), dtype=bool)
+            for one in clause.should:
+                holds |= self._compute(columns, one, rows)
+            mask &= holds
         for one in clause.must_not:
             mask &= ~self._compute(columns, one, rows)
         return mask
@@ -111,9 +116,9 @@ class Expressions:
                 if texts is not None and (named := [one for one in values if isinstance(one, str)]):
                     mask |= texts.holding(named, rows)
                 if numbers is not None and (wanted := [one for one in values if isinstance(one, float)]):
-                    mask |= np.isin(numbers.numbers[rows], wanted)
-                if flags is not None and (states := [int(one) for one in values if isinstance(one, bool)]):
-                    mask |= np.isin(flags.flags[rows], states)
+                    mask |= _equals_any(numbers.numbers[rows], wanted)
+                if flags is not None and (states := [float(one) for one in values if isinstance(one, bool)]):
+                    mask |= _equals_any(flags.flags[rows], states)
             case Range():
                 if numbers is not None:
                     mask |= _within(numbers.numbers[rows], test)
@@ -180,6 +185,19 @@ def _num_rows(columns: ItemColumns, rows: Rows) -> int:
     return columns.num_items if isinstance(rows, slice) else len(rows)
 
 
+def _equals_any(cells: np.ndarray, values: list[float]) -> np.ndarray:
+    """Return which cells equal any of these values. `np.isin` sorts the cells, which takes longer the more there are."""
+    wanted = np.unique(values)
+    if len(wanted) > _FEW_VALUES:
+        places = np.minimum(np.searchsorted(wanted, cells), len(wanted) - 1)
+        found: np.ndarray = wanted[places] == cells
+        return found
+    mask = np.zeros(len(cells), dtype=bool)
+    for value in wanted.astype(cells.dtype):
+        mask |= cells == value
+    return mask
+
+
 def _within(numbers: np.ndarray, test: Range) -> np.ndarray:
     compared = (
         (test.gte, np.greater_equal),
@@ -187,7 +205,8 @@ def _within(numbers: np.ndarray, test: Range) -> np.ndarray:
         (test.lte, np.less_equal),
         (test.lt, np.less),
     )
-    mask: np.ndarray = np.logical_and.reduce(
-        [compare(numbers, bound) for bound, compare in compared if bound is not None]
-    )
+    mask = np.ones(len(numbers), dtype=bool)
+    for bound, compare in compared:
+        if bound is not None:
+            mask &= compare(numbers, bound)
     return mask

@@ -14,5 +14,5 @@ def decay(slate: Slate, rules: Rules, known: Known) -> Slate:
     if rules.decay is None or not known.shown:
         return slate
     times_of = {known.index(item_id): times for item_id, times in known.shown.items()}
-    times = np.array([min(_MAX_TIMES, times_of.get(index, 0)) for index in slate.indices.tolist()])
-    return slate.weighted(rules.decay**times)
+    times = np.array([times_of.get(index, 0) for index in slate.indices.tolist()])
+    return slate.weighted(rules.decay ** np.minimum(_MAX_TIMES, times))

@@ -20,12 +20,15 @@ def diversify(slate: Slate, rules: Rules, known: Known) -> Slate:
     vectors = known.vectors(slate.indices) if num_places > 1 and weight else None
     if vectors is None:
         return slate
-    value = (1.0 - weight) * relevance(slate.scores)
-    likeness, chosen = np.zeros(num_candidates), np.empty(num_places, dtype=np.int64)
-    for place in range(num_places):
-        best = int(np.argmax(value - weight * likeness))
-        chosen[place], value[best] = best, -np.inf
-        likeness = vectors @ vectors[best] if place == 0 else np.maximum(likeness, vectors @ vectors[best])
+    value, scaled = (1.0 - weight) * relevance(slate.scores), weight * vectors
+    best = int(np.argmax(value))
+    likeness, chosen = scaled @ vectors[best], [best]
+    value[best] = -np.inf
+    for _ in range(num_places - 1):
+        best = int((value - likeness).argmax())
+        chosen.append(best)
+        value[best] = -np.inf
+        np.maximum(likeness, scaled @ vectors[best], out=likeness)
     return slate.reordered(np.concatenate((chosen, np.flatnonzero(value > -np.inf))))
 
 

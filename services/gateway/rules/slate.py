@@ -64,6 +64,7 @@ class Slate:
         """
         num_listed = min(self.num_wanted, len(self.indices) + len(self.pinned))
         beyond = [index for position, index in sorted(self.pinned.items()) if position > num_listed]
-        free = zip([*self.indices.tolist(), *beyond], [*self.scores.tolist(), *[None] * len(beyond)], strict=True)
+        scores: list[float | None] = self.scores[:num_listed].tolist()
+        free = zip([*self.indices[:num_listed].tolist(), *beyond], [*scores, *[None] * len(beyond)], strict=True)
         for position in range(1, num_listed + 1):
             yield (self.pinned[position], None) if position in self.pinned else next(free)

@@ -62,17 +62,14 @@ def apply_rules(
     answer, they never rise along the list.
     """
     candidates = choose((_as_logs(one) for one in rankings), known.showable, num_candidates, known.available)
-    before = Slate(
-        np.fromiter((index for index, _, _ in candidates), dtype=np.int64, count=len(candidates)),
-        np.fromiter((score for _, score, _ in candidates), dtype=np.float64, count=len(candidates)),
-        num_wanted,
-    )
+    indices, scores, tiers = zip(*candidates, strict=True) if candidates else ((), (), ())
+    before = Slate(np.array(indices, dtype=np.int64), np.array(scores, dtype=np.float64), num_wanted)
     slate, steps = before, []
     for rule in RULES:
         if rule.is_set(rules):
             slate = rule.apply(slate, rules, known)
             steps.append((rule.name, slate))
-    source_of = {index: tier for index, _, tier in candidates}
+    source_of = dict(zip(indices, tiers, strict=True))
     scored = _never_rising(list(slate.listed()))
     return Ruled([(index, score, source_of.get(index, answering)) for index, score in scored], before, steps)
 
