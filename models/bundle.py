@@ -9,6 +9,7 @@ from typing import Any
 from models.catalogue import Catalogue, load_catalogue, load_item_ids
 from models.errors import BundleCorrupt, BundleIncomplete, BundleNotFound
 from models.files import file_sha256
+from models.similar import SIMILAR, SimilarTable, load_similar
 from models.withdrawals import SERVING
 
 JUDGED = "judged"
@@ -61,6 +62,10 @@ class Bundle:
     def catalogue(self) -> Catalogue:
         """Read the catalogue."""
         return load_catalogue(self._verified("catalogue.parquet"))
+
+    def similar(self, num_items: int) -> SimilarTable:
+        """Read the similar items of each of this many items; none in bundles made before there were any."""
+        return load_similar(self._verified(SIMILAR), num_items)
 
     def item_ids(self) -> tuple[str, ...]:
         """Read the ids of the catalogue's items alone, in index order."""

@@ -119,6 +119,18 @@ class Gateway:
         """`tailrace.v1.Recommender/Recommend`."""
         return await self._rpc.Recommend(request, grpc_context)
 
+    async def RecommendBatch(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/RecommendBatch`."""
+        return await self._rpc.RecommendBatch(request, grpc_context)
+
+    async def SimilarItems(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/SimilarItems`."""
+        return await self._rpc.SimilarItems(request, grpc_context)
+
+    async def Popular(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/Popular`."""
+        return await self._rpc.Popular(request, grpc_context)
+
     async def RecordEvents(self, request: bytes, grpc_context: Any) -> Any:
         """`tailrace.v1.Recommender/RecordEvents`."""
         return await self._rpc.RecordEvents(request, grpc_context)

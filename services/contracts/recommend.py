@@ -14,6 +14,9 @@ MAX_ID_CHARS = 256
 MAX_K = 2_000
 MAX_IDS_PER_FIELD = 2_000
 MAX_DEADLINE_MS = 60_000
+MAX_SIMILAR_TO = 100
+WINDOWS = ("1h", "24h", "7d")
+"""The sliding windows of popularity, shortest first."""
 
 
 class Tier(StrEnum):
@@ -22,6 +25,7 @@ class Tier(StrEnum):
     PRECOMPUTED = "precomputed"
     LLM = "llm"
     STUDENT = "student"
+    SIMILAR = "similar"
     POPULAR = "popular"
 
 
@@ -42,6 +46,8 @@ class Reason(StrEnum):
     FEATURES_UNAVAILABLE = "features_unavailable"
     STUDENT_FAILED = "student_failed"
     SHED = "shed"
+    SIMILAR_ASKED = "similar_asked"
+    POPULAR_ASKED = "popular_asked"
     EVERYTHING_SEEN = "everything_seen"
     NOTHING_ALLOWED = "nothing_allowed"
 
@@ -72,13 +78,38 @@ class Filters:
     allowed_item_ids: tuple[str, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SimilarTo:
+    """The request is about items that are like these, such as the one of a page or those of a cart."""
+
+    item_ids: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Check the values. Raises InvalidRequest naming the field."""
+        if not 1 <= len(self.item_ids) <= MAX_SIMILAR_TO:
+            raise InvalidRequest("item_ids", f"{len(self.item_ids)} items", f"name 1 to {MAX_SIMILAR_TO}")
+        check_ids("item_ids", self.item_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PopularIn:
+    """The request is about what is popular: in one of `WINDOWS`, or over them all and the training events."""
+
+    window: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the value. Raises InvalidRequest naming the field."""
+        if self.window is not None and self.window not in WINDOWS:
+            raise InvalidRequest("window", f"unknown window {self.window!r:.60}", f"send {', '.join(WINDOWS)} or none")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendRequest:
     """Which items to show to a user, how many, by when.
 
     `user_id` is None for an anonymous visitor, whose `recent_item_ids` (oldest first) then are the history; for a known
     user they are appended to the stored history. `deadline_ms` counts from the request's arrival; None means the default.
-    `exclude_seen` None means as the live bundle was trained. `rationale` asks for one sentence on why these items, written in what is left of the deadline.
+    `exclude_seen` None means as the live bundle was trained. `subject` is what the list is about instead of the user. `rationale` asks for one sentence on why these items, written in what is left of the deadline.
     """
 
     request_id: str
@@ -90,10 +121,11 @@ class RecommendRequest:
     filters: Filters = field(default_factory=Filters)
     deadline_ms: int | None = None
     rationale: bool = False
+    subject: SimilarTo | PopularIn | None = None
 
     def __post_init__(self) -> None:
         """Check the values. Raises InvalidRequest naming the field."""
-        if self.user_id is None and not self.recent_item_ids:
+        if self.user_id is None and not self.recent_item_ids and self.subject is None:
             raise InvalidRequest("user_id", "missing", "send user_id, or recent_item_ids for an anonymous visitor")
         if self.user_id is not None:
             check_id("user_id", self.user_id)
@@ -112,6 +144,11 @@ class RecommendRequest:
                 check_ids(name, ids)
                 if not ids:
                     raise InvalidRequest(name, "empty, so nothing could be shown", "leave it out, or name at least one")
+
+    @property
+    def subject_item_ids(self) -> tuple[str, ...]:
+        """The items that the list is about, which it never holds."""
+        return self.subject.item_ids if isinstance(self.subject, SimilarTo) else ()
 
     def excluding_seen(self, default: bool) -> "RecommendRequest":
         """Return the request with `exclude_seen` decided: as it says, or the default."""

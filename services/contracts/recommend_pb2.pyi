@@ -81,6 +81,58 @@ class RecommendResponse(_message.Message):
     rationale_reason: str
     def __init__(self, request_id: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoredItem, _Mapping]]] = ..., tier: _Optional[str] = ..., reason: _Optional[str] = ..., bundle_version: _Optional[str] = ..., newest_event_time_ms: _Optional[int] = ..., feature_age_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., stages_ms: _Optional[_Mapping[str, float]] = ..., rationale: _Optional[str] = ..., rationale_reason: _Optional[str] = ...) -> None: ...
 
+class RecommendBatchRequest(_message.Message):
+    __slots__ = ("requests", "deadline_ms")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RecommendRequest]
+    deadline_ms: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[RecommendRequest, _Mapping]]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class RecommendBatchResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[BatchAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[BatchAnswer, _Mapping]]] = ...) -> None: ...
+
+class BatchAnswer(_message.Message):
+    __slots__ = ("recommendation", "error")
+    RECOMMENDATION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    recommendation: RecommendResponse
+    error: Error
+    def __init__(self, recommendation: _Optional[_Union[RecommendResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("code", "message", "field", "fix", "request_id")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    field: str
+    fix: str
+    request_id: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., fix: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class SimilarItemsRequest(_message.Message):
+    __slots__ = ("item_ids", "request")
+    ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    item_ids: _containers.RepeatedScalarFieldContainer[str]
+    request: RecommendRequest
+    def __init__(self, item_ids: _Optional[_Iterable[str]] = ..., request: _Optional[_Union[RecommendRequest, _Mapping]] = ...) -> None: ...
+
+class PopularRequest(_message.Message):
+    __slots__ = ("window", "request")
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    window: str
+    request: RecommendRequest
+    def __init__(self, window: _Optional[str] = ..., request: _Optional[_Union[RecommendRequest, _Mapping]] = ...) -> None: ...
+
 class Interaction(_message.Message):
     __slots__ = ("event_id", "user_id", "item_id", "event_time_ms", "event_type", "value", "request_id")
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]

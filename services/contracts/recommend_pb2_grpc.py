@@ -39,6 +39,21 @@ class RecommenderStub:
                 request_serializer=services_dot_contracts_dot_recommend__pb2.RecommendRequest.SerializeToString,
                 response_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
                 _registered_method=True)
+        self.RecommendBatch = channel.unary_unary(
+                '/tailrace.v1.Recommender/RecommendBatch',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.RecommendBatchRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendBatchResponse.FromString,
+                _registered_method=True)
+        self.SimilarItems = channel.unary_unary(
+                '/tailrace.v1.Recommender/SimilarItems',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.SimilarItemsRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
+                _registered_method=True)
+        self.Popular = channel.unary_unary(
+                '/tailrace.v1.Recommender/Popular',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.PopularRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
+                _registered_method=True)
         self.RecordEvents = channel.unary_unary(
                 '/tailrace.v1.Recommender/RecordEvents',
                 request_serializer=services_dot_contracts_dot_recommend__pb2.RecordEventsRequest.SerializeToString,
@@ -57,6 +72,28 @@ class RecommenderServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecommendBatch(self, request, context):
+        """Recommend items to several users (1 to 100), under one deadline. Counts as as many calls as it holds requests, at the edge by
+        metadata `x-batch-size`, without which it counts as 100 there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SimilarItems(self, request, context):
+        """List items that are like one, or like those of a cart. Unknown items are refused: NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Popular(self, request, context):
+        """List what is popular, by window and category.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RecordEvents(self, request, context):
         """Record what users did. OK only when the broker has acknowledged every event. Safe to repeat with an `event_id`.
         """
@@ -70,6 +107,21 @@ def add_RecommenderServicer_to_server(servicer, server):
             'Recommend': grpc.unary_unary_rpc_method_handler(
                     servicer.Recommend,
                     request_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.SerializeToString,
+            ),
+            'RecommendBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecommendBatch,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendBatchRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.RecommendBatchResponse.SerializeToString,
+            ),
+            'SimilarItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.SimilarItems,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.SimilarItemsRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.SerializeToString,
+            ),
+            'Popular': grpc.unary_unary_rpc_method_handler(
+                    servicer.Popular,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.PopularRequest.FromString,
                     response_serializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.SerializeToString,
             ),
             'RecordEvents': grpc.unary_unary_rpc_method_handler(
@@ -104,6 +156,87 @@ class Recommender:
             target,
             '/tailrace.v1.Recommender/Recommend',
             services_dot_contracts_dot_recommend__pb2.RecommendRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecommendBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/RecommendBatch',
+            services_dot_contracts_dot_recommend__pb2.RecommendBatchRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.RecommendBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SimilarItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/SimilarItems',
+            services_dot_contracts_dot_recommend__pb2.SimilarItemsRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Popular(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/Popular',
+            services_dot_contracts_dot_recommend__pb2.PopularRequest.SerializeToString,
             services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
             options,
             channel_credentials,

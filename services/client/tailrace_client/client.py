@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self, Unpack
 
@@ -16,9 +16,12 @@ from tailrace_client.calls import (
     Recommendation,
     RecommendOptions,
     Recorded,
+    batch_call,
     explain_call,
+    popular_call,
     recommend_call,
     record_call,
+    similar_call,
 )
 from tailrace_client.rest import AsyncRestDoor, RestDoor
 from tailrace_client.retry import DEFAULTS, Attempts, CallOptions, RetryBudget, TailraceError
@@ -26,6 +29,7 @@ from tailrace_client.rpc import AsyncRpcDoor, RpcDoor
 from tailrace_client.values import MILLISECONDS, checked
 
 _RECOMMEND_MS = 200.0
+_BATCH_MS = 1_000.0
 _LONG_MS = 5_000.0
 
 
@@ -54,6 +58,33 @@ class Client:
     ) -> Recommendation:
         """Recommend items to a user, or to a visitor without an id by `recent_item_ids`. Options: see RecommendOptions."""
         return self._answer(recommend_call(user_id, options), deadline_ms)
+
+    def recommend_batch(
+        self,
+        requests: Iterable[str | Mapping[str, Any]],
+        *,
+        deadline_ms: float = _BATCH_MS,
+        **options: Unpack[RecommendOptions],
+    ) -> tuple[Recommendation | TailraceError, ...]:
+        """Recommend items to up to 100 users: ids, or options with a `user_id`; the others hold for all. An entry's error is returned in its place."""
+        return self._answer(batch_call(requests, options), deadline_ms).answers
+
+    def similar(
+        self,
+        item_ids: str | Sequence[str],
+        user_id: str | None = None,
+        *,
+        deadline_ms: float = _RECOMMEND_MS,
+        **options: Unpack[RecommendOptions],
+    ) -> Recommendation:
+        """List items like this one, or like those of a cart; without what the user has seen or dislikes, where one is named."""
+        return self._answer(similar_call(item_ids, user_id, options), deadline_ms)
+
+    def popular(
+        self, window: str | None = None, category: str | None = None, k: int = 10, *, deadline_ms: float = _RECOMMEND_MS
+    ) -> Recommendation:
+        """List what is popular: within "1h", "24h" or "7d" (scores are users), or over all time (scores are shares)."""
+        return self._answer(popular_call(window, category, k), deadline_ms)
 
     def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:
         """Record what users did: all or none, each with its effect once however often it is sent."""
@@ -101,6 +132,33 @@ class AsyncClient:
     ) -> Recommendation:
         """Recommend items to a user, or to a visitor without an id by `recent_item_ids`. Options: see RecommendOptions."""
         return await self._answer(recommend_call(user_id, options), deadline_ms)
+
+    async def recommend_batch(
+        self,
+        requests: Iterable[str | Mapping[str, Any]],
+        *,
+        deadline_ms: float = _BATCH_MS,
+        **options: Unpack[RecommendOptions],
+    ) -> tuple[Recommendation | TailraceError, ...]:
+        """Recommend items to up to 100 users: ids, or options with a `user_id`; the others hold for all. An entry's error is returned in its place."""
+        return (await self._answer(batch_call(requests, options), deadline_ms)).answers
+
+    async def similar(
+        self,
+        item_ids: str | Sequence[str],
+        user_id: str | None = None,
+        *,
+        deadline_ms: float = _RECOMMEND_MS,
+        **options: Unpack[RecommendOptions],
+    ) -> Recommendation:
+        """List items like this one, or like those of a cart; without what the user has seen or dislikes, where one is named."""
+        return await self._answer(similar_call(item_ids, user_id, options), deadline_ms)
+
+    async def popular(
+        self, window: str | None = None, category: str | None = None, k: int = 10, *, deadline_ms: float = _RECOMMEND_MS
+    ) -> Recommendation:
+        """List what is popular: within "1h", "24h" or "7d" (scores are users), or over all time (scores are shares)."""
+        return await self._answer(popular_call(window, category, k), deadline_ms)
 
     async def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:
         """Record what users did: all or none, each with its effect once however often it is sent."""

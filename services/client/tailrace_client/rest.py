@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import A, Call, Explanation, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import A, Batch, Call, Explanation, Item, Recommendation, Recorded, recommendation_from
 from tailrace_client.retry import Attempts, TailraceError, late
 
 _CODES = {
@@ -99,9 +99,13 @@ def _request(
     http: httpx.Client | httpx.AsyncClient, call: Call[Any], deadline_ms: int, extensions: dict[str, Any]
 ) -> httpx.Request:
     if call.verb == "GET":
-        return http.build_request("GET", call.path, extensions=extensions)
-    body = json.dumps(call.with_deadline(deadline_ms)).encode()
-    headers = {"content-type": "application/json"}
+        sent = call.with_deadline(deadline_ms)
+        named = {"x-deadline-ms": sent.get("deadline_ms"), "x-request-id": sent.get("request_id")}
+        headers = {name.encode(): str(value).encode() for name, value in named.items() if value is not None}
+        return http.build_request("GET", call.path, params=call.rest_only, headers=headers, extensions=extensions)
+    body = json.dumps({**call.with_deadline(deadline_ms), **call.rest_only}).encode()
+    headers = {b"content-type": b"application/json"}
+    headers |= {name.encode(): text.encode() for name, text in call.headers.items()}
     return http.build_request(call.verb, call.path, content=body, headers=headers, extensions=extensions)
 
 
@@ -148,6 +152,21 @@ def _recommendation(body: dict[str, Any], num_attempts: int) -> Recommendation:
     return recommendation_from(body, items, num_attempts)
 
 
+def _batch(body: dict[str, Any], num_attempts: int) -> Batch:
+    return Batch(
+        tuple(
+            _entry_error(one["error"], num_attempts) if "error" in one else _recommendation(one, num_attempts)
+            for one in body["answers"]
+        ),
+        num_attempts,
+    )
+
+
+def _entry_error(error: dict[str, Any], num_attempts: int) -> TailraceError:
+    named = {name: error[name] for name in ("field", "fix", "request_id")}
+    return TailraceError(error["code"], error["message"], num_attempts=num_attempts, **named)
+
+
 def _recorded(body: dict[str, Any], num_attempts: int) -> Recorded:
     return Recorded(tuple(body["event_ids"]), num_attempts, tuple(body.get("unknown_items", ())))
 
@@ -156,4 +175,9 @@ def _explanation(body: dict[str, Any], num_attempts: int) -> Explanation:
     return Explanation(body["request_id"], body["outcome"], tuple(body["sentences"]), body, num_attempts)
 
 
-_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Recorded: _recorded, Explanation: _explanation}
+_ANSWERS: dict[type, Any] = {
+    Recommendation: _recommendation,
+    Batch: _batch,
+    Recorded: _recorded,
+    Explanation: _explanation,
+}

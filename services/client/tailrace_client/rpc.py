@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import A, Call, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import A, Batch, Call, Item, Recommendation, Recorded, recommendation_from
 from tailrace_client.retry import Attempts, TailraceError, late
 
 _OPTIONS = (
@@ -48,6 +48,12 @@ def _message_types() -> Callable[[str], Any]:
 _message = _message_types()
 _METHODS: dict[str, tuple[Any, Any]] = {
     "Recommend": (_message("tailrace.v1.RecommendRequest"), _message("tailrace.v1.RecommendResponse")),
+    "RecommendBatch": (
+        _message("tailrace.v1.RecommendBatchRequest"),
+        _message("tailrace.v1.RecommendBatchResponse"),
+    ),
+    "SimilarItems": (_message("tailrace.v1.SimilarItemsRequest"), _message("tailrace.v1.RecommendResponse")),
+    "Popular": (_message("tailrace.v1.PopularRequest"), _message("tailrace.v1.RecommendResponse")),
     "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
 }
 _Status, _BadRequest, _RequestInfo, _RetryInfo, _ErrorInfo = (
@@ -68,7 +74,12 @@ class RpcDoor:
         """Make one attempt. Raises TailraceError."""
         send, message, timeout_s = _attempt(self._methods, call, attempts)
         try:
-            answer = send(message, timeout=timeout_s, metadata=self._metadata, wait_for_ready=attempts.num > 1)
+            answer = send(
+                message,
+                timeout=timeout_s,
+                metadata=self._metadata + tuple(call.headers.items()),
+                wait_for_ready=attempts.num > 1,
+            )
         except grpc.RpcError as error:
             raise _refusal(error, call.request_id) from None
         return _read(call, answer, attempts.num)
@@ -90,7 +101,12 @@ class AsyncRpcDoor:
         """Make one attempt. Raises TailraceError."""
         send, message, timeout_s = _attempt(self._methods, call, attempts)
         try:
-            answer = await send(message, timeout=timeout_s, metadata=self._metadata, wait_for_ready=attempts.num > 1)
+            answer = await send(
+                message,
+                timeout=timeout_s,
+                metadata=self._metadata + tuple(call.headers.items()),
+                wait_for_ready=attempts.num > 1,
+            )
         except grpc.aio.AioRpcError as error:
             raise _refusal(error, call.request_id) from None
         return _read(call, answer, attempts.num)
@@ -122,6 +138,8 @@ def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tu
     now_s = time.monotonic()
     timeout_s = attempts.left_s(now_s)
     fields = call.with_deadline(attempts.server_deadline_ms(now_s))
+    if call.rpc_only is not None:
+        fields = {**call.rpc_only, "request": fields}
     return methods[call.method], _METHODS[call.method][0](**fields), timeout_s
 
 
@@ -180,4 +198,21 @@ def _recommendation(answer: Any, num_attempts: int) -> Recommendation:
     return recommendation_from(fields, items, num_attempts)
 
 
-_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Recorded: _recorded}
+def _batch(answer: Any, num_attempts: int) -> Batch:
+    return Batch(
+        tuple(
+            _recommendation(one.recommendation, num_attempts)
+            if one.WhichOneof("outcome") == "recommendation"
+            else _entry_error(one.error, num_attempts)
+            for one in answer.answers
+        ),
+        num_attempts,
+    )
+
+
+def _entry_error(error: Any, num_attempts: int) -> TailraceError:
+    named = {name: getattr(error, name) if error.HasField(name) else None for name in ("field", "fix")}
+    return TailraceError(error.code, error.message, request_id=error.request_id, num_attempts=num_attempts, **named)
+
+
+_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Batch: _batch, Recorded: _recorded}

@@ -4,24 +4,37 @@ The servicer's methods take raw bytes, so that a malformed message is refused by
 each request, since it is made after the door is registered.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import Scope
-from services.contracts.recommend import MAX_DEADLINE_MS
+from services.contracts.batch import check_batch_size
+from services.contracts.recommend import MAX_DEADLINE_MS, RecommendRequest
 from services.errors import InvalidRequest
 from services.gateway.access.authorize import Access, OpenAccess
-from services.gateway.call.headers import Call, deadline_ms_from, edge_mark_from
+from services.gateway.call.headers import Call, batch_size_from, deadline_ms_from, edge_mark_from
 from services.gateway.data_plane import DataPlane
 from services.gateway.grpc.answers import DOOR, GrpcContext, guarded, traced
-from services.gateway.grpc.schema import format_recommendation, parse_events, parse_recommend, request_id_of
+from services.gateway.grpc.schema import (
+    format_batch,
+    format_recommendation,
+    parse_batch,
+    parse_events,
+    parse_popular,
+    parse_recommend,
+    parse_similar,
+    request_id_of,
+)
 from services.observability.tracing import Tracing
 
 SERVICE = "tailrace.v1.Recommender"
+
+M = TypeVar("M", bound=Message)
 
 
 class RpcDoor:
@@ -42,24 +55,59 @@ class RpcDoor:
 
     async def Recommend(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:
         """Recommend items to a user, before the deadline."""
+        return await self._ranked("Recommend", request, context, parse_recommend, pb.RecommendRequest)
+
+    async def SimilarItems(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:
+        """List items that are like one, or like those of a cart."""
+        return await self._ranked("SimilarItems", request, context, parse_similar, pb.SimilarItemsRequest)
+
+    async def Popular(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:
+        """List what is popular, by window and category."""
+        return await self._ranked("Popular", request, context, parse_popular, pb.PopularRequest)
+
+    async def RecommendBatch(self, request: bytes, context: GrpcContext) -> pb.RecommendBatchResponse:
+        """Recommend items to several users, under one deadline."""
+        plane = self._plane()
+
+        async def handle(call: Call, headers: dict[str, str]) -> pb.RecommendBatchResponse:
+            arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
+            deadline_ms = deadline_ms_from(headers, MAX_DEADLINE_MS)
+            entries = parse_batch(request, self._max_body_bytes, call.request_id, deadline_ms)
+            check_batch_size(len(entries), batch_size_from(headers))
+            await call.charge(len(entries), "requests", "requests")
+            return format_batch(await plane.recommend_batch(entries, arrival, DOOR, call.admitted))
+
+        return await self._recommending("RecommendBatch", context, handle, pb.RecommendBatchResponse())
+
+    async def _ranked(
+        self,
+        method: str,
+        request: bytes,
+        context: GrpcContext,
+        parse: Callable[[bytes, int, str, int | None], RecommendRequest],
+        kind: type[Message],
+    ) -> pb.RecommendResponse:
         plane = self._plane()
 
         async def handle(call: Call, headers: dict[str, str]) -> pb.RecommendResponse:
             arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
             try:
                 deadline_ms = deadline_ms_from(headers, MAX_DEADLINE_MS)
-                message = parse_recommend(request, self._max_body_bytes, call.request_id, deadline_ms)
+                message = parse(request, self._max_body_bytes, call.request_id, deadline_ms)
             except InvalidRequest:
-                call.request_id = request_id_of(request) or call.request_id
+                call.request_id = request_id_of(request, kind) or call.request_id
                 raise
             call.request_id = message.request_id
             return format_recommendation(await plane.recommend(message, arrival, DOOR, call.admitted))
 
-        refused = plane.recommend_refused
-        answering = guarded(
-            context, handle, pb.RecommendResponse(), refused, access=self._access, scope=Scope.RECOMMEND
-        )
-        return await traced(self._tracing, context, f"{SERVICE}/Recommend", answering)
+        return await self._recommending(method, context, handle, pb.RecommendResponse())
+
+    async def _recommending(
+        self, method: str, context: GrpcContext, handle: Callable[[Call, dict[str, str]], Awaitable[M]], empty: M
+    ) -> M:
+        refused = self._plane().recommend_refused
+        answering = guarded(context, handle, empty, refused, access=self._access, scope=Scope.RECOMMEND)
+        return await traced(self._tracing, context, f"{SERVICE}/{method}", answering)
 
     async def RecordEvents(self, request: bytes, context: GrpcContext) -> pb.RecordEventsResponse:
         """Record what users did; answers OK only when the broker has every event."""
@@ -93,13 +141,16 @@ class RpcDoor:
 
 def add_recommender_to_server(servicer: Any, server: Any) -> None:
     """Register the service, its methods taking raw bytes; named in Ray Serve's `grpc_servicer_functions`."""
+    methods: dict[str, type[Message]] = {
+        "Recommend": pb.RecommendResponse,
+        "RecommendBatch": pb.RecommendBatchResponse,
+        "SimilarItems": pb.RecommendResponse,
+        "Popular": pb.RecommendResponse,
+        "RecordEvents": pb.RecordEventsResponse,
+    }
     handlers = {
-        "Recommend": grpc.unary_unary_rpc_method_handler(
-            servicer.Recommend, None, pb.RecommendResponse.SerializeToString
-        ),
-        "RecordEvents": grpc.unary_unary_rpc_method_handler(
-            servicer.RecordEvents, None, pb.RecordEventsResponse.SerializeToString
-        ),
+        name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name), None, answer.SerializeToString)
+        for name, answer in methods.items()
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_registered_method_handlers(SERVICE, handlers)

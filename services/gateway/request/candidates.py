@@ -11,6 +11,7 @@ import numpy as np
 
 from models.catalogue import Catalogue
 from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
+from services.errors import NotFound
 from services.items.layout import ItemLayout
 
 
@@ -65,7 +66,7 @@ def masks_for(
     wide = items.allowed(
         categories=request.filters.categories,
         allowed_item_ids=request.filters.allowed_item_ids,
-        excluded_item_ids=request.exclude_item_ids + disliked,
+        excluded_item_ids=request.exclude_item_ids + request.subject_item_ids + disliked,
     )
     num_wide = int(np.count_nonzero(wide))
     if not request.exclude_seen:
@@ -73,6 +74,12 @@ def masks_for(
     narrow = wide.copy()
     narrow[seen] = False
     return Masks(narrow, wide, int(np.count_nonzero(narrow)), num_wide)
+
+
+def check_named(request: RecommendRequest, items: ItemLayout) -> None:
+    """Refuse items that neither the bundle nor the live catalogue has as a subject. Raises NotFound naming the first."""
+    if unknown := next((one for one in request.subject_item_ids if items.index(one) is None), None):
+        raise NotFound(f"the live catalogue has no item {unknown!r}", "name items of the catalogue")
 
 
 def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:

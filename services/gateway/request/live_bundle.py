@@ -17,6 +17,7 @@ from models.bundle import Bundle, learned_repeats, llm_pays
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
 from models.registry import BundleStore
+from models.similar import SimilarTable
 from services.errors import DependencyUnavailable
 from services.items.layout import ItemLayout
 from services.items.live_items import LiveItems
@@ -45,6 +46,7 @@ class Live:
     student: Student
     manifest: dict[str, Any]
     items: ItemLayout
+    similar: SimilarTable
 
     @property
     def repeats(self) -> bool:
@@ -109,7 +111,8 @@ class LiveBundle:
     def _load(self, bundle: Bundle) -> Live:
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue)
-        live = Live(bundle.version, catalogue, student, bundle.manifest, self.catalogue_state.lay(catalogue))
+        laid, similar = self.catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
+        live = Live(bundle.version, catalogue, student, bundle.manifest, laid, similar)
         _warm(live)
         for prepare in self._prepare:
             prepare(live)

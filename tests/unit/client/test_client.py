@@ -105,6 +105,21 @@ async def refused(call: Awaitable[Any]) -> TailraceError:
     return error.value
 
 
+async def test_lists_are_the_same_through_every_client(case: Case) -> None:
+    """A batch with an entry that is refused, similar items of one and of a cart, and what is popular; options reach the server."""
+    batch = await case.client.recommend_batch(["long", {"user_id": "a", "k": 0}], k=2, deadline_ms=5_000)
+    similar = await case.client.similar("i05", k=2, categories=["even"], deadline_ms=5_000)
+    cart = await case.client.similar(["i05", "i06"], "long", k=2, deadline_ms=5_000)
+    popular = await case.client.popular("1h", "odd", k=2, deadline_ms=5_000)
+    unknown = await refused(case.client.similar("a/b", deadline_ms=5_000))
+
+    assert [item.item_id for item in batch[0].items] == ["i04", "i05"]
+    assert (batch[1].code, batch[1].field, bool(batch[1].request_id)) == ("invalid_request", "k", True)
+    assert [[item.item_id for item in one.items] for one in (similar, cart)] == [["i06", "i08"], ["i07", "i08"]]
+    assert ([item.item_id for item in popular.items], popular.tier) == (["i01", "i03"], "popular")
+    assert (unknown.code, "a/b" in unknown.message) == ("not_found", True)
+
+
 async def test_both_doors_give_the_same_answer(case: Case) -> None:
     """Items with scores, tier, reason, bundle, request id and stages; options reach the server."""
     answer = await case.client.recommend("long", k=3, deadline_ms=5_000, categories=["even"], exclude_item_ids=("i04",))
