@@ -135,6 +135,22 @@ class Gateway:
         """`tailrace.v1.Recommender/RecordEvents`."""
         return await self._rpc.RecordEvents(request, grpc_context)
 
+    async def PutItems(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/PutItems`."""
+        return await self._rpc.PutItems(request, grpc_context)
+
+    async def PatchItem(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/PatchItem`."""
+        return await self._rpc.PatchItem(request, grpc_context)
+
+    async def GetItem(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/GetItem`."""
+        return await self._rpc.GetItem(request, grpc_context)
+
+    async def DeleteItems(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/DeleteItems`."""
+        return await self._rpc.DeleteItems(request, grpc_context)
+
     async def Check(self, request: Any, grpc_context: Any) -> Any:
         """`grpc.health.v1.Health/Check`."""
         return await self._rpc.Check(request, grpc_context)

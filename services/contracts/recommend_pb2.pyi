@@ -166,3 +166,106 @@ class RecordEventsResponse(_message.Message):
     event_ids: _containers.RepeatedScalarFieldContainer[str]
     unknown_items: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, accepted: _Optional[int] = ..., event_ids: _Optional[_Iterable[str]] = ..., unknown_items: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Texts(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AttributeValue(_message.Message):
+    __slots__ = ("text", "texts", "number", "flag")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    texts: Texts
+    number: float
+    flag: bool
+    def __init__(self, text: _Optional[str] = ..., texts: _Optional[_Union[Texts, _Mapping]] = ..., number: _Optional[float] = ..., flag: _Optional[bool] = ...) -> None: ...
+
+class CatalogueItem(_message.Message):
+    __slots__ = ("item_id", "title", "categories", "attributes", "available", "published_ms", "expires_ms", "value")
+    class AttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: AttributeValue
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[AttributeValue, _Mapping]] = ...) -> None: ...
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    item_id: str
+    title: str
+    categories: Texts
+    attributes: _containers.MessageMap[str, AttributeValue]
+    available: bool
+    published_ms: int
+    expires_ms: int
+    value: float
+    def __init__(self, item_id: _Optional[str] = ..., title: _Optional[str] = ..., categories: _Optional[_Union[Texts, _Mapping]] = ..., attributes: _Optional[_Mapping[str, AttributeValue]] = ..., available: _Optional[bool] = ..., published_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+
+class PutItemsRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[CatalogueItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[CatalogueItem, _Mapping]]] = ...) -> None: ...
+
+class ItemOutcome(_message.Message):
+    __slots__ = ("item_id", "error")
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    item_id: str
+    error: ItemRefusal
+    def __init__(self, item_id: _Optional[str] = ..., error: _Optional[_Union[ItemRefusal, _Mapping]] = ...) -> None: ...
+
+class ItemRefusal(_message.Message):
+    __slots__ = ("field", "message", "fix")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    message: str
+    fix: str
+    def __init__(self, field: _Optional[str] = ..., message: _Optional[str] = ..., fix: _Optional[str] = ...) -> None: ...
+
+class PutItemsResponse(_message.Message):
+    __slots__ = ("accepted", "outcomes")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    outcomes: _containers.RepeatedCompositeFieldContainer[ItemOutcome]
+    def __init__(self, accepted: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[ItemOutcome, _Mapping]]] = ...) -> None: ...
+
+class PatchItemRequest(_message.Message):
+    __slots__ = ("changes", "clear")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    changes: CatalogueItem
+    clear: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, changes: _Optional[_Union[CatalogueItem, _Mapping]] = ..., clear: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetItemRequest(_message.Message):
+    __slots__ = ("item_id",)
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    item_id: str
+    def __init__(self, item_id: _Optional[str] = ...) -> None: ...
+
+class DeleteItemsRequest(_message.Message):
+    __slots__ = ("item_ids",)
+    ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
+    item_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, item_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteItemsResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: int
+    def __init__(self, deleted: _Optional[int] = ...) -> None: ...

@@ -114,7 +114,9 @@ class Recommend:
 
         stages = StageTimer(self._clock, arrival.at_s)
         with self._load.working(), stages.measure("features"):
-            lookup = UNREAD if verdict is Verdict.SHED else await self._read(request, live.version, deadline, features)
+            lookup = (
+                UNREAD if verdict is Verdict.SHED else await self._read(request, live.lists_version, deadline, features)
+            )
         with stages.measure("route"):
             context = build_context(request, caller, deadline, live, lookup, stages)
             budget_s = deadline.budget_s(self._clock())

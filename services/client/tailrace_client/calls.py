@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypedDict, TypeVar
 from urllib.parse import quote
 
+from tailrace_client.items import CatalogueItem, ItemDeleted, ItemsPut, item_path, put_fields
 from tailrace_client.retry import TailraceError
 from tailrace_client.values import FLAG, INT_32, INT_64, NUMBER, TEXT, checked, checked_texts, refusal
 
@@ -114,7 +115,7 @@ def recommendation_from(fields: Mapping[str, Any], items: Iterable[Item], num_at
     return Recommendation(items=tuple(items), num_attempts=num_attempts, **known)
 
 
-A = TypeVar("A", Recommendation, Batch, Recorded, Explanation)
+A = TypeVar("A", Recommendation, Batch, Recorded, Explanation, CatalogueItem, ItemsPut, ItemDeleted)
 
 
 class RecommendOptions(TypedDict, total=False):
@@ -232,6 +233,26 @@ def explain_call(request_id: str) -> Call[Explanation]:
     """Build the call; the gRPC door has none. Raises TailraceError for a wrong value."""
     path = f"/v1/explanations/{quote(checked('request_id', request_id, TEXT), safe='')}"
     return Call(Explanation, "GET", path, None, {})
+
+
+def put_items_call(items: CatalogueItem | Iterable[CatalogueItem]) -> Call[ItemsPut]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    return Call(ItemsPut, "PUT", "/v1/items", "PutItems", put_fields(items))
+
+
+def patch_item_call(item_id: str, changes: Mapping[str, Any]) -> Call[CatalogueItem]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    return Call(CatalogueItem, "PATCH", item_path(item_id), "PatchItem", {**changes, "item_id": item_id})
+
+
+def get_item_call(item_id: str) -> Call[CatalogueItem]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    return Call(CatalogueItem, "GET", item_path(item_id), "GetItem", {"item_id": item_id})
+
+
+def delete_item_call(item_id: str) -> Call[ItemDeleted]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    return Call(ItemDeleted, "DELETE", item_path(item_id), "DeleteItems", {"item_id": item_id})
 
 
 def _checked(place: str, value: Any, name: str) -> Any:

@@ -19,6 +19,7 @@ from services.errors import InvalidRequest
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import Call, batch_size_from, deadline_ms_from, edge_mark_from
 from services.gateway.data_plane import DataPlane
+from services.gateway.grpc import items
 from services.gateway.grpc.answers import DOOR, GrpcContext, guarded, traced
 from services.gateway.grpc.schema import (
     format_batch,
@@ -33,7 +34,12 @@ from services.gateway.grpc.schema import (
 from services.observability.tracing import Tracing
 
 SERVICE = "tailrace.v1.Recommender"
-
+_ITEM_ANSWERS: dict[str, type[Message]] = {
+    "PutItems": pb.PutItemsResponse,
+    "PatchItem": pb.CatalogueItem,
+    "GetItem": pb.CatalogueItem,
+    "DeleteItems": pb.DeleteItemsResponse,
+}
 M = TypeVar("M", bound=Message)
 
 
@@ -128,6 +134,62 @@ class RpcDoor:
         )
         return await traced(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
 
+    async def PutItems(self, request: bytes, context: GrpcContext) -> pb.PutItemsResponse:
+        """Replace what is stated of items; an entry that is wrong is refused by itself."""
+
+        async def handle(call: Call, _: dict[str, str]) -> pb.PutItemsResponse:
+            drafts = items.parse_put(request, self._max_body_bytes)
+            return items.format_outcomes(await self._plane().items.put(drafts))
+
+        return await self._on_items(context, "PutItems", handle, pb.PutItemsResponse())
+
+    async def PatchItem(self, request: bytes, context: GrpcContext) -> pb.CatalogueItem:
+        """Change some fields of an item."""
+
+        async def handle(call: Call, _: dict[str, str]) -> pb.CatalogueItem:
+            return items.format_item(await self._plane().items.patch(*items.parse_patch(request, self._max_body_bytes)))
+
+        return await self._on_items(context, "PatchItem", handle, pb.CatalogueItem())
+
+    async def GetItem(self, request: bytes, context: GrpcContext) -> pb.CatalogueItem:
+        """Return an item as it stands in answers."""
+
+        async def handle(call: Call, _: dict[str, str]) -> pb.CatalogueItem:
+            return items.format_item(self._plane().items.get(items.parse_get(request, self._max_body_bytes)))
+
+        return await self._on_items(context, "GetItem", handle, pb.CatalogueItem(), is_audited=False)
+
+    async def DeleteItems(self, request: bytes, context: GrpcContext) -> pb.DeleteItemsResponse:
+        """Delete items, from later bundles too."""
+
+        async def handle(call: Call, _: dict[str, str]) -> pb.DeleteItemsResponse:
+            item_ids = items.parse_delete(request, self._max_body_bytes)
+            await self._plane().items.delete(item_ids)
+            return pb.DeleteItemsResponse(deleted=len(item_ids))
+
+        return await self._on_items(context, "DeleteItems", handle, pb.DeleteItemsResponse())
+
+    async def _on_items(
+        self,
+        context: GrpcContext,
+        name: str,
+        handle: Callable[[Call, dict[str, str]], Awaitable[M]],
+        empty: M,
+        *,
+        is_audited: bool = True,
+    ) -> M:
+        method = f"{SERVICE}/{name}"
+        answering = guarded(
+            context,
+            handle,
+            empty,
+            lambda *_: None,
+            access=self._access,
+            scope=Scope.ITEMS,
+            act=method if is_audited else None,
+        )
+        return await traced(self._tracing, context, method, answering)
+
     async def Check(self, request: Any, context: GrpcContext) -> Any:
         """Report whether recommendations can be answered; the server and its one service have the same health."""
         if request.service not in {"", SERVICE}:
@@ -150,7 +212,7 @@ def add_recommender_to_server(servicer: Any, server: Any) -> None:
     }
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name), None, answer.SerializeToString)
-        for name, answer in methods.items()
+        for name, answer in (methods | _ITEM_ANSWERS).items()
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_registered_method_handlers(SERVICE, handlers)

@@ -25,22 +25,19 @@ _USE_THE_SCHEMA = "use the schema that reflection or recommend.proto gives"
 
 def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request; the message's own request id and deadline win. Raises InvalidRequest or RequestTooLarge."""
-    message = _parse(pb.RecommendRequest, body, max_bytes)
-    _refuse_unknown(message)
+    message = parse_strictly(pb.RecommendRequest, body, max_bytes)
     return _request(message, request_id, deadline_ms)
 
 
 def parse_similar(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request for similar items. Raises InvalidRequest or RequestTooLarge."""
-    message = _parse(pb.SimilarItemsRequest, body, max_bytes)
-    _refuse_unknown(message)
+    message = parse_strictly(pb.SimilarItemsRequest, body, max_bytes)
     return _request(message.request, request_id, deadline_ms, SimilarTo(tuple(message.item_ids)))
 
 
 def parse_popular(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request for popular items. Raises InvalidRequest or RequestTooLarge."""
-    message = _parse(pb.PopularRequest, body, max_bytes)
-    _refuse_unknown(message)
+    message = parse_strictly(pb.PopularRequest, body, max_bytes)
     return _request(message.request, request_id, deadline_ms, PopularIn(message.window or None))
 
 
@@ -156,6 +153,13 @@ def _outcome(answer: BatchAnswer) -> pb.BatchAnswer:
     )
 
 
+def parse_strictly(kind: type[M], body: bytes, max_bytes: int) -> M:
+    """Read a message that holds no unknown fields. Raises InvalidRequest or RequestTooLarge."""
+    message = _parse(kind, body, max_bytes)
+    _refuse_unknown(message)
+    return message
+
+
 def _draft(event: pb.Interaction) -> Draft:
     """Return the fields that were set; proto3 cannot tell an empty string from an absent one."""
     fields: dict[str, Any] = {field.name: value for field, value in event.ListFields()}
@@ -198,5 +202,9 @@ def _unknown_fields(message: Message, path: str) -> Iterator[str]:
         if isinstance(value, Message):
             yield from _unknown_fields(value, f"{path}{field.name}.")
             continue
-        for place, part in enumerate(value):
-            yield from _unknown_fields(part, f"{path}{field.name}[{place}].")
+        if field.message_type.GetOptions().map_entry:
+            parts = [(key, part) for key, part in value.items() if isinstance(part, Message)]
+        else:
+            parts = [*enumerate(value)]
+        for key, part in parts:
+            yield from _unknown_fields(part, f"{path}{field.name}[{key!r}].")

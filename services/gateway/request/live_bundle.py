@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 from prometheus_client import Gauge
 
-from models.bundle import Bundle, learned_repeats, llm_pays
+from models.bundle import Bundle, learned_repeats, lists_version, llm_pays
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
 from models.registry import BundleStore
@@ -52,6 +52,11 @@ class Live:
     def repeats(self) -> bool:
         """Whether requests show seen items by default, and stored lists hold them."""
         return learned_repeats(self.manifest)
+
+    @property
+    def lists_version(self) -> str:
+        """The version under whose name the store has this bundle's lists."""
+        return lists_version(self.manifest, self.version)
 
     def llm_pays(self, num_history: int) -> bool:
         """Whether the bundle's evaluation shows a gain of the LLM for histories of this many known items, or has not looked."""

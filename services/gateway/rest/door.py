@@ -21,6 +21,7 @@ from services.gateway.call.http import DOOR, HttpApp, json_response, read_body, 
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.door import add_openai
 from services.gateway.records.describe import describe
+from services.gateway.rest.items import add_items
 from services.gateway.rest.operations import (
     BUNDLE,
     DOCS,
@@ -90,6 +91,7 @@ def create_rest_app(
     app.serve(READYZ, door.readyz)
     app.serve(METRICS, door.metrics)
     app.serve(DOCS, door.docs)
+    add_items(app, plane, max_body_bytes)
     add_openai(app, plane, max_body_bytes)
     return app
 

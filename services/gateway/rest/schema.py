@@ -66,11 +66,13 @@ def _lines(texts: Mapping[Tier, TierText] | Mapping[Reason, ReasonText]) -> str:
 B = TypeVar("B", bound=BaseModel)
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """A body, of which unknown fields and wrong types are refused."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class FiltersBody(_Body):
+class FiltersBody(Body):
     """Which items may be shown."""
 
     categories: Annotated[list[Id], Field(fail_fast=True, json_schema_extra=_AT_LEAST_ONE_SCHEMA)] | None = Field(
@@ -81,15 +83,13 @@ class FiltersBody(_Body):
     )
 
 
-class RecommendBody(_Body):
+class RecommendBody(Body):
     """The user, the number of items and the deadline."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            "anyOf": [
-                {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
-                {"required": ["recent_item_ids"], "properties": {"recent_item_ids": {"minItems": 1}}},
-            ]
+            "if": {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
+            "else": {"required": ["recent_item_ids"], "properties": {"recent_item_ids": {"minItems": 1}}},
         }
     )
 
@@ -125,7 +125,7 @@ class RecommendBody(_Body):
     )
 
 
-class BatchBody(_Body):
+class BatchBody(Body):
     """Requests for several users; each is answered, or refused, as if it came alone."""
 
     requests: list[RecommendBody] = Field(
@@ -149,7 +149,7 @@ class SimilarBody(RecommendBody):
     )
 
 
-class EventBody(_Body):
+class EventBody(Body):
     """One thing that a user did with an item."""
 
     user_id: Id = Field(examples=["196"])
@@ -171,13 +171,13 @@ class EventListBody(RootModel[Annotated[list[EventBody], Field(json_schema_extra
     """Many events as a list."""
 
 
-class EventsBody(_Body):
+class EventsBody(Body):
     """Many events."""
 
     events: list[EventBody] = Field(json_schema_extra={"minItems": 1})
 
 
-class ItemBody(_Body):
+class ItemBody(Body):
     """One recommended item; `source` is the tier that chose it."""
 
     item_id: str
@@ -186,7 +186,7 @@ class ItemBody(_Body):
     source: str = Field(description="The tier that chose the item", examples=["llm"])
 
 
-class RecommendationBody(_Body):
+class RecommendationBody(Body):
     """The items, and how they were made."""
 
     request_id: str = Field(description="Send it with the events that follow from this answer")
@@ -211,7 +211,7 @@ class RecommendationBody(_Body):
     )
 
 
-class BatchAnswersBody(_Body):
+class BatchAnswersBody(Body):
     """The answers, in the order of the requests."""
 
     answers: list["RecommendationBody | ErrorBody"] = Field(
@@ -219,7 +219,7 @@ class BatchAnswersBody(_Body):
     )
 
 
-class BundleBody(_Body):
+class BundleBody(Body):
     """The live bundle."""
 
     version: str
@@ -228,13 +228,13 @@ class BundleBody(_Body):
     manifest: dict[str, Any] = Field(description="How it was made, and how it was evaluated")
 
 
-class StatusBody(_Body):
+class StatusBody(Body):
     """A probe's answer."""
 
     status: str = Field(examples=["ok"])
 
 
-class StageTimeBody(_Body):
+class StageTimeBody(Body):
     """One stage; stages may overlap."""
 
     name: str = Field(examples=["features"])
@@ -242,7 +242,7 @@ class StageTimeBody(_Body):
     duration_ms: float
 
 
-class LlmPartBody(_Body):
+class LlmPartBody(Body):
     """How the LLM call ended; counts and times only when it answered in time."""
 
     outcome: str = Field(examples=["in_time"])
@@ -254,7 +254,7 @@ class LlmPartBody(_Body):
     decode_ms: float | None
 
 
-class ExplanationBody(_Body):
+class ExplanationBody(Body):
     """How a request was answered; fields that a refusal does not have are null."""
 
     request_id: str
@@ -283,7 +283,7 @@ class ExplanationBody(_Body):
     sentences: list[str] = Field(description="The explanation in words")
 
 
-class RecordedBody(_Body):
+class RecordedBody(Body):
     """How many events the broker acknowledged, and their ids in the order sent."""
 
     accepted: int
@@ -293,7 +293,7 @@ class RecordedBody(_Body):
     )
 
 
-class ErrorDetail(_Body):
+class ErrorDetail(Body):
     """One error; `field` and `fix` when the caller can correct it."""
 
     code: str = Field(examples=["invalid_request"])
@@ -303,7 +303,7 @@ class ErrorDetail(_Body):
     request_id: str
 
 
-class ErrorBody(_Body):
+class ErrorBody(Body):
     """The body of every error."""
 
     error: ErrorDetail

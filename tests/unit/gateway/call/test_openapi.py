@@ -27,6 +27,8 @@ OPERATIONS = sorted(
     | TEXT
     | {f"POST /v1/{name}" for name in ("recommendations", "recommendations:batch", "items/{item_id}/similar", "events")}
     | {f"GET /v1/{name}" for name in ("bundle", "explanations/{request_id}", "models", "models/{model_id}", "popular")}
+    | {"PUT /v1/items"}
+    | {f"{method} /v1/items/{{item_id}}" for method in ("GET", "PUT", "PATCH", "DELETE")}
     | {"GET /metrics"}
 )
 NOT_CHECKED = ("not_a_server_error", "ignored_auth")
@@ -58,7 +60,7 @@ def schema(app: HttpApp) -> schemathesis.BaseSchema:
     schemas = app.openapi()["components"]["schemas"]
     known = {"categories": ["even", "odd"], "allowed_item_ids": ["i00", "i01", "i19"]}
     for name, values in known.items():
-        schemas["FiltersBody"]["properties"][name]["anyOf"][0]["items"] = {"enum": values}
+        schemas["FiltersBody"]["properties"][name]["items"] = {"enum": values}
     schemas["SimilarBody"]["properties"]["item_ids"]["items"] = {"enum": known["allowed_item_ids"]}
     for path, method, name, values in (
         ("/v1/popular", "get", "category", known["categories"]),
@@ -69,7 +71,10 @@ def schema(app: HttpApp) -> schemathesis.BaseSchema:
     batch = app.openapi()["paths"]["/v1/recommendations:batch"]["post"]
     batch["parameters"] = [one for one in batch["parameters"] if one["name"] != "X-Batch-Size"]  # depends on the body
     now_ms = int(NOW_S * 1_000)
-    schemas["EventBody"]["properties"]["event_time_ms"]["anyOf"][0] |= {"minimum": now_ms - 10**9, "maximum": now_ms}
+    schemas["EventBody"]["properties"]["event_time_ms"] |= {"minimum": now_ms - 10**9, "maximum": now_ms}
+    for schema in schemas.values():  # an answer may gain fields later, and has no others now
+        if schema.get("type") == "object" and "properties" in schema:
+            schema.setdefault("additionalProperties", False)
     for body in ("CompletionBody", "ChatBody"):
         schemas[body]["properties"]["model"] = {"enum": [MODEL, "none"]}
     return schemathesis.openapi.from_asgi("/openapi.json", app)
