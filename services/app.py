@@ -24,6 +24,7 @@ from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
 from services.errors import ConfigError, DependencyUnavailable
+from services.features.erasing import RedisReceipts
 from services.features.explanations import RedisExplanations
 from services.features.rate_counts import RedisRateCounts
 from services.features.reader import FeatureReader, read_event_times
@@ -45,6 +46,7 @@ from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
+from services.gateway.users.erase import BrokerKeeps
 from services.observability.log_lines import configure_logging
 from services.observability.metrics import AccessMetrics, ProcessMetrics
 from services.observability.node_metrics import node_registry, render_metrics
@@ -52,6 +54,7 @@ from services.observability.tracing import open_tracing
 from services.router.deadline import DeadlineLimits
 from services.router.policy import LlmRule
 from services.settings.addresses import read_secret
+from services.settings.kafka_topics import DEAD_LETTERS_KEEP_MS, EVENTS_KEEP_MS
 from services.settings.settings import Settings, load_settings
 from services.student.ranker import load_student
 
@@ -120,6 +123,14 @@ class Gateway:
     async def RecordEvents(self, request: bytes, grpc_context: Any) -> Any:
         """`tailrace.v1.Recommender/RecordEvents`."""
         return await self._rpc.RecordEvents(request, grpc_context)
+
+    async def EraseUser(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/EraseUser`."""
+        return await self._rpc.EraseUser(request, grpc_context)
+
+    async def GetErasure(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/GetErasure`."""
+        return await self._rpc.GetErasure(request, grpc_context)
 
     async def Check(self, request: Any, grpc_context: Any) -> Any:
         """`grpc.health.v1.Health/Check`."""
@@ -325,6 +336,7 @@ def build_plane(
             settings, settings.impressions_topic, settings.impressions_max_in_flight, _IMPRESSIONS_GATHER_S
         ),
         explanations=_explanation_store(settings),
+        receipts=RedisReceipts(settings.redis_address),
         registry=REGISTRY,
         text_writer=writer,
     )
@@ -351,6 +363,7 @@ def plane_config(settings: Settings) -> PlaneConfig:
         popular_refresh_s=settings.popular_refresh_s,
         max_events_per_request=settings.max_events_per_request,
         num_llm_replicas=settings.llm_replicas,
+        broker_keeps=BrokerKeeps(events_ms=EVENTS_KEEP_MS, dead_letters_ms=DEAD_LETTERS_KEEP_MS),
         text=TextLimits(
             max_tokens=settings.text_max_tokens,
             max_choices=settings.text_max_choices,

@@ -20,6 +20,7 @@ class Scope(StrEnum):
     RECOMMEND = "recommend"
     EVENTS = "events"
     TEXT = "text"
+    ERASE = "erase"
     ADMIN = "admin"
 
 

@@ -100,13 +100,18 @@ class Recorded:
 
 def decode_interaction(value: bytes | None) -> Interaction:
     """Read a record's value. Raises InvalidRequest with the field that is wrong."""
+    return interaction_from(parse_value(value))
+
+
+def parse_value(value: bytes | None) -> dict[str, Any]:
+    """Read a record's value as one JSON object. Raises InvalidRequest."""
     try:
         fields = json.loads(value or b"")
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("value", "not JSON", "send one JSON object per record") from error
     if not isinstance(fields, dict):
         raise InvalidRequest("value", "not a JSON object", "send one JSON object per record")
-    return interaction_from(fields)
+    return fields
 
 
 def interaction_from(fields: Mapping[str, Any]) -> Interaction:

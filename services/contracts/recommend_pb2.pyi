@@ -114,3 +114,51 @@ class RecordEventsResponse(_message.Message):
     event_ids: _containers.RepeatedScalarFieldContainer[str]
     unknown_items: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, accepted: _Optional[int] = ..., event_ids: _Optional[_Iterable[str]] = ..., unknown_items: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EraseUserRequest(_message.Message):
+    __slots__ = ("user_id",)
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    user_id: str
+    def __init__(self, user_id: _Optional[str] = ...) -> None: ...
+
+class GetErasureRequest(_message.Message):
+    __slots__ = ("erasure_id",)
+    ERASURE_ID_FIELD_NUMBER: _ClassVar[int]
+    erasure_id: str
+    def __init__(self, erasure_id: _Optional[str] = ...) -> None: ...
+
+class ErasedStore(_message.Message):
+    __slots__ = ("store", "meaning", "done_time_ms")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    MEANING_FIELD_NUMBER: _ClassVar[int]
+    DONE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    meaning: str
+    done_time_ms: int
+    def __init__(self, store: _Optional[str] = ..., meaning: _Optional[str] = ..., done_time_ms: _Optional[int] = ...) -> None: ...
+
+class Remaining(_message.Message):
+    __slots__ = ("what", "until", "until_unix_ms")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    until: str
+    until_unix_ms: int
+    def __init__(self, what: _Optional[str] = ..., until: _Optional[str] = ..., until_unix_ms: _Optional[int] = ...) -> None: ...
+
+class ErasureReceipt(_message.Message):
+    __slots__ = ("erasure_id", "accepted_time_ms", "is_done_online", "is_done", "stores", "remaining")
+    ERASURE_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_DONE_ONLINE_FIELD_NUMBER: _ClassVar[int]
+    IS_DONE_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    erasure_id: str
+    accepted_time_ms: int
+    is_done_online: bool
+    is_done: bool
+    stores: _containers.RepeatedCompositeFieldContainer[ErasedStore]
+    remaining: _containers.RepeatedCompositeFieldContainer[Remaining]
+    def __init__(self, erasure_id: _Optional[str] = ..., accepted_time_ms: _Optional[int] = ..., is_done_online: _Optional[bool] = ..., is_done: _Optional[bool] = ..., stores: _Optional[_Iterable[_Union[ErasedStore, _Mapping]]] = ..., remaining: _Optional[_Iterable[_Union[Remaining, _Mapping]]] = ...) -> None: ...

@@ -57,16 +57,21 @@ end
 local header_fields = {}
 for _ = 1, tonumber(take()) do table.insert(header_fields, take()) end
 local rows = {}
+local replaced = {}
 for number = 2, #KEYS do
     for _ = 1, tonumber(take()) do
         local field, expected = take(), take()
         if (redis.call('HGET', KEYS[number], field) or '') ~= expected then return 'row' end
     end
     local cells = {}
+    replaced[number] = take() == '1'
     for _ = 1, tonumber(take()) do table.insert(cells, take()) end
     rows[number] = cells
 end
-for number, cells in pairs(rows) do redis.call('HSET', KEYS[number], unpack(cells)) end
+for number, cells in pairs(rows) do
+    if replaced[number] then redis.call('UNLINK', KEYS[number]) end
+    if #cells > 0 then redis.call('HSET', KEYS[number], unpack(cells)) end
+end
 if p ~= '' then
     local time = redis.call('TIME')
     redis.call('HSET', KEYS[1], p..':until_ms', time[1] * 1000 + math.floor(time[2] / 1000) + lease_ms)
@@ -85,11 +90,15 @@ def partition_of(user_id: str, num_partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowWrite:
-    """One hash to write: `cells` if each field of `expected` has that value now, empty for an absent field."""
+    """One hash to write: `cells` if each field of `expected` has that value now, empty for an absent field.
+
+    With `is_replaced` the hash then holds nothing else, and is gone where there are no cells.
+    """
 
     key: bytes
     cells: Mapping[bytes, bytes]
     expected: Mapping[bytes, bytes]
+    is_replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,5 +290,5 @@ def _arguments(before: Sequence[Any], rows: Sequence[RowWrite]) -> tuple[list[An
     given = list(before)
     for row in rows:
         given += [len(row.expected), *(part for pair in row.expected.items() for part in pair)]
-        given += [2 * len(row.cells), *(part for pair in row.cells.items() for part in pair)]
+        given += [int(row.is_replaced), 2 * len(row.cells), *(part for pair in row.cells.items() for part in pair)]
     return [KEY, *(row.key for row in rows)], given

@@ -38,6 +38,7 @@ from services.gateway.tiers.popular import PopularityWindows, PopularTier
 from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.student import StudentTier
 from services.gateway.tiers.tier import RankingTier
+from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
 from services.observability.metrics import GatewayMetrics, TextMetrics
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
@@ -90,10 +91,12 @@ class DataPlane:
         load: LoadMonitor,
         text_report: TextReport,
         text: TextTier | None,
+        users: EraseUsers,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
         """Take the parts; `text` is None where no text is served."""
+        self.users = users
         self.text = text
         self.text_report = text_report
         self.recommend = recommend
@@ -124,6 +127,7 @@ class DataPlane:
         await self.popular.stop()
         await self.live.stop()
         await self.explanations.stop()
+        await self.users.stop()
         await asyncio.gather(*(asyncio.to_thread(producer.stop) for producer in self._producers))
 
     def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
@@ -188,7 +192,7 @@ class ImpressionProducer(RecordSink, Producer, Protocol):
 class Ports:
     """Everything outside the gateway that the data plane uses.
 
-    The plane starts and stops the producers and closes `explanations`; the other ports belong to the caller.
+    The plane starts and stops the producers and closes `explanations` and `receipts`; the other ports belong to the caller.
     """
 
     bundles: BundleStore
@@ -198,6 +202,7 @@ class Ports:
     events: EventProducer
     impressions: ImpressionProducer
     explanations: ExplanationStore | None
+    receipts: Receipts
     registry: CollectorRegistry
     text_writer: TextWriter | None = None
     clock: Callable[[], float] = time.monotonic
@@ -222,6 +227,7 @@ class PlaneConfig:
     bundle_poll_s: float
     popular_refresh_s: float
     max_events_per_request: int
+    broker_keeps: BrokerKeeps
     text: TextLimits = field(default_factory=TextLimits)
     text_num_places: int = NUM_PLACES
     num_llm_replicas: int = 1
@@ -275,6 +281,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         load=load,
         text_report=text_report,
         text=text,
+        users=EraseUsers(ports.events, ports.receipts, config.broker_keeps, ports.wall_clock),
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )

@@ -207,7 +207,7 @@ class StreamMetrics(_Metrics):
     )
     log_failures = _counter(
         "tailrace_stream_log_failures_total",
-        "Times that the offline log could not be used, by step: open, append, count (popularity), upkeep",
+        "Times that the offline log could not be used, by step: open, append, count (popularity), upkeep, erase",
         "step",
     )
     unreadable_files = _gauge(

@@ -277,6 +277,11 @@ class Settings(BaseSettings):
         return self.state_dir / "log"
 
     @property
+    def stages_dir(self) -> Path:
+        """Folder of the pipeline's stage outputs."""
+        return self.state_dir / "pipeline"
+
+    @property
     def feature_repo_dir(self) -> Path:
         """Folder of the Feast registry, its configuration and its offline tables."""
         return self.state_dir / "features"

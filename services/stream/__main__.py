@@ -11,9 +11,12 @@ from prometheus_client import REGISTRY
 
 from models.bundle_follower import BundleFollower
 from models.registry import BundleStore
+from services.contracts.erasure import ErasureStore
 from services.contracts.event_roles import read_event_roles
 from services.errors import ConfigError
+from services.features.erasing import ErasingWriter
 from services.features.repo import RepoAddress, ensure_applied
+from services.features.schema import USER_HISTORY
 from services.features.writer import FeatureWriter
 from services.observability.log_lines import configure_logging
 from services.observability.metrics import ProcessMetrics, StreamMetrics
@@ -22,6 +25,8 @@ from services.settings.settings import Settings, load_settings
 from services.stream.aggregate import history_limits
 from services.stream.background import DEFAULT_PACE, Pace
 from services.stream.effects import NO_INTERRUPTIONS, Interruptions
+from services.stream.erasure.eraser import Eraser, ErasingFiles
+from services.stream.log_kinds import IMPRESSIONS
 from services.stream.offline_log import OfflineLog
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from services.stream.popularity import ListedItems
@@ -65,12 +70,26 @@ def run_worker(
     features = RepoAddress(settings.feature_repo_dir, settings.redis_address)
     ensure_applied(features)
     log = OfflineLog(settings.offline_log_dir)
+    impressions = OfflineLog(settings.offline_log_dir, kind=IMPRESSIONS, ledger=log.ledger)
     address = _log_address(settings)
     items = ListedItems()
     follower = BundleFollower(
         BundleStore(settings.bundle_root), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
     )
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
+    bundles = BundleStore(settings.bundle_root)
+    eraser = Eraser(
+        log.ledger,
+        ErasingWriter(features),
+        ErasingFiles(
+            logs={ErasureStore.INTERACTIONS: log, ErasureStore.IMPRESSIONS: impressions},
+            offline_log_dir=settings.offline_log_dir,
+            base_histories=base_table(settings.offline_log_dir),
+            offline_features=features.table_path(USER_HISTORY.name),
+            stages_dir=settings.stages_dir,
+        ),
+        bundles.versions,
+    )
     worker = StreamWorker(
         open_consumer=lambda: PartitionConsumer(address),
         writer=FeatureWriter(features, owner=f"{socket.gethostname()}/worker-{settings.worker_index}"),
@@ -85,6 +104,7 @@ def run_worker(
         tracing=tracing,
         keep_days=settings.log_keep_days,
         roles=read_event_roles(settings.events_file),
+        eraser=eraser,
     )
     for folder in (settings.offline_log_dir, settings.worker_heartbeat.parent):
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,15 @@ from services.errors import InvalidRequest
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import Call, deadline_ms_from, edge_mark_from
 from services.gateway.data_plane import DataPlane
-from services.gateway.grpc.answers import DOOR, GrpcContext, guarded, traced
-from services.gateway.grpc.schema import format_recommendation, parse_events, parse_recommend, request_id_of
+from services.gateway.grpc.answers import DOOR, GrpcContext, Handler, do_nothing, guarded, traced
+from services.gateway.grpc.schema import (
+    format_receipt,
+    format_recommendation,
+    parse_events,
+    parse_message,
+    parse_recommend,
+    request_id_of,
+)
 from services.observability.tracing import Tracing
 
 SERVICE = "tailrace.v1.Recommender"
@@ -80,6 +87,32 @@ class RpcDoor:
         )
         return await traced(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
 
+    async def EraseUser(self, request: bytes, context: GrpcContext) -> pb.ErasureReceipt:
+        """Erase a user; answers OK when the broker has the erasure."""
+
+        async def handle(call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
+            message = parse_message(pb.EraseUserRequest, request, self._max_body_bytes)
+            return format_receipt(await self._plane().users.erase(message.user_id, DOOR, call.request_id))
+
+        return await self._about_users(context, "EraseUser", handle)
+
+    async def GetErasure(self, request: bytes, context: GrpcContext) -> pb.ErasureReceipt:
+        """Return the receipt of an erasure."""
+
+        async def handle(_call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
+            message = parse_message(pb.GetErasureRequest, request, self._max_body_bytes)
+            return format_receipt(await self._plane().users.receipt(message.erasure_id))
+
+        return await self._about_users(context, "GetErasure", handle)
+
+    async def _about_users(
+        self, context: GrpcContext, act: str, handle: Handler[pb.ErasureReceipt]
+    ) -> pb.ErasureReceipt:
+        """Answer an audited call of the scope `erase`."""
+        return await guarded(
+            context, handle, pb.ErasureReceipt(), do_nothing, access=self._access, scope=Scope.ERASE, audited_as=act
+        )
+
     async def Check(self, request: Any, context: GrpcContext) -> Any:
         """Report whether recommendations can be answered; the server and its one service have the same health."""
         if request.service not in {"", SERVICE}:
@@ -99,6 +132,10 @@ def add_recommender_to_server(servicer: Any, server: Any) -> None:
         ),
         "RecordEvents": grpc.unary_unary_rpc_method_handler(
             servicer.RecordEvents, None, pb.RecordEventsResponse.SerializeToString
+        ),
+        "EraseUser": grpc.unary_unary_rpc_method_handler(servicer.EraseUser, None, pb.ErasureReceipt.SerializeToString),
+        "GetErasure": grpc.unary_unary_rpc_method_handler(
+            servicer.GetErasure, None, pb.ErasureReceipt.SerializeToString
         ),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.contracts import recommend_pb2 as pb
+from services.contracts.erasure import STORE_MEANINGS, ErasureReceipt
 from services.contracts.recommend import Filters, Recommendation, RecommendRequest, check_id
 from services.errors import InvalidRequest, RequestTooLarge
 from services.gateway.events.record import Draft, check_num_events
@@ -81,6 +82,30 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
         stages_ms=answer.stages_ms,
         rationale=None if rationale is None else rationale.sentence,
         rationale_reason=None if rationale is None else rationale.outcome,
+    )
+
+
+def parse_message(kind: type[M], body: bytes, max_bytes: int) -> M:
+    """Read a message whose fields are checked later. Raises InvalidRequest or RequestTooLarge."""
+    message = _parse(kind, body, max_bytes)
+    _refuse_unknown(message)
+    return message
+
+
+def format_receipt(receipt: ErasureReceipt) -> pb.ErasureReceipt:
+    """Write a receipt as a message."""
+    return pb.ErasureReceipt(
+        erasure_id=receipt.erasure_id,
+        accepted_time_ms=receipt.accepted_time_ms,
+        is_done_online=receipt.is_done_online,
+        is_done=receipt.is_done,
+        stores=[
+            pb.ErasedStore(store=store, meaning=STORE_MEANINGS[store], done_time_ms=done)
+            for store, done in receipt.stores.items()
+        ],
+        remaining=[
+            pb.Remaining(what=one.what, until=one.until, until_unix_ms=one.until_unix_ms) for one in receipt.remaining
+        ],
     )
 
 

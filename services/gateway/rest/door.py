@@ -31,6 +31,7 @@ from services.gateway.rest.operations import (
     REST_ERRORS,
 )
 from services.gateway.rest.schema import format_recommendation, parse_events, parse_recommend, request_id_of
+from services.gateway.rest.users import add_users
 from services.observability.tracing import Tracing
 
 DOCS_PAGE = Path(__file__).with_name("docs.html")
@@ -72,6 +73,7 @@ def create_rest_app(
     app.serve(READYZ, door.readyz)
     app.serve(METRICS, door.metrics)
     app.serve(DOCS, door.docs)
+    add_users(app, plane)
     add_openai(app, plane, max_body_bytes)
     return app
 

@@ -38,11 +38,11 @@ _MAX_NUM_FAULTS = 100
 """pydantic formats every fault to return the first, which took 0.3 s of the event loop for a body full of unknown fields."""
 
 
-_ID_SCHEMA: JsonDict = {"minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
+ID_SCHEMA: JsonDict = {"minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
 _IDS_SCHEMA: JsonDict = {"maxItems": MAX_IDS_PER_FIELD}
 _AT_LEAST_ONE_SCHEMA: JsonDict = {"minItems": 1, "maxItems": MAX_IDS_PER_FIELD}
 
-Id = Annotated[str, Field(json_schema_extra=_ID_SCHEMA)]
+Id = Annotated[str, Field(json_schema_extra=ID_SCHEMA)]
 """The limits here and below are for the OpenAPI document; the contracts enforce them, for all doors alike."""
 
 
@@ -50,11 +50,13 @@ def _lines(texts: Mapping[Tier, TierText] | Mapping[Reason, ReasonText]) -> str:
     return "".join(f"\n- `{name}`: {text.meaning}" for name, text in texts.items())
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """A body of which nothing is converted, and in which nothing unknown may be."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class FiltersBody(_Body):
+class FiltersBody(Body):
     """Which items may be shown."""
 
     categories: Annotated[list[Id], Field(fail_fast=True, json_schema_extra=_AT_LEAST_ONE_SCHEMA)] | None = Field(
@@ -65,7 +67,7 @@ class FiltersBody(_Body):
     )
 
 
-class RecommendBody(_Body):
+class RecommendBody(Body):
     """The user, the number of items and the deadline."""
 
     model_config = ConfigDict(
@@ -109,7 +111,7 @@ class RecommendBody(_Body):
     )
 
 
-class EventBody(_Body):
+class EventBody(Body):
     """One thing that a user did with an item."""
 
     user_id: Id = Field(examples=["196"])
@@ -131,13 +133,13 @@ class EventListBody(RootModel[Annotated[list[EventBody], Field(json_schema_extra
     """Many events as a list."""
 
 
-class EventsBody(_Body):
+class EventsBody(Body):
     """Many events."""
 
     events: list[EventBody] = Field(json_schema_extra={"minItems": 1})
 
 
-class ItemBody(_Body):
+class ItemBody(Body):
     """One recommended item; `source` is the tier that chose it."""
 
     item_id: str
@@ -146,7 +148,7 @@ class ItemBody(_Body):
     source: str = Field(description="The tier that chose the item", examples=["llm"])
 
 
-class RecommendationBody(_Body):
+class RecommendationBody(Body):
     """The items, and how they were made."""
 
     request_id: str = Field(description="Send it with the events that follow from this answer")
@@ -171,7 +173,7 @@ class RecommendationBody(_Body):
     )
 
 
-class BundleBody(_Body):
+class BundleBody(Body):
     """The live bundle."""
 
     version: str
@@ -180,13 +182,13 @@ class BundleBody(_Body):
     manifest: dict[str, Any] = Field(description="How it was made, and how it was evaluated")
 
 
-class StatusBody(_Body):
+class StatusBody(Body):
     """A probe's answer."""
 
     status: str = Field(examples=["ok"])
 
 
-class StageTimeBody(_Body):
+class StageTimeBody(Body):
     """One stage; stages may overlap."""
 
     name: str = Field(examples=["features"])
@@ -194,7 +196,7 @@ class StageTimeBody(_Body):
     duration_ms: float
 
 
-class LlmPartBody(_Body):
+class LlmPartBody(Body):
     """How the LLM call ended; counts and times only when it answered in time."""
 
     outcome: str = Field(examples=["in_time"])
@@ -206,7 +208,7 @@ class LlmPartBody(_Body):
     decode_ms: float | None
 
 
-class ExplanationBody(_Body):
+class ExplanationBody(Body):
     """How a request was answered; fields that a refusal does not have are null."""
 
     request_id: str
@@ -235,7 +237,7 @@ class ExplanationBody(_Body):
     sentences: list[str] = Field(description="The explanation in words")
 
 
-class RecordedBody(_Body):
+class RecordedBody(Body):
     """How many events the broker acknowledged, and their ids in the order sent."""
 
     accepted: int
@@ -245,7 +247,7 @@ class RecordedBody(_Body):
     )
 
 
-class ErrorDetail(_Body):
+class ErrorDetail(Body):
     """One error; `field` and `fix` when the caller can correct it."""
 
     code: str = Field(examples=["invalid_request"])
@@ -255,7 +257,7 @@ class ErrorDetail(_Body):
     request_id: str
 
 
-class ErrorBody(_Body):
+class ErrorBody(Body):
     """The body of every error."""
 
     error: ErrorDetail

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
+from services.features.erasing import RedisReceipts
 from services.features.explanations import RedisExplanations
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
@@ -123,6 +124,7 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
         events=TopicProducer(settings.kafka_address, TOPIC, 10.0, 10),
         impressions=FakeLog(),
         explanations=RedisExplanations(settings.redis_address, 60, settings.explain_max_bytes),
+        receipts=RedisReceipts(settings.redis_address),
         registry=CollectorRegistry(),
     )
     admission = AdmissionLimits(max_in_flight=256, max_delay_s=60.0)

@@ -23,10 +23,11 @@ from services.gateway.access.shared_rates import SharedRates
 from services.gateway.data_plane import DataPlane, PlaneConfig, Ports, build_data_plane
 from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.text.tier import TextLimits, TextTier
+from services.gateway.users.erase import BrokerKeeps
 from services.router.breaker import Breaker
 from services.router.deadline import Arrival, DeadlineLimits
 from services.router.policy import LlmRule
-from tests.support.gateway.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
+from tests.support.gateway.fakes import FakeFeatures, FakeLlm, FakeLog, FakeReceipts, FakeShelf, FakeStudent
 
 NUM_ITEMS = 20
 VERSION = "v1"
@@ -101,6 +102,7 @@ CONFIG = PlaneConfig(
     bundle_poll_s=60.0,
     popular_refresh_s=60.0,
     max_events_per_request=50,
+    broker_keeps=BrokerKeeps(events_ms=7 * 86_400_000, dead_letters_ms=30 * 86_400_000),
 )
 
 
@@ -116,6 +118,7 @@ class World:
     impressions: FakeLog
     shelf: FakeShelf
     registry: CollectorRegistry
+    receipts: FakeReceipts
 
     async def recommend(
         self, user_id: str | None = "long", priority: Priority = ANYONE.priority, **fields: Any
@@ -142,7 +145,7 @@ def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float =
     """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer."""
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
-    shelf, registry = FakeShelf(), CollectorRegistry()
+    shelf, registry, receipts = FakeShelf(), CollectorRegistry(), FakeReceipts()
     ports = Ports(
         bundles=BundleStore(root),
         load_student=lambda _bundle, _catalogue: student,
@@ -151,13 +154,14 @@ def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float =
         events=events,
         impressions=impressions,
         explanations=shelf,
+        receipts=receipts,
         registry=registry,
         text_writer=writer,
         wall_clock=lambda: NOW_S,
     )
     deadlines = replace(CONFIG.deadlines, reserve_ms=reserve_ms)
     plane = build_data_plane(ports, replace(CONFIG, deadlines=deadlines))
-    return World(plane, features, llm, student, events, impressions, shelf, registry)
+    return World(plane, features, llm, student, events, impressions, shelf, registry, receipts)
 
 
 @asynccontextmanager
