@@ -36,7 +36,11 @@ def logged_without_erased(events: pl.DataFrame, ledger: Ledger | None) -> pl.Dat
     places: Iterable[tuple[int, str, str, int, int]] = theirs.select(
         "_row", _USER, "topic_id", "partition", "offset"
     ).iter_rows()
-    gone = [row for row, user_id, *place in places if found[user_id].covers(LogPosition(*place))]
+    gone = [
+        row
+        for row, user_id, topic_id, partition, offset in places
+        if found[user_id].covers(LogPosition(topic_id, partition, offset))
+    ]
     return events.with_row_index("_row").filter(~pl.col("_row").is_in(gone)).drop("_row")
 
 

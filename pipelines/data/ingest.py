@@ -25,7 +25,7 @@ from typing import Any
 import polars as pl
 
 from models.files import file_sha256
-from pipelines.data import arrivals, roles, schema, sources
+from pipelines.data import arrivals, erased, roles, schema, sources
 from pipelines.data.erased import logged_without_erased, without_erased
 from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE
 from pipelines.data.normalize import Raw, normalize
@@ -87,8 +87,8 @@ def key(source: Source) -> str:
     """Return the content key of this source: the files' hashes, and the live events however they are cut into files."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
     live = hashlib.sha256(_live_events(source)[0].write_csv().encode()).hexdigest() if source.live_log else ""
-    erased = sorted(one.erasure_id for one in _tombstones(source))
-    parameters = {"own": own, "live": live, "roles": asdict(source.roles)} | ({"erased": erased} if erased else {})
+    gone = sorted(one.erasure_id for one in _tombstones(source))
+    parameters = {"own": own, "live": live, "roles": asdict(source.roles)} | ({"erased": gone} if gone else {})
     return content_key(
         parameters, [sources.WHEEL_SHA256], [sys.modules[__name__], arrivals, erased, aggregate, event_roles]
     )
