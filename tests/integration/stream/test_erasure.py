@@ -19,6 +19,7 @@ def receipt_of(rig: Rig, erasure_id: str) -> ErasureReceipt | None:
     """Read a receipt as a gateway does."""
 
     async def read() -> ErasureReceipt | None:
+        """Read it on a loop of its own."""
         receipts = RedisReceipts(rig.settings.redis_address)
         try:
             return await receipts.get(erasure_id, 5.0)
