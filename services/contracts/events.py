@@ -8,7 +8,7 @@ are too old or in the future is an argument.
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from services.contracts.recommend import check_id
@@ -178,7 +178,54 @@ class Impression:
         """Return the record's value as compact JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False).encode()
 
+    def __post_init__(self) -> None:
+        """Check the fields by which it is kept. Raises InvalidRequest naming the field."""
+        if self.user_id is not None:
+            check_id("user_id", self.user_id)
+        check_id("request_id", self.request_id)
+        if not 0 <= self.shown_time_ms <= _LAST_TIME_MS:
+            raise InvalidRequest("shown_time_ms", "not between the years 1970 and 9999", "send Unix milliseconds")
+
     @property
     def key(self) -> bytes:
         """The record's key: the user id, or the request id of an anonymous visitor."""
         return (self.user_id or self.request_id).encode()
+
+
+def decode_impression(value: bytes | None) -> Impression:
+    """Read a record's value. Fields that a newer gateway adds are left out. Raises InvalidRequest with the field that is wrong."""
+    sent = parse_value(value)
+    found = {one.name: sent.get(one.name) for one in fields(Impression)}
+    for one in fields(Impression):
+        if not _is_of(found[one.name], _SENT_AS[one.type]):
+            raise InvalidRequest(one.name, "missing, or of a wrong type", "send what a gateway sends")
+    return Impression(**found | {"item_ids": tuple(sent["item_ids"])})
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON is of a type, and one that a table can hold."""
+    if isinstance(value, list):
+        return kind is list and all(_is_of(one, str) for one in value)
+    if isinstance(value, str):
+        return isinstance(value, kind) and _is_utf8(value)
+    return isinstance(value, kind) and (not isinstance(value, int) or abs(value) < _MAX_INTEGER)
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a text holds no half of a surrogate pair, which JSON can name."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_MAX_INTEGER = 1 << 53
+_SENT_AS: Mapping[Any, Any] = {
+    str: str,
+    int: int,
+    str | None: str | None,
+    int | None: int | None,
+    tuple[str, ...]: list,
+}
+"""What the fields of an impression are in JSON."""

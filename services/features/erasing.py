@@ -5,7 +5,9 @@
 The worker writes receipts, from one thread; gateways open and read them on their event loop.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from services.contracts.erasure import ErasureReceipt, ErasureStore
@@ -22,8 +24,10 @@ from services.features.schema import (
     USER_HISTORY,
     USER_ID,
     USER_RECOMMENDATIONS,
+    USER_SHOWN,
     LogPosition,
 )
+from services.features.shown import chosen, read_shown, shown_write
 from services.settings.addresses import RedisAddress
 
 _RECEIPT = "tailrace:erasure:"
@@ -47,6 +51,7 @@ class ErasingWriter:
         self._project = store.project
         self._histories = RowLayout(USER_HISTORY, store.project)
         self._lists = RowLayout(USER_RECOMMENDATIONS, store.project)
+        self._shown = RowLayout(USER_SHOWN, store.project)
 
     def remove_base_rows(self, user_ids: Sequence[str]) -> None:
         """Remove rows that base tables have brought back meanwhile: no event has reached them."""
@@ -70,6 +75,19 @@ class ErasingWriter:
             gone = [key for key in keys if self._user_of(key) in user_ids]
             for chunk in _chunks(gone):
                 self._client.unlink(*chunk)
+
+    def remove_shown(self, until_ms: Mapping[str, int]) -> None:
+        """Remove what was shown to users until then (Unix ms), of which some may have arrived after their rows were removed."""
+        for chunk in _chunks(list(until_ms)):
+            for user_id, row in read_shown(self._client, self._shown, chunk).items():
+                later = [place for place, last_s in enumerate(row.times_s) if last_s * 1_000 > until_ms[user_id]]
+                if later and len(later) == len(row.item_ids):
+                    continue
+                write = shown_write(self._shown, chosen(row, later), row)
+                if not later and not self._client.hexists(write.key, self._histories.fields_of(_SEEN)[0]):
+                    write = replace(write, cells={}, is_replaced=True)  # nothing else is there
+                with suppress(RowChanged):  # an impression of now has arrived, and counts
+                    write_unowned(self._client, [write])
 
     def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
         """Remove explanations by their user and time (Unix ms)."""
@@ -159,10 +177,8 @@ class ErasingWriter:
             if cells[0] is not None and is_gone(user_id, LogPosition(*place), row_time_us):
                 expected = dict(zip(fields, cells, strict=True))
                 gone = RowWrite(self._histories.key(user_id), {}, expected=expected, is_replaced=True)
-                try:
+                with suppress(RowChanged):
                     write_unowned(self._client, [gone])
-                except RowChanged:
-                    continue
 
 
 class RedisReceipts:

@@ -238,6 +238,9 @@ class Settings(BaseSettings):
     log_keep_days: int = Field(0, ge=0)
     """Days that the offline log is kept, at least 8 (popularity counts a week). 0: for ever. A lost store is rebuilt from what is kept."""
 
+    impressions_keep_days: int = Field(90, ge=0)
+    """Days that the offline log of impressions is kept. 0: for ever."""
+
     # observability and console
     otlp_endpoint: str = ""
     """OTLP endpoint for traces, for example http://collector:4317. Empty: no export."""

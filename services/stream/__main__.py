@@ -4,6 +4,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from types import FrameType
 
 import structlog
@@ -17,6 +18,7 @@ from services.errors import ConfigError
 from services.features.erasing import ErasingWriter
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.schema import USER_HISTORY
+from services.features.shown import ShownWriter
 from services.features.writer import FeatureWriter
 from services.observability.log_lines import configure_logging
 from services.observability.metrics import ProcessMetrics, StreamMetrics
@@ -26,6 +28,7 @@ from services.stream.aggregate import history_limits
 from services.stream.background import DEFAULT_PACE, Pace
 from services.stream.effects import NO_INTERRUPTIONS, Interruptions
 from services.stream.erasure.eraser import Eraser, ErasingFiles
+from services.stream.impressions.worker import ImpressionWorker
 from services.stream.log_kinds import IMPRESSIONS
 from services.stream.offline_log import OfflineLog
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
@@ -35,7 +38,9 @@ from services.stream.worker import StreamWorker
 
 _log = structlog.get_logger()
 
-GROUP = "tailrace-stream"
+GROUP, IMPRESSIONS_GROUP = "tailrace-stream", "tailrace-impressions"
+_IMPRESSIONS_WAIT_MS = 200
+"""Gateways send impressions five times a second, and nobody waits for them."""
 
 
 def main() -> None:
@@ -72,6 +77,9 @@ def run_worker(
     log = OfflineLog(settings.offline_log_dir)
     impressions = OfflineLog(settings.offline_log_dir, kind=IMPRESSIONS, ledger=log.ledger)
     address = _log_address(settings)
+    shown_address = replace(
+        address, topic=settings.impressions_topic, group=IMPRESSIONS_GROUP, fetch_wait_ms=_IMPRESSIONS_WAIT_MS
+    )
     items = ListedItems()
     follower = BundleFollower(
         BundleStore(settings.bundle_root), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
@@ -106,11 +114,22 @@ def run_worker(
         roles=read_event_roles(settings.events_file),
         eraser=eraser,
     )
+    landing = ImpressionWorker(
+        open_consumer=lambda: PartitionConsumer(shown_address),
+        writer=ShownWriter(features, owner=f"{socket.gethostname()}/worker-{settings.worker_index}"),
+        log=impressions,
+        metrics=metrics,
+        pace=pace or DEFAULT_PACE,
+        keep_days=settings.impressions_keep_days,
+    )
     for folder in (settings.offline_log_dir, settings.worker_heartbeat.parent):
         folder.mkdir(parents=True, exist_ok=True)
     follower.start()
+    shown = threading.Thread(target=landing.run, args=(stop,), name="impressions")
+    shown.start()
     worker.run(stop)
     _log.info("stopping")
+    shown.join()
     follower.stop()
     tracing.stop()
 

@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.contracts.event_roles import EventRoles
+from services.contracts.event_roles import HISTORY_ROLES, EventRoles
 from services.errors import RowChanged
 from services.features.schema import LogPosition, UserHistory
+from services.features.shown import ShownChange, without_items
 from services.features.writer import FeatureWriter
 from services.observability.tracing import span
 from services.stream.aggregate import AppliedEvents, HistoryLimits, apply
@@ -133,7 +134,8 @@ class HistoryEffects:
             for outcome, own in outcomes:
                 if outcome.row is not None and outcome.row is not rows.get(outcome.row.user_id):
                     changed[own[0].position.partition].append(outcome.row)
-            self._write(changed, rows, erased, events, erasures)
+            acted_on = self._acted_on([own for user_id, own in by_user.items() if own and user_id not in erased])
+            self._write(changed, rows, erased, events, erasures, acted_on)
         self._at.after_write()
         return outcomes
 
@@ -144,6 +146,7 @@ class HistoryEffects:
         erased: Mapping[str, LogPosition],
         events: Sequence[LoggedInteraction],
         erasures: Sequence[LoggedErasure],
+        acted_on: Mapping[str, ShownChange],
     ) -> None:
         """Write rows, what is erased, and each partition's last position, all in one step a partition."""
         last: dict[int, LoggedInteraction | LoggedErasure] = {event.position.partition: event for event in events}
@@ -159,7 +162,22 @@ class HistoryEffects:
             before,
             {one.position: one.leader_epoch for one in last.values()},
             {one.position: gone[partition] for partition, one in last.items()},
+            acted_on,
         )
+
+    def _acted_on(self, events: Sequence[Sequence[LoggedInteraction]]) -> dict[str, ShownChange]:
+        """Return what was shown to users who act on some of it in these events, each user's own, and what is left of it."""
+        items = {
+            own[0].interaction.user_id: {
+                one.interaction.item_id
+                for one in own
+                if self._roles.role(one.interaction.event_type, one.interaction.value) in HISTORY_ROLES
+            }
+            for own in events
+        }
+        shown = self._writer.read_shown([user_id for user_id, acted in items.items() if acted])
+        left = {user_id: without_items(row, items[user_id]) for user_id, row in shown.items()}
+        return {user_id: (row, left[user_id]) for user_id, row in shown.items() if left[user_id] != row}
 
     def _outcome(
         self,

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import TypeVar
 
-from services.contracts.events import Impression, Interaction
+from services.contracts.events import Impression, Interaction, decode_impression, decode_interaction
+from services.errors import InvalidRequest
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedImpression, LoggedInteraction
 from services.stream.erasure.ledger import Erased, Tombstone
@@ -37,6 +38,7 @@ class LogKind(Generic[Logged]):
         to_row: From an event to a row.
         from_row: From a row, which may be changed, to an event.
         is_erased: Whether a row came before this erasure of its user.
+        is_same: Whether a record's value, as the broker has it, is this event.
     """
 
     name: str
@@ -44,6 +46,7 @@ class LogKind(Generic[Logged]):
     to_row: Callable[[Logged], dict[str, Any]]
     from_row: Callable[[dict[str, Any]], Logged]
     is_erased: Callable[[Tombstone, Mapping[str, Any]], bool]
+    is_same: Callable[[bytes | None, Logged], bool]
 
     def table(self, events: list[Logged]) -> pa.Table:
         """Return events as a table."""
@@ -89,6 +92,22 @@ def _interaction_of(row: dict[str, Any]) -> LoggedInteraction:
     return LoggedInteraction(Interaction(**row), position)
 
 
+def _is_interaction(value: bytes | None, logged: LoggedInteraction) -> bool:
+    try:
+        found = decode_interaction(value)
+    except InvalidRequest:
+        return False
+    return all(getattr(found, name) == getattr(logged.interaction, name) for name in ("event_id", "user_id", "item_id"))
+
+
+def _is_impression(value: bytes | None, logged: LoggedImpression) -> bool:
+    try:
+        found = decode_impression(value)
+    except InvalidRequest:
+        return False
+    return (found.request_id, found.shown_time_ms) == (logged.impression.request_id, logged.impression.shown_time_ms)
+
+
 def _impression_row(event: LoggedImpression) -> dict[str, Any]:
     place = event.position
     where = {"topic_id": place.topic_id, "partition": place.partition, "offset": place.offset}
@@ -119,6 +138,7 @@ INTERACTIONS: LogKind[LoggedInteraction] = LogKind(
     to_row=_interaction_row,
     from_row=_interaction_of,
     is_erased=lambda tombstone, row: tombstone.covers(_place(row)),
+    is_same=_is_interaction,
 )
 IMPRESSIONS: LogKind[LoggedImpression] = LogKind(
     name="impressions",
@@ -132,7 +152,7 @@ IMPRESSIONS: LogKind[LoggedImpression] = LogKind(
             ("reason", pa.string()),
             ("bundle_version", pa.string()),
             ("newest_event_time_ms", pa.int64()),
-            ("history_len", pa.int32()),
+            ("history_len", pa.int64()),
             ("history_digest", pa.string()),
             ("features_as_of_us", pa.int64()),
             *_PLACE,
@@ -141,5 +161,6 @@ IMPRESSIONS: LogKind[LoggedImpression] = LogKind(
     to_row=_impression_row,
     from_row=_impression_of,
     is_erased=lambda tombstone, row: bool(row["shown_time_ms"] <= tombstone.accepted_time_ms),
+    is_same=_is_impression,
 )
 """Anonymous visitors' have no user id, and are nobody's to erase."""

@@ -91,6 +91,11 @@ class OfflineLog(Generic[Logged]):
         self._bad: dict[Path, Stamp] = {}
 
     @property
+    def kind(self) -> LogKind[Logged]:
+        """What the log holds."""
+        return self._kind
+
+    @property
     def unreadable(self) -> list[Path]:
         """The files that were found unreadable and have not changed since. Any thread may ask."""
         return [path for path in list(self._bad) if self._is_bad(path)]

@@ -8,7 +8,7 @@ at a time, in a thread of its own, so that the worker's events do not wait.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,10 @@ class ErasingStore(Protocol):
 
     def remove_lists(self, user_ids: Sequence[str], versions: Collection[str]) -> None:
         """Remove the lists that these bundles have stored for users."""
+        ...
+
+    def remove_shown(self, until_ms: Mapping[str, int]) -> None:
+        """Remove what was shown to users until then (Unix ms)."""
         ...
 
     def remove_leftover_lists(self, user_ids: Collection[str]) -> None:
@@ -208,6 +212,7 @@ class Eraser:
         if new := self._progress.lack(settled, _S.LISTS, _S.SHOWN, _S.EXPLANATIONS):
             until_ms = {str(one.user_id): one.accepted_time_ms for one in new}
             self._store.remove_leftover_lists(until_ms)
+            self._store.remove_shown(until_ms)
             self._store.remove_explanations(lambda user_id, at_ms: at_ms <= until_ms.get(user_id, -1))
             self._done(new, _S.LISTS, _S.SHOWN, _S.EXPLANATIONS)
 
