@@ -12,8 +12,9 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from models.bundle import Bundle
 from models.errors import BundleCorrupt, BundleIncomplete
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 
 log = structlog.get_logger()
 
@@ -33,12 +34,15 @@ class BundleFollower(Generic[Loaded]):
         load: Callable[[Bundle], Loaded],
         swap: Callable[[Loaded], None],
         clock: Callable[[], float] = time.monotonic,
+        polled: Callable[[], object] = lambda: None,
     ) -> None:
+        """Keep the parts. `polled` is called after each look at the pointer."""
         self._store = store
         self._poll_s = poll_s
         self._load = load
         self._swap = swap
         self._clock = clock
+        self._polled = polled
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="bundle-follower", daemon=True)
         self.loaded: str | None = None
@@ -75,6 +79,8 @@ class BundleFollower(Generic[Loaded]):
             log.exception("bundle_refused", version=version, loaded=self.loaded, error=repr(error))
             if version is not None:
                 self._record_failure(version, error)
+        finally:
+            self._polled()
 
     def _follow(self) -> None:
         while not self._stopped.wait(self._poll_s):

@@ -6,7 +6,7 @@ of depth L is L integers; those of level l are in [0, level_sizes[l]). The decod
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nlargest
@@ -95,15 +95,24 @@ class Catalogue:
         mask[self.indices(excluded_item_ids)] = False
         return mask
 
-    def check_filters(self, categories: Sequence[str] | None, allowed_item_ids: Sequence[str] | None) -> None:
-        """Refuse filters with unknown categories or items. Raises InvalidRequest naming the entry."""
+    def check_filters(
+        self,
+        categories: Sequence[str] | None,
+        allowed_item_ids: Sequence[str] | None,
+        is_category: Callable[[str], bool] = lambda _: False,
+        is_item: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Refuse filters with unknown categories or items; `is_category` and `is_item` know those that others than this catalogue have.
+
+        Raises InvalidRequest naming the entry.
+        """
         for position, name in enumerate(categories or ()):
-            if name not in self._items_by_category:
+            if name not in self._items_by_category and not is_category(name):
                 raise InvalidRequest(
                     f"filters.categories[{position}]", f"unknown category {name!r}", self._fix_of_category(name)
                 )
         for position, item_id in enumerate(allowed_item_ids or ()):
-            if item_id not in self.index_of:
+            if item_id not in self.index_of and not is_item(item_id):
                 raise InvalidRequest(
                     f"filters.allowed_item_ids[{position}]",
                     f"unknown item {item_id!r}",

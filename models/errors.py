@@ -102,6 +102,16 @@ class BundleWithdrawn(BundleError):
     """Somebody withdrew this version, or one with the same content; the message names who, when and why."""
 
 
+class StoreUnavailable(BundleError):
+    """The object store of bundles does not answer, or refuses; the message names it and why."""
+
+    problem = "the store of bundles is unavailable"
+
+
+class ConfigError(TailraceError):
+    """A setting is unknown or its value is bad; the message names the key."""
+
+
 class CheckpointError(TailraceError):
     """A checkpoint folder lacks tensors, has unknown ones, or has them in the wrong shape."""
 

@@ -1,19 +1,16 @@
-"""The record of withdrawn bundles: which version was taken back, by whom, when and why. One JSON file beside the pointers. No torch.
+"""Withdrawn bundles: which version was taken back, by whom, when and why, and what may not go live for that. Pure.
 
 A withdrawn version, and one of the same content under another name, does not go live without force. A record outlives the folder of
-its bundle, since what made the bundle can make it again; a forced promotion removes it. Knows no lock: the store writes under its own.
+its bundle, since what made the bundle can make it again; a forced promotion removes it.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 
-from models.errors import BundleCorrupt, BundleWithdrawn
-from models.files import rename_durably
+from models.errors import BundleWithdrawn
 
-FILE = "WITHDRAWN"
 SERVING = "serving/"
 """What the names of a manifest's values on serving begin with, among the names of files: a decoder in 4 bits is not the same in 8."""
 _SERVING = ("decoder/", "student.onnx", "student_table/", "catalogue.parquet", SERVING)
@@ -39,25 +36,6 @@ def content_of(files: Mapping[str, str]) -> str:
     """Return the hash of what a bundle with these files (hashes by name) answers with; of one that holds no such file, of all."""
     serving = {name: digest for name, digest in files.items() if name.startswith(_SERVING)} or dict(files)
     return sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()
-
-
-def read_withdrawals(root: Path) -> dict[str, Withdrawal]:
-    """Return the records of a store by version, oldest first. Raises BundleCorrupt."""
-    path = root / FILE
-    try:
-        found = json.loads(path.read_text())
-        return {version: Withdrawal(version=version, **fields) for version, fields in found.items()}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise BundleCorrupt(f"{path}: no record of withdrawn bundles; mend it, or remove it to forget them") from error
-
-
-def write_withdrawals(root: Path, scratch: Path, records: Mapping[str, Withdrawal]) -> None:
-    """Replace the records of a store in one atomic move. `scratch` is a path on the same file system."""
-    kept = {version: {k: v for k, v in asdict(one).items() if k != "version"} for version, one in records.items()}
-    scratch.write_text(json.dumps(kept, indent=1) + "\n")
-    rename_durably(scratch, root / FILE)
 
 
 def refuse(records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str]) -> None:

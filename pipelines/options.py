@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from models.name_record import DEFAULT_NAME, check_name
 from pipelines.codes.options import CodesOptions
 from pipelines.data.checks import CheckOptions
 from pipelines.data.examples import SplitKind
@@ -39,6 +40,8 @@ class PipelineOptions:
     """What to build. `events` and `items` (both or none) replace the data set; `until` ends the flow after that stage."""
 
     dataset: str = ML_100K
+    model_name: str = DEFAULT_NAME
+    """Name under which the bundle goes live. Stored lists, of which a user has one, are the default name's."""
     events: Path | None = None
     items: Path | None = None
     with_live_log: bool = True
@@ -80,7 +83,8 @@ class PipelineOptions:
     precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run. Raises ConfigError naming the option."""
+        """Refuse what cannot be run. Raises ConfigError naming the option, or InvalidRequest for the name."""
+        check_name(self.model_name)
         if self.dataset != ML_100K:
             raise ConfigError(
                 f"--dataset: {self.dataset!r} is not known, only {ML_100K!r}; or give --events and --items"
@@ -147,6 +151,8 @@ class Places:
     history_max_items: int
     keep_bundles: int
     event_roles: EventRoles = DEFAULT_ROLES
+    bundle_store: str = ""
+    bundle_cache_gib: float = 20.0
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Places":
@@ -160,6 +166,8 @@ class Places:
             history_max_items=settings.history_max_items,
             keep_bundles=settings.keep_bundles,
             event_roles=read_event_roles(settings.events_file),
+            bundle_store=settings.bundle_store,
+            bundle_cache_gib=settings.bundle_cache_gib,
         )
 
     @property

@@ -9,8 +9,9 @@ from typing import cast
 
 from rich.console import Console
 
+from models.bundle import learned_repeats
 from models.catalogue import load_catalogue
-from models.registry import BundleStore, learned_repeats
+from models.registry import BundleStore
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication import precompute
 from pipelines.runner.bars import Bars
@@ -32,7 +33,7 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
         if not is_free:
             console.print(f"another run in {places.stages_dir} is about to make the lists", markup=False)
             return 0
-        live, stages = BundleStore(places.bundle_root).live(), StageCache(places.stages_dir)
+        live, stages = BundleStore.of(places).live(), StageCache(places.stages_dir)
         if options.events is None and (made_from := live.manifest.get("dataset", options.dataset)) != options.dataset:
             own = f"{live.version} was made from the table {made_from!r} and not from {options.dataset}"
             raise ConfigError(f"--events: {own}; give --events and --items as for the training")

@@ -21,8 +21,10 @@ import psutil
 import structlog
 import torch
 
+from models.bundle import Bundle
 from models.catalogue import load_catalogue
-from models.registry import Bundle, BundleStore
+from models.name_record import DEFAULT_NAME
+from models.registry import BundleStore
 from pipelines.codes import reuse, tokenize
 from pipelines.codes.options import CodesOptions
 from pipelines.data import ingest
@@ -49,7 +51,7 @@ log = structlog.get_logger()
 
 @dataclass(kw_only=True)
 class ModelRun:
-    """One run of the flow for the model of this name: what was asked for, and what its stages have made so far, by their names.
+    """One run of the flow: what was asked for, and what its stages have made so far, by their names.
 
     Args:
         live: The bundle that the run is to replace, None without one.
@@ -60,7 +62,6 @@ class ModelRun:
 
     options: PipelineOptions
     places: Places
-    model_name: str = "default"
     made: dict[str, StageOutput] = field(default_factory=dict)
     live: Bundle | None = None
     live_before: Bundle | None = None
@@ -69,7 +70,7 @@ class ModelRun:
 
     def __post_init__(self) -> None:
         self.cache = StageCache(self.places.stages_dir)
-        self.store = BundleStore(self.places.bundle_root)
+        self.store = BundleStore.of(self.places, self.options.model_name)
         self.live_version = self.store.live_version()  # as the run began
         self.split = SplitKind(self.options.split)
         self.publishes = self.split == SplitKind.LEAVE_ONE_OUT
@@ -158,7 +159,7 @@ class ModelRun:
             command=self.command,
             code=content_key({}, [], [sys.modules[__name__]]),
         )
-        return {"model_name": self.model_name} | manifest.manifest_of(origin)
+        return {"model_name": self.store.name} | manifest.manifest_of(origin)
 
 
 def _ingest(run: ModelRun, _: Progress) -> StageOutput:
@@ -370,7 +371,7 @@ STAGES = (
     Stage("gate", _gate),
     Stage("refit", _refit, lambda run: run.publishes and run.options.refit),
     Stage("assemble", _assemble, lambda run: run.publishes),
-    Stage("precompute", _precompute, lambda run: run.publishes),
+    Stage("precompute", _precompute, lambda run: run.publishes and run.store.name == DEFAULT_NAME),
     Stage("publish", _publish, lambda run: run.publishes),
 )
 

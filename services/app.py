@@ -47,8 +47,10 @@ from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
 from services.gateway.users.erase import BrokerKeeps
+from services.items.follower import ItemFollower
+from services.items.live_items import LiveItems
 from services.observability.log_lines import configure_logging
-from services.observability.metrics import AccessMetrics, ProcessMetrics
+from services.observability.metrics import AccessMetrics, ItemsMetrics, ProcessMetrics
 from services.observability.node_metrics import node_registry, render_metrics
 from services.observability.tracing import open_tracing
 from services.router.deadline import DeadlineLimits
@@ -275,7 +277,7 @@ def _drilled(settings: Settings, drills: Drills, features: FeatureReader, llm: L
 
 def _console(settings: Settings, plane: DataPlane, store: DrillableStore, drills: Drills) -> ConsoleService:
     """Build the console's service; starts nothing."""
-    bundles, table = BundleStore(settings.bundle_root), _address(settings).table_path(USER_HISTORY.name)
+    bundles, table = BundleStore.of(settings), _address(settings).table_path(USER_HISTORY.name)
     return build_console(
         live=plane.live,
         users=store,
@@ -326,8 +328,9 @@ def build_plane(
     `part` names the process in the metrics.
     """
     ProcessMetrics(REGISTRY, part)
+    live_items = LiveItems()
     ports = Ports(
-        bundles=BundleStore(settings.bundle_root),
+        bundles=BundleStore.of(settings),
         load_student=load_student,
         features=features,
         llm=llm,
@@ -337,10 +340,26 @@ def build_plane(
         ),
         explanations=_explanation_store(settings),
         receipts=RedisReceipts(settings.redis_address),
+        live_items=live_items,
+        item_reader=follow_items(settings, live_items),
+        item_log=_producer(settings, settings.items_topic, settings.events_max_in_flight),
         registry=REGISTRY,
         text_writer=writer,
     )
     return build_data_plane(ports, plane_config(settings))
+
+
+def follow_items(settings: Settings, live_items: LiveItems) -> ItemFollower:
+    """Return what brings the live catalogue up to date with its topic; it is not started yet."""
+    metrics = ItemsMetrics(REGISTRY)
+    return ItemFollower(
+        live_items,
+        settings.kafka_address,
+        settings.items_topic,
+        settings.items_snapshot,
+        on_refused=metrics.refused.inc,
+        on_unavailable=metrics.unavailable.set,
+    )
 
 
 def plane_config(settings: Settings) -> PlaneConfig:

@@ -20,6 +20,7 @@
     │   │   └── BundleIncomplete  a file is missing, and may yet come
     │   ├── BundleMoved       the pointer moved to another version while this one was promoted
     │   ├── BundleWithdrawn   the version, or an identical one, was withdrawn: it goes live by force alone
+    │   ├── StoreUnavailable  the object store does not answer, or refuses
     │   └── BundleMismatch    the request was planned for another version than the one loaded
     ├── CheckpointError       weights are missing, superfluous or of the wrong shape
     ├── ConfigError           a setting is unknown or its value is bad: names the key
@@ -41,9 +42,11 @@ from models.errors import (
     BundleNotFound,
     BundleWithdrawn,
     CheckpointError,
+    ConfigError,
     EnvironmentFault,
     ErrorKind,
     InvalidRequest,
+    StoreUnavailable,
     TailraceError,
 )
 
@@ -73,6 +76,7 @@ __all__ = [
     "RetryLater",
     "RowChanged",
     "StageFailed",
+    "StoreUnavailable",
     "TailraceError",
     "Unauthenticated",
     "as_tailrace_error",
@@ -191,10 +195,6 @@ class BundleMismatch(BundleError):
         super().__init__(f"bundle {wanted} was asked for, {loaded} is loaded")
         self.wanted = wanted
         self.loaded = loaded
-
-
-class ConfigError(TailraceError):
-    """A setting is unknown or its value is bad; the message names the key."""
 
 
 class DataError(TailraceError):

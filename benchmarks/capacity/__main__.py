@@ -140,7 +140,7 @@ def _head_ms() -> float:
 
 
 def _bundle(settings: Settings) -> dict[str, Any]:
-    bundle = BundleStore(settings.bundle_root).live()
+    bundle = BundleStore.of(settings).live()
     config = read_config(bundle.path / "decoder")
     weights = sum(path.stat().st_size for path in (bundle.path / "decoder").glob("*.safetensors"))
     return {

@@ -176,7 +176,7 @@ async def started_scene(
         await asyncio.to_thread(until_ready, settings, child, output)
     except EnvironmentFault as error:
         raise EnvironmentFault(f"the stack did not start:\n{output.getvalue()[-2_000:]}") from error
-    weights = tier_weights(BundleStore(settings.bundle_root).live().report())
+    weights = tier_weights(BundleStore.of(settings).live().report())
     features = FeatureReader(RepoAddress(settings.feature_repo_dir, settings.redis_address), settings.topic_partitions)
     closing.push_async_callback(features.close)
 

@@ -16,8 +16,9 @@ import torch
 from rich.console import Console
 
 from benchmarks.quality.summary import POOLING
+from models.bundle import Bundle, learned_repeats
 from models.catalogue import Catalogue
-from models.registry import Bundle, BundleStore, learned_repeats
+from models.registry import BundleStore
 from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE, Cases
 from pipelines.evaluation.pair import load_pair
 from pipelines.features.tables import latest_histories
@@ -52,7 +53,7 @@ def measure_nested(options: PipelineOptions, places: Places, console: Console) -
     shutil.rmtree(own.bundle_root, ignore_errors=True)  # no earlier run's bundle is compared with
     report = run_pipeline(replace(options, events=events, items=items), own, console)
     features = next(stage.path for stage in report.stages if stage.stage == "features")
-    bundle = BundleStore(own.bundle_root).live()
+    bundle = BundleStore.of(own).live()
     cases = _cases(labels, features, bundle.catalogue())
     return NestedRun(
         seed=seed,

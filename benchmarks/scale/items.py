@@ -24,6 +24,7 @@ from services.gateway.request.candidates import as_items, choose
 from services.gateway.request.context import FeatureLookup, StageTimer, build_context
 from services.gateway.request.live_bundle import Live
 from services.gateway.tiers.student import StudentTier
+from services.items.live_items import LiveItems
 from services.router.deadline import DeadlineLimits, deadline_from
 from services.student.ranker import StudentRanker
 
@@ -38,7 +39,7 @@ def main(num_items: int) -> None:
         catalogue = catalogue_of(num_items)
         catalogue.index_of  # noqa: B018 - fills the cached property
         before_mb = _resident_mb()
-        live = Live("v", catalogue, StudentRanker(Path(folder) / "student.onnx"), {})
+        live = Live("v", catalogue, StudentRanker(Path(folder) / "student.onnx"), {}, LiveItems().lay(catalogue))
         requests = np.load(Path(folder) / "requests.npz")
         answers = asyncio.run(_answer_all(live, requests["histories"]))[_NUM_WARM:]
         hits = [
@@ -73,8 +74,13 @@ async def _answer_all(live: Live, histories: np.ndarray) -> list[_Answered]:
         context = build_context(request, ANYONE, deadline, live, features, timer)
         started = tier.rank(context)
         ranking = (await started if isinstance(started, asyncio.Task) else started).ranking
-        chosen = choose(() if ranking is None else (ranking,), context.masks.showable, context.num_wanted)
-        num_items = len(as_items(chosen, live.catalogue))
+        chosen = choose(
+            () if ranking is None else (ranking,),
+            context.masks.showable,
+            context.num_wanted,
+            live.items.columns.available,
+        )
+        num_items = len(as_items(chosen, live.items))
         wall_s, loop_s = time.perf_counter() - started_s, time.thread_time() - worked_s
         if num_items != context.num_wanted:
             raise SystemExit(f"error: {num_items} items instead of {context.num_wanted}")

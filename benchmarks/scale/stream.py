@@ -69,8 +69,8 @@ def main(axis: str, size: int, seconds: float = _SECONDS) -> None:
         item_ids = catalogue.item_ids
         with tempfile.TemporaryDirectory() as bundle:
             catalogue.save(Path(bundle) / "catalogue.parquet")
-            BundleStore(settings.bundle_root).publish(Path(bundle), _VERSION, {})
-        BundleStore(settings.bundle_root).promote(_VERSION)
+            BundleStore.of(settings).publish(Path(bundle), _VERSION, {})
+        BundleStore.of(settings).promote(_VERSION)
         with servers.valkey(settings), servers.broker(settings), Redis(port=settings.redis_port) as client:
             ensure_applied(RepoAddress(settings.feature_repo_dir, settings.redis_address))
             _write_log(settings, client, item_ids, case.num_logged)

@@ -25,7 +25,8 @@ from benchmarks.load.command import about_run, command_of, report_parser, write_
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from infra.local.servers.store import feature_store
-from models.registry import Bundle, BundleStore
+from models.bundle import Bundle
+from models.registry import BundleStore
 from pipelines.data.examples import read_split
 from pipelines.optimize.children import read_num_parameters
 from pipelines.optimize.choice import DEFAULT_BUDGET, parse_budget, relative_difference
@@ -61,7 +62,7 @@ def main() -> None:
             command=command_of("variants"),
         )
         found = optimize(version, wanted, places, console)
-        parent = BundleStore(places.bundle_root).open(version)
+        parent = BundleStore.of(places).open(version)
     except TailraceError as error:
         sys.exit(f"error: {error}")
     write_report(options.json, about_run("variants") | {"dtype": options.dtype} | summarise(parent, found))
@@ -90,7 +91,7 @@ def train(sequences: Path, places: Places, console: Console) -> Bundle:
     report = run_pipeline(options, places, console)
     at = {stage.stage: stage.path for stage in report.stages}
     recipe = choose(recipes, data_size(at["tokenize"]))
-    return publish_decoder(BundleStore(places.bundle_root), at["tokenize"], at["train"], recipe.train)
+    return publish_decoder(BundleStore.of(places), at["tokenize"], at["train"], recipe.train)
 
 
 def publish_decoder(store: BundleStore, tokenized: Path, trained: Path, options: TrainOptions) -> Bundle:

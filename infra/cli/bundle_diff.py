@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from models.registry import Bundle, answers_with
+from models.bundle import Bundle, answers_with
 from models.withdrawals import content_of
 from services.errors import BundleError
 

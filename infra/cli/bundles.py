@@ -1,4 +1,4 @@
-"""List published bundles, compare two, set the reference, and move the live pointer: promote one, or roll back to one."""
+"""List published bundles, look into them, and move names: promote a version, roll back to one, withdraw one, set the reference."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,22 +13,27 @@ from services.errors import BundleCorrupt, BundleNotFound
 if TYPE_CHECKING:
     from models.registry import BundleStore
 
-bundles_app = typer.Typer(help="List published bundles and their metrics, or compare two.")
+bundles_app = typer.Typer(help="List published bundles and their metrics, look into them, and move names.")
 out = Console(highlight=False, soft_wrap=True)
 
+Name = Annotated[str, typer.Option(help="The name under which a version serves.")]
+Version = Annotated[str, typer.Argument(help="Version of `tailrace bundles`.", show_default=False)]
 Force = Annotated[bool, typer.Option(help="Also a version that was withdrawn; its record is then removed.")]
 
 
 @bundles_app.callback(invoke_without_command=True)
 def bundles(context: typer.Context) -> None:
-    """List published bundles and their metrics, or compare two."""
+    """List published bundles and their metrics, look into them, and move names."""
     if context.invoked_subcommand is None:
-        _list(_store()[0])
+        list_bundles()
 
 
-def _list(store: "BundleStore") -> None:
+@bundles_app.command("list")
+def list_bundles(name: Name = "default") -> None:
+    """List published bundles, their metrics, and what each is to a name."""
     from rich.table import Column, Table
 
+    store, _ = _store(name)
     withdrawals, live = store.withdrawals(), store.live_version()
     states = dict.fromkeys(withdrawals, "withdrawn")
     for pointed, state in ((store.previous_version(), "previous"), (live, "live")):
@@ -54,8 +59,55 @@ def _list(store: "BundleStore") -> None:
         table.add_row(states.get(version, ""), version, *cells)
     out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
     notes = [one.describe() for one in (reference, *withdrawals.values()) if one is not None]
-    for message in (*damaged, *notes):
+    elsewhere = [f"{store.named(other).live_version()} is live as {other}" for other in store.names() if other != name]
+    for message in (*damaged, *notes, *elsewhere):
         out.print(escape(f"note: {message}"))
+
+
+@bundles_app.command()
+def show(version: Version) -> None:
+    """Print a bundle's manifest and its evaluation report, as JSON."""
+    bundle = _store()[0].open(version)
+    out.print_json(data={"manifest": bundle.manifest, "report": bundle.report()})
+
+
+@bundles_app.command()
+def history(name: Name = "default") -> None:
+    """List the moves of a name, newest last: what was made live or withdrawn, when and by whom."""
+    for move in _store(name)[0].record().history:
+        out.print(f"{move.at}  {move.act:8}  {move.version or '-'}  by {move.by}", markup=False)
+
+
+@bundles_app.command()
+def verify(version: Version) -> None:
+    """Hash every file of a bundle and compare it with the manifest."""
+    bundle = _store()[0].open(version)
+    bundle.verify()
+    out.print(f"{version}: {len(bundle.manifest['files'])} files are as they were published", markup=False)
+
+
+@bundles_app.command()
+def withdraw(
+    version: Version,
+    reason: Annotated[str, typer.Option(help="Why; kept with the version.")] = "",
+    name: Name = "default",
+) -> None:
+    """Withdraw a version that is not live: without --force it does not go live under this name."""
+    store, state_dir = _store(name)
+    with audited(state_dir, "withdraw", version=version, **({"reason": reason} if reason else {}), **_if_named(name)):
+        store.withdraw(version, by=user_name(), reason=reason)
+    out.print(f"{version} is withdrawn", markup=False)
+
+
+@bundles_app.command()
+def gc(keep: Annotated[int | None, typer.Option(help="Versions to keep.", show_default="keep_bundles")] = None) -> None:
+    """Remove all but the newest versions and those that a name may serve or is measured by, and what killed processes left."""
+    from services.settings.settings import load_settings
+
+    store, state_dir = _store()
+    with audited(state_dir, "gc"):
+        removed = store.prune(keep or load_settings().keep_bundles)
+    out.print(f"removed {', '.join(removed)}" if removed else "nothing to remove", markup=False)
 
 
 @bundles_app.command()
@@ -84,40 +136,39 @@ def diff(
 
 
 @bundles_app.command()
-def reference(
-    version: Annotated[str, typer.Argument(help="Version of `tailrace bundles`.", show_default=False)],
-) -> None:
+def reference(version: Version, name: Name = "default") -> None:
     """Make a published bundle the reference: the gate refuses models that are worse than it by more than --max-reference-loss."""
-    store, state_dir = _store()
-    with audited(state_dir, "reference", version=version):
+    store, state_dir = _store(name)
+    with audited(state_dir, "reference", version=version, **_if_named(name)):
         store.set_reference(version, user_name())
     out.print(f"{version} is the reference")
 
 
-def promote(
-    version: Annotated[str, typer.Argument(help="Version of `tailrace bundles`.", show_default=False)],
-    force: Force = False,
-) -> None:
-    """Make a published bundle live."""
-    store, state_dir = _store()
-    with audited(state_dir, "promote", version=version):
-        store.promote(version, force=force)
-    out.print(f"{version} is live")
+@bundles_app.command()
+def promote(version: Version, name: Name = "default", force: Force = False) -> None:
+    """Make a published bundle live under a name, which the first promotion makes."""
+    store, state_dir = _store(name)
+    with audited(state_dir, "promote", version=version, **_if_named(name)):
+        store.promote(version, by=user_name(), force=force)
+    out.print(f"{version} is live{_as_named(name)}")
 
 
+@bundles_app.command()
 def rollback(
     to: Annotated[
         str | None, typer.Option(help="Version to go back to.", show_default="the one that was live before")
     ] = None,
     reason: Annotated[str, typer.Option(help="Why; kept with the version that is withdrawn.")] = "",
+    name: Name = "default",
     force: Force = False,
 ) -> None:
     """Make an earlier bundle live again, and withdraw the one that was live: without --force it does not come back."""
-    store, state_dir = _store()
+    store, state_dir = _store(name)
     before = store.reference()
-    with audited(state_dir, "rollback", **({"to": to} if to else {}), **({"reason": reason} if reason else {})):
+    given = {"to": to, "reason": reason, **_if_named(name)}
+    with audited(state_dir, "rollback", **{key: value for key, value in given.items() if value}):
         version = store.rollback(to, by=user_name(), reason=reason, force=force)
-    out.print(f"{version} is live; {store.previous_version()} is withdrawn")
+    out.print(f"{version} is live{_as_named(name)}; {store.previous_version()} is withdrawn")
     if before is not None and (after := store.reference()) is not None and after.version != before.version:
         out.print(
             f"{before.version} was the reference: now {after.version} is; `tailrace bundles reference VERSION` sets another"
@@ -130,10 +181,19 @@ def bundle_row(report: dict[str, Any]) -> list[str]:
     return [str(report.get("dataset", "-")), *(f"{one['ndcg@10']:.4f}" if one else "-" for one in measured)]
 
 
-def _store() -> "tuple[BundleStore, Path]":
-    """Return the store of bundles and the state folder, which has the audit file."""
+def _if_named(name: str) -> dict[str, str]:
+    """Return what the audit file says of a name; nothing of the default one."""
+    return {} if name == "default" else {"name": name}
+
+
+def _as_named(name: str) -> str:
+    return "" if name == "default" else f" as {name}"
+
+
+def _store(name: str = "default") -> "tuple[BundleStore, Path]":
+    """Return the store of bundles under a name, and the state folder, which has the audit file."""
     from models.registry import BundleStore
     from services.settings.settings import load_settings
 
     settings = load_settings()
-    return BundleStore(settings.bundle_root.absolute()), settings.state_dir.absolute()
+    return BundleStore.of(settings, name), settings.state_dir.absolute()

@@ -94,7 +94,7 @@ def up(
         return
 
     def when_ready(settings: "Settings") -> None:
-        bundle, user_id = BundleStore(settings.bundle_root).live(), guide.example_user(settings)
+        bundle, user_id = BundleStore.of(settings).live(), guide.example_user(settings)
         out.print("\n[bold green]Tailrace is up.[/]")
         out.print(escape(guide.describe_stack(settings, bundle.version)))
         out.print("\nTry:")
@@ -161,6 +161,9 @@ def pipeline(
     events: Annotated[Path | None, typer.Option(help="Your own events, as Parquet, CSV or JSON Lines.")] = None,
     items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
     live_log: Annotated[bool, typer.Option(help="Also train on events received over Kafka.")] = True,
+    name: Annotated[
+        str, typer.Option(help="Name under which the bundle goes live; another one shares the store.")
+    ] = "default",
     split: Annotated[
         str,
         typer.Option(
@@ -258,6 +261,7 @@ def pipeline(
     settings = _settings()
     options = PipelineOptions(
         dataset=dataset,
+        model_name=name,
         events=events,
         items=items,
         with_live_log=live_log,
@@ -368,7 +372,7 @@ def add_items(
 
     settings = _settings()
     with audited(settings.state_dir, "add-items"):
-        store = BundleStore(settings.bundle_root)
+        store = BundleStore.of(settings)
         bundle, num_new = append_items(
             store, read_table(items), items.name, datetime.now(UTC), lift, _print_line, force=force
         )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from models.bundle import Bundle
     from models.decoder.decoder import Decoder
-    from models.registry import Bundle
     from pipelines.profiler.record import Work
 
 _NUM_STEPS, _NUM_RANKINGS, _NUM_TEXTS, _NUM_IN, _NUM_OUT = 8, 64, 8, 128, 32
@@ -104,7 +104,7 @@ def _record(subject: Subject, out: Path, model: Path | None, device: str) -> Non
     if model is not None:
         record(_texts(load_decoder(model, dtype, where)), out, where, dtype)
         return
-    bundle = BundleStore(load_settings().bundle_root).live()
+    bundle = BundleStore.of(load_settings()).live()
     decoder = load_decoder(bundle.decoder_dir, torch.float32 if subject is Subject.TRAIN else dtype, where)
     match subject:
         case Subject.TRAIN:

@@ -97,7 +97,7 @@ def _prepare(settings: Settings) -> int:
 def _pipeline(settings: Settings) -> int:
     from models.registry import BundleStore
 
-    version = BundleStore(settings.bundle_root).live_version()
+    version = BundleStore.of(settings).live_version()
     if version is None:
         _become("infra.cli.main", "pipeline")
     sys.stdout.write(f"{version} is live already; `tailrace pipeline` as this container's command trains again\n")

@@ -41,6 +41,13 @@ ALERTS = (
         summary="No gateway has a bundle: every recommendation is refused",
     ),
     Alert(
+        name="TailraceBundleStoreLost",
+        expr="max(tailrace_bundle_store_lost) > 0",
+        lasts="10m",
+        severity="ticket",
+        summary="The store of bundles does not answer: what is loaded serves on, and nothing new is picked up",
+    ),
+    Alert(
         name="TailraceWorkerUnavailable",
         expr=f"absent({_LAG}) or count(count by (partition) (max_over_time({_LAG}[1d])) unless count by (partition) ({_LAG})) > 0",
         lasts="2m",

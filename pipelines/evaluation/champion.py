@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import structlog
 
+from models.bundle import Bundle
 from models.catalogue import Catalogue, load_catalogue
-from models.registry import Bundle
 from pipelines.evaluation.evaluate import Trained, read_ranks
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.evaluation.pair import load_pair

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from models.bundle import Bundle
 from models.decoder.config import read_config
 from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 from pipelines.optimize.choice import Row
 from pipelines.optimize.parent import Parent
 from pipelines.optimize.recipes import Job, Recipe

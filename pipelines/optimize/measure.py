@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 import services.llm.engine
+from models.bundle import Bundle
 from models.prompt import prompt_tokens
-from models.registry import Bundle
 from pipelines.data.examples import Cases, sample_cases
 from pipelines.optimize import exports
 from pipelines.runner.stage import Progress, StageCache, content_key

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from models.bundle import Bundle
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_limits
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.optimize import choice, report
 from pipelines.optimize.children import PICTURE, Winner, judged_bundle, make_decoders, write_child
@@ -77,7 +78,7 @@ def optimize(version: str, options: OptimizeOptions, places: Places, console: Co
     Raises ConfigError where its training is unknown or gone, BundleNotFound, BundleCorrupt, BundleMoved where a child may go live and its parent is not live,
     BundleWithdrawn.
     """
-    store = BundleStore(places.bundle_root)
+    store = BundleStore.of(places)
     with run_lock(places.stages_dir, console), tempfile.TemporaryDirectory() as folder:
         parent, scratch = open_parent(store.open(version), places.stages_dir), Path(folder)
         if parent.depth > 1 and any(recipe.weight_kind is None for recipe in options.recipes):

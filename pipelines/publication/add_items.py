@@ -17,10 +17,11 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
+from models.bundle import JUDGED, Bundle
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
-from models.registry import JUDGED, Bundle, BundleStore
+from models.registry import BundleStore
 from models.student import StudentModel, read_student, save_student
 from pipelines.codes.embedding import texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from models.registry import JUDGED, Bundle, BundleStore, Seen, hashes
+from models.bundle import JUDGED, Bundle, hashes
+from models.registry import BundleStore, Seen
 from models.student import read_student
 from pipelines.codes.code_book import CODE_BOOK
 from pipelines.data.examples import Cases, Split, read_cases

@@ -13,7 +13,8 @@ from typing import Any
 
 import structlog
 
-from models.registry import Bundle, BundleStore
+from models.bundle import Bundle
+from models.registry import BundleStore
 from pipelines.data import checks
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation import champion, evaluate, gate

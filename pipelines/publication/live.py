@@ -8,8 +8,9 @@ from pathlib import Path
 import polars as pl
 import structlog
 
+from models.bundle import Bundle
 from models.catalogue import Catalogue
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 from pipelines.data.examples import SplitKind
 from pipelines.options import STAGE_NAMES, PipelineOptions
 from pipelines.runner.stage import StageOutput

@@ -14,12 +14,14 @@ from typing import Protocol
 import structlog
 from prometheus_client import CollectorRegistry
 
+from models.bundle import Bundle
 from models.catalogue import Catalogue
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 from services.contracts.events import Recorded
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
+from services.gateway.events.items import ItemOperations, ItemReader
 from services.gateway.events.record import Draft, EventLog, RecordEvents
 from services.gateway.overload.admission import Admission, AdmissionLimits
 from services.gateway.overload.monitor import EdgeWatch, LoadMonitor
@@ -39,6 +41,7 @@ from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.student import StudentTier
 from services.gateway.tiers.tier import RankingTier
 from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
+from services.items.live_items import LiveItems
 from services.observability.metrics import GatewayMetrics, TextMetrics
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
@@ -83,6 +86,7 @@ class DataPlane:
         recommend: Recommend,
         record: RecordEvents,
         live: LiveBundle,
+        items: ItemOperations,
         popular: PopularTier,
         producers: Sequence[Producer],
         metrics: AnswerMetrics,
@@ -102,6 +106,7 @@ class DataPlane:
         self.recommend = recommend
         self.explanations = explanations
         self.live = live
+        self.items = items
         self.popular = popular
         self.load = load
         self.clock = clock
@@ -117,6 +122,7 @@ class DataPlane:
         for producer in self._producers:
             producer.start()
         await self.live.start()
+        await self.items.start()
         await self.popular.start()
         self.load.start()
         await self.explanations.start()
@@ -126,6 +132,7 @@ class DataPlane:
         self.load.stop()
         await self.popular.stop()
         await self.live.stop()
+        await self.items.stop()
         await self.explanations.stop()
         await self.users.stop()
         await asyncio.gather(*(asyncio.to_thread(producer.stop) for producer in self._producers))
@@ -140,8 +147,8 @@ class DataPlane:
     async def record(self, drafts: Sequence[Draft], door: str, request_id: str) -> Recorded:
         """Record events; see RecordEvents."""
         event_ids = await self._record(drafts)
-        known = self.live.current().catalogue.index_of if self.live.is_loaded else None
-        unknown = [] if known is None else [item for draft in drafts if (item := draft["item_id"]) not in known]
+        known = self.live.current().items if self.live.is_loaded else None
+        unknown = [] if known is None else [item for draft in drafts if known.index(item := draft["item_id"]) is None]
         self._metrics.recorded(door, [draft.get("request_id") for draft in drafts], len(unknown))
         log.info("recorded", request_id=request_id, door=door, num_events=len(event_ids), num_unknown=len(unknown))
         return Recorded(event_ids, tuple(dict.fromkeys(unknown)))
@@ -203,6 +210,9 @@ class Ports:
     impressions: ImpressionProducer
     explanations: ExplanationStore | None
     receipts: Receipts
+    live_items: LiveItems
+    item_reader: ItemReader
+    item_log: EventProducer
     registry: CollectorRegistry
     text_writer: TextWriter | None = None
     clock: Callable[[], float] = time.monotonic
@@ -239,7 +249,13 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     metrics.llm_replicas_wanted.set(config.num_llm_replicas)
     answer_metrics = AnswerMetrics(metrics)
     live = LiveBundle(
-        ports.bundles, ports.load_student, config.bundle_poll_s, metrics.bundle_info, metrics.bundle_quality
+        ports.bundles,
+        ports.load_student,
+        config.bundle_poll_s,
+        metrics.bundle_info,
+        metrics.bundle_quality,
+        metrics.bundle_store_lost,
+        ports.live_items,
     )
     popular = PopularTier(live, ports.features, config.popular_refresh_s)
     gate = LlmGate(
@@ -273,8 +289,9 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         recommend=recommend,
         record=RecordEvents(ports.events, config.max_events_per_request, ports.wall_clock),
         live=live,
+        items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items),
         popular=popular,
-        producers=(ports.events, ports.impressions),
+        producers=(ports.events, ports.impressions, ports.item_log),
         metrics=answer_metrics,
         explanations=explanations,
         refusal_sinks=(answer_metrics.refused, log_refusal, explanations.refused),

@@ -94,7 +94,7 @@ class Recommend:
         """
         request.check_k(caller.max_k)
         live = self._live.current()
-        live.catalogue.check_filters(request.filters.categories, request.filters.allowed_item_ids)
+        live.items.check_filters(request.filters.categories, request.filters.allowed_item_ids)
         request = request.excluding_seen(default=not live.repeats)
         deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits)
         is_in_time = await self._load.queue.begin(caller.priority, deadline)
@@ -121,7 +121,8 @@ class Recommend:
             decided, results = await self._rank(context, planned)
         with stages.measure("answer"):
             rankings = self._in_order(context, results)
-            items = as_items(choose(rankings, context.masks.showable, request.k), live.catalogue)
+            available = live.items.columns.available
+            items = as_items(choose(rankings, context.masks.showable, request.k, available), live.items)
         rationale = await self._write_rationale(context, items) if request.rationale else None
 
         routing = RoutingRecord(context=context, facts=facts, results=results)
@@ -220,8 +221,9 @@ class Recommend:
             yield filling.ranking
 
     async def _write_rationale(self, context: RequestContext, items: tuple[ScoredItem, ...]) -> Rationale:
-        """Write the rationale within the rest of the deadline; the items do not wait longer for it."""
-        titles = context.live.catalogue.titles
+        """Write the rationale within the rest of the deadline; the items do not wait longer for it. Hidden items of the history are not named."""
+        known, available = context.live.items, context.live.items.columns.available
         with context.stages.measure("rationale", SpanKind.CLIENT):
-            seen, shown = [titles[index] for index in context.history], [item.title for item in items]
+            seen = [known.title(index) for index in context.history if available[index]]
+            shown = [item.title for item in items]
             return await self._rationale(seen, shown, context.deadline.budget_s(self._clock()))

@@ -1,10 +1,12 @@
 """The attributes of items in columns, one value an item, by item index. Numpy only.
 
 An attribute holds texts, numbers or flags, and one of a name may hold all three kinds, in a column each. A change of an item changes its
-cell in place and the column's revision, so that what was computed from a column can be kept until that moves.
+cell in place and the column's revision, so that what was computed from a column can be kept until that moves. Items beyond `num_items`
+come with a longer copy, which is another object.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -23,14 +25,43 @@ class TextColumn:
     values: list[tuple[str, ...]] = field(default_factory=lambda: [()])
     code_of: dict[tuple[str, ...], int] = field(default_factory=lambda: {(): 0})
     revision: int = 0
+    _codes_by_text: dict[str, list[int]] = field(default_factory=dict)
+    _num_indexed: int = 0
+
+    def codes_with(self, text: str) -> list[int]:
+        """Return the codes of all values that hold this text. The first call goes through all values."""
+        for code in range(self._num_indexed, len(self.values)):
+            for one in dict.fromkeys(self.values[code]):
+                self._codes_by_text.setdefault(one, []).append(code)
+            self._num_indexed = code + 1
+        return self._codes_by_text.get(text, [])
+
+    def holding(self, texts: Iterable[str]) -> np.ndarray:
+        """Return which items have any of these texts, (num_items,) bool."""
+        has_any = np.zeros(len(self.values) + 1, dtype=bool)
+        for text in texts:
+            has_any[self.codes_with(text)] = True
+        return has_any.take(self.codes, mode="clip")  # what was added meanwhile is the last, which is false
 
     def set(self, index: int, texts: tuple[str, ...]) -> None:
         """Give an item these texts."""
-        code = self.code_of.setdefault(texts, len(self.values))
-        if code == len(self.values):
+        code = self.code(texts)
+        if self.codes[index] != code:
+            self.codes[index] = code
+            self.revision += 1
+
+    def code(self, texts: tuple[str, ...]) -> int:
+        """Return the place of these texts in `values`, where they are put if they are new."""
+        code = self.code_of.get(texts)
+        if code is None:
+            code = len(self.values)
             self.values.append(texts)
-        self.codes[index] = code
-        self.revision += 1
+            self.code_of[texts] = code
+        return code
+
+    def grown(self, num_items: int) -> "TextColumn":
+        """Return a copy for more items, which shares `values`."""
+        return TextColumn(_grown(self.codes, num_items, 0), self.values, self.code_of, self.revision)
 
 
 @dataclass(slots=True)
@@ -42,8 +73,14 @@ class NumberColumn:
 
     def set(self, index: int, number: float) -> None:
         """Give an item this number, NaN for none."""
-        self.numbers[index] = number
-        self.revision += 1
+        before = self.numbers[index]
+        if before != number and not (number != number and before != before):
+            self.numbers[index] = number
+            self.revision += 1
+
+    def grown(self, num_items: int) -> "NumberColumn":
+        """Return a copy for more items."""
+        return replace(self, numbers=_grown(self.numbers, num_items, np.nan))
 
 
 @dataclass(slots=True)
@@ -55,16 +92,23 @@ class FlagColumn:
 
     def set(self, index: int, flag: bool | None) -> None:
         """Give an item this flag, None for none."""
-        self.flags[index] = -1 if flag is None else int(flag)
-        self.revision += 1
+        cell = -1 if flag is None else int(flag)
+        if self.flags[index] != cell:
+            self.flags[index] = cell
+            self.revision += 1
+
+    def grown(self, num_items: int) -> "FlagColumn":
+        """Return a copy for more items."""
+        return replace(self, flags=_grown(self.flags, num_items, -1))
 
 
 @dataclass(slots=True)
 class ItemColumns:
-    """The columns of all items that can be shown: those of the bundle by their index, then new ones.
+    """The columns of all items that can be shown: those of the bundle by their index, then new ones, then places for more.
 
-    Names of attributes are the caller's. Beside them: `categories` (text), `title` (text), `value`, `published_ms`, `expires_ms`,
-    `popularity` (numbers). `available` (num_items,) bool says which items may be shown now, by their state and their times.
+    Names of attributes are the caller's. Beside them: `categories` (text), `value`, `published_ms`, `expires_ms`, `popularity` (numbers;
+    a column is there once an item has such a value). `available` (num_items,) bool says which items may be shown now, by their state
+    and their times; a place without an item is not available.
     """
 
     num_items: int
@@ -77,3 +121,37 @@ class ItemColumns:
         """Return the kinds of value that items have under this name; empty where none has it."""
         named = (("text", self.texts), ("number", self.numbers), ("flag", self.flags))
         return tuple(kind for kind, columns in named if name in columns)  # type: ignore[misc]
+
+    def text(self, name: str) -> TextColumn:
+        """Return the text column of this name; it is made if it is missing, in a new table: readers go through the one that they have."""
+        if name not in self.texts:
+            self.texts = {**self.texts, name: TextColumn(np.zeros(self.num_items, dtype=np.int32))}
+        return self.texts[name]
+
+    def number(self, name: str) -> NumberColumn:
+        """Return the number column of this name; see `text`."""
+        if name not in self.numbers:
+            self.numbers = {**self.numbers, name: NumberColumn(np.full(self.num_items, np.nan))}
+        return self.numbers[name]
+
+    def flag(self, name: str) -> FlagColumn:
+        """Return the flag column of this name; see `text`."""
+        if name not in self.flags:
+            self.flags = {**self.flags, name: FlagColumn(np.full(self.num_items, -1, dtype=np.int8))}
+        return self.flags[name]
+
+    def grown(self, num_items: int) -> "ItemColumns":
+        """Return a copy for more items, which have no values and are not available."""
+        return ItemColumns(
+            num_items,
+            _grown(self.available, num_items, False),
+            {name: column.grown(num_items) for name, column in self.texts.items()},
+            {name: column.grown(num_items) for name, column in self.numbers.items()},
+            {name: column.grown(num_items) for name, column in self.flags.items()},
+        )
+
+
+def _grown(cells: np.ndarray, num_items: int, fill: float) -> np.ndarray:
+    grown = np.full(num_items, fill, dtype=cells.dtype)
+    grown[: len(cells)] = cells
+    return grown

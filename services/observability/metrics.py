@@ -90,6 +90,15 @@ class AccessMetrics(_Metrics):
     )
 
 
+class ItemsMetrics(_Metrics):
+    """Metrics of a process that follows the live catalogue."""
+
+    refused = _counter(
+        "tailrace_item_records_refused_total", "Records of the topic of items that a process could not read"
+    )
+    unavailable = _gauge("tailrace_items_unavailable", "1 while a process cannot read the topic of items")
+
+
 class GatewayMetrics(_Metrics):
     """Metrics of the doors and the data plane."""
 
@@ -142,6 +151,9 @@ class GatewayMetrics(_Metrics):
     bundle_info = _gauge("tailrace_bundle_info", "1 for the loaded bundle", "version")
     bundle_quality = _gauge(
         "tailrace_bundle_quality", "Offline evaluation figures of a loaded bundle", "version model metric"
+    )
+    bundle_store_lost = _gauge(
+        "tailrace_bundle_store_lost", "1 while the store of bundles does not answer and what is loaded serves on"
     )
     llm_replicas_wanted = _gauge("tailrace_llm_replicas_wanted", "Minimum number of LLM replicas")
 

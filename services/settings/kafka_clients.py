@@ -1,5 +1,6 @@
 """How clients of kafka-python are opened and closed, so that neither leaves threads and sockets behind."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,6 +20,18 @@ def broker_as_dependency() -> Iterator[None]:
         yield
     except (KafkaError, OSError) as error:
         raise DependencyUnavailable("broker", _RETRY_AFTER_S) from error
+
+
+def any_listens(bootstrap: str, timeout_s: float) -> bool:
+    """Return whether any of the brokers (`host:port,host:port`) accepts a connection.
+
+    For use before a client is made: a refused connection is known at once, while a client would try for its whole timeout, and whatever waits for it as long.
+    """
+    for address in bootstrap.split(","):
+        host, _, port = address.strip().rpartition(":")
+        with suppress(OSError), socket.create_connection((host, int(port)), timeout_s):
+            return True
+    return False
 
 
 def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:

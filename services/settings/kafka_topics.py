@@ -13,6 +13,8 @@ from services.settings.settings import Settings
 _DAY_MS = 86_400_000
 EVENTS_KEEP_MS, DEAD_LETTERS_KEEP_MS = 7 * _DAY_MS, 30 * _DAY_MS
 """Events are in the offline log within seconds, so a week is ample."""
+_TOMBSTONES_KEEP_MS = 3_650 * _DAY_MS
+"""A reader that begins later than this does not learn that an item was deleted: as good as for ever."""
 _MIN_IN_SYNC = "min.insync.replicas"
 _REPLICAS, _IN_SYNC = 3, 2
 """Where a topic has so many replicas, a record must be on so many before it is acknowledged; with fewer replicas one is enough, or an outage would refuse all."""
@@ -20,28 +22,36 @@ _REPLICAS, _IN_SYNC = 3, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """One topic, with the broker's default replication."""
+    """One topic, with the broker's default replication. `keep_ms` None: compacted, the newest record of each key is kept for ever."""
 
     name: str
     num_partitions: int
-    keep_ms: int
+    keep_ms: int | None
 
     def options(self, num_replicas: int = 1) -> dict[str, Any]:
         """Return the topic's entry for the admin client, where it gets this many replicas."""
         in_sync = {_MIN_IN_SYNC: str(_IN_SYNC)} if num_replicas >= _REPLICAS else {}
+        keeping = {"retention.ms": str(self.keep_ms), "cleanup.policy": "delete"}
+        if self.keep_ms is None:
+            keeping = {
+                "retention.ms": "-1",
+                "cleanup.policy": "compact",
+                "delete.retention.ms": str(_TOMBSTONES_KEEP_MS),
+            }
         return {
             "num_partitions": self.num_partitions,
             "replication_factor": -1,
-            "configs": {"retention.ms": str(self.keep_ms), "cleanup.policy": "delete", **in_sync},
+            "configs": {**keeping, **in_sync},
         }
 
 
 def wanted_topics(settings: Settings) -> tuple[Topic, ...]:
     """Return every topic that the platform writes."""
-    keep_ms = {
+    keep_ms: dict[str, int | None] = {
         settings.interactions_topic: EVENTS_KEEP_MS,
         settings.dead_letter_topic: DEAD_LETTERS_KEEP_MS,
         settings.impressions_topic: EVENTS_KEEP_MS,
+        settings.items_topic: None,
     }
     return tuple(Topic(name=name, num_partitions=settings.topic_partitions, keep_ms=ms) for name, ms in keep_ms.items())
 

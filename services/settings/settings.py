@@ -113,6 +113,8 @@ class Settings(BaseSettings):
     """Topic of events that cannot be read."""
     impressions_topic: str = "impressions"
     """Topic of what was shown."""
+    items_topic: str = "items"
+    """Compacted topic of the live catalogue: the state of each item, by its id."""
     topic_partitions: int = Field(4, ge=1)
     """Partitions of the topic of events, chosen once: the workers refuse to start where the topic has another number."""
 
@@ -151,6 +153,10 @@ class Settings(BaseSettings):
     """Processes that run the ranking model, each with its own engine and threads."""
     keep_bundles: int = Field(10, ge=2)
     """Number of published bundles kept; the live one, the one before it and the reference are always kept."""
+    bundle_store: str = ""
+    """Object store of bundles: s3://BUCKET/PREFIX, gs://... or az://..., with credentials from the service's usual environment variables; empty: the folder."""
+    bundle_cache_gib: float = Field(20.0, gt=0)
+    """GiB on this machine's disk for bundles of an object store, beside those in use."""
     bundle_poll_s: float = Field(1.0, gt=0)
     """Seconds between two looks for a new live bundle."""
     popular_refresh_s: float = Field(5.0, gt=0)
@@ -271,8 +277,8 @@ class Settings(BaseSettings):
 
     @property
     def bundle_root(self) -> Path:
-        """Folder of published bundles and of the pointer to the live one."""
-        return self.state_dir / "bundles"
+        """Folder of published bundles and of their names; with a `bundle_store`, its cache on this machine."""
+        return (self.cache_dir if self.bundle_store else self.state_dir) / "bundles"
 
     @property
     def offline_log_dir(self) -> Path:
@@ -283,6 +289,11 @@ class Settings(BaseSettings):
     def stages_dir(self) -> Path:
         """Folder of the pipeline's stage outputs."""
         return self.state_dir / "pipeline"
+
+    @property
+    def items_snapshot(self) -> Path:
+        """File with the state of all items, which spares a starting process the reading of the whole topic."""
+        return self.state_dir / "items" / "snapshot.parquet"
 
     @property
     def feature_repo_dir(self) -> Path:

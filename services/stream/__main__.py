@@ -20,12 +20,16 @@ from services.features.repo import RepoAddress, ensure_applied
 from services.features.schema import USER_HISTORY
 from services.features.shown import ShownWriter
 from services.features.writer import FeatureWriter
+from services.items.follower import ItemFollower
+from services.items.live_items import LiveItems
 from services.observability.log_lines import configure_logging
-from services.observability.metrics import ProcessMetrics, StreamMetrics
+from services.observability.metrics import ItemsMetrics, ProcessMetrics, StreamMetrics
 from services.observability.tracing import open_tracing
+from services.settings.kafka_topics import Topic
 from services.settings.settings import Settings, load_settings
 from services.stream.aggregate import history_limits
 from services.stream.background import DEFAULT_PACE, Pace
+from services.stream.decode import LoggedImpression
 from services.stream.effects import NO_INTERRUPTIONS, Interruptions
 from services.stream.erasure.eraser import Eraser, ErasingFiles
 from services.stream.impressions.worker import ImpressionWorker
@@ -41,6 +45,7 @@ _log = structlog.get_logger()
 GROUP, IMPRESSIONS_GROUP = "tailrace-stream", "tailrace-impressions"
 _IMPRESSIONS_WAIT_MS = 200
 """Gateways send impressions five times a second, and nobody waits for them."""
+_SNAPSHOT_EVERY_S = 10.0
 
 
 def main() -> None:
@@ -77,27 +82,12 @@ def run_worker(
     log = OfflineLog(settings.offline_log_dir)
     impressions = OfflineLog(settings.offline_log_dir, kind=IMPRESSIONS, ledger=log.ledger)
     address = _log_address(settings)
-    shown_address = replace(
-        address, topic=settings.impressions_topic, group=IMPRESSIONS_GROUP, fetch_wait_ms=_IMPRESSIONS_WAIT_MS
-    )
     items = ListedItems()
+    item_follower = _item_follower(settings)
     follower = BundleFollower(
-        BundleStore(settings.bundle_root), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
+        BundleStore.of(settings), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
     )
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
-    bundles = BundleStore(settings.bundle_root)
-    eraser = Eraser(
-        log.ledger,
-        ErasingWriter(features),
-        ErasingFiles(
-            logs={ErasureStore.INTERACTIONS: log, ErasureStore.IMPRESSIONS: impressions},
-            offline_log_dir=settings.offline_log_dir,
-            base_histories=base_table(settings.offline_log_dir),
-            offline_features=features.table_path(USER_HISTORY.name),
-            stages_dir=settings.stages_dir,
-        ),
-        bundles.versions,
-    )
     worker = StreamWorker(
         open_consumer=lambda: PartitionConsumer(address),
         writer=FeatureWriter(features, owner=f"{socket.gethostname()}/worker-{settings.worker_index}"),
@@ -112,26 +102,75 @@ def run_worker(
         tracing=tracing,
         keep_days=settings.log_keep_days,
         roles=read_event_roles(settings.events_file),
-        eraser=eraser,
+        eraser=_eraser(settings, features, log, impressions),
     )
-    landing = ImpressionWorker(
-        open_consumer=lambda: PartitionConsumer(shown_address),
-        writer=ShownWriter(features, owner=f"{socket.gethostname()}/worker-{settings.worker_index}"),
-        log=impressions,
-        metrics=metrics,
-        pace=pace or DEFAULT_PACE,
-        keep_days=settings.impressions_keep_days,
-    )
+    landing = _impression_worker(settings, features, impressions, metrics, pace or DEFAULT_PACE)
     for folder in (settings.offline_log_dir, settings.worker_heartbeat.parent):
         folder.mkdir(parents=True, exist_ok=True)
     follower.start()
     shown = threading.Thread(target=landing.run, args=(stop,), name="impressions")
     shown.start()
+    item_follower.start()
     worker.run(stop)
     _log.info("stopping")
     shown.join()
     follower.stop()
+    item_follower.stop()
     tracing.stop()
+
+
+def _eraser(
+    settings: Settings, features: RepoAddress, log: OfflineLog, impressions: OfflineLog[LoggedImpression]
+) -> Eraser:
+    """Return what takes erased users out of all but their rows."""
+    files = ErasingFiles(
+        logs={ErasureStore.INTERACTIONS: log, ErasureStore.IMPRESSIONS: impressions},
+        offline_log_dir=settings.offline_log_dir,
+        base_histories=base_table(settings.offline_log_dir),
+        offline_features=features.table_path(USER_HISTORY.name),
+        stages_dir=settings.stages_dir,
+    )
+    return Eraser(log.ledger, ErasingWriter(features), files, BundleStore.of(settings).versions)
+
+
+def _impression_worker(
+    settings: Settings,
+    features: RepoAddress,
+    log: OfflineLog[LoggedImpression],
+    metrics: StreamMetrics,
+    pace: Pace,
+) -> ImpressionWorker:
+    """Return what applies impressions beside the interactions of this process."""
+    address = replace(
+        _log_address(settings),
+        topic=settings.impressions_topic,
+        group=IMPRESSIONS_GROUP,
+        fetch_wait_ms=_IMPRESSIONS_WAIT_MS,
+    )
+    return ImpressionWorker(
+        open_consumer=lambda: PartitionConsumer(address),
+        writer=ShownWriter(features, owner=f"{socket.gethostname()}/worker-{settings.worker_index}"),
+        log=log,
+        metrics=metrics,
+        pace=pace,
+        keep_days=settings.impressions_keep_days,
+    )
+
+
+def _item_follower(settings: Settings) -> ItemFollower:
+    """Return what makes the topic of items and, in the first worker, keeps its snapshot."""
+    is_first = settings.worker_index == 0
+    metrics = ItemsMetrics(REGISTRY)
+    return ItemFollower(
+        LiveItems(),
+        settings.kafka_address,
+        settings.items_topic,
+        settings.items_snapshot,
+        makes=Topic(name=settings.items_topic, num_partitions=settings.topic_partitions, keep_ms=None),
+        write_every_s=_SNAPSHOT_EVERY_S if is_first else None,
+        on_refused=metrics.refused.inc,
+        on_unavailable=metrics.unavailable.set,
+    )
 
 
 def _log_address(settings: Settings) -> LogAddress:

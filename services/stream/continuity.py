@@ -27,8 +27,8 @@ from services.features.ownership import Claim, Partitions
 from services.features.schema import LogPosition
 from services.observability.metrics import StreamMetrics
 from services.settings.kafka_clients import broker_as_dependency
+from services.settings.record_batches import UndecodableBatch
 from services.stream.offline_log import OfflineLog
-from services.stream.record_batches import UndecodableBatch
 
 _log = structlog.get_logger()
 _REQUEST_MS = 5_000

@@ -7,7 +7,6 @@ on librdkafka do that unless they are told to partition as Kafka's own client do
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from services.contracts.erasure import Erasure, decode_record
 from services.contracts.events import MAX_EVENT_LEAD_MS, Impression, Interaction
@@ -15,6 +14,7 @@ from services.errors import InvalidRequest
 from services.features.ownership import partition_of
 from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
+from services.settings.record_batches import Undecodable
 from services.stream.aggregate import LoggedEvent
 
 MAX_CLOCK_LEAD_MS = 3_600_000
@@ -23,37 +23,6 @@ MAX_VALUE_BYTES = 65_536
 """Four times an event whose ids are of the greatest length and in JSON's longest form."""
 MAX_HEADERS_BYTES = 65_536
 """Names and values of a record's headers together."""
-
-
-class Cause(StrEnum):
-    """What about a batch of records cannot be decoded."""
-
-    CHECKSUM = "checksum"
-    CODEC = "codec"
-    FORMAT = "format"
-    HEADERS = "headers"
-
-
-@dataclass(frozen=True, slots=True)
-class Undecodable:
-    """Why a batch of records cannot be decoded, in the client's words too, and its last offset."""
-
-    cause: Cause
-    problem: str
-    last_offset: int
-
-    def reason(self, position: LogPosition) -> str:
-        """Describe it as the reason of a dead letter; `position` is the first of the batch that is left out."""
-        what = _CAUSES[self.cause] + (f" ({self.problem})" if self.problem else "")
-        return f"{self.cause}: {what}; offsets {position.offset} to {self.last_offset} of partition {position.partition} are left out"
-
-
-_CAUSES = {
-    Cause.CHECKSUM: "the batch is not what its producer sent, as its checksum shows at every fetch",
-    Cause.CODEC: "the batch cannot be decompressed",
-    Cause.FORMAT: "the batch is in no known format",
-    Cause.HEADERS: "a header's name is not UTF-8",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +124,9 @@ def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decod
     decoded = Decoded([], [], [])
     for record in records:
         if record.undecodable is not None:
-            decoded.dead.append(DeadLetter(record, record.undecodable.reason(record.position)))
+            decoded.dead.append(
+                DeadLetter(record, record.undecodable.reason(record.position.partition, record.position.offset))
+            )
             continue
         try:
             found = _parse(record, now_ms)

@@ -26,9 +26,9 @@ from services.observability.tracing import TraceHeaders
 from services.settings.addresses import KafkaAddress
 from services.settings.kafka_clients import broker_as_dependency, close_producer, open_client
 from services.settings.kafka_topics import DEAD_LETTERS_KEEP_MS, EVENTS_KEEP_MS, Topic, create_missing
+from services.settings.record_batches import UndecodableBatch, step_over_undecodable
 from services.stream.continuity import BrokerLog
 from services.stream.decode import DeadLetter, Misplaced, Record
-from services.stream.record_batches import UndecodableBatch, step_over_undecodable
 
 _RETRY_AFTER_S = 1.0
 _CONNECT_MS = 2_000

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from models.bundle import Bundle
 from models.catalogue import Catalogue
-from models.registry import Bundle
 from services.errors import BundleCorrupt
 from services.settings.settings import environment_kept
 from services.student.table import TABLE, load_table

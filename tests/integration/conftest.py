@@ -20,6 +20,7 @@ _KAFKA = ("ignore:unclosed <s:ResourceWarning", "ignore:.*socket:pytest.PytestUn
 _FEAST = ("ignore::DeprecationWarning", "ignore::FutureWarning")
 IGNORED = {
     "stream": _KAFKA,
+    "items": _KAFKA,
     "observability": _KAFKA,
     "features": (*_KAFKA, *_FEAST),
     "pipelines": _FEAST,
@@ -41,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _collected(request: pytest.FixtureRequest) -> Iterator[None]:
     """Collect the sockets that kafka-python leaves behind, while their warnings are ignored."""
     yield
-    if request.path.parent.name in {"stream", "observability"}:
+    if request.path.parent.name in {"stream", "items", "observability"}:
         gc.collect()
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from models.registry import Bundle, BundleStore
+from models.bundle import Bundle
+from models.registry import BundleStore
 from tests.support.stacks.stack import Stack
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(1_800)]

@@ -1,13 +1,17 @@
-"""Real servers for tests, on free ports: a Valkey and a broker that can be stopped, frozen and started again."""
+"""Real servers for tests, on free ports: a Valkey, a broker and an object store that can be stopped, frozen and started again."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+
+import httpx
 
 from infra.local.servers.binaries import tansu_command, valkey_command
 from infra.local.supervisor.probes import answers_redis
@@ -102,3 +106,36 @@ def broker_server(folder: Path, advertised: str = "") -> Server:
     """Make a broker that keeps nothing; not started. `advertised` is the address that clients are told to connect to, if not its own."""
     folder.mkdir(parents=True, exist_ok=True)
     return Server(partial(tansu_command, advertised=advertised), folder / "broker.log")
+
+
+S3_KEYS = ("a-key", "a-secret")
+"""Key and secret that the object store takes."""
+
+
+def object_server(folder: Path) -> Server:
+    """Make an S3 server (SeaweedFS) that checks credentials and keeps its data in `folder`, with the bucket `bundles`; not started."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key, secret = S3_KEYS
+    credentials = [{"accessKey": key, "secretKey": secret}]
+    identity = {"name": "tests", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    others = {name: free_port() for name in ("master", "volume", "filer")}
+    inner = [f"-{name}.port.grpc={free_port()}" for name in ("master", "volume", "filer", "s3")]
+    filer = f"http://{HOST}:{others['filer']}"
+
+    def command(port: int) -> list[str]:
+        return [
+            *(str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder}", f"-ip={HOST}", "-volume.max=8"),
+            *("-master.volumeSizeLimitMB=64", "-s3", f"-s3.port={port}", f"-s3.config={folder / 's3.json'}"),
+            *(f"-{name}.port={number}" for name, number in others.items()),
+            *inner,
+        ]
+
+    def answers(host: str, port: int) -> bool:
+        """Whether a file of the bucket can be written, which is some time after the port is open."""
+        with suppress(httpx.HTTPError):
+            httpx.post(f"{filer}/buckets/bundles/", timeout=2.0)
+            return accepts(host, port) and httpx.put(f"{filer}/ready", content=b"x", timeout=2.0).is_success
+        return False
+
+    return Server(command, folder / "s3.log", answers=answers)

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from models.decoder.config import read_config
 from models.decoder.gguf import convert_gguf
 from models.decoder.weights import load_decoder
-from models.reference import read_reference
+from models.name_record import Move, NameRecord, Reference
 from models.registry import BundleStore
-from models.withdrawals import read_withdrawals
+from models.withdrawals import Withdrawal
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE
 from services.contracts.text import ChatMessage
@@ -150,6 +150,15 @@ def manifest_document(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+RECORD = NameRecord(
+    live="v1",
+    owner="ann",
+    reference=Reference(version="v1", by="ann", at="2026-11-24T00:00:00Z"),
+    withdrawn={"v2": Withdrawal(version="v2", by="ann", at="2026-11-24T00:00:00Z", reason="", content="c0de")},
+    history=(Move(act="promote", version="v1", by="ann", at="2026-11-23T00:00:00Z"),),
+)
+
+
 def of_json(*documents: dict[str, Any]) -> Callable[[Path], Maker]:
     """Inputs like these documents, and with fields that they lack."""
     names = sorted({name for document in documents for name in document} | {"unknown", "model", "request_id"})
@@ -199,15 +208,10 @@ PARSERS = {
         lambda folder: json_of(["files", "version", "dataset"], manifest_document(folder)),
         "bundles/v1/manifest.json",
     ),
-    "withdrawals": Parser(
-        lambda path: read_withdrawals(path.parent),
-        of_json({"v1": {"by": "ann", "at": "2026-11-24T00:00:00Z", "reason": "", "content": "c0de"}}),
-        "WITHDRAWN",
-    ),
-    "reference": Parser(
-        lambda path: read_reference(path.parent),
-        of_json({"version": "v1", "by": "ann", "at": "2026-11-24T00:00:00Z"}),
-        "REFERENCE",
+    "name record": Parser(
+        lambda path: BundleStore(path.parents[1]).record(),
+        of_json(json.loads(RECORD.encode())),
+        "bundles/names/default.json",
     ),
     "safetensors": Parser(
         lambda path: load_decoder(path.parent, torch.float32, "cpu"),
@@ -233,6 +237,7 @@ def test_whatever_comes_in_only_our_errors_come_out(
     wanted = request.config.getoption("--foreign-inputs") if num_inputs == MANY else None
     num_seeds = min(wanted or num_inputs, MOST_SEEDS)
     path = tmp_path / parser.file
+    path.parent.mkdir(parents=True, exist_ok=True)
 
     @settings(max_examples=num_seeds, database=None, phases=[Phase.generate])
     @given(seed=st.integers(0, 2**63))

@@ -177,7 +177,7 @@ def pipeline_part() -> Part:
 def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings) -> None:
     supervisor.enter("starting")
     supervisor.bring_up(tuple(part for part in parts if part.name in STORES))
-    if BundleStore(settings.bundle_root).live_version() is None:
+    if BundleStore.of(settings).live_version() is None:
         supervisor.enter("pipeline")
         supervisor.run_once(pipeline_part())
         supervisor.enter("starting")

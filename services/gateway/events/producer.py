@@ -11,9 +11,7 @@ Does not know what the records mean.
 """
 
 import asyncio
-import contextlib
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,12 +28,12 @@ from services.errors import DependencyUnavailable, Overloaded
 from services.observability.tracing import note, span, trace_headers
 from services.router.breaker import Breaker
 from services.settings.addresses import KafkaAddress
-from services.settings.kafka_clients import close_producer, open_client
+from services.settings.kafka_clients import any_listens, close_producer, open_client
 
 log = structlog.get_logger()
 
-Record = tuple[bytes, bytes]
-"""Key and value."""
+Record = tuple[bytes, bytes | None]
+"""Key and value; None: a tombstone."""
 
 _CONNECT_S = 1.0
 _METADATA_S = 0.5
@@ -146,7 +144,7 @@ class TopicProducer:
             return None
         self._broken.clear()
         try:
-            client = self._make_client() if _listens(self._kafka.bootstrap) else None
+            client = self._make_client() if any_listens(self._kafka.bootstrap, _CONNECT_S) else None
             error = "no broker listens"
         except Exception as raised:  # noqa: BLE001 - the thread must survive any failure of the client
             client, error = None, repr(raised)
@@ -214,18 +212,6 @@ class _Acks:
         with self._lock:
             if not self._job.done.done():
                 self._job.done.set_exception(error if isinstance(error, KafkaError) else KafkaError(repr(error)))
-
-
-def _listens(bootstrap: str) -> bool:
-    """Return whether any of the brokers (`host:port,host:port`) accepts a connection.
-
-    Called before a client is made: a refused connection is known at once, while a client would try for _CONNECT_S, and every record in the queue wait as long.
-    """
-    for address in bootstrap.split(","):
-        host, _, port = address.strip().rpartition(":")
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), _CONNECT_S):
-            return True
-    return False
 
 
 def _close(client: Any) -> None:

@@ -22,8 +22,8 @@ _MAY_BE_NULL = frozenset({"event_id", "event_time_ms", "request_id"})
 class EventLog(Protocol):
     """A durable log of events."""
 
-    async def record(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Return once all records (key, value) are acknowledged. Raises DependencyUnavailable or Overloaded."""
+    async def record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Return once all records (key, value; None: a tombstone) are acknowledged. Raises DependencyUnavailable or Overloaded."""
         ...
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from models.catalogue import Catalogue
 from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
+from services.items.layout import ItemLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,11 @@ def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str
 
 
 def masks_for(
-    request: RecommendRequest, history: Iterable[str], catalogue: Catalogue, disliked: tuple[str, ...] = ()
+    request: RecommendRequest, history: Iterable[str], items: ItemLayout, disliked: tuple[str, ...] = ()
 ) -> Masks:
-    """Compose filters, exclusions, dislikes and the history into masks; what is excluded or disliked is in neither."""
-    wide = catalogue.allowed(
+    """Compose the live catalogue, filters, exclusions, dislikes and the history into masks; what is hidden, excluded or disliked is in neither."""
+    seen = items.indices(history) if request.exclude_seen else []
+    wide = items.allowed(
         categories=request.filters.categories,
         allowed_item_ids=request.filters.allowed_item_ids,
         excluded_item_ids=request.exclude_item_ids + disliked,
@@ -69,12 +71,15 @@ def masks_for(
     if not request.exclude_seen:
         return Masks(wide, wide, num_wide, num_wide)
     narrow = wide.copy()
-    narrow[catalogue.indices(history)] = False
+    narrow[seen] = False
     return Masks(narrow, wide, int(np.count_nonzero(narrow)), num_wide)
 
 
 def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:
     """Cut a full ranking to the first k allowed items, looking no further than needed."""
+    if len(order) > len(allowed):  # ranked after the mask was made, with new items
+        is_masked = order < len(allowed)
+        order, scores = order[is_masked], scores[is_masked]
     num_seen = 4 * k
     while np.count_nonzero(allowed[order[:num_seen]]) < k and num_seen < len(order):
         num_seen *= 8
@@ -82,9 +87,12 @@ def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: 
     return order[kept].tolist(), scores[kept].tolist()
 
 
-def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int) -> list[tuple[int, float, Tier]]:
+def choose(
+    rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, available: np.ndarray
+) -> list[tuple[int, float, Tier]]:
     """Take the first k allowed items over the rankings in turn, none twice. Later rankings are drawn only when needed.
 
+    `available` (at least as many items, bool) is the live catalogue now: what was hidden since `allowed` was made is left out too.
     A later ranking's scores are moved down where needed, so that scores never rise along the list.
     """
     chosen: dict[int, tuple[int, float, Tier]] = {}
@@ -92,7 +100,7 @@ def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int) -> list
     for ranking in rankings:
         fresh: dict[int, float] = {}
         for index, score in zip(ranking.indices, ranking.scores, strict=True):
-            if index not in chosen and allowed[index]:
+            if index not in chosen and allowed[index] and available[index]:
                 fresh.setdefault(index, score)
         shift = min(0.0, last_score - next(iter(fresh.values()))) if fresh else 0.0
         for index, score in islice(fresh.items(), k - len(chosen)):
@@ -103,9 +111,9 @@ def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int) -> list
     return list(chosen.values())
 
 
-def as_items(chosen: Iterable[tuple[int, float, Tier]], catalogue: Catalogue) -> tuple[ScoredItem, ...]:
+def as_items(chosen: Iterable[tuple[int, float, Tier]], items: ItemLayout) -> tuple[ScoredItem, ...]:
     """Name the chosen items."""
     return tuple(
-        ScoredItem(item_id=catalogue.item_ids[index], score=score, title=catalogue.titles[index], source=tier)
+        ScoredItem(item_id=items.item_id(index), score=score, title=items.title(index), source=tier)
         for index, score, tier in chosen
     )

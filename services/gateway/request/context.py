@@ -155,7 +155,7 @@ def build_context(
 ) -> RequestContext:
     """Compose the history, the masks and the stored list."""
     history_item_ids = merge_history(lookup.features.history_item_ids, request.recent_item_ids)
-    masks = masks_for(request, history_item_ids, live.catalogue, lookup.features.disliked_item_ids)
+    masks = masks_for(request, history_item_ids, live.items, lookup.features.disliked_item_ids)
     has_recent_items = len(history_item_ids) > len(lookup.features.history_item_ids)
     return RequestContext(
         request=request,

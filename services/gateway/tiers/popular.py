@@ -3,6 +3,7 @@
 The bundle's popularity is the prior; the stream worker's recent windows are read in the background and smoothed by it, so that a quiet hour does not
 erase the prior and one fresh event does not lead the list. If the windows cannot be read, the last ones stay.
 All items are ranked beside the event loop, after each reading and where a bundle is loaded: at a million items it takes 0.1 s.
+Items that only the live catalogue has are ranked with them, without training events: by recent use, then the newest first.
 A request that is shed gets the head of the ranking, formatted once for all callers, which costs a fraction of the way
 through history, masks and policy and holds the same items.
 """
@@ -16,13 +17,13 @@ from typing import Protocol
 import numpy as np
 import structlog
 
-from models.catalogue import Catalogue
 from services.contracts.recommend import Filters, RecommendRequest, ScoredItem, Tier
 from services.gateway.periodic_task import PeriodicTask
 from services.gateway.request.candidates import ItemRanking, as_items, best_allowed
 from services.gateway.request.context import RequestContext
 from services.gateway.request.live_bundle import Live, LiveBundle
 from services.gateway.tiers.tier import TierResult
+from services.items.layout import ItemLayout
 
 log = structlog.get_logger()
 
@@ -42,7 +43,7 @@ class PopularityWindows(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PopularRanking:
     """All items of one bundle, most popular first: indices (num_items,) and their scores, in that order."""
 
@@ -63,10 +64,10 @@ class PopularTier:
         self._rankings: dict[str, PopularRanking] = {}
         self._rankings_lock = threading.Lock()
         self._head: tuple[ScoredItem, ...] = ()
-        self._head_of: PopularRanking | None = None
+        self._head_of: tuple[PopularRanking, int] | None = None
         self._refreshing = PeriodicTask(self.refresh, refresh_s, at_once=True)
         self._refresh_lock = asyncio.Lock()
-        live.before_swap(lambda loaded: self._rank(loaded.version, loaded.catalogue))
+        live.before_swap(self._rank)
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
         """Return nothing: this tier can always be asked."""
@@ -74,7 +75,7 @@ class PopularTier:
 
     def rank(self, context: RequestContext) -> TierResult:
         """Return the most popular items that may be shown, enough to fill the answer beside other tiers' items."""
-        popular = self.ranking(context.live.version, context.live.catalogue)
+        popular = self.ranking(context.live)
         best = best_allowed(popular.order, popular.scores, context.masks.showable, 2 * context.num_wanted)
         return TierResult(ranking=ItemRanking(Tier.POPULAR, *best))
 
@@ -82,30 +83,34 @@ class PopularTier:
         """Return the k most popular items that may be shown; None if filters or a small catalogue need the masks."""
         unwanted = {*request.exclude_item_ids, *(request.recent_item_ids if request.exclude_seen else ())}
         num_needed = request.k + len(unwanted)
-        if request.filters != _NO_FILTERS or num_needed > len(live.catalogue.item_ids):
+        if request.filters != _NO_FILTERS:
             return None
         head = self._first(num_needed, live)
+        if len(head) < num_needed:
+            return None
         if not unwanted:
             return head[: request.k]
         return tuple(item for item in head[:num_needed] if item.item_id not in unwanted)[: request.k]
 
     def _first(self, num_items: int, live: Live) -> tuple[ScoredItem, ...]:
-        ranking, catalogue = self.ranking(live.version, live.catalogue), live.catalogue
-        if ranking is not self._head_of or len(self._head) < num_items:
-            first = zip(ranking.order[:num_items].tolist(), ranking.scores[:num_items].tolist(), strict=True)
-            self._head = as_items(((index, score, Tier.POPULAR) for index, score in first), catalogue)
-            self._head_of = ranking
+        """Return the most popular items that may be shown, at least so many if there are, formatted again where one was hidden or shown."""
+        ranking, items = self.ranking(live), live.items
+        head_of = (ranking, items.revision)
+        if head_of != self._head_of or len(self._head) < num_items:
+            first = best_allowed(ranking.order, ranking.scores, items.columns.available, num_items)
+            self._head = as_items(((*one, Tier.POPULAR) for one in zip(*first, strict=True)), items)
+            self._head_of = head_of
         return self._head
 
-    def ranking(self, version: str, catalogue: Catalogue) -> PopularRanking:
+    def ranking(self, live: Live) -> PopularRanking:
         """Return the last ranking for this bundle; a bundle older than those kept is ranked here."""
-        return self._rankings.get(version) or self._rank(version, catalogue)
+        return self._rankings.get(live.version) or self._rank(live)
 
-    def _rank(self, version: str, catalogue: Catalogue) -> PopularRanking:
+    def _rank(self, live: Live) -> PopularRanking:
         """Rank this bundle's items by the last windows and keep the result. Called in several threads."""
-        ranking = rank_by_popularity(version, catalogue, self._recent)
+        ranking = rank_by_popularity(live.version, live.items, self._recent)
         with self._rankings_lock:
-            others = [other for other in self._rankings.values() if other.version != version]
+            others = [other for other in self._rankings.values() if other.version != live.version]
             kept = [*others, ranking][-_MAX_RANKINGS:]
             self._rankings = {one.version: one for one in kept}
         return ranking
@@ -133,25 +138,32 @@ class PopularTier:
             log.warning("popularity_not_refreshed", error=repr(error))
             return
         if self._live.is_loaded:
-            live = self._live.current()
-            await asyncio.to_thread(self._rank, live.version, live.catalogue)
+            await asyncio.to_thread(self._rank, self._live.current())
 
 
-def rank_by_popularity(version: str, catalogue: Catalogue, recent: Sequence[tuple[str, float]]) -> PopularRanking:
-    """Rank every item by its share of pseudo-counts plus recent weights (users per hour): additive smoothing; ties by index.
+def rank_by_popularity(version: str, items: ItemLayout, recent: Sequence[tuple[str, float]]) -> PopularRanking:
+    """Rank every item by its share of pseudo-counts plus recent weights (users per hour): additive smoothing.
+
+    Of items with the same score those published last come first, then the smaller index.
 
         score_i = (prior_i + recent_i) / sum_j (prior_j + recent_j)
         prior_i = events_i * min(1, 50 / max_j events_j)        of training events
 
     So an item that nobody has used leads an old data set after 50 users within an hour, one that was used half as often as the first after 25.
     """
-    scores = catalogue.popularity * min(1.0, _PRIOR_EVENTS / max(1.0, float(catalogue.popularity.max(initial=0.0))))
+    columns, num_named = items.columns, items.num_named
+    num_events = columns.numbers["popularity"].numbers[:num_named]
+    scores = num_events * min(1.0, _PRIOR_EVENTS / max(1.0, float(num_events.max(initial=0.0))))
     for item_id, weight in recent:
-        index = catalogue.index_of.get(item_id)
-        if index is not None:
+        index = items.index(item_id)
+        if index is not None and index < len(scores):
             scores[index] += max(0.0, weight)
     total = float(scores.sum())
     if total > 0:
         scores /= total
-    order = np.argsort(-scores, kind="stable")
+    published = columns.numbers.get("published_ms")
+    if published is None:
+        order = np.argsort(-scores, kind="stable")
+    else:
+        order = np.lexsort((-np.nan_to_num(published.numbers[:num_named]), -scores))
     return PopularRanking(version, order, scores[order])

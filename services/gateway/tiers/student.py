@@ -53,7 +53,8 @@ class StudentTier:
 def _rank(context: RequestContext) -> TierResult:
     with context.stages.measure("student"):
         try:
-            indices, scores = context.live.student.rank(context.history, context.masks.allowed, context.num_ranked)
+            allowed = context.masks.allowed[: context.live.items.num_known]  # it knows no newer items
+            indices, scores = context.live.student.rank(context.history, allowed, context.num_ranked)
         except Exception as error:  # noqa: BLE001 - whatever its runtime fails at, the next tier answers
             log.warning("student_failed", request_id=context.request.request_id, error=repr(error))
             return TierResult(failure=Reason.STUDENT_FAILED)

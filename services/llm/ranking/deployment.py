@@ -17,10 +17,13 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
+from models.bundle import Bundle
 from models.bundle_follower import BundleFollower
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyUnavailable, TailraceError
+from services.items.follower import ITEMS_START_S, ItemFollower
+from services.items.live_items import LiveItems
 from services.llm.engine.config import EngineConfig, WeightKind
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import Status
@@ -32,7 +35,7 @@ from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.reply import Reply, refusal_of
 from services.llm.serving.streams import Ended
 from services.observability.log_lines import configure_logging
-from services.observability.metrics import EngineMetrics, ProcessMetrics
+from services.observability.metrics import EngineMetrics, ItemsMetrics, ProcessMetrics
 from services.observability.tracing import note, note_failure, open_tracing
 from services.settings.settings import Settings
 
@@ -115,13 +118,25 @@ class LlmDeployment:
         ProcessMetrics(registry, "llm")
         self._pool = ranking_pool(settings)
         self._limits = limits_of(self._pool.card, settings.llm_device, settings.llm_dtype)
-        self._live = LiveEngine(BundleStore(settings.bundle_root), settings.bundle_poll_s, self._load, self._start)
+        self._items = LiveItems()
+        self._live = LiveEngine(BundleStore.of(settings), settings.bundle_poll_s, self._load, self._start)
+        items_metrics = ItemsMetrics(registry)
+        self._item_follower = ItemFollower(
+            self._items,
+            settings.kafka_address,
+            settings.items_topic,
+            settings.items_snapshot,
+            on_refused=items_metrics.refused.inc,
+            on_unavailable=items_metrics.unavailable.set,
+        )
+        self._item_follower.start(ITEMS_START_S)
 
     def __del__(self) -> None:
         """Ray Serve calls this when it stops the replica; requests in flight may finish."""
         if hasattr(self, "_live"):
             log.info("stopping")
             self._live.stop()
+            self._item_follower.stop()
             self._tracing.stop()
 
     async def rank(self, request: RankRequest) -> Reply:
@@ -162,7 +177,7 @@ class LlmDeployment:
         settings = self._settings
         dtype: torch.dtype = getattr(torch, settings.llm_dtype)
         config = with_weights_of(bundle, settings)
-        return load_bundle(bundle, config, dtype, settings.llm_device, self._pool, self._memory)
+        return load_bundle(bundle, config, dtype, settings.llm_device, self._pool, self._memory, self._items)
 
     def _start(self, bundle: LoadedBundle) -> EngineThread:
         if self._version is not None:

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from models.bundle import Bundle
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_limits, prompt_tokens
-from models.registry import Bundle
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import BundleCorrupt, Overloaded
+from services.items.live_items import LiveItems
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.kv.memory import KvMemory
+from services.llm.ranking.shown_items import ShownItems
 from services.llm.serving.card import KvPoolSize, pool_of
 from services.llm.serving.engine_thread import AddRequest
 from services.llm.serving.streams import Ended
@@ -39,15 +41,14 @@ class LoadedBundle:
     engine: Engine
     max_items: int
     stride: int
+    shown: ShownItems
 
     def engine_call(self, request: RankRequest, deadline_s: float) -> AddRequest:
         """Return the function that adds this request to the engine. `deadline_s` is on the engine's clock. Items not in the catalogue are ignored."""
         history = self.catalogue.indices(request.history_item_ids)
         prompt = prompt_tokens(self.catalogue, history, self.max_items, self.stride)
-        categories, listed = request.filters.categories, request.filters.allowed_item_ids
-        is_filtered = categories is not None or listed is not None
-        allowed = self.catalogue.allowed(categories=categories, allowed_item_ids=listed) if is_filtered else None
-        excluded = self.catalogue.indices(request.excluded_item_ids)
+        allowed, hidden = self.shown.masks(request.filters, time.monotonic())
+        excluded = self.catalogue.indices(request.excluded_item_ids) + hidden
 
         def add(engine: Engine, request_id: str, now_s: float) -> None:
             engine.add_rank(
@@ -87,8 +88,9 @@ def load_bundle(
     device: str,
     pool: KvPoolSize | None = None,
     memory: KvMemory | None = None,
+    live_items: LiveItems | None = None,
 ) -> LoadedBundle:
-    """Load a bundle and warm its engine up, in the KV memory of the engine that serves if that fits.
+    """Load a bundle and warm its engine up, in the KV memory of the engine that serves if that fits. Without `live_items` all its items are shown.
 
     Raises CheckpointError or BundleCorrupt, ConfigError where the KV pool does not fit.
     """
@@ -99,7 +101,8 @@ def load_bundle(
     _check_fit(bundle, catalogue, max_items, decoder.config.vocab_size, decoder.config.max_position_embeddings)
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     engine = Engine(decoder, config, items=items, bundle_version=bundle.version, memory=memory)
-    loaded = LoadedBundle(bundle.version, catalogue, engine, max_items, stride)
+    shown = ShownItems((live_items or LiveItems()).lay(catalogue))
+    loaded = LoadedBundle(bundle.version, catalogue, engine, max_items, stride, shown)
     try:
         _warm_up(loaded)
     except BaseException:

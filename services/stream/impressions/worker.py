@@ -140,7 +140,9 @@ class ImpressionWorker:
         dead: list[DeadLetter] = []
         for record in records:
             if record.undecodable is not None:
-                dead.append(DeadLetter(record, record.undecodable.reason(record.position)))
+                dead.append(
+                    DeadLetter(record, record.undecodable.reason(record.position.partition, record.position.offset))
+                )
                 continue
             try:
                 impression = decode_impression(record.value)

@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 
 from infra.cli.bundle_diff import compare
-from models.registry import Bundle, BundleStore
+from models.bundle import Bundle
+from models.registry import BundleStore
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.held_out import LEDGER, read_ledger
 from pipelines.optimize.measure import gain

@@ -11,13 +11,13 @@ from services.settings.settings import Settings
 from tests.support.servers import broker_server
 from tests.support.wait import wait_for
 
-NAMES = {"interactions", "interactions.dlq", "impressions"}
+NAMES = {"interactions", "interactions.dlq", "impressions", "items"}
 
 
 def test_topics_are_made_once_a_broker_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A start before the broker prints that it waits, and then creates all three; a second run creates none."""
+    """A start before the broker prints that it waits, and then creates all; a second run creates none."""
     broker = broker_server(tmp_path / "broker")
     settings = Settings(state_dir=tmp_path, kafka_bootstrap=broker.address)
     for name, value in settings.as_environment().items():

@@ -73,7 +73,7 @@ def broker(tmp_path: Path) -> Iterator[WiredBroker]:
 def test_a_batch_that_arrives_changed_is_stepped_over(rig: Rig, broker: WiredBroker) -> None:
     """Three of a user's five events arrive in a batch of a wrong checksum, each time: one dead letter names them, all others are applied.
 
-    tests/unit/stream/test_record_batches.py changes any byte, once or each time.
+    tests/unit/settings/test_record_batches.py changes any byte, once or each time.
     """
     broker.become(Wire.CORRUPT)
     rig.start_worker()

@@ -8,8 +8,10 @@ import numpy as np
 
 from services.contracts.erasure import ErasureReceipt, ErasureStore
 from services.contracts.features import UserFeatures
+from services.contracts.items import decode_item
 from services.contracts.rank import EngineLoad, RankRequest, RankResult
 from services.errors import DeadlineExceeded, DependencyUnavailable
+from services.items.live_items import LiveItems
 
 
 class FakeFeatures:
@@ -97,7 +99,7 @@ class FakeLog:
     """Keeps records in a list; `error` is raised, `is_full` drops what is offered."""
 
     def __init__(self) -> None:
-        self.records: list[tuple[bytes, bytes]] = []
+        self.records: list[tuple[bytes, bytes | None]] = []
         self.error: BaseException | None = None
         self.is_full = False
 
@@ -107,17 +109,42 @@ class FakeLog:
     def stop(self) -> None:
         """Nothing to stop."""
 
-    async def record(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+    async def record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Keep records."""
         if self.error is not None:
             raise self.error
         self.records.extend(records)
 
-    def offer(self, record: tuple[bytes, bytes], on_done: object) -> bool:
+    def offer(self, record: tuple[bytes, bytes | None], on_done: object) -> bool:
         """Keep one record, unless full."""
         if not self.is_full:
             self.records.append(record)
         return not self.is_full
+
+
+class FakeItemTopic(FakeLog):
+    """The topic of items, its producer and its reader: what is recorded is in force at once; `is_behind`: when it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live_items = LiveItems(lambda: self.now_s)
+        self.now_s = 1_800_000_000.0
+        self.is_behind = False
+
+    def start(self, timeout_s: float = 0.0) -> None:
+        """Nothing to start."""
+
+    async def record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Keep records, and take them over."""
+        await super().record(records)
+        if not self.is_behind:
+            self.live_items.apply(decode_item(key, value) for key, value in records)
+
+    async def catch_up(self, timeout_s: float) -> None:
+        """Take over all that was recorded."""
+        if self.error is not None:
+            raise self.error
+        self.live_items.apply(decode_item(key, value) for key, value in self.records)
 
 
 class FakeShelf:

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from models.bundle import JUDGED, Bundle
 from models.catalogue import Catalogue
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
-from models.registry import JUDGED, Bundle, BundleStore
+from models.name_record import NameRecord
+from models.registry import BundleStore
 
 MAX_ITEMS, STRIDE = 20, 5
 
@@ -64,3 +66,10 @@ def publish_bundle(root: Path, version: str, seed: int = 0, num_items: int = 30)
     store.publish(source, version, {"prompt": {"max_items": MAX_ITEMS, "stride": STRIDE}})
     store.promote(version)
     return store.live()
+
+
+def point_to(root: Path, version: str) -> None:
+    """Point the default name to a version behind the store's back, whatever is in it."""
+    path = root / "names" / "default.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(NameRecord(live=version).encode())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.variants.__main__ import parse, summarise
-from models.registry import Bundle
+from models.bundle import Bundle
 from pipelines.optimize.choice import Row, judge
 from pipelines.optimize.optimize import Optimised
 

@@ -27,7 +27,15 @@ from services.gateway.users.erase import BrokerKeeps
 from services.router.breaker import Breaker
 from services.router.deadline import Arrival, DeadlineLimits
 from services.router.policy import LlmRule
-from tests.support.gateway.fakes import FakeFeatures, FakeLlm, FakeLog, FakeReceipts, FakeShelf, FakeStudent
+from tests.support.gateway.fakes import (
+    FakeFeatures,
+    FakeItemTopic,
+    FakeLlm,
+    FakeLog,
+    FakeReceipts,
+    FakeShelf,
+    FakeStudent,
+)
 
 NUM_ITEMS = 20
 VERSION = "v1"
@@ -119,6 +127,7 @@ class World:
     shelf: FakeShelf
     registry: CollectorRegistry
     receipts: FakeReceipts
+    items: FakeItemTopic
 
     async def recommend(
         self, user_id: str | None = "long", priority: Priority = ANYONE.priority, **fields: Any
@@ -145,7 +154,7 @@ def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float =
     """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer."""
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
-    shelf, registry, receipts = FakeShelf(), CollectorRegistry(), FakeReceipts()
+    shelf, registry, receipts, items = FakeShelf(), CollectorRegistry(), FakeReceipts(), FakeItemTopic()
     ports = Ports(
         bundles=BundleStore(root),
         load_student=lambda _bundle, _catalogue: student,
@@ -155,13 +164,16 @@ def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float =
         impressions=impressions,
         explanations=shelf,
         receipts=receipts,
+        live_items=items.live_items,
+        item_reader=items,
+        item_log=items,
         registry=registry,
         text_writer=writer,
         wall_clock=lambda: NOW_S,
     )
     deadlines = replace(CONFIG.deadlines, reserve_ms=reserve_ms)
     plane = build_data_plane(ports, replace(CONFIG, deadlines=deadlines))
-    return World(plane, features, llm, student, events, impressions, shelf, registry, receipts)
+    return World(plane, features, llm, student, events, impressions, shelf, registry, receipts, items)
 
 
 @asynccontextmanager

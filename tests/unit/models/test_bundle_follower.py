@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from models.bundle import Bundle
 from models.bundle_follower import BundleFollower
 from models.errors import BundleCorrupt
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 from tests.support.clock import Clock
-from tests.support.training.bundles import publish_bundle
+from tests.support.training.bundles import point_to, publish_bundle
 from tests.support.wait import until
 
 
@@ -78,7 +79,7 @@ def test_corrupt_content_is_given_up_and_a_missing_file_is_not(root: Path, harm:
     whole = victim.read_bytes()
     victim.write_bytes(b"other") if harm == "change" else victim.unlink()
     for version in ("v1", "v2", "v1"):
-        (root / "LIVE").write_text(version)
+        point_to(root, version)
         follower.refresh()
         clock.now_s += 100.0
     victim.write_bytes(whole)
@@ -109,7 +110,7 @@ async def test_a_pointer_that_cannot_be_read_ends_nothing(root: Path) -> None:
         BundleFollower(BundleStore(root), 0.1, loader.load, loader.swap) for loader in (Loader(), Loader())
     )
     follower.start()
-    pointer = root / "LIVE"
+    pointer = root / "names" / "default.json"
     pointer.unlink()
     pointer.mkdir()
     later.start()
@@ -117,7 +118,7 @@ async def test_a_pointer_that_cannot_be_read_ends_nothing(root: Path) -> None:
         follower.refresh()
         assert (follower.loaded, later.loaded) == ("v2", None)
         pointer.rmdir()
-        pointer.write_text("v1\n")
+        point_to(root, "v1")
 
         await until(lambda: follower.loaded == later.loaded == "v1")
         assert follower.is_alive

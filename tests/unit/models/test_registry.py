@@ -1,5 +1,6 @@
 """The bundle store: immutable versions, promotion, rollback and what it withdraws, and damaged bundles."""
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -10,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from models.errors import BundleCorrupt, BundleError, BundleMoved, BundleNotFound, BundleWithdrawn
-from models.registry import Bundle, BundleStore
+from models.bundle import Bundle
+from models.errors import BundleCorrupt, BundleError, BundleMoved, BundleNotFound, BundleWithdrawn, InvalidRequest
+from models.name_record import Reference
+from models.registry import BundleStore
+from models.storage.folder import FolderStorage
 
 
 def source_with(folder: Path, text: str) -> Path:
@@ -42,6 +46,12 @@ def publish(store: BundleStore, root: Path, *versions: str, about: dict[str, Any
         store.publish(source_with(root.parent / "source", version), version, about or {})
     for age_s, version in enumerate(store.versions()):
         os.utime(root / version, (1_000 + age_s, 1_000 + age_s))
+
+
+def change_record(root: Path, **fields: Any) -> None:
+    """Change fields of the default name's record behind the store's back."""
+    path = root / "names" / "default.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def promote(store: BundleStore, *versions: str) -> None:
@@ -84,7 +94,7 @@ def test_unusable_manifest_is_corrupt(store: BundleStore, root: Path, manifest: 
         store.open("v1")
 
 
-@pytest.mark.parametrize("name", ["v9", "LIVE"])
+@pytest.mark.parametrize("name", ["v9", "names"])
 def test_what_is_no_version_is_not_found(store: BundleStore, name: str) -> None:
     """An unknown version, and a file of the store that is no folder, cannot be promoted."""
     store.promote("v1")
@@ -121,7 +131,7 @@ def test_rollback_needs_an_earlier_version(store: BundleStore, root: Path) -> No
     promote(store, "v1", "v1")
     with pytest.raises(BundleNotFound, match="no earlier version"):
         store.rollback()
-    (root / "PREVIOUS").write_text("v1\n")
+    change_record(root, previous="v1")
 
     with pytest.raises(BundleNotFound, match="no earlier version"):
         store.rollback()
@@ -180,13 +190,94 @@ def test_a_damaged_bundle_can_be_withdrawn(store: BundleStore, root: Path) -> No
     assert list(store.withdrawals()) == ["v2"]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"v2": {}}', '{"v2": 1}'])
-def test_an_unreadable_record_of_withdrawals_is_named(store: BundleStore, root: Path, content: str) -> None:
+@pytest.mark.parametrize("withdrawn", [[], {"v2": {}}, {"v2": 1}])
+def test_an_unreadable_record_of_a_name_is_named(store: BundleStore, root: Path, withdrawn: object) -> None:
     """What cannot be read forbids a promotion: what it withdrew is not known."""
-    (root / "WITHDRAWN").write_text(content)
+    store.promote("v1")
+    change_record(root, withdrawn=withdrawn)
 
-    with pytest.raises(BundleCorrupt, match="WITHDRAWN"):
+    with pytest.raises(BundleCorrupt, match=r"names/default\.json"):
         store.promote("v1")
+
+
+def test_a_store_from_before_names_keeps_its_pointers(store: BundleStore, root: Path) -> None:
+    """Its four files are the default name's record until the first move, which writes that."""
+    withdrawn = {"v9": {"by": "ann", "at": "2026-11-20T08:00:00Z", "reason": "bad", "content": "c0de"}}
+    for file, text in (
+        ("LIVE", "v2\n"),
+        ("PREVIOUS", "v1\n"),
+        ("WITHDRAWN", json.dumps(withdrawn)),
+        ("REFERENCE", json.dumps({"version": "v1", "by": "bob", "at": "2026-11-21T08:00:00Z"})),
+    ):
+        (root / file).write_text(text)
+
+    found = store.record()
+    assert (found.live, found.previous, list(found.withdrawn)) == ("v2", "v1", ["v9"])
+    assert (store.names(), found.reference) == (
+        ["default"],
+        Reference(version="v1", by="bob", at="2026-11-21T08:00:00Z"),
+    )
+    assert store.rollback() == "v1"
+    assert list(BundleStore(root).withdrawals()) == ["v9", "v2"]
+
+
+def test_names_of_one_store_move_apart(store: BundleStore, root: Path) -> None:
+    """Each has its own pointer, withdrawals and history; pruning spares what any of them may serve. A name that no path is safe from is refused."""
+    mail = BundleStore(root, "mail")
+    promote(store, "v1")
+    mail.promote("v2", by="ann")
+    publish(store, root, "v3")
+    mail.promote("v3", by="bob")
+    mail.rollback(by="ann", reason="dull")
+    store.prune(1)
+
+    assert (store.live_version(), mail.live_version(), store.names()) == ("v1", "v2", ["default", "mail"])
+    assert (list(store.withdrawals()), list(mail.withdrawals()), store.versions()) == ([], ["v3"], ["v1", "v2", "v3"])
+    record = mail.record()
+    assert record.owner == "ann"
+    assert [(move.act, move.version, move.by) for move in record.history] == [
+        ("promote", "v2", "ann"),
+        ("promote", "v3", "bob"),
+        ("rollback", "v2", "ann"),
+    ]
+    for name in ("", "../mail", "Mail", "a" * 64):
+        with pytest.raises(InvalidRequest, match="is no name"):
+            BundleStore(root, name)
+
+
+def test_a_version_is_withdrawn_without_having_been_live(store: BundleStore) -> None:
+    """It then does not go live without force; the live one is left by a rollback, and an unknown one is named."""
+    store.promote("v1")
+
+    store.withdraw("v2", by="ann", reason="wrong data")
+
+    with pytest.raises(BundleWithdrawn, match=r"v2 was withdrawn by ann .*wrong data"):
+        store.promote("v2")
+    with pytest.raises(BundleNotFound, match="v1 is live: `tailrace rollback`"):
+        store.withdraw("v1")
+    with pytest.raises(BundleNotFound, match="no bundle v9"):
+        store.withdraw("v9")
+
+
+def test_a_promotion_of_a_version_that_is_pruned_meanwhile_is_taken_back(store: BundleStore, root: Path) -> None:
+    """Whoever looks second sees the other: the pointer never names a version that is gone."""
+    publish(store, root, "v3", "v4")
+    promote(store, "v3", "v4")
+    other = FolderStorage(root)
+
+    class Overtaken(FolderStorage):
+        """A storage in which another process hides the version as the pointer moves."""
+
+        def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
+            moved = super().swap_record(name, seen, content)
+            if b'"live": "v1"' in content:
+                other.hide("v1")
+            return moved
+
+    with pytest.raises(BundleNotFound, match="no bundle v1"):
+        BundleStore(Overtaken(root)).promote("v1")
+
+    assert (store.live_version(), store.previous_version()) == ("v4", "v3")
 
 
 def test_the_reference_is_the_first_whole_training_until_a_person_moves_it(store: BundleStore, tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ from services.contracts.events import Interaction
 from services.contracts.recommend import MAX_ID_CHARS
 from services.features.ownership import partition_of
 from services.features.schema import LogPosition
+from services.settings.record_batches import Cause, Undecodable
 from services.stream.decode import (
     MAX_HEADERS_BYTES,
     MAX_VALUE_BYTES,
-    Cause,
     Misplaced,
     Record,
-    Undecodable,
     decode,
 )
 

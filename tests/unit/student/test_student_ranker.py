@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models.registry import Bundle
+from models.bundle import Bundle
 from models.student import START, StudentModel
 from pipelines.publication.student_graph import student_graph
 from services.errors import BundleCorrupt

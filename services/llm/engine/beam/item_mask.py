@@ -58,13 +58,24 @@ class ItemMasks:
         self._trie = trie
         self._bases: OrderedDict[bytes, _Base] = OrderedDict()
         self._everything = self._build(np.ones(trie.num_items, dtype=bool))
+        self._last: tuple[np.ndarray | None, _Base] = (None, self._everything)
 
     def of(self, allowed: np.ndarray | None, excluded: np.ndarray) -> ItemMask:
-        """Return the mask of the `allowed` items (num_items,) bool, None for all, without those `excluded` (N,) int, in any order."""
+        """Return the mask of the `allowed` items (num_items,) bool, None for all, without those `excluded` (N,) int, in any order.
+
+        The same array as in the call before must have the same content: it is not looked at again.
+        """
         base = self._everything if allowed is None else self._base(allowed)
         return self._without(base, excluded) if len(excluded) else base.mask
 
     def _base(self, allowed: np.ndarray) -> _Base:
+        last, base = self._last
+        if last is not allowed:
+            base = self._base_of(allowed)
+            self._last = (allowed, base)
+        return base
+
+    def _base_of(self, allowed: np.ndarray) -> _Base:
         key = np.packbits(allowed).tobytes()
         base = self._bases.pop(key, None) or self._build(allowed)
         self._bases[key] = base

@@ -39,14 +39,20 @@ RANKINGS = st.lists(
 )
 
 
-@given(RANKINGS, st.lists(st.booleans(), min_size=10, max_size=10), st.integers(1, 12))
+@given(
+    RANKINGS,
+    st.lists(st.booleans(), min_size=10, max_size=10),
+    st.lists(st.booleans(), min_size=12),
+    st.integers(1, 12),
+)
 def test_the_list_is_the_first_k_allowed_over_all_rankings(
-    rankings: list[ItemRanking], allowed: list[bool], k: int
+    rankings: list[ItemRanking], allowed: list[bool], available: list[bool], k: int
 ) -> None:
-    """The result equals joining, filtering and cutting; scores never rise."""
-    joined = [index for ranking in rankings for index in dict.fromkeys(ranking.indices) if allowed[index]]
+    """The result equals joining, filtering and cutting, without what was hidden meanwhile; scores never rise."""
+    shown = [index for index in range(10) if allowed[index] and available[index]]
+    joined = [index for ranking in rankings for index in dict.fromkeys(ranking.indices) if index in shown]
 
-    chosen = choose(rankings, np.array(allowed), k)
+    chosen = choose(rankings, np.array(allowed), k, np.array(available))
 
     assert [index for index, _, _ in chosen] == list(dict.fromkeys(joined))[:k]
     scores = [score for _, score, _ in chosen]
@@ -60,7 +66,7 @@ def test_later_rankings_are_not_computed_when_the_list_is_full() -> None:
         yield ItemRanking(Tier.LLM, [1, 2], [0.5, 0.4])
         raise AssertionError
 
-    assert len(choose(rankings(), np.ones(5, dtype=bool), 2)) == 2
+    assert len(choose(rankings(), np.ones(5, dtype=bool), 2, np.ones(9, dtype=bool))) == 2
 
 
 @given(st.permutations(range(40)), st.sets(st.integers(0, 39)), st.integers(1, 6))

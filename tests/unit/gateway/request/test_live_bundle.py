@@ -21,7 +21,8 @@ class Follower:
         self.root, self.registry = root, CollectorRegistry()
         info = Gauge("info", "", ["version"], registry=self.registry)
         quality = Gauge("quality", "", ["version", "model", "metric"], registry=self.registry)
-        self.live = LiveBundle(BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 0.01, info, quality)
+        lost = Gauge("lost", "", registry=self.registry)
+        self.live = LiveBundle(BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 0.01, info, quality, lost)
 
     async def follow_to(self, version: str, num_items: int = 5) -> None:
         """Publish a version and wait until it is live."""

@@ -18,6 +18,7 @@ from services.features.reader import merge_popularity
 from services.features.schema import LogPosition, PopularRow
 from services.gateway.request.candidates import ItemRanking, as_items, best_allowed, choose, masks_for
 from services.gateway.tiers.popular import PopularRanking, rank_by_popularity
+from services.items.live_items import LiveItems
 from services.stream.aggregate import LoggedEvent
 from services.stream.popularity import ListedItems, PopularityCounter
 from tests.unit.gateway.world import NUM_ITEMS, World, catalogue_of, publish
@@ -42,7 +43,7 @@ def test_recent_popularity_is_smoothed_by_the_prior(
 
     Unknown items, negative weights and a prior of zeros are harmless.
     """
-    ranking = rank_by_popularity("v1", replace(catalogue_of(4), popularity=np.array(prior)), windows)
+    ranking = rank_by_popularity("v1", LiveItems().lay(replace(catalogue_of(4), popularity=np.array(prior))), windows)
 
     assert ranking.order.tolist() == order
     assert np.all(np.diff(ranking.scores) <= 0)
@@ -56,7 +57,7 @@ def listed_after(num_users: int, item: int, waited_ms: int, old: Catalogue) -> l
         counts.add(LoggedEvent(f"u{number}", old.item_ids[item], f"e{number}", NOW_MS * 1_000, place, "click", 1.0))
     now_ms = NOW_MS + waited_ms
     row = PopularRow(partition=0, as_of_ms=now_ms, windows=counts.top(now_ms, 200))
-    return rank_by_popularity("v1", old, merge_popularity([row], now_ms)).order[:10].tolist()
+    return rank_by_popularity("v1", LiveItems().lay(old), merge_popularity([row], now_ms)).order[:10].tolist()
 
 
 @pytest.mark.parametrize("steepness", [0.3, 1.0])
@@ -80,7 +81,7 @@ async def test_windows_are_refreshed_and_kept_during_an_outage(world: World) -> 
         """Return the most popular item, by the ranking and from memory."""
         items = popular.items_from_memory(request, live)
         assert items is not None
-        return popular.ranking("v1", live.catalogue).order[0], items[0].item_id
+        return popular.ranking(live).order[0], items[0].item_id
 
     before = first()
     world.features.popular = [("i03", 100.0)]
@@ -89,7 +90,7 @@ async def test_windows_are_refreshed_and_kept_during_an_outage(world: World) -> 
     world.features.error = DependencyUnavailable("features", 1.0)
     await popular.refresh()
 
-    swapped = popular.ranking("v2", catalogue_of(5))
+    swapped = popular.ranking(replace(live, version="v2", items=LiveItems().lay(catalogue_of(5))))
     assert (before, refreshed, first()) == ((0, "i00"), (3, "i03"), (3, "i03"))
     assert (swapped.version, swapped.order[0], sorted(swapped.order.tolist())) == ("v2", 3, [0, 1, 2, 3, 4])
 
@@ -115,7 +116,7 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
     held.set()
     await asyncio.gather(older, newer)
 
-    assert world.plane.popular.ranking("v1", world.plane.live.current().catalogue).order[0] == 19
+    assert world.plane.popular.ranking(world.plane.live.current()).order[0] == 19
 
 
 async def test_no_request_ranks_all_items_around_a_swap(
@@ -135,7 +136,7 @@ async def test_no_request_ranks_all_items_around_a_swap(
     await world.plane.live.refresh()
     after = world.plane.live.current()
 
-    rankings = [popular.ranking(live.version, live.catalogue) for live in (after, before, after)]
+    rankings = [popular.ranking(live) for live in (after, before, after)]
 
     assert [(ranking.version, len(ranking.order)) for ranking in rankings] == [("v2", 5), ("v1", NUM_ITEMS), ("v2", 5)]
     assert ranked_in
@@ -148,10 +149,11 @@ item_ids = st.lists(st.sampled_from([*(f"i{index:02}" for index in range(NUM_ITE
 def with_masks(world: World, request: RecommendRequest) -> tuple[ScoredItem, ...]:
     """Return the items by masks over the whole catalogue and the popular ranking, as for a request that is not shed."""
     live = world.plane.live.current()
-    masks = masks_for(request, request.recent_item_ids, live.catalogue)
-    popular = world.plane.popular.ranking(live.version, live.catalogue)
+    masks = masks_for(request, request.recent_item_ids, live.items)
+    popular = world.plane.popular.ranking(live)
     best = best_allowed(popular.order, popular.scores, masks.showable, NUM_ITEMS)
-    return as_items(choose([ItemRanking(Tier.POPULAR, *best)], masks.showable, request.k), live.catalogue)
+    chosen = choose([ItemRanking(Tier.POPULAR, *best)], masks.showable, request.k, live.items.columns.available)
+    return as_items(chosen, live.items)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

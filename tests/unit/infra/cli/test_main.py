@@ -167,6 +167,27 @@ def test_bundles_are_listed_promoted_and_rolled_back(tailrace: Run, store: Bundl
     assert "withdrawn" not in tailrace("bundles").out
 
 
+def test_names_move_apart_and_are_on_record(tailrace: Run, store: BundleStore) -> None:
+    """A name of its own goes live, shows in the other's list, keeps its history; a version that serves under no name is withdrawn, shown, verified and collected."""
+    made = tailrace("bundles", "promote", "v1", "--name", "mail")
+    listed = tailrace("bundles", "list")
+    refused = tailrace("bundles", "withdraw", "v1", "--name", "mail")
+    withdrawn = tailrace("bundles", "withdraw", "v2", "--name", "mail", "--reason", "wrong data")
+    again = tailrace("bundles", "promote", "v2", "--name", "mail")
+    history = tailrace("bundles", "history", "--name", "mail")
+    shown = json.loads(tailrace("bundles", "show", "v1").out)
+
+    assert (made.out, store.live_version(), store.named("mail").live_version()) == ("v1 is live as mail\n", "v2", "v1")
+    assert "note: v1 is live as mail" in listed.out
+    assert (refused.code, "v1 is live" in refused.err) == (1, True)
+    assert (withdrawn.out, again.code, "(wrong data)" in again.err) == ("v2 is withdrawn\n", 1, True)
+    assert [line.split()[1:3] for line in history.out.splitlines()] == [["promote", "v1"], ["withdraw", "v1"]]
+    assert (shown["manifest"]["version"], "metrics" in shown["report"]) == ("v1", True)
+    assert "files are as they were published" in tailrace("bundles", "verify", "v1").out
+    assert tailrace("bundles", "gc", "--keep", "1").out == "nothing to remove\n"
+    assert tailrace("bundles", "promote", "v1", "--name", "A B").code == 1
+
+
 def test_tables_of_bundles_fit_80_columns(
     tailrace: Run, publish: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

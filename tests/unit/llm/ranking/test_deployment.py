@@ -17,7 +17,7 @@ from services.llm.ranking.deployment import LlmDeployment
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.reply import Refusal, RefusalKind
 from services.settings.settings import Settings
-from tests.support.training.bundles import publish_bundle
+from tests.support.training.bundles import point_to, publish_bundle
 from tests.support.wait import until
 
 
@@ -148,7 +148,7 @@ async def test_a_corrupt_bundle_does_not_replace_the_old_one(live, settings, nam
     broken.path.rename(settings.bundle_root / "v2")
     (settings.bundle_root / "v2" / name).write_text(content)
     with capture_logs() as lines:
-        (settings.bundle_root / "LIVE").write_text("v2\n")
+        point_to(settings.bundle_root, "v2")
         await until(lambda: "bundle_refused" in {line["event"] for line in lines})
 
     live.check_health()

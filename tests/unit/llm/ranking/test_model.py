@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.registry import Bundle
+from models.bundle import Bundle
 from services.contracts.rank import EngineLoad, RankRequest
 from services.contracts.recommend import Filters
 from services.errors import BundleCorrupt

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.bundle import Bundle
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
-from models.registry import Bundle, BundleStore
+from models.registry import BundleStore
 from pipelines.codes import quantizer
 from pipelines.codes.code_book import CODE_BOOK, describe, load_code_book, make_codes
 from pipelines.codes.options import CodesOptions

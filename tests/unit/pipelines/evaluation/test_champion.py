@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models.registry import Bundle, BundleStore
+from models.bundle import Bundle
+from models.registry import BundleStore
 from pipelines.evaluation.champion import MappedScorer, compare
 from pipelines.evaluation.held_out import HeldOut
 from tests.support.training.bundles import build_catalogue

@@ -1,8 +1,8 @@
 """The record batches of a consumer's fetches: one that cannot be decoded comes as one `UndecodableBatch` among the records.
 
 kafka-python raises at such a batch, at every poll, and never reads past it. So the class by which its fetcher reads a response is replaced
-here. Besides `BrokerLog` in continuity.py this is the only place that knows the inside of kafka-python's consumer: read in version 3.0.12,
-held by tests/unit/stream/test_record_batches.py.
+here. Besides `BrokerLog` in services/stream/continuity.py this is the only place that knows the inside of kafka-python's consumer: read in version 3.0.12,
+held by tests/unit/settings/test_record_batches.py.
 
 A batch whose checksum is right is what the broker keeps. Any other may have been changed on its way here, so it is fetched again, until its
 bytes are the same twice or `MAX_FETCHES` is reached; what lies behind it is fetched after that.
@@ -11,6 +11,7 @@ bytes are the same twice or `MAX_FETCHES` is reached; what lies behind it is fet
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -21,8 +22,6 @@ from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.legacy_records import LegacyRecordBatch
 
-from services.stream.decode import Cause, Undecodable
-
 MAX_FETCHES = 5
 """Fetches after which a batch of a wrong checksum is given up, though its bytes were different each time."""
 _FRAME = struct.Struct(">qi")
@@ -30,6 +29,37 @@ _FRAME = struct.Struct(">qi")
 _MAGIC_OFFSET = 16
 _CURRENT_FORMAT = 2
 _MAX_PROBLEM_CHARS = 200
+
+
+class Cause(StrEnum):
+    """What about a batch of records cannot be decoded."""
+
+    CHECKSUM = "checksum"
+    CODEC = "codec"
+    FORMAT = "format"
+    HEADERS = "headers"
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """Why a batch of records cannot be decoded, in the client's words too, and its last offset."""
+
+    cause: Cause
+    problem: str
+    last_offset: int
+
+    def reason(self, partition: int, offset: int) -> str:
+        """Describe it as the reason of a dead letter; `offset` is the first of the batch that is left out."""
+        what = _CAUSES[self.cause] + (f" ({self.problem})" if self.problem else "")
+        return f"{self.cause}: {what}; offsets {offset} to {self.last_offset} of partition {partition} are left out"
+
+
+_CAUSES = {
+    Cause.CHECKSUM: "the batch is not what its producer sent, as its checksum shows at every fetch",
+    Cause.CODEC: "the batch cannot be decompressed",
+    Cause.FORMAT: "the batch is in no known format",
+    Cause.HEADERS: "a header's name is not UTF-8",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from kafka import TopicPartition
 from kafka.record import MemoryRecords, MemoryRecordsBuilder
 from kafka.record.util import calc_crc32c
 
-from services.stream.decode import Cause
-from services.stream.record_batches import MAX_FETCHES, UndecodableBatch, step_over_undecodable
+from services.settings.record_batches import MAX_FETCHES, Cause, UndecodableBatch, step_over_undecodable
 
 PLACE = TopicPartition("interactions", 0)
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}

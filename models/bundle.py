@@ -1,0 +1,131 @@
+"""One published version of everything that must match, as a folder whose files are verified against its manifest. No torch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.catalogue import Catalogue, load_catalogue, load_item_ids
+from models.errors import BundleCorrupt, BundleIncomplete, BundleNotFound
+from models.files import file_sha256
+from models.withdrawals import SERVING
+
+JUDGED = "judged"
+"""The folder of the judged pair within a bundle."""
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One published version. Each file is verified against the manifest when it is asked for: BundleCorrupt, BundleIncomplete."""
+
+    version: str
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def decoder_dir(self) -> Path:
+        """The decoder's checkpoint folder, verified."""
+        return self._verified("decoder")
+
+    @property
+    def student_path(self) -> Path:
+        """The student's ONNX file, verified with the table beside it, where it has one."""
+        self._verified("student_table")
+        return self._verified("student.onnx")
+
+    @property
+    def judged_dir(self) -> Path:
+        """The folder of the pair that the gate judged: the bundle's own, where the judged pair serves. Not verified."""
+        return self.path / JUDGED if f"{JUDGED}/catalogue.parquet" in self.manifest["files"] else self.path
+
+    @property
+    def started_from(self) -> str | None:
+        """The version from whose weights its training started; None where it started from the beginning."""
+        found: str | None = self.manifest.get("lineage", {}).get("parents", {}).get("started_from")
+        return found
+
+    @property
+    def is_whole_training(self) -> bool:
+        """Whether its training started from the beginning, and no items were added and nothing was optimised since."""
+        lineage = self.manifest.get("lineage", {})
+        return self.started_from is None and not lineage.keys() & {"items_added_to", "optimised_from"}
+
+    @property
+    def weight_kind(self) -> str:
+        """How the decoder's weights are stored where it serves, as the engine's configuration names it; `model`, its dtype, unless an optimisation chose another."""
+        found: str = self.manifest.get("serving", {}).get("weight_kind", "model")
+        return found
+
+    def catalogue(self) -> Catalogue:
+        """Read the catalogue."""
+        return load_catalogue(self._verified("catalogue.parquet"))
+
+    def item_ids(self) -> tuple[str, ...]:
+        """Read the ids of the catalogue's items alone, in index order."""
+        return load_item_ids(self._verified("catalogue.parquet"))
+
+    def report(self) -> dict[str, Any]:
+        """Read the evaluation report."""
+        report: dict[str, Any] = json.loads(self._verified("report.json").read_text())
+        return report
+
+    def verify(self) -> None:
+        """Verify every file. Raises BundleCorrupt or BundleIncomplete."""
+        for name in self.manifest["files"]:
+            self._verified(name)
+
+    def _verified(self, name: str) -> Path:
+        """Return a file or folder of the bundle after verifying it."""
+        for listed, expected in self.manifest["files"].items():
+            if listed == name or listed.startswith(f"{name}/"):
+                path = self.path / listed
+                if not path.is_file():
+                    raise BundleIncomplete(f"{path}: missing")
+                if file_sha256(path) != expected:
+                    raise BundleCorrupt(f"{path}: hash differs")
+        return self.path / name
+
+
+def learned_repeats(manifest: Mapping[str, Any]) -> bool:
+    """Whether a bundle learned that users come back to items: requests then show seen items by default, and its stored lists hold them."""
+    return bool(manifest.get("repeats", False))
+
+
+def llm_pays(manifest: Mapping[str, Any], num_history: int) -> bool:
+    """Whether the decoder ranked better than its student for histories of this many known items; where nothing was measured, it counts as better.
+
+    `llm_pays` in the manifest lists ranges of lengths, [first, last], where last None is open.
+    """
+    ranges = manifest.get("llm_pays")
+    if ranges is None:
+        return True
+    return any(first <= num_history and (last is None or num_history <= last) for first, last in ranges)
+
+
+def open_bundle(folder: Path) -> Bundle:
+    """Open the version in a folder of its name; its files are verified when they are needed. Raises BundleNotFound or BundleCorrupt."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BundleNotFound(f"no bundle {folder.name} under {folder.parent}") from error
+    except (ValueError, RecursionError) as error:
+        raise BundleCorrupt(f"{folder}/{MANIFEST}: not JSON") from error
+    listed = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(listed, dict):
+        raise BundleCorrupt(f"{folder}/{MANIFEST}: lists no files")
+    return Bundle(folder.name, folder, manifest)
+
+
+def answers_with(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the hashes of a bundle's files by name and, beside them, how they are served: what tells it from a bundle that answers otherwise."""
+    serving: Mapping[str, Any] = manifest.get("serving", {})
+    files: dict[str, str] = manifest["files"]
+    return files | {f"{SERVING}{name}": str(value) for name, value in serving.items()}
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file below the folder except the manifest."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}

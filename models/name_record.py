@@ -1,0 +1,165 @@
+"""The record of a name: which version serves under it, what served before, what was withdrawn, and the reference. Pure: no files, no clock.
+
+A name (`default`, `mail`) is one small JSON document in the store of bundles. It is replaced whole, and only by a process that has seen its last
+content, so that all its fields move together or not at all. Each method here returns the record after a move, or raises why it may not be made.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from models.errors import BundleCorrupt, BundleMoved, BundleNotFound, BundleWithdrawn, InvalidRequest
+from models.withdrawals import Withdrawal, refuse, without
+
+DEFAULT_NAME = "default"
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_MAX_HISTORY = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The bundle below which trainings may not fall by steps: its version, who set it, and when (UTC, ISO 8601).
+
+    The live bundle is another one each night, so a loss that each night's gate allows adds up; the reference stays until a person moves it. `by` and
+    `at` are None where nobody set it.
+    """
+
+    version: str
+    by: str | None = None
+    at: str | None = None
+
+    def describe(self) -> str:
+        """Return a sentence on which version it is, and why."""
+        why = f"set by {self.by} at {self.at}" if self.by else "the first whole training that is kept"
+        return f"{self.version} is the reference, {why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One move of a name's pointer: `act` is promote, rollback or withdraw; `version` is the one that was live after it, None for none. `at` is UTC, ISO 8601."""
+
+    act: str
+    version: str | None
+    by: str
+    at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameRecord:
+    """What serves under a name, and how that came about. `history` has the newest moves, oldest first; `withdrawn` is by version, oldest first."""
+
+    live: str | None = None
+    previous: str | None = None
+    owner: str | None = None
+    reference: Reference | None = None
+    withdrawn: Mapping[str, Withdrawal] = field(default_factory=dict)
+    history: tuple[Move, ...] = ()
+
+    def promote(
+        self, version: str, files: Mapping[str, str], *, seen: str | None, by: str, at: str, force: bool
+    ) -> "NameRecord":
+        """Return the record with this version live. `files` are what it answers with, `seen` what its mover saw live.
+
+        `force` makes a withdrawn version live too, and removes its record. Raises BundleMoved or BundleWithdrawn.
+        """
+        return self._move(version, files, seen=seen, force=force, move=("promote", by, at))
+
+    def roll_back(
+        self, version: str, files: Mapping[str, str], *, left: Withdrawal, reference: str | None, force: bool
+    ) -> "NameRecord":
+        """Return the record with this earlier version live, and the one that it leaves withdrawn, as `left` says.
+
+        Where the one left is `reference`, the version that trainings are measured by, this version becomes that too: nothing is measured against what was withdrawn.
+        Raises BundleMoved or BundleWithdrawn.
+        """
+        moved = self._move(version, files, seen=left.version, force=force, move=("rollback", left.by, left.at))
+        instead = Reference(version=version, by=left.by, at=left.at) if reference == left.version else self.reference
+        return replace(moved, withdrawn={**moved.withdrawn, left.version: left}, reference=instead)
+
+    def withdraw(self, left: Withdrawal) -> "NameRecord":
+        """Return the record with a version withdrawn that is not live. Raises BundleNotFound for the live one, from which one rolls back."""
+        if left.version == self.live:
+            raise BundleNotFound(f"{left.version} is live: `tailrace rollback` withdraws it and makes another live")
+        reference = self.reference if self.reference is None or self.reference.version != left.version else None
+        return replace(
+            self,
+            withdrawn={**self.withdrawn, left.version: left},
+            reference=reference,
+            history=self._with(Move(act="withdraw", version=self.live, by=left.by, at=left.at)),
+        )
+
+    def refer_to(self, reference: Reference) -> "NameRecord":
+        """Return the record with this reference. Raises BundleWithdrawn."""
+        if left := self.withdrawn.get(reference.version):
+            raise BundleWithdrawn(f"{left.describe()}: it is no reference; name another of `tailrace bundles`")
+        return replace(self, reference=reference)
+
+    @property
+    def spared(self) -> set[str]:
+        """The versions that pruning must leave: those that may serve next."""
+        return {version for version in (self.live, self.previous) if version is not None}
+
+    def encode(self) -> bytes:
+        """Return the document. Each has a nonce, so that two of equal fields are still told apart by their hash."""
+        withdrawn = {version: _without_version(one) for version, one in self.withdrawn.items()}
+        fields = asdict(replace(self, withdrawn={})) | {"withdrawn": withdrawn, "nonce": uuid.uuid4().hex}
+        return json.dumps(fields, indent=1).encode() + b"\n"
+
+    def _move(
+        self, version: str, files: Mapping[str, str], *, seen: str | None, force: bool, move: tuple[str, str, str]
+    ) -> "NameRecord":
+        if self.live != seen:
+            raise BundleMoved(seen, self.live)
+        act, by, at = move
+        if not force and version != self.live:
+            refuse(self.withdrawn, version, files)
+        withdrawn = without(self.withdrawn, version, files) if force else self.withdrawn
+        if version == self.live:
+            return replace(self, withdrawn=withdrawn)
+        return replace(
+            self,
+            live=version,
+            previous=self.live or self.previous,
+            owner=self.owner or by,
+            withdrawn=withdrawn,
+            history=self._with(Move(act=act, version=version, by=by, at=at)),
+        )
+
+    def _with(self, move: Move) -> tuple[Move, ...]:
+        return (*self.history, move)[-_MAX_HISTORY:]
+
+
+def decode_record(content: bytes, where: str) -> NameRecord:
+    """Read what `encode` wrote. `where` names it in errors. Raises BundleCorrupt."""
+    try:
+        fields = json.loads(content)
+        reference = fields["reference"]
+        record = NameRecord(
+            live=fields["live"],
+            previous=fields["previous"],
+            owner=fields["owner"],
+            reference=None if reference is None else Reference(**reference),
+            withdrawn={version: Withdrawal(version=version, **one) for version, one in fields["withdrawn"].items()},
+            history=tuple(Move(**one) for one in fields["history"]),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BundleCorrupt(f"{where}: no record of a name; restore it, or remove it and promote a version") from error
+    parts = [record.reference, *record.withdrawn.values(), *record.history]
+    texts = [record.live, record.previous, record.owner]
+    texts += [text for part in parts if part is not None for text in asdict(part).values()]
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise BundleCorrupt(f"{where}: no record of a name; restore it, or remove it and promote a version")
+    return record
+
+
+def check_name(name: str) -> str:
+    """Return the name, or refuse one that is no name of a model. Raises InvalidRequest."""
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest("name", f"{name!r} is no name", "use lower-case letters, digits and hyphens, at most 63")
+    return name
+
+
+def _without_version(one: Withdrawal) -> dict[str, str]:
+    return {key: value for key, value in asdict(one).items() if key != "version"}

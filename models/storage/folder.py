@@ -1,0 +1,122 @@
+"""Bundles in a folder: one folder a version, one file a name. The default, and what an embedded stack uses.
+
+    <root>/<version>/manifest.json
+    <root>/names/<name>.json
+    <root>/.<version>.<pid>         scratch of a process: a publication under way, or a version that is being removed
+
+A bundle is renamed into place, and so is a record, under a lock on the folder: a reader sees the old or the new, never a mixture, also after a power loss.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+from models.files import rename_durably, rename_if_absent
+from models.name_record import DEFAULT_NAME
+from models.storage.port import Stored
+
+SCRATCH_KEPT_S = 24 * 3_600
+"""A scratch folder that is older belongs to no process that still writes it."""
+
+
+class FolderStorage:
+    """A folder of versions and names, which processes share, also of several hosts where the file system has locks (NFS 4)."""
+
+    is_lost = False
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __str__(self) -> str:
+        return str(self._root)
+
+    def read_record(self, name: str) -> Stored:
+        """Return a name's record."""
+        with suppress(FileNotFoundError):
+            content = self._record(name).read_bytes()
+            return Stored(content, sha256(content).hexdigest())
+        return Stored(self._from_pointer_files() if name == DEFAULT_NAME else None, None)
+
+    def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
+        """Replace a name's record where it is still the one that was seen."""
+        self._record(name).parent.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            if self.read_record(name).mark != seen:
+                return False
+            scratch = self.scratch(f"{name}.json")
+            scratch.write_bytes(content)
+            rename_durably(scratch, self._record(name))
+        return True
+
+    def names(self) -> list[str]:
+        """Return the names that have a record."""
+        found = {path.stem for path in (self._root / "names").glob("*.json")}
+        return sorted(found | ({DEFAULT_NAME} if (self._root / "LIVE").exists() else set()))
+
+    def add(self, folder: Path, version: str) -> None:
+        """Rename a finished folder, which `scratch` named, into place."""
+        rename_if_absent(folder, self._root / version)
+
+    def folder_of(self, version: str) -> Path:
+        """Return the version's folder."""
+        return self._root / version
+
+    def versions(self) -> list[str]:
+        """Return the versions, oldest first."""
+        if not self._root.exists():
+            return []
+        found = [path for path in self._root.iterdir() if (path / "manifest.json").exists() and path.name[0] != "."]
+        return [path.name for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.name))]
+
+    def hide(self, version: str) -> None:
+        """Rename a version's folder to a scratch folder of this process."""
+        (self._root / version).rename(self._hidden(version))
+
+    def show(self, version: str) -> None:
+        """Rename it back."""
+        self._hidden(version).rename(self._root / version)
+
+    def sweep(self) -> None:
+        """Remove hidden versions of this process, and scratch folders a day old."""
+        before_s = time.time() - SCRATCH_KEPT_S
+        for folder in self._root.glob(".*.*"):
+            is_own = folder.name.endswith(f".{os.getpid()}.removed")
+            if folder.is_dir() and (is_own or folder.stat().st_mtime < before_s):
+                shutil.rmtree(folder, ignore_errors=True)  # the next one removes what is left
+
+    def scratch(self, version: str) -> Path:
+        """Return a path of this process beside the versions; what a process of the same id left there, as a container's ids come again, is removed."""
+        path = self._root / f".{version}.{os.getpid()}"
+        shutil.rmtree(path, ignore_errors=True)
+        return path
+
+    def _record(self, name: str) -> Path:
+        return self._root / "names" / f"{name}.json"
+
+    def _hidden(self, version: str) -> Path:
+        return self._root / f".{version}.{os.getpid()}.removed"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self._root / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _from_pointer_files(self) -> bytes | None:
+        """Return the default name's record from the four files of a store that has not been written to since records have names; None where there are none."""
+        texts = {}
+        for file in ("LIVE", "PREVIOUS", "REFERENCE", "WITHDRAWN"):
+            with suppress(FileNotFoundError):
+                texts[file] = (self._root / file).read_text()
+        if not texts:
+            return None
+        live, previous = (texts.get(file, "").strip() or None for file in ("LIVE", "PREVIOUS"))
+        reference, withdrawn = (texts.get(file, "null") for file in ("REFERENCE", "WITHDRAWN"))
+        head = json.dumps({"live": live, "previous": previous, "owner": None, "history": []})[:-1]
+        return f'{head}, "reference": {reference}, "withdrawn": {"{}" if withdrawn == "null" else withdrawn}}}'.encode()

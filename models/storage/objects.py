@@ -1,0 +1,285 @@
+"""Bundles in an object store (S3, Google Cloud Storage, Azure), with a cache on this machine's disk. Through obstore, which is imported when a store is opened.
+
+    <prefix>/files/<sha256>                 the files of all versions, each content once
+    <prefix>/versions/<version>.json        a version's manifest, written after its files: a version is visible whole or not at all
+    <prefix>/names/<name>.json              the record of a name, moved by a conditional write (`If-Match` on the ETag)
+
+    <cache>/files/<sha256>                  downloaded once, verified by hash; `.part` while it comes, continued after a break
+    <cache>/versions/<version>/             links to these files
+    <cache>/names/<name>.json               the record as it was read last
+
+While the store does not answer, versions in the cache open as before and a name's last record is read from there: what is loaded serves on, and a process
+that starts meanwhile serves what this machine had. Nothing can be published or moved until the store is back. Credentials come from the usual environment
+variables of each service, or from the machine's role.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from models.bundle import MANIFEST, hashes, open_bundle
+from models.errors import BundleCorrupt, BundleNotFound, ConfigError, StoreUnavailable
+from models.files import file_sha256, rename_durably, rename_if_absent
+from models.storage.port import Stored
+
+log = structlog.get_logger()
+
+SCHEMES = ("s3", "gs", "az")
+_KEPT_S = 24 * 3_600
+"""An unreferenced file that is older belongs to no publication under way."""
+_CHUNK_BYTES = 8 * 2**20
+_TIMEOUT = "20s"
+
+
+class ObjectStorage:
+    """Versions and names under a prefix of a bucket."""
+
+    def __init__(self, url: str, cache: Path, cache_bytes: int) -> None:
+        """Open a bucket's prefix; nothing is read yet. `cache_bytes` bounds the cache beside what was opened last. Raises ConfigError."""
+        self._url = url.rstrip("/")
+        self._cache = cache
+        self._cache_bytes = cache_bytes
+        self._store = _open(self._url)
+        self._is_lost = False
+
+    def __str__(self) -> str:
+        return self._url
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the store did not answer when it was last asked."""
+        return self._is_lost
+
+    def read_record(self, name: str) -> Stored:
+        """Return a name's record; the one that was read last while the store does not answer. Raises StoreUnavailable where there is none."""
+        kept = self._cache / "names" / f"{name}.json"
+        try:
+            with self._asking(f"names/{name}.json"):
+                found = self._store.get(f"names/{name}.json")
+                content, mark = bytes(found.bytes()), found.meta["e_tag"]
+        except BundleNotFound:
+            return Stored(None, None)
+        except StoreUnavailable:
+            with suppress(FileNotFoundError):
+                return Stored(kept.read_bytes(), None)
+            raise
+        if not kept.exists() or kept.read_bytes() != content:
+            _replace(kept, content)
+        return Stored(content, mark)
+
+    def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
+        """Replace a name's record where its ETag is still the one that was seen. A record read from the cache has none."""
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        mode: Any = "create" if seen is None else {"e_tag": seen}
+        try:
+            with self._asking(f"names/{name}.json"):
+                self._store.put(f"names/{name}.json", content, mode=mode, use_multipart=False)
+        except (AlreadyExistsError, PreconditionError):
+            return False
+        return True
+
+    def names(self) -> list[str]:
+        """Return the names that have a record."""
+        return sorted(Path(path).stem for path, _ in self._list("names/"))
+
+    def add(self, folder: Path, version: str) -> None:
+        """Upload the files that the store lacks, then the manifest; a file that was collected as garbage meanwhile is uploaded again. The folder goes to the cache."""
+        from obstore.exceptions import AlreadyExistsError
+
+        files = hashes(folder)
+        for _ in range(2):
+            with self._asking(f"versions/{version}.json"):
+                for name, digest in files.items():
+                    if self._size(f"files/{digest}") != (folder / name).stat().st_size:
+                        self._store.put(f"files/{digest}", folder / name)
+            with suppress(AlreadyExistsError), self._asking(f"versions/{version}.json"):
+                self._store.put(f"versions/{version}.json", (folder / MANIFEST).read_bytes(), mode="create")
+        self._keep(folder, version, files)
+
+    def folder_of(self, version: str) -> Path:
+        """Return the version's folder in the cache, after downloading what it lacks."""
+        folder = self._cache / "versions" / version
+        if not (folder / MANIFEST).exists():
+            self._download(version, folder)
+        with suppress(OSError):
+            os.utime(folder / MANIFEST)  # the cache removes those first that were opened longest ago
+        return folder
+
+    def versions(self) -> list[str]:
+        """Return the versions, oldest first."""
+        found = sorted(self._list("versions/"), key=lambda one: (one[1], one[0]))
+        return [Path(path).name.removesuffix(".json") for path, _ in found if path.endswith(".json")]
+
+    def hide(self, version: str) -> None:
+        """Move a version's manifest aside."""
+        with self._asking(f"versions/{version}.json"):
+            self._store.rename(f"versions/{version}.json", f"hidden/{version}.json")
+
+    def show(self, version: str) -> None:
+        """Move it back."""
+        with self._asking(f"hidden/{version}.json"):
+            self._store.rename(f"hidden/{version}.json", f"versions/{version}.json")
+
+    def sweep(self) -> None:
+        """Remove hidden manifests, and files a day old to which no manifest refers."""
+        with self._asking("files/"):
+            self._delete([path for path, _ in self._list("hidden/")])
+            kept: set[str] = set()
+            for path, _ in self._list("versions/"):
+                kept |= set(json.loads(bytes(self._store.get(path).bytes()))["files"].values())
+            before = datetime.now(UTC) - timedelta(seconds=_KEPT_S)
+            files = [path for path, changed in self._list("files/") if changed < before and Path(path).name not in kept]
+            self._delete(files)
+
+    def scratch(self, version: str) -> Path:
+        """Return a path of this process in the cache."""
+        path = self._cache / f".{version}.{os.getpid()}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _download(self, version: str, folder: Path) -> None:
+        with self._asking(f"versions/{version}.json"):
+            manifest = bytes(self._store.get(f"versions/{version}.json").bytes())
+        scratch = self.scratch(version)
+        scratch.mkdir()
+        try:
+            (scratch / MANIFEST).write_bytes(manifest)
+            files: Mapping[str, str] = open_bundle(scratch).manifest["files"]
+            for name, digest in files.items():
+                target = scratch / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(self._file(digest), target)
+            self._keep(scratch, version, files)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        log.info("bundle_downloaded", version=version, store=str(self), num_files=len(files))
+
+    def _keep(self, folder: Path, version: str, files: Mapping[str, str]) -> None:
+        """Make a folder of these files the cached version."""
+        self._make_room({version})
+        (self._cache / "files").mkdir(parents=True, exist_ok=True)
+        for name, digest in files.items():
+            with suppress(FileExistsError):
+                os.link(folder / name, self._cache / "files" / digest)
+        target = self._cache / "versions" / version
+        target.parent.mkdir(parents=True, exist_ok=True)
+        rename_if_absent(folder, target)
+
+    def _file(self, digest: str) -> Path:
+        """Return the cached file of this content, downloaded from where a broken download ended. Raises BundleCorrupt."""
+        path = self._cache / "files" / digest
+        if path.exists():
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{digest}.{os.getpid()}.part")
+        for left in path.parent.glob(
+            f"{digest}.*.part"
+        ):  # of a process that was killed, or that downloads the same now
+            if time.time() - left.stat().st_mtime > 60:
+                left.replace(part)
+        for _ in range(2):  # a part that something else wrote is downloaded once more, from the start
+            self._continue(digest, part)
+            if file_sha256(part) == digest:
+                rename_durably(part, path)
+                return path
+            part.unlink()
+        raise BundleCorrupt(f"{self._url}/files/{digest}: its content has another hash; publish the version again")
+
+    def _continue(self, digest: str, part: Path) -> None:
+        with self._asking(f"files/{digest}"), part.open("ab") as file:
+            size = self._store.head(f"files/{digest}")["size"]
+            while (at := file.tell()) < size:
+                file.write(self._store.get_range(f"files/{digest}", start=at, end=min(size, at + _CHUNK_BYTES)))
+
+    def _make_room(self, spared: set[str]) -> None:
+        """Remove the versions that were opened longest ago until the cache is within its bound, and files that no version links to."""
+        folders = [path for path in (self._cache / "versions").glob("*") if path.name not in spared]
+        files = self._cache / "files"
+        for folder in sorted(folders, key=lambda path: (path / MANIFEST).stat().st_mtime):
+            if sum(path.stat().st_size for path in files.glob("*")) <= self._cache_bytes:
+                return
+            shutil.rmtree(folder, ignore_errors=True)
+            for path in files.glob("*"):
+                if path.stat().st_nlink == 1 and path.suffix != ".part":
+                    path.unlink(missing_ok=True)
+
+    def _list(self, prefix: str) -> list[tuple[str, datetime]]:
+        with self._asking(prefix):
+            return [(one["path"], one["last_modified"]) for chunk in self._store.list(prefix) for one in chunk]
+
+    def _size(self, path: str) -> int | None:
+        with suppress(FileNotFoundError):
+            size: int = self._store.head(path)["size"]
+            return size
+        return None
+
+    def _delete(self, paths: list[str]) -> None:
+        if paths:
+            self._store.delete(paths)
+
+    @contextmanager
+    def _asking(self, path: str) -> Iterator[None]:
+        """Turn the store's failures into ours, and say once when it is lost and when it is back."""
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+        try:
+            yield
+        except (AlreadyExistsError, PreconditionError):
+            raise
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise StoreUnavailable(
+                    f"{self._url}: there is no such bucket; create it, or mend TAILRACE_BUNDLE_STORE"
+                ) from error
+            raise BundleNotFound(f"nothing at {self._url}/{path}") from error
+        except BaseError as error:
+            if not self._is_lost:
+                log.warning("bundle_store_lost", store=str(self), error=str(error))
+            self._is_lost = True
+            raise StoreUnavailable(f"{self._url} cannot be used ({_reason(error)})") from error
+        if self._is_lost:
+            log.info("bundle_store_back", store=str(self))
+        self._is_lost = False
+
+
+def _open(url: str) -> Any:
+    """Open obstore's store of a URL. Raises ConfigError."""
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    scheme = url.partition("://")[0]
+    if scheme not in SCHEMES or not url.partition("://")[2]:
+        raise ConfigError(
+            f"TAILRACE_BUNDLE_STORE: {url} names no store; set it to s3://BUCKET/PREFIX, gs://… or az://…"
+        )
+    options: Any = {"timeout": _TIMEOUT, "connect_timeout": "2s", "allow_http": True}
+    retries: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
+    try:
+        return from_url(url, client_options=options, retry_config=retries)
+    except (BaseError, ValueError) as error:
+        raise ConfigError(f"TAILRACE_BUNDLE_STORE: {url} cannot be opened ({_reason(error)})") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of a failure, with what the service calls it, without the stack that obstore appends."""
+    text = str(error)
+    code = text.partition("<Code>")[2].partition("</Code>")[0]
+    first = text.splitlines()[0].split(": <?xml")[0] if text else type(error).__name__
+    return f"{code}: {first}" if code else first
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_bytes(content)
+    rename_durably(scratch, path)

@@ -1,0 +1,60 @@
+"""What a store of bundles needs from the place where it is kept."""
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+
+class Stored(NamedTuple):
+    """A record's bytes, and the mark by which a later writer shows that it saw them; both None where there is no record yet."""
+
+    content: bytes | None
+    mark: str | None
+
+
+class Storage(Protocol):
+    """Versions, which do not change, and records by name, which are replaced by compare-and-swap."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the place did not answer when it was last asked."""
+        ...
+
+    def read_record(self, name: str) -> Stored:
+        """Return a name's record. One small read. Raises StoreUnavailable."""
+        ...
+
+    def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
+        """Replace a name's record where its mark is still `seen` (None: there is none yet); whether that was so. Raises StoreUnavailable."""
+        ...
+
+    def names(self) -> list[str]:
+        """Return the names that have a record, in order. Raises StoreUnavailable."""
+        ...
+
+    def add(self, folder: Path, version: str) -> None:
+        """Add a finished folder as this version: visible whole or not at all; an existing version is kept. Raises StoreUnavailable or OSError."""
+        ...
+
+    def folder_of(self, version: str) -> Path:
+        """Return the folder in which a version is read on this machine, brought here first where it must be. Raises BundleNotFound, BundleCorrupt or StoreUnavailable."""
+        ...
+
+    def versions(self) -> list[str]:
+        """Return the versions, oldest first. Raises StoreUnavailable."""
+        ...
+
+    def hide(self, version: str) -> None:
+        """Take a version away so that no reader opens it or a part of it. `show` undoes that until `sweep`."""
+        ...
+
+    def show(self, version: str) -> None:
+        """Bring a hidden version back."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what is hidden, and what killed processes left a day ago."""
+        ...
+
+    def scratch(self, version: str) -> Path:
+        """Return a path of this process on which a version may be prepared; nothing is there."""
+        ...

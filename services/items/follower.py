@@ -1,0 +1,293 @@
+"""Reads the topic `items` into this process's live catalogue: from a snapshot's positions, or else from the beginning, and then its end.
+
+Each process reads all partitions by itself, without a group. While the broker is unavailable, what is known stays, and items are still shown and
+hidden by their times. A topic that was made again (the embedded broker keeps nothing on disk) is read from its beginning on top of that:
+what was stated in the topic before holds until it is stated again. A record that cannot be read is counted, logged and stepped over.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError, OffsetOutOfRangeError
+
+from services.contracts.items import decode_item
+from services.errors import DependencyUnavailable, InvalidRequest
+from services.items.live_items import Change, LiveItems
+from services.items.snapshot import Positions, read_snapshot, write_snapshot
+from services.settings.addresses import KafkaAddress
+from services.settings.kafka_clients import any_listens, broker_as_dependency, open_client
+from services.settings.kafka_topics import Topic, create_missing
+from services.settings.record_batches import UndecodableBatch, step_over_undecodable
+
+log = structlog.get_logger()
+
+ITEMS_START_S = 15.0
+"""How long a starting process waits for the state of all items, where a broker answers."""
+_FETCH_WAIT_MS = 50
+"""The embedded broker does not wake a waiting fetch: half of this is added to a change's latency. A shorter wait costs each process more."""
+_POLL_MS = 2 * _FETCH_WAIT_MS
+_MAX_RECORDS = 500
+"""So many are decoded in 10 ms, in which the process's other threads wait for the interpreter."""
+_CHECK_EVERY_S = 2.0
+_CONNECT_MS, _REQUEST_MS, _CLOSE_MS = 2_000, 5_000, 500
+_RETRY_S = 0.5
+_RETRY_AFTER_S = 1.0
+_TICK_S = 0.1
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """Someone who waits until all is read that the topic held when they asked. `ends`: the positions to reach."""
+
+    done: "Future[None]" = field(default_factory=Future)
+    ends: Mapping[TopicPartition, int] | None = None
+
+
+class ItemFollower:
+    """Owns the reading thread, and one that acts on the items' times."""
+
+    def __init__(
+        self,
+        items: LiveItems,
+        kafka: KafkaAddress,
+        topic: str,
+        snapshot: Path,
+        *,
+        makes: Topic | None = None,
+        write_every_s: float | None = None,
+        on_refused: Callable[[int], object] = lambda _number: None,
+        on_unavailable: Callable[[int], object] = lambda _is_unavailable: None,
+    ) -> None:
+        """Keep the parts; nothing is read yet.
+
+        Args:
+            items: What the records are taken over into.
+            kafka: The brokers.
+            topic: The topic's name.
+            snapshot: The file to begin with, which may be missing.
+            makes: The topic, in the process that makes it where it is missing.
+            write_every_s: How often changes are written to the snapshot, in the process that does; None: never.
+            on_refused: Called with a number of records that cannot be read.
+            on_unavailable: Called with 1 when the topic cannot be read, with 0 when it can be again.
+        """
+        self._items = items
+        self._kafka = kafka
+        self._topic = topic
+        self._snapshot = snapshot
+        self._makes = makes
+        self._write_every_s = write_every_s
+        self._on_refused = on_refused
+        self._on_unavailable = on_unavailable
+        self._positions = Positions("", {})
+        self._has_changed = False
+        self._written_s = 0.0
+        self._awaited: list[_Awaited] = []
+        self._awaited_lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for work, name in ((self._run, "items-reader"), (self._tick, "items-clock"))
+        ]
+
+    def start(self, timeout_s: float = 0.0) -> None:
+        """Load the snapshot, begin to follow, and wait until all is read that the topic holds, or no broker answers, or the time is over."""
+        self._load()
+        for thread in self._threads:
+            thread.start()
+        with suppress(DependencyUnavailable, TimeoutError):
+            self._await_end().result(timeout_s)
+
+    def stop(self) -> None:
+        """End the threads. Blocks for a moment."""
+        self._stopped.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(2 * _POLL_MS / 1_000 + 1.0)
+        self._fail_awaited()
+
+    async def catch_up(self, timeout_s: float) -> None:
+        """Wait until all is taken over that the topic holds now. Raises DependencyUnavailable."""
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(self._await_end()), timeout_s)
+        except TimeoutError as error:
+            raise DependencyUnavailable(self._topic, _RETRY_AFTER_S) from error
+
+    def _await_end(self) -> "Future[None]":
+        awaited = _Awaited()
+        with self._awaited_lock:
+            self._awaited.append(awaited)
+        return awaited.done
+
+    def _fail_awaited(self) -> None:
+        with self._awaited_lock:
+            failed, self._awaited = self._awaited, []
+        for one in failed:
+            if one.done.set_running_or_notify_cancel():
+                one.done.set_exception(DependencyUnavailable(self._topic, _RETRY_AFTER_S))
+
+    def _load(self) -> None:
+        found = read_snapshot(self._snapshot, self._items)
+        if found is not None:
+            self._positions = found
+            log.info("items_snapshot_loaded", num_named=self._items.layout.num_named, positions=found.offsets)
+
+    def _tick(self) -> None:
+        while not self._stopped.wait(_TICK_S):
+            self._items.act_on_time()
+
+    def _run(self) -> None:
+        """Follow until stopped; whatever the broker or its records fail with, begin again after a moment."""
+        is_unavailable = False
+        while not self._stopped.is_set():
+            try:
+                with ExitStack() as clients, broker_as_dependency():
+                    self._follow(clients, *self._open(clients))
+                    is_unavailable = False
+            except Exception as error:  # noqa: BLE001 - the thread must survive any failure of the client
+                if not is_unavailable:
+                    log.warning("items_unavailable", topic=self._topic, error=repr(error.__cause__ or error))
+                if isinstance(
+                    error.__cause__, OffsetOutOfRangeError
+                ):  # the log came back shorter: states are whole, so read them again
+                    self._positions = Positions("", {})
+                is_unavailable = True
+                self._on_unavailable(1)
+                self._fail_awaited()
+                self._stopped.wait(_RETRY_S)
+
+    def _open(self, clients: ExitStack) -> tuple[Any, Any]:
+        if not any_listens(self._kafka.bootstrap, _CONNECT_MS / 1_000):
+            raise DependencyUnavailable("broker", _RETRY_AFTER_S)
+        opened = partial(
+            open_client,
+            address=self._kafka,
+            bootstrap_timeout_ms=_CONNECT_MS,
+            request_timeout_ms=_REQUEST_MS,
+            reconnect_backoff_max_ms=500,
+        )
+        admin = opened(KafkaAdminClient)
+        clients.callback(_closed, admin.close)
+        if self._makes is not None:
+            create_missing(admin, [self._makes])
+        consumer = opened(
+            KafkaConsumer,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            fetch_max_wait_ms=_FETCH_WAIT_MS,
+            max_poll_records=_MAX_RECORDS,
+            allow_auto_create_topics=False,
+        )
+        clients.callback(_closed, partial(consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
+        step_over_undecodable(consumer)
+        return admin, consumer
+
+    def _follow(self, clients: ExitStack, admin: Any, consumer: Any) -> None:
+        """Read the partitions from where they were left, until stopped or until the topic is another one."""
+        topic_id, numbers = self._describe(admin)
+        if topic_id != self._positions.topic_id:
+            self._positions = Positions(topic_id, {})
+        places = [TopicPartition(self._topic, number) for number in numbers]
+        consumer.assign(places)
+        for place, begin in consumer.beginning_offsets(places, timeout_ms=_REQUEST_MS).items():
+            consumer.seek(place, max(begin, self._positions.offsets.get(place.partition, 0)))
+        log.info("items_followed", topic=self._topic, topic_id=topic_id, positions=self._positions.offsets)
+        self._on_unavailable(0)
+        checked_s = time.monotonic()
+        while not self._stopped.is_set():
+            awaited = self._begin_awaiting(consumer, places)
+            fetched: Mapping[TopicPartition, list[Any]] = consumer.poll(_POLL_MS)
+            self._take(record for batch in fetched.values() for record in batch)
+            offsets = {place.partition: int(consumer.position(place)) for place in places}
+            self._positions = Positions(topic_id, offsets)
+            self._end_awaiting(awaited, consumer, is_empty=not fetched)
+            now_s = time.monotonic()
+            if now_s - checked_s >= _CHECK_EVERY_S:
+                checked_s = now_s
+                if self._describe(admin) != (topic_id, numbers):
+                    return
+                self._write()
+        self._write()
+
+    def _describe(self, admin: Any) -> tuple[str, tuple[int, ...]]:
+        (found,) = admin.describe_topics([self._topic])
+        if found["error_code"]:
+            raise DependencyUnavailable(self._topic, _RETRY_AFTER_S)
+        return str(found["topic_id"]), tuple(sorted(part["partition_index"] for part in found["partitions"]))
+
+    def _take(self, records: Iterable[Any]) -> None:
+        changes: list[Change] = []
+        num_refused = 0
+        for record in records:
+            try:
+                changes.append(_read(record))
+            except InvalidRequest as error:
+                num_refused += 1
+                log.warning("item_record_refused", topic=self._topic, offset=record.offset, error=str(error))
+        if num_refused:
+            self._on_refused(num_refused)
+        if changes:
+            self._items.apply(changes)
+            self._has_changed = True
+
+    def _begin_awaiting(self, consumer: Any, places: list[TopicPartition]) -> list[_Awaited]:
+        """Return those who wait, with the ends that they wait for."""
+        with self._awaited_lock:
+            awaited = list(self._awaited)
+        if any(one.ends is None for one in awaited):
+            ends = consumer.end_offsets(places, timeout_ms=_REQUEST_MS)
+            for one in awaited:
+                one.ends = one.ends or ends
+        return awaited
+
+    def _end_awaiting(self, awaited: list[_Awaited], consumer: Any, *, is_empty: bool) -> None:
+        """Release those who waited for what is read.
+
+        The embedded broker reports its last batch's first record as the end: an end counts as reached beyond it, or where a whole fetch brought nothing more.
+        """
+        for one in awaited:
+            at = {place: int(consumer.position(place)) for place in one.ends or ()}
+            if all(
+                at[place] >= max(end, consumer.highwater(place) or 0) and (is_empty or at[place] > end)
+                for place, end in (one.ends or {}).items()
+            ):
+                with self._awaited_lock, suppress(ValueError):
+                    self._awaited.remove(one)
+                if one.done.set_running_or_notify_cancel():
+                    one.done.set_result(None)
+
+    def _write(self) -> None:
+        """Write the snapshot, in the process that does, when that is due."""
+        if self._write_every_s is None or not self._has_changed:
+            return
+        if not self._stopped.is_set() and time.monotonic() - self._written_s < self._write_every_s:
+            return
+        self._written_s = time.monotonic()
+        try:
+            write_snapshot(self._snapshot, self._items, self._positions)
+            self._has_changed = False
+        except OSError as error:
+            log.warning("items_snapshot_not_written", path=str(self._snapshot), error=repr(error))
+
+
+def _read(record: Any) -> Change:
+    """Return a record's change. Raises InvalidRequest."""
+    if isinstance(record, UndecodableBatch):
+        raise InvalidRequest("batch", record.why.problem or str(record.why.cause), "send it again")
+    return decode_item(record.key, record.value)
+
+
+def _closed(close: Callable[[], object]) -> None:
+    with suppress(KafkaError, OSError, RuntimeError):
+        close()

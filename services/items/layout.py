@@ -1,0 +1,312 @@
+"""The items of one bundle and those that it lacks, each at its index, with what is stated of them. Numpy only; no clock: times are arguments.
+
+    0 ... num_known-1        the bundle's items, by the bundle's index
+    num_known ...            items that only the live catalogue has, in order of appearance
+    ... num_items-1          places for more
+
+An index keeps its item while the layout lives. Written by one thread at a time, read by any: a reader that needs many cells takes `columns` once.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from models.catalogue import Catalogue
+from services.contracts.items import AttributeValue, ItemState
+from services.items.columns import ItemColumns, TextColumn
+
+STATED, HIDDEN, DELETED, HAS_CATEGORIES = 1, 2, 4, 8
+"""The bits of an item's status."""
+_OWN_TEXTS, _OWN_NUMBERS = frozenset({"categories"}), frozenset({"value", "published_ms", "expires_ms", "popularity"})
+_MIN_SPARE = 64
+_SPARE_SHARE = 8
+"""An eighth more places than items: so seldom are columns copied."""
+_MAX_CATEGORY_MASKS = 64
+NO_CATALOGUE = Catalogue((), (), (), np.zeros((0, 1), dtype=np.int32), (0,), np.zeros(0))
+
+
+class ItemLayout:
+    """Index, names and columns of all items of one catalogue."""
+
+    def __init__(self, catalogue: Catalogue, categories: TextColumn | None = None, num_new: int = 0) -> None:
+        """Lay out a catalogue of which nothing is stated, with places for so many new items and a few more.
+
+        `categories` is a column whose table of texts this one goes on with.
+        """
+        self.catalogue = catalogue
+        self.num_known = len(catalogue.item_ids)
+        num_items = _with_spare(self.num_known + num_new)
+        self.columns = ItemColumns(num_items, np.arange(num_items) < self.num_known)
+        self.status = np.zeros(num_items, dtype=np.uint8)
+        self.revision = 0
+        """Moves with every change of what may be shown."""
+        self._new_ids: list[str] = []
+        self._new_index: dict[str, int] = {}
+        self.stated_titles: dict[int, str] = {}
+        """Titles by index, of items whose title is not the bundle's."""
+        self._category_masks: dict[tuple[str, ...], tuple[TextColumn, int, np.ndarray]] = {}
+        column = self.columns.text("categories")
+        if categories is not None:
+            column.values, column.code_of = categories.values, categories.code_of
+        column.codes[: self.num_known] = [column.code(names) for names in catalogue.categories]
+        popularity = self.columns.number("popularity").numbers
+        popularity[:] = 0.0
+        popularity[: self.num_known] = catalogue.popularity
+
+    @property
+    def num_named(self) -> int:
+        """How many items there are: indices below it have one."""
+        return self.num_known + len(self._new_ids)
+
+    @property
+    def new_ids(self) -> list[str]:
+        """The items that the catalogue lacks and that are not deleted, in order of appearance."""
+        deleted = self.status[self.num_known : self.num_named] & DELETED
+        return [item_id for item_id, is_deleted in zip(self._new_ids, deleted, strict=True) if not is_deleted]
+
+    def index(self, item_id: str) -> int | None:
+        """Return an item's index; None for one that neither the bundle nor the live catalogue has."""
+        known = self.catalogue.index_of.get(item_id)
+        return self._new_index.get(item_id) if known is None else known
+
+    def item_id(self, index: int) -> str:
+        """Return the id of the item at an index below `num_named`."""
+        return self.catalogue.item_ids[index] if index < self.num_known else self._new_ids[index - self.num_known]
+
+    def title(self, index: int) -> str:
+        """Return an item's title: as stated, or the bundle's, or else its id."""
+        title = self.stated_titles.get(index) if self.stated_titles else None
+        if title is not None:
+            return title
+        return self.catalogue.titles[index] if index < self.num_known else self.item_id(index)
+
+    def indices(self, item_ids: Iterable[str]) -> list[int]:
+        """Return the indices of these items in their order; unknown ones are skipped."""
+        return [index for item_id in item_ids if (index := self.index(item_id)) is not None]
+
+    def allowed(
+        self,
+        *,
+        categories: tuple[str, ...] | None = None,
+        allowed_item_ids: Sequence[str] | None = None,
+        excluded_item_ids: Iterable[str] = (),
+    ) -> np.ndarray:
+        """Return a mask (num_items,) bool of what may be shown now: items of any of these categories, among those allowed and not excluded.
+
+        None means no limit. Unknown names and ids are ignored.
+        """
+        listed = None if allowed_item_ids is None else self.indices(allowed_item_ids)
+        excluded = self.indices(excluded_item_ids)
+        columns = self.columns  # after the indices: it has a place for each
+        mask = columns.available.copy()
+        if categories is not None:
+            mask &= self._of_categories(columns, categories)
+        if listed is not None:
+            is_listed = np.zeros_like(mask)
+            is_listed[listed] = True
+            mask &= is_listed
+        mask[excluded] = False
+        return mask
+
+    def check_filters(self, categories: Sequence[str] | None, allowed_item_ids: Sequence[str] | None) -> None:
+        """Refuse filters with categories or items that neither the bundle nor the live catalogue has. Raises InvalidRequest naming the entry."""
+        self.catalogue.check_filters(
+            categories,
+            allowed_item_ids,
+            is_category=lambda name: bool(self._of_categories(self.columns, (name,)).any()),
+            is_item=self._new_index.__contains__,
+        )
+
+    def _of_categories(self, columns: ItemColumns, names: tuple[str, ...]) -> np.ndarray:
+        """Return which items are of any of these categories; not to be written to."""
+        column = columns.texts["categories"]
+        kept = self._category_masks.get(names)
+        if kept is not None and kept[0] is column and kept[1] == column.revision:
+            return kept[2]
+        revision, mask = column.revision, column.holding(names)
+        if len(self._category_masks) >= _MAX_CATEGORY_MASKS:
+            self._category_masks.clear()
+        self._category_masks[names] = (column, revision, mask)
+        return mask
+
+    def state(self, item_id: str) -> ItemState | None:
+        """Return what is stated of an item: nothing but its id where only the bundle knows it, None where it is unknown or deleted."""
+        index = self.index(item_id)
+        if index is None or self.status[index] & DELETED:
+            return None
+        status, columns = int(self.status[index]), self.columns
+        attributes: dict[str, AttributeValue] = {}
+        for name, texts in columns.texts.items():
+            if name not in _OWN_TEXTS and (own := texts.values[texts.codes[index]]):
+                attributes[name] = own[0] if len(own) == 1 else own
+        for name, numbers in columns.numbers.items():
+            if name not in _OWN_NUMBERS and not math.isnan(own := float(numbers.numbers[index])):
+                attributes[name] = own
+        for name, flags in columns.flags.items():
+            if (own := int(flags.flags[index])) >= 0:
+                attributes[name] = bool(own)
+        categories = columns.texts["categories"]
+        return ItemState(
+            item_id=item_id,
+            title=self.stated_titles.get(index),
+            categories=categories.values[categories.codes[index]] if status & HAS_CATEGORIES else None,
+            attributes=attributes,
+            available=not status & HIDDEN,
+            published_ms=self._time(index, "published_ms"),
+            expires_ms=self._time(index, "expires_ms"),
+            value=self._number(index, "value"),
+        )
+
+    def shown_state(self, item_id: str) -> ItemState | None:
+        """Return an item as it stands in answers: what is stated of it, and the bundle's title and categories where those are not."""
+        stated, index = self.state(item_id), self.index(item_id)
+        if stated is None or index is None:
+            return None
+        categories = self.columns.texts["categories"]
+        fields = {name: getattr(stated, name) for name in ItemState.__slots__}
+        fields["title"] = self.title(index) or None
+        fields["categories"] = categories.values[categories.codes[index]]
+        return ItemState(**fields)
+
+    def put(self, item_id: str, state: ItemState | None, now_ms: int) -> None:
+        """Take over the whole state of an item; None deletes it, also one that is not known yet: a later bundle may bring it."""
+        index = self.index(item_id)
+        if index is None:
+            index = self._new_place(item_id)
+        given = ItemState(item_id=item_id) if state is None else state
+        self._set_texts(index, given)
+        self._set_numbers(index, given)
+        for name in self.columns.flags.keys() | _named(given, _is_flag):
+            flag = given.attributes.get(name)
+            self.columns.flag(name).set(index, bool(flag) if _is_flag(flag) else None)
+        if given.title is None:
+            self.stated_titles.pop(index, None)
+        else:
+            self.stated_titles[index] = given.title
+        status = STATED | (HIDDEN if not given.available else 0) | (DELETED if state is None else 0)
+        self.status[index] = status | (HAS_CATEGORIES if given.categories is not None else 0)
+        is_timely = (given.published_ms or 0) <= now_ms and (given.expires_ms is None or now_ms < given.expires_ms)
+        is_available = state is not None and state.available and is_timely
+        if self.columns.available[index] != is_available:
+            self.columns.available[index] = is_available
+            self.revision += 1
+
+    def act(self, now_ms: int) -> None:
+        """Bring `available` up to date with the items' times."""
+        shown = (self.status & (HIDDEN | DELETED)) == 0
+        shown[self.num_named :] = False
+        if (published := self.columns.numbers.get("published_ms")) is not None:
+            shown &= ~(published.numbers > now_ms)
+        if (expires := self.columns.numbers.get("expires_ms")) is not None:
+            shown &= ~(expires.numbers <= now_ms)
+        if not np.array_equal(shown, self.columns.available):
+            self.columns.available[:] = shown
+            self.revision += 1
+
+    def next_time_ms(self, now_ms: int) -> float:
+        """Return when the next item is published or expires; infinity for never."""
+        next_ms = math.inf
+        for name in ("published_ms", "expires_ms"):
+            if (column := self.columns.numbers.get(name)) is not None:
+                times = column.numbers[column.numbers > now_ms]
+                next_ms = min(next_ms, float(times.min(initial=math.inf)))
+        return next_ms
+
+    def stated(self) -> Iterator[tuple[int, str]]:
+        """Yield the index and id of every item of which something is stated, deleted ones too."""
+        return ((index, self.item_id(index)) for index in np.flatnonzero(self.status).tolist())
+
+    def relaid(self, catalogue: Catalogue, now_ms: int) -> "ItemLayout":
+        """Return the layout of another catalogue with all that is stated here; texts are shared, and both may be written on."""
+        indices, item_ids = np.flatnonzero(self.status), [item_id for _, item_id in self.stated()]
+        num_new = sum(item_id not in catalogue.index_of for item_id in item_ids)
+        other = ItemLayout(catalogue, self.columns.texts["categories"], num_new)
+        places = other.places(item_ids)
+        other.status[places] = status = self.status[indices]
+        for name, texts in self.columns.texts.items():
+            if name in _OWN_TEXTS:
+                has_own = (status & HAS_CATEGORIES) > 0
+                other.columns.texts[name].codes[places[has_own]] = texts.codes[indices[has_own]]
+                continue
+            codes = np.zeros(other.columns.num_items, dtype=np.int32)
+            codes[places] = texts.codes[indices]
+            other.columns.texts[name] = TextColumn(codes, texts.values, texts.code_of)
+        for name, numbers in self.columns.numbers.items():
+            if name != "popularity":
+                other.columns.number(name).numbers[places] = numbers.numbers[indices]
+        for name, flags in self.columns.flags.items():
+            other.columns.flag(name).flags[places] = flags.flags[indices]
+        moved = dict(zip(indices.tolist(), places.tolist(), strict=True)) if self.stated_titles else {}
+        other.stated_titles = {moved[index]: title for index, title in self.stated_titles.items()}
+        other.act(now_ms)
+        return other
+
+    def places(self, item_ids: Sequence[str]) -> np.ndarray:
+        """Return the indices (n,) int64 of these items, which differ; those that are not known yet get one."""
+        named = zip(item_ids, map(self.index, item_ids), strict=True)
+        return np.array([self._new_place(one) if at is None else at for one, at in named], dtype=np.int64)
+
+    def _new_place(self, item_id: str) -> int:
+        index = self.num_named
+        if index == self.columns.num_items:
+            num_items = _with_spare(index)
+            status = np.zeros(num_items, dtype=np.uint8)
+            status[:index] = self.status
+            self.status = status
+            columns = self.columns.grown(num_items)
+            columns.numbers["popularity"].numbers[index:] = 0.0
+            self.columns = columns
+        self._new_ids.append(item_id)
+        self._new_index[item_id] = index
+        return index
+
+    def _set_texts(self, index: int, given: ItemState) -> None:
+        categories = given.categories
+        if categories is None:
+            is_known = index < self.num_known
+            categories = self.catalogue.categories[index] if is_known else ()
+        self.columns.texts["categories"].set(index, categories)
+        for name in (self.columns.texts.keys() - _OWN_TEXTS) | _named(given, _is_text):
+            text = given.attributes.get(name, ())
+            texts = (text,) if isinstance(text, str) else text
+            self.columns.text(name).set(index, texts if isinstance(texts, tuple) else ())
+
+    def _set_numbers(self, index: int, given: ItemState) -> None:
+        for name in (self.columns.numbers.keys() - _OWN_NUMBERS) | _named(given, _is_number):
+            number = given.attributes.get(name)
+            self.columns.number(name).set(index, float(number) if _is_number(number) else math.nan)  # type: ignore[arg-type]
+        for name in ("value", "published_ms", "expires_ms"):
+            own = getattr(given, name)
+            if own is not None or name in self.columns.numbers:
+                self.columns.number(name).set(index, math.nan if own is None else float(own))
+
+    def _number(self, index: int, name: str) -> float | None:
+        column = self.columns.numbers.get(name)
+        number = math.nan if column is None else float(column.numbers[index])
+        return None if math.isnan(number) else number
+
+    def _time(self, index: int, name: str) -> int | None:
+        number = self._number(index, name)
+        return None if number is None else int(number)
+
+
+def _named(state: ItemState, is_kind: Callable[[object], bool]) -> set[str]:
+    """Return the names of the attributes whose value is of this kind."""
+    return {name for name, value in state.attributes.items() if is_kind(value)}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str | tuple)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _with_spare(num_items: int) -> int:
+    return num_items + max(_MIN_SPARE, num_items // _SPARE_SHARE)

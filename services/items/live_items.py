@@ -1,0 +1,77 @@
+"""The live catalogue of one process: what is stated of all items, laid out over the index of each bundle that requests use.
+
+A bundle's layout is made before its swap from the newest one, and every change is then made in all layouts that are still in use. Changes by
+record and by time come from threads of their own; requests read without a lock.
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from models.catalogue import Catalogue
+from services.contracts.items import ItemState
+from services.items.layout import NO_CATALOGUE, ItemLayout
+
+T = TypeVar("T")
+
+Change = tuple[str, ItemState | None]
+"""An item's id and its new state; None: it is deleted."""
+
+
+class LiveItems:
+    """Owns the layouts. `layout` is the newest; those before it are kept up to date while something refers to them."""
+
+    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
+        self._wall_clock = wall_clock
+        self._lock = threading.Lock()
+        self.layout = ItemLayout(NO_CATALOGUE)
+        self._in_use: weakref.WeakSet[ItemLayout] = weakref.WeakSet([self.layout])
+        self._next_time_ms = 0.0
+
+    def lay(self, catalogue: Catalogue) -> ItemLayout:
+        """Return a layout over this catalogue, with all that is stated so far; later changes are made in it too. Takes a second for a million items."""
+        with self._lock:
+            self.layout = self.layout.relaid(catalogue, self._now_ms())
+            self._in_use.add(self.layout)
+            return self.layout
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Take over changes in their order."""
+        now_ms = self._now_ms()
+        with self._lock:
+            for item_id, state in changes:
+                for layout in self._in_use:
+                    layout.put(item_id, state, now_ms)
+                if state is not None:
+                    for time_ms in (state.published_ms, state.expires_ms):
+                        if time_ms is not None and now_ms < time_ms < self._next_time_ms:
+                            self._next_time_ms = time_ms
+
+    def fill(self, fill: Callable[[ItemLayout], object]) -> None:
+        """Have `fill` write many states into each layout at once. Times are acted on after that."""
+        now_ms = self._now_ms()
+        with self._lock:
+            for layout in self._in_use:
+                fill(layout)
+                layout.act(now_ms)
+            self._next_time_ms = self.layout.next_time_ms(now_ms)
+
+    def read(self, read: Callable[[ItemLayout], T]) -> T:
+        """Return what `read` makes of the newest layout, which does not change meanwhile."""
+        with self._lock:
+            return read(self.layout)
+
+    def act_on_time(self) -> None:
+        """Show what was published and hide what expired since the last call. Costs nothing while no item is due."""
+        now_ms = self._now_ms()
+        if now_ms < self._next_time_ms:
+            return
+        with self._lock:
+            for layout in self._in_use:
+                layout.act(now_ms)
+            self._next_time_ms = self.layout.next_time_ms(now_ms)
+
+    def _now_ms(self) -> int:
+        return int(self._wall_clock() * 1_000)

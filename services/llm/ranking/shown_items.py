@@ -1,0 +1,50 @@
+"""Which items the live catalogue lets a replica show, as masks that change seldom: the engine builds one in time that grows with the catalogue.
+
+A mask of all items is kept for half a second; what was hidden since is listed beside it. What is shown again waits for the next mask.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.contracts.recommend import Filters
+from services.items.layout import ItemLayout
+
+_KEPT_S = 0.5
+_NO_FILTERS = Filters()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The items shown at a revision of the layout, (num_known,) bool, None for all; and when that was."""
+
+    mask: np.ndarray | None
+    revision: int
+    made_s: float
+
+
+class ShownItems:
+    """The masks over the items of one bundle. Used by one thread."""
+
+    def __init__(self, items: ItemLayout) -> None:
+        self._items = items
+        self._kept = _Kept(None, -1, 0.0)
+
+    def masks(self, filters: Filters, now_s: float) -> tuple[np.ndarray | None, list[int]]:
+        """Return which items may be shown, (num_known,) bool or None for all, and the indices of those that were hidden meanwhile.
+
+        Without filters the same array comes again until another one is made.
+        """
+        items = self._items
+        if filters != _NO_FILTERS:
+            allowed = items.allowed(categories=filters.categories, allowed_item_ids=filters.allowed_item_ids)
+            return allowed[: items.num_known], []
+        kept = self._kept
+        if kept.revision == items.revision:
+            return kept.mask, []
+        revision, available = items.revision, items.columns.available[: items.num_known]
+        if kept.revision < 0 or now_s - kept.made_s >= _KEPT_S:
+            self._kept = kept = _Kept(None if available.all() else available.copy(), revision, now_s)
+            return kept.mask, []
+        hidden = ~available if kept.mask is None else kept.mask & ~available
+        return kept.mask, np.flatnonzero(hidden).tolist()

@@ -1,0 +1,150 @@
+"""A process follows the topic of items on a real broker, through its loss, a topic made again, foreign records, and with its snapshot."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+
+from services.items.follower import ItemFollower
+from services.items.live_items import LiveItems
+from services.settings.addresses import KafkaAddress
+from services.settings.kafka_clients import close_producer
+from services.settings.kafka_topics import Topic
+from tests.support.servers import Server
+from tests.support.wait import wait_for
+from tests.unit.gateway.world import catalogue_of
+
+TOPIC = Topic(name="items", num_partitions=3, keep_ms=None)
+
+
+class Process:
+    """What one process knows of the items, and how it follows them; `makes_topic` and `writes` as the first worker does."""
+
+    def __init__(self, broker: Server, snapshot: Path, *, is_worker: bool = False) -> None:
+        self.num_refused = 0
+        self.items = LiveItems()
+        self.layout = self.items.lay(catalogue_of(8))
+        self.follower = ItemFollower(
+            self.items,
+            KafkaAddress(bootstrap=broker.address),
+            TOPIC.name,
+            snapshot,
+            makes=TOPIC if is_worker else None,
+            write_every_s=0.1 if is_worker else None,
+            on_refused=self._refused,
+        )
+
+    def _refused(self, number: int) -> None:
+        self.num_refused += number
+
+    def hides(self, item_id: str) -> bool:
+        """Whether the item is known and may not be shown."""
+        index = self.layout.index(item_id)
+        return index is not None and not self.layout.columns.available[index]
+
+    def shows(self, item_id: str) -> bool:
+        """Whether the item may be shown."""
+        index = self.layout.index(item_id)
+        return index is not None and bool(self.layout.columns.available[index])
+
+
+@pytest.fixture
+def worker(broker: Server, tmp_path: Path) -> Iterator[Process]:
+    """The process that makes the topic and writes the snapshot, started."""
+    process = Process(broker, tmp_path / "items" / "snapshot.parquet", is_worker=True)
+    process.follower.start(30.0)
+    yield process
+    process.follower.stop()
+
+
+def send(broker: Server, *records: tuple[bytes | None, bytes | None]) -> None:
+    """Send records as a foreign producer does."""
+    producer = KafkaProducer(bootstrap_servers=broker.address)
+    try:
+        for key, value in records:
+            producer.send(TOPIC.name, key=key, value=value).get(30)
+    finally:
+        close_producer(producer, 1.0)
+
+
+def test_a_process_that_starts_later_knows_what_was_stated_before(
+    broker: Server, tmp_path: Path, worker: Process
+) -> None:
+    """Hidden, deleted and new items are known when the start returns, without a snapshot."""
+    send(
+        broker,
+        (b"i01", b'{"available":false}'),
+        (b"i02", None),
+        (b"new", b'{"title":"New","categories":["fresh"],"attributes":{"price":2.5}}'),
+        (b"i03", b'{"available":false}'),
+        (b"i03", b'{"available":true}'),
+    )
+    late = Process(broker, tmp_path / "none")
+    late.follower.start(30.0)
+    try:
+        assert [late.hides(item_id) for item_id in ("i00", "i01", "i02", "i03")] == [False, True, True, False]
+        state = late.layout.shown_state("new")
+        assert state is not None
+        assert (state.title, state.categories, state.attributes) == ("New", ("fresh",), {"price": 2.5})
+    finally:
+        late.follower.stop()
+
+
+def test_a_record_that_cannot_be_read_stops_nothing(broker: Server, worker: Process) -> None:
+    """Bad JSON, unknown fields, wrong types and a key that is no id are counted and stepped over."""
+    send(
+        broker,
+        (b"i01", b"{"),
+        (b"i01", b'{"availble":false}'),
+        (b"i01", b'{"available":"no"}'),
+        (b"\xff", b"{}"),
+        (None, b'{"available":false}'),
+        (b"i02", b'{"available":false}'),
+        (b"i01", b"[]"),
+    )
+
+    wait_for(
+        lambda: worker.hides("i02") and worker.num_refused == 6, what="the good record, and the count of the others"
+    )
+    assert worker.shows("i01")
+
+
+def test_a_lost_broker_changes_nothing_and_a_topic_made_again_is_followed(
+    broker: Server, tmp_path: Path, worker: Process
+) -> None:
+    """The embedded broker comes back without topics: what was hidden stays hidden, and new changes count, for a process that starts then too."""
+    send(broker, (b"i01", b'{"available":false}'), (b"i04", b'{"available":false}'))
+    wait_for(lambda: worker.hides("i01") and worker.hides("i04"), what="the first changes")
+    wait_for((tmp_path / "items" / "snapshot.parquet").exists, what="the snapshot")
+    broker.kill()
+    assert worker.hides("i01")
+    broker.start()
+    wait_for(lambda: _sends(broker, b"i04", b'{"available":true}'), what="the topic made again")
+
+    wait_for(lambda: worker.shows("i04"), what="a change after the loss")
+    assert worker.hides("i01")
+    late = Process(broker, tmp_path / "items" / "snapshot.parquet")
+    late.follower.start(30.0)
+    try:
+        assert (late.hides("i01"), late.shows("i04")) == (True, True)
+    finally:
+        late.follower.stop()
+
+
+def _sends(broker: Server, key: bytes, value: bytes) -> bool:
+    try:
+        send(broker, (key, value))
+    except Exception:  # noqa: BLE001 - the topic is not there yet
+        return False
+    return True
+
+
+async def test_catching_up_waits_for_what_the_topic_holds(broker: Server, worker: Process) -> None:
+    """After it every record that was acknowledged before is known."""
+    for number in range(20):
+        value = b'{"available":false}' if number % 2 else b'{"available":true}'
+        await asyncio.to_thread(send, broker, (b"i05", value))
+        await worker.follower.catch_up(10.0)
+        assert worker.hides("i05") == bool(number % 2)

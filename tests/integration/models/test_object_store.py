@@ -1,0 +1,240 @@
+"""Bundles in a real object store: names that racing processes move, broken transfers, an outage, wrong credentials, and objects changed behind the store's back."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from obstore.store import from_url
+
+from models.errors import BundleCorrupt, BundleError, BundleNotFound, ConfigError, StoreUnavailable
+from models.registry import BundleStore
+from models.storage.objects import ObjectStorage
+from tests.support.servers import S3_KEYS, Server, object_server
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The object store of these tests, which may kill it."""
+    server = object_server(tmp_path_factory.mktemp("s3"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def url(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A prefix of this test's own in the bucket, with the credentials in the environment."""
+    server.ensure_running()
+    for name, value in (
+        ("AWS_ENDPOINT_URL", f"http://{server.address}"),
+        ("AWS_ACCESS_KEY_ID", S3_KEYS[0]),
+        ("AWS_SECRET_ACCESS_KEY", S3_KEYS[1]),
+        ("AWS_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, value)
+    return f"s3://bundles/{tmp_path.name}"
+
+
+def open_at(url: str, cache: Path, cache_bytes: int = GIB, name: str = "default") -> BundleStore:
+    """A process's view of the store, with a cache of its own."""
+    return BundleStore(ObjectStorage(url, cache, cache_bytes), name)
+
+
+def publish(store: BundleStore, tmp_path: Path, *versions: str, size: int = 1_000) -> None:
+    """Publish versions of one file in common and one of their own."""
+    for version in versions:
+        source = tmp_path / f"source-{version}"
+        (source / "decoder").mkdir(parents=True)
+        (source / "decoder" / "model.safetensors").write_bytes(version.encode() * size)
+        (source / "student.onnx").write_bytes(b"common" * 100)
+        store.publish(source, version, {"dataset": "made up"})
+
+
+def bucket_of(url: str) -> Any:
+    """The store without Tailrace."""
+    return from_url(url, client_options={"allow_http": True})
+
+
+def objects(url: str, prefix: str) -> list[str]:
+    """The names of objects under a prefix."""
+    return [one["path"] for chunk in bucket_of(url).list(prefix) for one in chunk]
+
+
+def test_a_bundle_published_here_serves_there(url: str, tmp_path: Path) -> None:
+    """Another machine lists it, downloads and verifies it, follows the name, rolls back, and sees each name's own history; a file that two versions share is kept once."""
+    here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
+    with pytest.raises(BundleNotFound, match="tailrace pipeline"):
+        there.live()
+    publish(here, tmp_path, "v1", "v2")
+    here.promote("v1", by="ann")
+    here.promote("v2", by="ann")
+    here.named("mail").promote("v1", by="bob")
+
+    assert there.versions() == ["v1", "v2"]
+    assert there.live().decoder_dir.joinpath("model.safetensors").read_bytes() == b"v2" * 1_000
+    assert there.rollback(by="eve", reason="bad lists") == "v1"
+    assert (here.live_version(), here.previous_version(), list(here.withdrawals())) == ("v1", "v2", ["v2"])
+    assert (here.names(), there.named("mail").record().owner) == (["default", "mail"], "bob")
+    assert len(objects(url, "files/")) == 3
+    with pytest.raises(BundleNotFound, match=r"no bundle v9 in s3://.*; nearest to it are v"):
+        there.open("v9")
+
+
+RACE = """
+import sys
+from pathlib import Path
+from models.errors import BundleMoved
+from models.registry import BundleStore
+from models.storage.objects import ObjectStorage
+
+url, cache, version = sys.argv[1:]
+store = BundleStore(ObjectStorage(url, Path(cache), 2**30))
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    store.promote(version, "v0", by=version)
+    print("moved")
+except BundleMoved as error:
+    print(error)
+"""
+
+
+def test_of_racing_promoters_one_wins_and_all_are_told(url: str, tmp_path: Path) -> None:
+    """Each saw v0 live; the winner is live and on record, and each other's error names it."""
+    store, racers = open_at(url, tmp_path / "cache"), [f"v{number}" for number in range(1, 7)]
+    publish(store, tmp_path, "v0", *racers)
+    store.promote("v0")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, url, str(tmp_path / "cache"), version],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for version in racers
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    said = dict(zip(racers, (process.communicate(timeout=60)[0].strip() for process in processes), strict=True))
+
+    (winner,) = [version for version, line in said.items() if line == "moved"]
+    assert store.live_version() == winner
+    assert [move.version for move in store.record().history] == ["v0", winner]
+    assert all(
+        f"the live version is {winner} and no longer v0" in said[version] for version in racers if version != winner
+    )
+
+
+def test_while_the_store_is_lost_what_was_loaded_serves_on(url: str, server: Server, tmp_path: Path) -> None:
+    """A process that starts meanwhile takes the name's last record and the version from this machine's cache; a machine without them, and every move, is refused with the store's name."""
+    store = open_at(url, tmp_path / "cache")
+    publish(store, tmp_path, "v1", "v2")
+    store.promote("v1")
+    assert store.live().version == "v1"
+    server.kill()
+
+    later, elsewhere = open_at(url, tmp_path / "cache"), open_at(url, tmp_path / "elsewhere")
+    assert (later.live_version(), later.live().student_path.read_bytes()) == ("v1", b"common" * 100)
+    for act in (elsewhere.live_version, lambda: later.promote("v2"), lambda: publish(later, tmp_path / "more", "v3")):
+        with pytest.raises(StoreUnavailable, match=f"{url} cannot be used"):
+            act()
+    server.start()
+
+    later.promote("v2")
+    assert elsewhere.live().version == "v2"
+
+
+def test_a_download_goes_on_where_it_broke(url: str, tmp_path: Path) -> None:
+    """What a killed process has of a file is kept; what something else wrote there is not taken for it."""
+    publish(open_at(url, tmp_path / "here"), tmp_path, "v1", size=500_000)
+    digest = open_at(url, tmp_path / "here").open("v1").manifest["files"]["decoder/model.safetensors"]
+    for kind, content in (("half", b"v1" * 200_000), ("other", b"x" * 300_000)):
+        part = tmp_path / kind / "files" / f"{digest}.1.part"
+        part.parent.mkdir(parents=True)
+        part.write_bytes(content)
+        os.utime(part, (time.time() - 100, time.time() - 100))
+
+        found = open_at(url, tmp_path / kind).open("v1")
+
+        assert found.decoder_dir.joinpath("model.safetensors").read_bytes() == b"v1" * 500_000
+        assert not list(part.parent.glob("*.part"))
+
+
+@pytest.mark.parametrize("what", ["changed", "gone", "manifest"])
+def test_what_changed_in_the_store_is_refused(url: str, tmp_path: Path, what: str) -> None:
+    """Another content under a hash, a file that is gone, and an unreadable manifest: the version does not open, the live one stays."""
+    here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
+    publish(here, tmp_path, "v1", "v2")
+    here.promote("v1")
+    digest = here.open("v2").manifest["files"]["decoder/model.safetensors"]
+    bucket = bucket_of(url)
+    if what == "changed":
+        bucket.put(f"files/{digest}", b"other")
+    elif what == "gone":
+        bucket.delete(f"files/{digest}")
+    else:
+        bucket.put("versions/v2.json", b"{")
+
+    with pytest.raises(BundleError) as refused:
+        there.promote("v2")
+
+    assert isinstance(refused.value, BundleNotFound if what == "gone" else BundleCorrupt)
+    assert there.live_version() == "v1"
+    assert not list((tmp_path / "there").glob(".v2.*"))
+
+
+def test_a_killed_upload_is_invisible_and_collected(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are removed when they are a day old, those of kept versions are not; publishing again then brings them back."""
+    store = open_at(url, tmp_path / "cache")
+    publish(store, tmp_path, "v1")
+    store.promote("v1")
+    bucket_of(url).put("files/" + "0" * 64, b"half a publication")
+
+    store.prune(1)
+    assert len(objects(url, "files/")) == 3
+    monkeypatch.setattr("models.storage.objects._KEPT_S", -1)
+    store.prune(1)
+
+    assert (store.versions(), len(objects(url, "files/"))) == (["v1"], 2)
+    publish(store, tmp_path, "v2", "v3")
+    assert store.prune(1) == ["v2"]
+    assert open_at(url, tmp_path / "other").open("v3").student_path.read_bytes() == b"common" * 100
+
+
+def test_the_cache_is_bounded(url: str, tmp_path: Path) -> None:
+    """The version that was opened longest ago leaves it, and comes again when it is asked for."""
+    publish(open_at(url, tmp_path / "here"), tmp_path, "v1", "v2", "v3", size=100_000)
+    cache = tmp_path / "small"
+    store = open_at(url, cache, cache_bytes=500_000)
+
+    for version in ("v1", "v2", "v1", "v3"):
+        store.open(version).verify()
+
+    assert sorted(path.name for path in (cache / "versions").iterdir()) == ["v1", "v3"]
+    store.open("v2").verify()
+    assert sum(path.stat().st_size for path in (cache / "files").iterdir()) < 500_000
+
+
+def test_wrong_credentials_and_no_bucket_are_named(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what the store answered, and which setting holds the address; a URL of no store is refused at once."""
+    with pytest.raises(StoreUnavailable, match=r"no such bucket; .* TAILRACE_BUNDLE_STORE"):
+        open_at("s3://nowhere/x", tmp_path).live_version()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(StoreUnavailable, match="SignatureDoesNotMatch"):
+        open_at(url, tmp_path).live_version()
+    for wrong in ("ftp://host/x", "s3://", "bundles"):
+        with pytest.raises(ConfigError, match="TAILRACE_BUNDLE_STORE"):
+            open_at(wrong, tmp_path)
