@@ -26,6 +26,7 @@ from services.contracts.text import TextEvent, TextModel, TextRequest, TextWrite
 from services.errors import ConfigError, DependencyUnavailable
 from services.features.erasing import RedisReceipts
 from services.features.explanations import RedisExplanations
+from services.features.page_key import FilePageKey, RedisPageKey
 from services.features.rate_counts import RedisRateCounts
 from services.features.reader import FeatureReader, read_event_times
 from services.features.repo import RepoAddress, ensure_applied
@@ -43,6 +44,7 @@ from services.gateway.events.producer import TopicProducer
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.overload.admission import AdmissionLimits
+from services.gateway.request.pages import PageKey
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
@@ -75,6 +77,7 @@ _IMPRESSIONS_GATHER_S = 0.2
 """Impressions leave together: one by one they would cost a gateway a quarter of its time."""
 
 _ABSENT_RETRY_AFTER_S = 5.0
+_MIN_PAGE_KEY_BYTES = 16
 
 
 class Gateway:
@@ -340,6 +343,7 @@ def build_plane(
         ),
         explanations=_explanation_store(settings),
         receipts=RedisReceipts(settings.redis_address),
+        page_key=_page_key(settings),
         live_items=live_items,
         item_reader=follow_items(settings, live_items),
         item_log=_producer(settings, settings.items_topic, settings.events_max_in_flight),
@@ -390,6 +394,16 @@ def plane_config(settings: Settings) -> PlaneConfig:
         ),
         text_num_places=NUM_PLACES * (settings.text_replicas if settings.text_path else 1),
     )
+
+
+def _page_key(settings: Settings) -> PageKey:
+    """Return where the key of the tokens of fresh lists is. Raises ConfigError for a bad file."""
+    if settings.page_key_file is None:
+        return RedisPageKey(settings.redis_address)
+    key = read_secret(settings.page_key_file).encode()
+    if len(key) < _MIN_PAGE_KEY_BYTES:
+        raise ConfigError(f"TAILRACE_PAGE_KEY_FILE: {len(key)} bytes; write at least {_MIN_PAGE_KEY_BYTES}")
+    return FilePageKey(key)
 
 
 def _explanation_store(settings: Settings) -> RedisExplanations | None:

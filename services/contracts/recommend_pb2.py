@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"services/contracts/recommend.proto\x12\x0btailrace.v1\"7\n\x07\x46ilters\x12\x12\n\ncategories\x18\x01 \x03(\t\x12\x18\n\x10\x61llowed_item_ids\x18\x02 \x03(\t\"\x90\x02\n\x10RecommendRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0frecent_item_ids\x18\x03 \x03(\t\x12\x18\n\x10\x65xclude_item_ids\x18\x04 \x03(\t\x12\x19\n\x0c\x65xclude_seen\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12%\n\x07\x66ilters\x18\x06 \x01(\x0b\x32\x14.tailrace.v1.Filters\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x11\n\trationale\x18\t \x01(\x08\x42\x04\n\x02_kB\x0f\n\r_exclude_seenB\x0e\n\x0c_deadline_ms\"K\n\nScoredItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\"\xd2\x03\n\x11RecommendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.tailrace.v1.ScoredItem\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0e\x62undle_version\x18\x05 \x01(\t\x12!\n\x14newest_event_time_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x66\x65\x61ture_age_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\x05\x12?\n\tstages_ms\x18\t \x03(\x0b\x32,.tailrace.v1.RecommendResponse.StagesMsEntry\x12\x16\n\trationale\x18\n \x01(\tH\x02\x88\x01\x01\x12\x1d\n\x10rationale_reason\x18\x0b \x01(\tH\x03\x88\x01\x01\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x17\n\x15_newest_event_time_msB\x11\n\x0f_feature_age_msB\x0c\n\n_rationaleB\x13\n\x11_rationale_reason\"\xb5\x01\n\x0bInteraction\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0f\n\x07item_id\x18\x03 \x01(\t\x12\x1a\n\revent_time_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nevent_type\x18\x05 \x01(\t\x12\x12\n\x05value\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\x10\n\x0e_event_time_msB\x08\n\x06_value\"?\n\x13RecordEventsRequest\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.Interaction\"R\n\x14RecordEventsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x05\x12\x11\n\tevent_ids\x18\x02 \x03(\t\x12\x15\n\runknown_items\x18\x03 \x03(\t\"#\n\x10\x45raseUserRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\"\'\n\x11GetErasureRequest\x12\x12\n\nerasure_id\x18\x01 \x01(\t\"Y\n\x0b\x45rasedStore\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0f\n\x07meaning\x18\x02 \x01(\t\x12\x19\n\x0c\x64one_time_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_done_time_ms\"V\n\tRemaining\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05until\x18\x02 \x01(\t\x12\x1a\n\runtil_unix_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_until_unix_ms\"\xbc\x01\n\x0e\x45rasureReceipt\x12\x12\n\nerasure_id\x18\x01 \x01(\t\x12\x18\n\x10\x61\x63\x63\x65pted_time_ms\x18\x02 \x01(\x03\x12\x16\n\x0eis_done_online\x18\x03 \x01(\x08\x12\x0f\n\x07is_done\x18\x04 \x01(\x08\x12(\n\x06stores\x18\x05 \x03(\x0b\x32\x18.tailrace.v1.ErasedStore\x12)\n\tremaining\x18\x06 \x03(\x0b\x32\x16.tailrace.v1.Remaining2\xc2\x02\n\x0bRecommender\x12J\n\tRecommend\x12\x1d.tailrace.v1.RecommendRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12S\n\x0cRecordEvents\x12 .tailrace.v1.RecordEventsRequest\x1a!.tailrace.v1.RecordEventsResponse\x12G\n\tEraseUser\x12\x1d.tailrace.v1.EraseUserRequest\x1a\x1b.tailrace.v1.ErasureReceipt\x12I\n\nGetErasure\x12\x1e.tailrace.v1.GetErasureRequest\x1a\x1b.tailrace.v1.ErasureReceiptb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"services/contracts/recommend.proto\x12\x0btailrace.v1\"7\n\x07\x46ilters\x12\x12\n\ncategories\x18\x01 \x03(\t\x12\x18\n\x10\x61llowed_item_ids\x18\x02 \x03(\t\"\x1c\n\nAvoidShown\x12\x0e\n\x06within\x18\x01 \x01(\t\"\xcc\x02\n\x10RecommendRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0frecent_item_ids\x18\x03 \x03(\t\x12\x18\n\x10\x65xclude_item_ids\x18\x04 \x03(\t\x12\x19\n\x0c\x65xclude_seen\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12%\n\x07\x66ilters\x18\x06 \x01(\x0b\x32\x14.tailrace.v1.Filters\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x0c\n\x04next\x18\x14 \x01(\t\x12,\n\x0b\x61void_shown\x18\x15 \x01(\x0b\x32\x17.tailrace.v1.AvoidShown\x12\x11\n\trationale\x18\t \x01(\x08\x42\x04\n\x02_kB\x0f\n\r_exclude_seenB\x0e\n\x0c_deadline_ms\"K\n\nScoredItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\"\xee\x03\n\x11RecommendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.tailrace.v1.ScoredItem\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0e\x62undle_version\x18\x05 \x01(\t\x12!\n\x14newest_event_time_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x66\x65\x61ture_age_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\x05\x12?\n\tstages_ms\x18\t \x03(\x0b\x32,.tailrace.v1.RecommendResponse.StagesMsEntry\x12\x16\n\trationale\x18\n \x01(\tH\x02\x88\x01\x01\x12\x11\n\x04next\x18\x14 \x01(\tH\x03\x88\x01\x01\x12\x1d\n\x10rationale_reason\x18\x0b \x01(\tH\x04\x88\x01\x01\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x17\n\x15_newest_event_time_msB\x11\n\x0f_feature_age_msB\x0c\n\n_rationaleB\x07\n\x05_nextB\x13\n\x11_rationale_reason\"\xb5\x01\n\x0bInteraction\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0f\n\x07item_id\x18\x03 \x01(\t\x12\x1a\n\revent_time_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nevent_type\x18\x05 \x01(\t\x12\x12\n\x05value\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\x10\n\x0e_event_time_msB\x08\n\x06_value\"?\n\x13RecordEventsRequest\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.tailrace.v1.Interaction\"R\n\x14RecordEventsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x05\x12\x11\n\tevent_ids\x18\x02 \x03(\t\x12\x15\n\runknown_items\x18\x03 \x03(\t\"#\n\x10\x45raseUserRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\"\'\n\x11GetErasureRequest\x12\x12\n\nerasure_id\x18\x01 \x01(\t\"Y\n\x0b\x45rasedStore\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0f\n\x07meaning\x18\x02 \x01(\t\x12\x19\n\x0c\x64one_time_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_done_time_ms\"V\n\tRemaining\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05until\x18\x02 \x01(\t\x12\x1a\n\runtil_unix_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_until_unix_ms\"\xbc\x01\n\x0e\x45rasureReceipt\x12\x12\n\nerasure_id\x18\x01 \x01(\t\x12\x18\n\x10\x61\x63\x63\x65pted_time_ms\x18\x02 \x01(\x03\x12\x16\n\x0eis_done_online\x18\x03 \x01(\x08\x12\x0f\n\x07is_done\x18\x04 \x01(\x08\x12(\n\x06stores\x18\x05 \x03(\x0b\x32\x18.tailrace.v1.ErasedStore\x12)\n\tremaining\x18\x06 \x03(\x0b\x32\x16.tailrace.v1.Remaining2\xc2\x02\n\x0bRecommender\x12J\n\tRecommend\x12\x1d.tailrace.v1.RecommendRequest\x1a\x1e.tailrace.v1.RecommendResponse\x12S\n\x0cRecordEvents\x12 .tailrace.v1.RecordEventsRequest\x1a!.tailrace.v1.RecordEventsResponse\x12G\n\tEraseUser\x12\x1d.tailrace.v1.EraseUserRequest\x1a\x1b.tailrace.v1.ErasureReceipt\x12I\n\nGetErasure\x12\x1e.tailrace.v1.GetErasureRequest\x1a\x1b.tailrace.v1.ErasureReceiptb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,30 +35,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_options = b'8\001'
   _globals['_FILTERS']._serialized_start=51
   _globals['_FILTERS']._serialized_end=106
-  _globals['_RECOMMENDREQUEST']._serialized_start=109
-  _globals['_RECOMMENDREQUEST']._serialized_end=381
-  _globals['_SCOREDITEM']._serialized_start=383
-  _globals['_SCOREDITEM']._serialized_end=458
-  _globals['_RECOMMENDRESPONSE']._serialized_start=461
-  _globals['_RECOMMENDRESPONSE']._serialized_end=927
-  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_start=801
-  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_end=848
-  _globals['_INTERACTION']._serialized_start=930
-  _globals['_INTERACTION']._serialized_end=1111
-  _globals['_RECORDEVENTSREQUEST']._serialized_start=1113
-  _globals['_RECORDEVENTSREQUEST']._serialized_end=1176
-  _globals['_RECORDEVENTSRESPONSE']._serialized_start=1178
-  _globals['_RECORDEVENTSRESPONSE']._serialized_end=1260
-  _globals['_ERASEUSERREQUEST']._serialized_start=1262
-  _globals['_ERASEUSERREQUEST']._serialized_end=1297
-  _globals['_GETERASUREREQUEST']._serialized_start=1299
-  _globals['_GETERASUREREQUEST']._serialized_end=1338
-  _globals['_ERASEDSTORE']._serialized_start=1340
-  _globals['_ERASEDSTORE']._serialized_end=1429
-  _globals['_REMAINING']._serialized_start=1431
-  _globals['_REMAINING']._serialized_end=1517
-  _globals['_ERASURERECEIPT']._serialized_start=1520
-  _globals['_ERASURERECEIPT']._serialized_end=1708
-  _globals['_RECOMMENDER']._serialized_start=1711
-  _globals['_RECOMMENDER']._serialized_end=2033
+  _globals['_AVOIDSHOWN']._serialized_start=108
+  _globals['_AVOIDSHOWN']._serialized_end=136
+  _globals['_RECOMMENDREQUEST']._serialized_start=139
+  _globals['_RECOMMENDREQUEST']._serialized_end=471
+  _globals['_SCOREDITEM']._serialized_start=473
+  _globals['_SCOREDITEM']._serialized_end=548
+  _globals['_RECOMMENDRESPONSE']._serialized_start=551
+  _globals['_RECOMMENDRESPONSE']._serialized_end=1045
+  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_start=910
+  _globals['_RECOMMENDRESPONSE_STAGESMSENTRY']._serialized_end=957
+  _globals['_INTERACTION']._serialized_start=1048
+  _globals['_INTERACTION']._serialized_end=1229
+  _globals['_RECORDEVENTSREQUEST']._serialized_start=1231
+  _globals['_RECORDEVENTSREQUEST']._serialized_end=1294
+  _globals['_RECORDEVENTSRESPONSE']._serialized_start=1296
+  _globals['_RECORDEVENTSRESPONSE']._serialized_end=1378
+  _globals['_ERASEUSERREQUEST']._serialized_start=1380
+  _globals['_ERASEUSERREQUEST']._serialized_end=1415
+  _globals['_GETERASUREREQUEST']._serialized_start=1417
+  _globals['_GETERASUREREQUEST']._serialized_end=1456
+  _globals['_ERASEDSTORE']._serialized_start=1458
+  _globals['_ERASEDSTORE']._serialized_end=1547
+  _globals['_REMAINING']._serialized_start=1549
+  _globals['_REMAINING']._serialized_end=1635
+  _globals['_ERASURERECEIPT']._serialized_start=1638
+  _globals['_ERASURERECEIPT']._serialized_end=1826
+  _globals['_RECOMMENDER']._serialized_start=1829
+  _globals['_RECOMMENDER']._serialized_end=2151
 # @@protoc_insertion_point(module_scope)

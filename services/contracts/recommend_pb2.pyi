@@ -14,8 +14,14 @@ class Filters(_message.Message):
     allowed_item_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, categories: _Optional[_Iterable[str]] = ..., allowed_item_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class AvoidShown(_message.Message):
+    __slots__ = ("within",)
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
+    within: str
+    def __init__(self, within: _Optional[str] = ...) -> None: ...
+
 class RecommendRequest(_message.Message):
-    __slots__ = ("user_id", "k", "recent_item_ids", "exclude_item_ids", "exclude_seen", "filters", "deadline_ms", "request_id", "rationale")
+    __slots__ = ("user_id", "k", "recent_item_ids", "exclude_item_ids", "exclude_seen", "filters", "deadline_ms", "request_id", "next", "avoid_shown", "rationale")
     USER_ID_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     RECENT_ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +30,8 @@ class RecommendRequest(_message.Message):
     FILTERS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    AVOID_SHOWN_FIELD_NUMBER: _ClassVar[int]
     RATIONALE_FIELD_NUMBER: _ClassVar[int]
     user_id: str
     k: int
@@ -33,8 +41,10 @@ class RecommendRequest(_message.Message):
     filters: Filters
     deadline_ms: int
     request_id: str
+    next: str
+    avoid_shown: AvoidShown
     rationale: bool
-    def __init__(self, user_id: _Optional[str] = ..., k: _Optional[int] = ..., recent_item_ids: _Optional[_Iterable[str]] = ..., exclude_item_ids: _Optional[_Iterable[str]] = ..., exclude_seen: _Optional[bool] = ..., filters: _Optional[_Union[Filters, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., rationale: _Optional[bool] = ...) -> None: ...
+    def __init__(self, user_id: _Optional[str] = ..., k: _Optional[int] = ..., recent_item_ids: _Optional[_Iterable[str]] = ..., exclude_item_ids: _Optional[_Iterable[str]] = ..., exclude_seen: _Optional[bool] = ..., filters: _Optional[_Union[Filters, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., next: _Optional[str] = ..., avoid_shown: _Optional[_Union[AvoidShown, _Mapping]] = ..., rationale: _Optional[bool] = ...) -> None: ...
 
 class ScoredItem(_message.Message):
     __slots__ = ("item_id", "score", "title", "source")
@@ -49,7 +59,7 @@ class ScoredItem(_message.Message):
     def __init__(self, item_id: _Optional[str] = ..., score: _Optional[float] = ..., title: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class RecommendResponse(_message.Message):
-    __slots__ = ("request_id", "items", "tier", "reason", "bundle_version", "newest_event_time_ms", "feature_age_ms", "deadline_ms", "stages_ms", "rationale", "rationale_reason")
+    __slots__ = ("request_id", "items", "tier", "reason", "bundle_version", "newest_event_time_ms", "feature_age_ms", "deadline_ms", "stages_ms", "rationale", "next", "rationale_reason")
     class StagesMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +77,7 @@ class RecommendResponse(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     STAGES_MS_FIELD_NUMBER: _ClassVar[int]
     RATIONALE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     RATIONALE_REASON_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     items: _containers.RepeatedCompositeFieldContainer[ScoredItem]
@@ -78,8 +89,9 @@ class RecommendResponse(_message.Message):
     deadline_ms: int
     stages_ms: _containers.ScalarMap[str, float]
     rationale: str
+    next: str
     rationale_reason: str
-    def __init__(self, request_id: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoredItem, _Mapping]]] = ..., tier: _Optional[str] = ..., reason: _Optional[str] = ..., bundle_version: _Optional[str] = ..., newest_event_time_ms: _Optional[int] = ..., feature_age_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., stages_ms: _Optional[_Mapping[str, float]] = ..., rationale: _Optional[str] = ..., rationale_reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoredItem, _Mapping]]] = ..., tier: _Optional[str] = ..., reason: _Optional[str] = ..., bundle_version: _Optional[str] = ..., newest_event_time_ms: _Optional[int] = ..., feature_age_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., stages_ms: _Optional[_Mapping[str, float]] = ..., rationale: _Optional[str] = ..., next: _Optional[str] = ..., rationale_reason: _Optional[str] = ...) -> None: ...
 
 class Interaction(_message.Message):
     __slots__ = ("event_id", "user_id", "item_id", "event_time_ms", "event_type", "value", "request_id")

@@ -32,6 +32,7 @@ from services.gateway.records.metrics import AnswerMetrics
 from services.gateway.records.sinks import Impressions, RecordSink, log_answer, log_refusal, set_span_attributes
 from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
+from services.gateway.request.pages import PageKey, Pages
 from services.gateway.text.metrics import TextReport
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier
@@ -96,11 +97,13 @@ class DataPlane:
         text_report: TextReport,
         text: TextTier | None,
         users: EraseUsers,
+        pages: Pages,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
         """Take the parts; `text` is None where no text is served."""
         self.users = users
+        self._pages = pages
         self.text = text
         self.text_report = text_report
         self.recommend = recommend
@@ -126,6 +129,7 @@ class DataPlane:
         await self.popular.start()
         self.load.start()
         await self.explanations.start()
+        await self._pages.start()
 
     async def stop(self) -> None:
         """End the background work; records that wait are sent for at most two seconds each."""
@@ -135,6 +139,7 @@ class DataPlane:
         await self.items.stop()
         await self.explanations.stop()
         await self.users.stop()
+        await self._pages.stop()
         await asyncio.gather(*(asyncio.to_thread(producer.stop) for producer in self._producers))
 
     def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
@@ -199,7 +204,7 @@ class ImpressionProducer(RecordSink, Producer, Protocol):
 class Ports:
     """Everything outside the gateway that the data plane uses.
 
-    The plane starts and stops the producers and closes `explanations` and `receipts`; the other ports belong to the caller.
+    The plane starts and stops the producers and closes `explanations`, `receipts` and `page_key`; the other ports belong to the caller.
     """
 
     bundles: BundleStore
@@ -210,6 +215,7 @@ class Ports:
     impressions: ImpressionProducer
     explanations: ExplanationStore | None
     receipts: Receipts
+    page_key: PageKey
     live_items: LiveItems
     item_reader: ItemReader
     item_log: EventProducer
@@ -264,6 +270,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     llm = LlmTier(ports.llm, gate, config.llm_rule, metrics.breaker_open, ports.clock)
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
+    pages = Pages(live, ports.page_key, ports.wall_clock)
     text_report = TextReport(TextMetrics(ports.registry))
     text = _text_tier(ports, config, load, text_report)
     recommend = Recommend(
@@ -272,6 +279,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         tiers=_tiers(llm, StudentTier(ports.clock)),
         last=popular,
         load=load,
+        pages=pages,
         rationale=RationaleWriter(text, text_report.metrics.rationales, ports.wall_clock),
         sinks=(
             Impressions(ports.impressions, metrics.impressions).answered,
@@ -298,6 +306,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         load=load,
         text_report=text_report,
         text=text,
+        pages=pages,
         users=EraseUsers(ports.events, ports.receipts, config.broker_keeps, ports.wall_clock),
         clock=ports.clock,
         wall_clock=ports.wall_clock,

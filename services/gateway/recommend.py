@@ -31,10 +31,12 @@ from services.gateway.request.context import (
     Features,
     RequestContext,
     StageTimer,
+    avoided,
     build_context,
     look_up_features,
 )
 from services.gateway.request.live_bundle import LiveBundle
+from services.gateway.request.pages import Pages
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.tiers.tier import LastTier, RankingTier, TierResult
 from services.observability.tracing import trace_id
@@ -67,6 +69,7 @@ class Recommend:
         last: LastTier,
         load: LoadMonitor,
         rationale: RationaleWriter,
+        pages: Pages,
         sinks: Sequence[AnswerSink],
         limits: DeadlineLimits,
         feature_timeout_s: float,
@@ -80,6 +83,7 @@ class Recommend:
         self._last = last
         self._load = load
         self._rationale = rationale
+        self._pages = pages
         self._sinks = sinks
         self._limits = limits
         self._feature_timeout_s = feature_timeout_s
@@ -95,7 +99,7 @@ class Recommend:
         request.check_k(caller.max_k)
         live = self._live.current()
         live.items.check_filters(request.filters.categories, request.filters.allowed_item_ids)
-        request = request.excluding_seen(default=not live.repeats)
+        request = request.excluding_seen(default=not live.repeats).after(self._pages.shown_before(request, live))
         deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits)
         is_in_time = await self._load.queue.begin(caller.priority, deadline)
         if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:  # a slow upload is no queue
@@ -113,6 +117,7 @@ class Recommend:
         with self._load.working(), stages.measure("features"):
             lookup = UNREAD if verdict is Verdict.SHED else await self._read(request, live.version, deadline)
         with stages.measure("route"):
+            request = request.after(avoided(request, lookup.features, self._wall_clock()))
             context = build_context(request, caller, deadline, live, lookup, stages)
             budget_s = deadline.budget_s(self._clock())
             facts = context.facts((tier.facts(context, budget_s) for tier in self._tiers.values()), budget_s)
@@ -159,6 +164,7 @@ class Recommend:
             deadline_ms=admitted.deadline.total_ms,
             stages_ms=stages_ms,
             rationale=rationale,
+            next=self._pages.next_token(admitted.request, items),
         )
         record = AnswerRecord(
             request=admitted.request,

@@ -70,6 +70,9 @@ class Settings(BaseSettings):
     max_k: int = Field(MAX_K, ge=1, le=MAX_K)
     """Maximal number of items per request."""
 
+    page_key_file: Path | None = None
+    """File of the key of the tokens of fresh lists, 16 bytes or more. Without it the gateways make one in Redis."""
+
     # internal ports, behind the edge
     inner_host: str = "127.0.0.1"
     """Address of Ray's ingress and of the standby: loopback, or 0.0.0.0 where each is a container."""

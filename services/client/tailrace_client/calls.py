@@ -41,6 +41,7 @@ class Recommendation:
     feature_age_ms: int | None = None
     rationale: str | None = None
     rationale_reason: str | None = None
+    next: str | None = None
     num_attempts: int = 1
 
 
@@ -88,8 +89,10 @@ _EMPTY = "empty, so nothing could be shown"
 _SEND_EVENTS = "send an Event, or a list of them"
 _MUST_BE_THERE = frozenset({"user_id", "item_id", "event_id"})
 _PLACES = {"categories": "filters.categories", "allowed_item_ids": "filters.allowed_item_ids"}
+_SHOWN = {"avoid_shown_within": "avoid_shown.within"}
 _KINDS = {
     **dict.fromkeys(("user_id", "item_id", "event_type", "event_id", "request_id"), TEXT),
+    **dict.fromkeys(("next", "avoid_shown_within", "erasure_id"), TEXT),
     **dict.fromkeys(("exclude_seen", "rationale"), FLAG),
     "k": INT_32,
     "event_time_ms": INT_64,
@@ -118,6 +121,8 @@ class RecommendOptions(TypedDict, total=False):
         exclude_seen: Whether to leave out what the user has seen; if absent, unless the live bundle learned that users come back to items.
         categories: Only items of any of these.
         allowed_item_ids: Only these items.
+        next: That of this user's last recommendation, for items that it and those before it did not hold.
+        avoid_shown_within: Leave out what the user was shown in this period, such as `1h`.
         rationale: Whether to add a sentence on why these items, if it can be written before the deadline.
         request_id: The request's id; one is made if absent.
     """
@@ -128,6 +133,8 @@ class RecommendOptions(TypedDict, total=False):
     exclude_seen: bool
     categories: Sequence[str]
     allowed_item_ids: Sequence[str]
+    next: str
+    avoid_shown_within: str
     rationale: bool
     request_id: str
 
@@ -157,12 +164,14 @@ def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recom
         options_are = ", ".join(sorted(RecommendOptions.__annotations__))
         raise TypeError(f"recommend has no option {', '.join(sorted(unknown))}; the options are {options_are}")
     given = {name: value for name, value in options.items() if value is not None}
-    fields = {name: _checked(_PLACES.get(name, name), value, name) for name, value in given.items()}
+    fields = {name: _checked((_PLACES | _SHOWN).get(name, name), value, name) for name, value in given.items()}
     request_id = fields["request_id"] = fields.get("request_id") or uuid.uuid4().hex
     filters = {name: fields.pop(name) for name in _PLACES if name in fields}
     if empty := next((name for name, values in filters.items() if not values), None):
         raise refusal(_PLACES[empty], _EMPTY, "leave it out, or name at least one", request_id)
     fields |= {"filters": filters} if filters else {}
+    if (within := fields.pop("avoid_shown_within", None)) is not None:
+        fields["avoid_shown"] = {"within": within}
     fields |= {} if user_id is None else {"user_id": checked("user_id", user_id, TEXT)}
     return Call(Recommendation, "POST", "/v1/recommendations", "Recommend", fields, request_id)
 

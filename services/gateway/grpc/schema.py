@@ -12,7 +12,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.erasure import STORE_MEANINGS, ErasureReceipt
-from services.contracts.recommend import Filters, Recommendation, RecommendRequest, check_id
+from services.contracts.recommend import Filters, Recommendation, RecommendRequest, check_id, seconds_of
 from services.errors import InvalidRequest, RequestTooLarge
 from services.gateway.events.record import Draft, check_num_events
 
@@ -40,6 +40,10 @@ def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: i
         ),
         deadline_ms=message.deadline_ms if message.HasField("deadline_ms") else deadline_ms,
         rationale=message.rationale,
+        next=message.next or None,
+        avoid_shown_s=seconds_of("avoid_shown.within", message.avoid_shown.within)
+        if message.HasField("avoid_shown")
+        else None,
     )
 
 
@@ -80,6 +84,7 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
         feature_age_ms=answer.feature_age_ms,
         deadline_ms=answer.deadline_ms,
         stages_ms=answer.stages_ms,
+        next=answer.next,
         rationale=None if rationale is None else rationale.sentence,
         rationale_reason=None if rationale is None else rationale.outcome,
     )

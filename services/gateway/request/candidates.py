@@ -60,19 +60,30 @@ def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str
 def masks_for(
     request: RecommendRequest, history: Iterable[str], items: ItemLayout, disliked: tuple[str, ...] = ()
 ) -> Masks:
-    """Compose the live catalogue, filters, exclusions, dislikes and the history into masks; what is hidden, excluded or disliked is in neither."""
+    """Compose the live catalogue, filters, exclusions, dislikes and the history into masks; what is hidden, excluded or disliked is in neither.
+
+    What was shown before is in neither too, and brings no seen items back: a list ends where its first page would have ended.
+    """
     seen = items.indices(history) if request.exclude_seen else []
     wide = items.allowed(
         categories=request.filters.categories,
         allowed_item_ids=request.filters.allowed_item_ids,
         excluded_item_ids=request.exclude_item_ids + disliked,
     )
+    narrow = _without(wide, seen) if request.exclude_seen else wide
+    if request.shown_before:
+        before, is_all_seen = items.indices(request.shown_before), not narrow.any()
+        narrow = _without(narrow, before)
+        wide = _without(wide, before) if is_all_seen else narrow
     num_wide = int(np.count_nonzero(wide))
-    if not request.exclude_seen:
-        return Masks(wide, wide, num_wide, num_wide)
-    narrow = wide.copy()
-    narrow[seen] = False
-    return Masks(narrow, wide, int(np.count_nonzero(narrow)), num_wide)
+    return Masks(narrow, wide, num_wide if narrow is wide else int(np.count_nonzero(narrow)), num_wide)
+
+
+def _without(mask: np.ndarray, indices: list[int]) -> np.ndarray:
+    """Return a mask without these items."""
+    left = mask.copy()
+    left[indices] = False
+    return left
 
 
 def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:

@@ -19,12 +19,15 @@ from services.contracts.recommend import (
     MAX_ID_CHARS,
     MAX_IDS_PER_FIELD,
     MAX_K,
+    MAX_NEXT_CHARS,
+    PERIOD,
     Filters,
     Reason,
     Recommendation,
     RecommendRequest,
     Tier,
     check_id,
+    seconds_of,
 )
 from services.errors import InvalidRequest
 from services.gateway.call.http import field_path
@@ -67,6 +70,14 @@ class FiltersBody(Body):
     )
 
 
+class AvoidShownBody(Body):
+    """What was shown a short while ago, and is left out."""
+
+    within: str = Field(
+        description="A period of at most 30d", examples=["1h"], json_schema_extra={"pattern": f"^({PERIOD})$"}
+    )
+
+
 class RecommendBody(Body):
     """The user, the number of items and the deadline."""
 
@@ -106,6 +117,14 @@ class RecommendBody(Body):
         examples=[200],
     )
     request_id: Id | None = Field(None, description="Or header X-Request-Id; one is made when absent")
+    next: str | None = Field(
+        None,
+        description="Of this user's last answer: get items that it and those before it did not hold",
+        json_schema_extra={"minLength": 1, "maxLength": MAX_NEXT_CHARS},
+    )
+    avoid_shown: AvoidShownBody | None = Field(
+        None, description="Leave out what the user was shown lately; the newest 200 items are remembered"
+    )
     rationale: bool = Field(
         False, description="Add one sentence on why these items, if it can be written before the deadline"
     )
@@ -167,6 +186,9 @@ class RecommendationBody(Body):
     stages_ms: dict[str, float] = Field(description="Milliseconds by stage")
     rationale: str | None = Field(
         None, description="One sentence on why these items; absent when none was requested or written"
+    )
+    next: str | None = Field(
+        None, description="Send it as `next` for the items that follow, within an hour; absent: the list ends here"
     )
     rationale_reason: str | None = Field(
         None, description="written, or why not: late, busy, failed, no_text; absent when none was requested"
@@ -283,6 +305,8 @@ def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> Re
         ),
         deadline_ms=deadline_ms if sent.deadline_ms is None else sent.deadline_ms,
         rationale=sent.rationale,
+        next=sent.next,
+        avoid_shown_s=None if sent.avoid_shown is None else seconds_of("avoid_shown.within", sent.avoid_shown.within),
     )
 
 
@@ -332,11 +356,16 @@ def format_recommendation(answer: Recommendation) -> dict[str, Any]:
         "deadline_ms": answer.deadline_ms,
         "stages_ms": dict(answer.stages_ms),
     }
+    if answer.next is not None:
+        plain["next"] = answer.next
     if answer.rationale is not None:
         plain["rationale_reason"] = answer.rationale.outcome
         if answer.rationale.sentence is not None:
             plain["rationale"] = answer.rationale.sentence
     return plain
+
+
+_PARTS: Mapping[str, type[Body]] = {"filters": FiltersBody, "avoid_shown": AvoidShownBody}
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:
@@ -350,7 +379,7 @@ def _refusal(error: ValidationError) -> InvalidRequest:
     if not first["loc"]:
         return InvalidRequest("body", "not a JSON object", "send one JSON object")
     if kind == "extra_forbidden":
-        model = FiltersBody if len(first["loc"]) > 1 else RecommendBody
+        model = _PARTS.get(str(first["loc"][0]), RecommendBody) if len(first["loc"]) > 1 else RecommendBody
         return InvalidRequest(field, "unknown", f"the fields are {', '.join(sorted(model.model_fields))}")
     if named := _OF_TYPE.fullmatch(message):
         expected = f"{'an' if named[1][0] in 'aio' else 'a'} {named[1]}"

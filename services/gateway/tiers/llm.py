@@ -171,7 +171,7 @@ def rank_request(context: RequestContext, budget_s: float, replicas: Sequence[st
         history_item_ids=context.history_item_ids,
         k=context.num_ranked,
         budget_ms=budget_s * 1_000,
-        excluded_item_ids=tuple(dict.fromkeys(seen + disliked + request.exclude_item_ids)),
+        excluded_item_ids=tuple(dict.fromkeys(seen + disliked + request.excluded_item_ids)),
         filters=request.filters,
         priority=context.caller.priority,
         replicas=tuple(name for name in replicas if name),

@@ -18,6 +18,7 @@ from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.features.erasing import RedisReceipts
 from services.features.explanations import RedisExplanations
+from services.features.page_key import RedisPageKey
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.gateway.data_plane import DataPlane, Ports, build_data_plane
@@ -125,6 +126,7 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
         impressions=FakeLog(),
         explanations=RedisExplanations(settings.redis_address, 60, settings.explain_max_bytes),
         receipts=RedisReceipts(settings.redis_address),
+        page_key=RedisPageKey(settings.redis_address),
         registry=CollectorRegistry(),
     )
     admission = AdmissionLimits(max_in_flight=256, max_delay_s=60.0)

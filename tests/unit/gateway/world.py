@@ -16,6 +16,7 @@ from services.contracts.access import ANYONE, Priority
 from services.contracts.features import PrecomputedList, UserFeatures
 from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
 from services.contracts.text import TextWriter
+from services.features.page_key import FilePageKey
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, StoredKey, write_keys
@@ -164,6 +165,7 @@ def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float =
         impressions=impressions,
         explanations=shelf,
         receipts=receipts,
+        page_key=FilePageKey(b"a key of these tests"),
         live_items=items.live_items,
         item_reader=items,
         item_log=items,
