@@ -31,6 +31,7 @@ from services.features.rate_counts import RedisRateCounts
 from services.features.reader import FeatureReader, read_event_times
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.schema import USER_HISTORY
+from services.features.user_data import UserStore
 from services.gateway.access.authorize import Access, KeyedAccess, open_to_all
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.shared_rates import SharedRates
@@ -60,6 +61,7 @@ from services.router.policy import LlmRule
 from services.settings.addresses import read_secret
 from services.settings.kafka_topics import DEAD_LETTERS_KEEP_MS, EVENTS_KEEP_MS
 from services.settings.settings import Settings, load_settings
+from services.stream.export import UserExport
 from services.student.ranker import load_student
 
 if TYPE_CHECKING:
@@ -344,6 +346,12 @@ def build_plane(
         explanations=_explanation_store(settings),
         receipts=RedisReceipts(settings.redis_address),
         page_key=_page_key(settings),
+        user_data=UserExport(
+            UserStore(_address(settings)),
+            settings.offline_log_dir,
+            settings.topic_partitions,
+            BundleStore.of(settings).versions,
+        ),
         live_items=live_items,
         item_reader=follow_items(settings, live_items),
         item_log=_producer(settings, settings.items_topic, settings.events_max_in_flight),

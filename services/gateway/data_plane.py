@@ -6,10 +6,10 @@ Doors parse, call it, and format. The tests compose it with fakes. Knows no tran
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -42,6 +42,7 @@ from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.student import StudentTier
 from services.gateway.tiers.tier import RankingTier
 from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
+from services.gateway.users.export import ExportUser
 from services.items.live_items import LiveItems
 from services.observability.metrics import GatewayMetrics, TextMetrics
 from services.router.breaker import Breaker
@@ -97,12 +98,14 @@ class DataPlane:
         text_report: TextReport,
         text: TextTier | None,
         users: EraseUsers,
+        export: ExportUser,
         pages: Pages,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
         """Take the parts; `text` is None where no text is served."""
         self.users = users
+        self.export = export
         self._pages = pages
         self.text = text
         self.text_report = text_report
@@ -216,6 +219,7 @@ class Ports:
     explanations: ExplanationStore | None
     receipts: Receipts
     page_key: PageKey
+    user_data: Callable[[str], Mapping[str, Any]]
     live_items: LiveItems
     item_reader: ItemReader
     item_log: EventProducer
@@ -307,6 +311,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         text_report=text_report,
         text=text,
         pages=pages,
+        export=ExportUser(ports.user_data),
         users=EraseUsers(ports.events, ports.receipts, config.broker_keeps, ports.wall_clock),
         clock=ports.clock,
         wall_clock=ports.wall_clock,

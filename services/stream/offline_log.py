@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import structlog
 
@@ -192,10 +193,13 @@ class OfflineLog(Generic[Logged]):
                 shutil.rmtree(day)
         return old
 
-    def read(self, partition: int, not_before_ms: int = 0, after: LogPosition | None = None) -> Iterator[Logged]:
+    def read(
+        self, partition: int, not_before_ms: int = 0, after: LogPosition | None = None, user_id: str | None = None
+    ) -> Iterator[Logged]:
         """Yield a partition's events, each once: topics in the order in which they were created, offsets rising.
 
-        Files that were last written before `not_before_ms` (Unix ms) are left out, and so is what lies at or before `after`.
+        Files that were last written before `not_before_ms` (Unix ms) are left out, and so is what lies at or before `after`; with `user_id`, so
+        are other users' events.
         """
         folders = self._folders(partition)
         if after is not None:
@@ -203,14 +207,17 @@ class OfflineLog(Generic[Logged]):
             folders = folders[earlier[0] if earlier else 0 :]
         for folder in folders:
             last = after.offset if after is not None and folder.name == after.topic_id else -1
-            yield from self._of_topic(partition, _paths(folder), last, not_before_ms)
+            yield from self._of_topic(partition, _paths(folder), last, not_before_ms, user_id)
 
-    def _of_topic(self, partition: int, paths: dict[Span, Path], last: int, not_before_ms: int) -> Iterator[Logged]:
+    def _of_topic(
+        self, partition: int, paths: dict[Span, Path], last: int, not_before_ms: int, user_id: str | None
+    ) -> Iterator[Logged]:
         """Yield the events of a topic's files that come after the offset `last`."""
         left, erased = current(paths), self._erased(partition)
 
         def parse(table: pa.Table) -> list[Logged]:
-            return [self._kind.from_row(row) for row in self._kind.without_erased(table, erased).to_pylist()]
+            theirs = table if user_id is None else table.filter(pc.equal(table["user_id"], user_id))
+            return [self._kind.from_row(row) for row in self._kind.without_erased(theirs, erased).to_pylist()]
 
         while left:
             span = left.pop(0)

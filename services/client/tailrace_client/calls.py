@@ -85,6 +85,28 @@ class Explanation:
     num_attempts: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class ErasureReceipt:
+    """What became of an erasure: `stores` by name, with Unix milliseconds of when each was done (None: not yet), and what remains until when."""
+
+    erasure_id: str
+    accepted_time_ms: int
+    is_done_online: bool
+    is_done: bool
+    stores: Mapping[str, int | None]
+    remaining: tuple[str, ...]
+    num_attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UserData:
+    """All that the server keeps of a user, by kind."""
+
+    user_id: str
+    fields: Mapping[str, Any]
+    num_attempts: int = 1
+
+
 _EMPTY = "empty, so nothing could be shown"
 _SEND_EVENTS = "send an Event, or a list of them"
 _MUST_BE_THERE = frozenset({"user_id", "item_id", "event_id"})
@@ -108,7 +130,20 @@ def recommendation_from(fields: Mapping[str, Any], items: Iterable[Item], num_at
     return Recommendation(items=tuple(items), num_attempts=num_attempts, **known)
 
 
-A = TypeVar("A", Recommendation, Recorded, Explanation)
+def receipt_from(fields: Mapping[str, Any], stores: Mapping[str, int | None], num_attempts: int) -> ErasureReceipt:
+    """Return a receipt from its fields and its stores."""
+    return ErasureReceipt(
+        erasure_id=fields["erasure_id"],
+        accepted_time_ms=fields["accepted_time_ms"],
+        is_done_online=fields["is_done_online"],
+        is_done=fields["is_done"],
+        stores=stores,
+        remaining=tuple(f"{one['what']}: until {one['until']}" for one in fields["remaining"]),
+        num_attempts=num_attempts,
+    )
+
+
+A = TypeVar("A", Recommendation, Recorded, Explanation, ErasureReceipt, UserData)
 
 
 class RecommendOptions(TypedDict, total=False):
@@ -189,6 +224,23 @@ def explain_call(request_id: str) -> Call[Explanation]:
     """Build the call; the gRPC door has none. Raises TailraceError for a wrong value."""
     path = f"/v1/explanations/{quote(checked('request_id', request_id, TEXT), safe='')}"
     return Call(Explanation, "GET", path, None, {})
+
+
+def erase_call(user_id: str) -> Call[ErasureReceipt]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    fields = {"user_id": checked("user_id", user_id, TEXT)}
+    return Call(ErasureReceipt, "DELETE", f"/v1/users/{quote(user_id, safe='')}", "EraseUser", fields)
+
+
+def erasure_call(erasure_id: str) -> Call[ErasureReceipt]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    fields = {"erasure_id": checked("erasure_id", erasure_id, TEXT)}
+    return Call(ErasureReceipt, "GET", f"/v1/erasures/{quote(erasure_id, safe='')}", "GetErasure", fields)
+
+
+def user_data_call(user_id: str) -> Call[UserData]:
+    """Build the call; the gRPC door has none. Raises TailraceError for a wrong value."""
+    return Call(UserData, "GET", f"/v1/users/{quote(checked('user_id', user_id, TEXT), safe='')}/data", None, {})
 
 
 def _checked(place: str, value: Any, name: str) -> Any:

@@ -9,7 +9,18 @@ from typing import Any
 import httpx
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import A, Call, Explanation, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import (
+    A,
+    Call,
+    ErasureReceipt,
+    Explanation,
+    Item,
+    Recommendation,
+    Recorded,
+    UserData,
+    receipt_from,
+    recommendation_from,
+)
 from tailrace_client.retry import Attempts, TailraceError, late
 
 _CODES = {
@@ -98,8 +109,8 @@ def _options(address: Address, headers: Mapping[str, str], tls: Tls | None) -> d
 def _request(
     http: httpx.Client | httpx.AsyncClient, call: Call[Any], deadline_ms: int, extensions: dict[str, Any]
 ) -> httpx.Request:
-    if call.verb == "GET":
-        return http.build_request("GET", call.path, extensions=extensions)
+    if call.verb != "POST":
+        return http.build_request(call.verb, call.path, extensions=extensions)
     body = json.dumps(call.with_deadline(deadline_ms)).encode()
     headers = {"content-type": "application/json"}
     return http.build_request(call.verb, call.path, content=body, headers=headers, extensions=extensions)
@@ -111,7 +122,7 @@ def _words(error: Exception) -> str:
 
 def _read(call: Call[A], answer: httpx.Response, num_attempts: int) -> A:
     body = _object(answer)
-    if answer.status_code != httpx.codes.OK or body is None:
+    if not answer.is_success or body is None:
         raise _refusal(answer, (body or {}).get("error"), call.request_id)
     try:
         read: A = _ANSWERS[call.answer](body, num_attempts)
@@ -156,4 +167,18 @@ def _explanation(body: dict[str, Any], num_attempts: int) -> Explanation:
     return Explanation(body["request_id"], body["outcome"], tuple(body["sentences"]), body, num_attempts)
 
 
-_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Recorded: _recorded, Explanation: _explanation}
+def _receipt(body: dict[str, Any], num_attempts: int) -> ErasureReceipt:
+    return receipt_from(body, {one["store"]: one["done_time_ms"] for one in body["stores"]}, num_attempts)
+
+
+def _user_data(body: dict[str, Any], num_attempts: int) -> UserData:
+    return UserData(body["user_id"], body, num_attempts)
+
+
+_ANSWERS: dict[type, Any] = {
+    Recommendation: _recommendation,
+    Recorded: _recorded,
+    Explanation: _explanation,
+    ErasureReceipt: _receipt,
+    UserData: _user_data,
+}

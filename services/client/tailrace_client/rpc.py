@@ -14,7 +14,16 @@ import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import A, Call, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import (
+    A,
+    Call,
+    ErasureReceipt,
+    Item,
+    Recommendation,
+    Recorded,
+    receipt_from,
+    recommendation_from,
+)
 from tailrace_client.retry import Attempts, TailraceError, late
 
 _OPTIONS = (
@@ -49,6 +58,8 @@ _message = _message_types()
 _METHODS: dict[str, tuple[Any, Any]] = {
     "Recommend": (_message("tailrace.v1.RecommendRequest"), _message("tailrace.v1.RecommendResponse")),
     "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
+    "EraseUser": (_message("tailrace.v1.EraseUserRequest"), _message("tailrace.v1.ErasureReceipt")),
+    "GetErasure": (_message("tailrace.v1.GetErasureRequest"), _message("tailrace.v1.ErasureReceipt")),
 }
 _Status, _BadRequest, _RequestInfo, _RetryInfo, _ErrorInfo = (
     _message(f"google.rpc.{name}") for name in ("Status", "BadRequest", "RequestInfo", "RetryInfo", "ErrorInfo")
@@ -118,7 +129,7 @@ def _metadata(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tuple[Any, Any, float]:
     """Return the method, its message and its timeout. Raises TailraceError."""
     if call.method is None:
-        raise ValueError("the gRPC door has no explanations; make a client of the http:// address for them")
+        raise ValueError("the gRPC door does not have this call; make a client of the http:// address for it")
     now_s = time.monotonic()
     timeout_s = attempts.left_s(now_s)
     fields = call.with_deadline(attempts.server_deadline_ms(now_s))
@@ -180,4 +191,11 @@ def _recommendation(answer: Any, num_attempts: int) -> Recommendation:
     return recommendation_from(fields, items, num_attempts)
 
 
-_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Recorded: _recorded}
+def _receipt(answer: Any, num_attempts: int) -> ErasureReceipt:
+    fields = {field.name: getattr(answer, field.name) for field in answer.DESCRIPTOR.fields}
+    fields["remaining"] = [{"what": one.what, "until": one.until} for one in answer.remaining]
+    done = {one.store: one.done_time_ms if one.HasField("done_time_ms") else None for one in answer.stores}
+    return receipt_from(fields, done, num_attempts)
+
+
+_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Recorded: _recorded, ErasureReceipt: _receipt}

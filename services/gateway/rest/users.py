@@ -1,4 +1,4 @@
-"""The REST door's calls about users: erasure and its receipt. Paths name users, so neither logs nor audit lines have them."""
+"""The REST door's calls about users: their data, erasure and its receipt. Paths name users, so neither logs nor audit lines have them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +48,18 @@ class ReceiptBody(Body):
     remaining: list[RemainingBody] = Field(description="What is left, and until when")
 
 
+class UserDataBody(Body):
+    """All that is kept of one user."""
+
+    user_id: str
+    history: dict[str, Any] | None = Field(description="Null: none")
+    shown: list[dict[str, Any]] = Field(description="What the user was shown, as far as it is remembered")
+    lists: list[dict[str, Any]] = Field(description="Stored lists, by bundle")
+    explanations: list[dict[str, Any]] = Field(description="Of the user's recent requests")
+    events: list[dict[str, Any]] | None = Field(description="Of the offline log; null: this gateway does not see it")
+    impressions: list[dict[str, Any]] | None = Field(description="As events")
+
+
 ERASE_USER = Operation(
     name="eraseUser",
     method="DELETE",
@@ -75,6 +87,21 @@ ERASURE = Operation(
 )
 
 
+USER_DATA = Operation(
+    name="userData",
+    method="GET",
+    path="/v1/users/{user_id:path}/data",
+    summary="Return all that is kept of a user",
+    scope=Scope.ERASE,
+    errors=REST_ERRORS,
+    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
+    parameters=(_USER_ID,),
+    answers=json_answer(UserDataBody),
+    is_audited=True,
+    is_private=True,
+)
+
+
 def add_users(app: HttpApp, plane: Callable[[], DataPlane]) -> None:
     """Add the operations to the REST door's app. `plane` returns the running data plane."""
 
@@ -85,7 +112,11 @@ def add_users(app: HttpApp, plane: Callable[[], DataPlane]) -> None:
     async def erasure(http: Request, _: Call) -> Response:
         return json_response(format_receipt(await plane().users.receipt(http.path_params["erasure_id"])))
 
+    async def data(http: Request, _: Call) -> Response:
+        return json_response(await plane().export(http.path_params["user_id"]))
+
     app.serve(ERASE_USER, erase)
+    app.serve(USER_DATA, data)
     app.serve(ERASURE, erasure)
 
 

@@ -99,6 +99,12 @@ def standard_users() -> dict[str, UserFeatures]:
     }
 
 
+def no_user_data(user_id: str) -> dict[str, Any]:
+    """Return the data of a user of whom nothing is kept."""
+    kept: dict[str, Any] = {name: [] for name in ("shown", "lists", "explanations", "events", "impressions")}
+    return {"user_id": user_id, "history": None, **kept}
+
+
 CONFIG = PlaneConfig(
     deadlines=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
     admission=AdmissionLimits(max_in_flight=256, max_delay_s=60.0, max_busy=1e9),
@@ -166,6 +172,7 @@ def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float =
         explanations=shelf,
         receipts=receipts,
         page_key=FilePageKey(b"a key of these tests"),
+        user_data=no_user_data,
         live_items=items.live_items,
         item_reader=items,
         item_log=items,

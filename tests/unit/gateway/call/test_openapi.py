@@ -27,7 +27,7 @@ OPERATIONS = sorted(
     | TEXT
     | {f"POST /v1/{name}" for name in ("recommendations", "events")}
     | {f"GET /v1/{name}" for name in ("bundle", "explanations/{request_id}", "models", "models/{model_id}")}
-    | {"GET /metrics", "DELETE /v1/users/{user_id}", "GET /v1/erasures/{erasure_id}"}
+    | {"GET /metrics", "DELETE /v1/users/{user_id}", "GET /v1/erasures/{erasure_id}", "GET /v1/users/{user_id}/data"}
 )
 NOT_CHECKED = ("not_a_server_error", "ignored_auth")
 """503 and 504 are described, and 500 is looked for below. The document makes keys optional, since a server may have none, so that
