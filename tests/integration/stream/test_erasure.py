@@ -1,14 +1,37 @@
 """Erasure through a real broker, a real Valkey and a real worker: what goes, what comes back, and what a crash leaves."""
 
 import asyncio
+import base64
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from urllib.parse import quote
 
+import pyarrow.parquet as pq
 from redis import Redis
 
-from services.contracts.erasure import ErasureReceipt
+from pipelines.features.tables import build_tables, serve
+from pipelines.runner.stage import silent
+from services.contracts.erasure import Erasure, ErasureReceipt
+from services.contracts.events import Interaction
+from services.contracts.explanation import OWN_FIELDS, encode_explanation
 from services.features.erasing import RedisReceipts
+from services.features.explanations import RedisExplanations
+from services.features.schema import USER_HISTORY, PrecomputedRow
+from services.features.user_data import UserStore
+from services.features.writer import FeatureWriter
+from services.settings.settings import inherited_environment
+from services.stream.erasure.ledger import Ledger
+from services.stream.export import UserExport
 from tests.support.servers import HOST
 from tests.support.stream.stream_rig import Rig, click, erasure
+from tests.support.training.bundles import publish_bundle
+from tests.support.training.synthetic import ratings, write_arrivals
 from tests.support.wait import wait_for
 
 SECRET = "user-müller/7"
@@ -42,13 +65,7 @@ def until_done(rig: Rig, *erasure_ids: str) -> None:
 
 
 def traces_of(rig: Rig, user_id: str) -> list[str]:
-    """Return where a user's id still is: keys and values of Redis, and files of the state folder, raw and in the usual encodings."""
-    import base64
-    import json
-    from urllib.parse import quote
-
-    import pyarrow.parquet as pq
-
+    """Return where a user's id still is: keys and values of Redis, its own file, and files of the state folder, raw and in the usual encodings."""
     raw = user_id.encode()
     forms = {raw, quote(user_id, safe="").encode(), json.dumps(user_id)[1:-1].encode(), raw.hex().encode()}
     forms.add(base64.b64encode(raw).rstrip(b"="))
@@ -62,7 +79,7 @@ def traces_of(rig: Rig, user_id: str) -> list[str]:
             if any(form in name + value for name, value in values.items() for form in forms):
                 found.append(f"a field of {key!r}")
     for path in Path(rig.settings.state_dir).rglob("*"):
-        if not path.is_file() or "broker" in path.parts or "valkey" in path.parts:
+        if not path.is_file() or "broker" in path.parts:
             continue
         content = path.read_bytes()
         if path.suffix == ".parquet":  # compressed
@@ -99,3 +116,145 @@ def test_an_erased_user_is_in_no_file_and_no_key(rig: Rig) -> None:
 
     assert traces_of(rig, SECRET) == []
     assert traces_of(rig, OTHER)
+
+
+def explain(rig: Rig, user_id: str) -> None:
+    """Store the explanation of a request of this user, as a gateway does."""
+
+    async def put() -> None:
+        """Store it on a loop of its own."""
+        store = RedisExplanations(rig.settings.redis_address, 900, 2**20)
+        values = {"request_id": f"r-{user_id}", "user_id": user_id, "at_unix_ms": time.time_ns() // 1_000_000}
+        own = [values.get(name) for name in OWN_FIELDS]
+        await store.put([(f"r-{user_id}", encode_explanation(own, (), None, ()))], 5.0)
+        await store.close()
+
+    asyncio.run(put())
+
+
+def serve_past(rig: Rig, folder: Path, *user_ids: str) -> None:
+    """Serve base tables with five events of each of these users, from an output of the pipeline's stages."""
+    output = rig.settings.stages_dir / "features" / "0123456789abcdef"
+    output.mkdir(parents=True)
+    events = ratings(len(user_ids), 5, 5)
+    users = dict(zip(sorted(set(events["user_id"])), user_ids, strict=True))
+    write_arrivals(events.with_columns(events["user_id"].replace(users)), folder)
+    build_tables(folder, 30, output, silent)
+    serve(output, rig.features, rig.settings.offline_log_dir, silent)
+
+
+def export_of(rig: Rig, user_id: str) -> dict[str, object]:
+    """Read a user's data as a gateway hands it out."""
+    store = UserStore(rig.features)
+    return UserExport(store, rig.settings.offline_log_dir, 4, lambda: ("v1",))(user_id)
+
+
+def test_a_user_leaves_base_tables_lists_explanations_and_stage_outputs(rig: Rig, tmp_path: Path) -> None:
+    """Whatever holds the user: the export shows it before, and a scan finds nothing of it after, in Redis' own file neither. Others' data stays."""
+    serve_past(rig, tmp_path, SECRET, OTHER)
+    publish_bundle(rig.settings.bundle_root, "v1")
+    lists = [
+        PrecomputedRow(user_id=user, item_ids=("a",), scores=(1.0,), bundle_version=version, made_from_row_us=1)
+        for user in (SECRET, OTHER)
+        for version in ("v1", "never published")
+    ]
+    FeatureWriter(rig.features).write_precomputed(lists, 1_000_000)
+    for user_id in (SECRET, OTHER):
+        explain(rig, user_id)
+    rig.start_worker()
+    rig.send(click(1, SECRET), click(2, OTHER))
+    wait_for(lambda: len(rig.logged()) == 2, what="the log")
+    before = export_of(rig, SECRET)
+
+    rig.send(erasure(SECRET))
+    until_done(rig, "x")
+    rig.stop_worker()
+    after, others = export_of(rig, SECRET), export_of(rig, OTHER)
+
+    assert all(before[kind] for kind in ("history", "lists", "explanations", "events"))
+    assert not any(after[kind] for kind in ("history", "lists", "explanations", "events", "shown", "impressions"))
+    assert all(others[kind] for kind in ("history", "lists", "explanations", "events"))
+    assert traces_of(rig, SECRET) == []
+    base = pq.read_table(rig.settings.offline_log_dir / "base_histories.parquet")
+    assert base["user_id"].to_pylist() == [OTHER]
+    assert rig.features.table_path(USER_HISTORY.name).exists()
+    assert not list(rig.settings.stages_dir.glob("*/*/"))
+
+
+def test_neither_a_lost_nor_a_restored_store_nor_the_pipeline_brings_a_user_back(rig: Rig, tmp_path: Path) -> None:
+    """After the erasure: a backup of before is put back, then the store is emptied, then the pipeline serves tables of before. Others come back."""
+    serve_past(rig, tmp_path, SECRET, OTHER)
+    kept = rig.settings.stages_dir.rename(tmp_path / "kept")
+    rig.start_worker()
+    rig.send(click(1, SECRET), click(2, OTHER))
+    wait_for(lambda: len(rig.logged()) == 2, what="the log")
+    rig.stop_worker()
+    with Redis(host=HOST, port=rig.features.redis.port) as client:
+        backup = {key: client.dump(key) for key in client.scan_iter()}
+        rig.start_worker()
+        rig.send(erasure(SECRET), click(3, SECRET), click(4, OTHER))
+        until_done(rig, "x")
+        rig.stop_worker()
+        client.flushall()
+        for key, value in backup.items():
+            client.restore(key, 0, value)
+        assert len(rig.rows(SECRET)[SECRET].item_ids) == 6
+        for what in ("restored", "emptied"):
+            rig.start_worker()
+            wait_for(
+                lambda: OTHER in rig.rows(OTHER) and rig.rows(OTHER)[OTHER].num_events == 7, what=f"{what}, others"
+            )
+            wait_for(lambda: SECRET in rig.rows(SECRET) and rig.rows(SECRET)[SECRET].item_ids == ("i3",), what=what)
+            rig.stop_worker()
+            client.flushall()
+
+    serve(next(kept.glob("features/*")), rig.features, rig.settings.offline_log_dir, silent)
+    assert set(rig.rows(SECRET, OTHER)) == {OTHER}
+    rig.start_worker()
+    wait_for(lambda: is_done(rig, "x"), what="the receipt, written again")
+    wait_for(
+        lambda: SECRET in rig.rows(SECRET) and rig.rows(SECRET)[SECRET].item_ids == ("i3",), what="the new history"
+    )
+
+
+def test_erasures_survive_a_worker_that_is_killed_at_any_moment(rig: Rig) -> None:
+    """Events and erasures of many users, workers killed in between: each user has the events behind their last erasure, in row and log."""
+    draw, sent = random.Random(5), list[Interaction | Erasure]()
+    environment = {**inherited_environment(), **rig.settings.as_environment()}
+    for life in range(6):
+        worker = subprocess.Popen([sys.executable, "-m", "services.stream"], env=environment)
+        for _ in range(8):
+            batch: list[Interaction | Erasure] = []
+            for _ in range(12):
+                user_id, number = f"user-{draw.randrange(15)}", len(sent) + len(batch)
+                is_erasure = draw.random() < 0.15
+                batch.append(erasure(user_id, f"x{number}") if is_erasure else click(number, user_id))
+            rig.send(*batch)
+            sent += batch
+            time.sleep(draw.random() / 2)
+        time.sleep(draw.uniform(1, 8) if life else 15)
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+    rig.start_worker()
+    erasures = [one for one in sent if isinstance(one, Erasure)]
+    wait_for(lambda: all(is_done(rig, one.erasure_id) for one in erasures[-3:]), 120.0, "the last receipts")
+    until_done(rig, *(one.erasure_id for one in erasures))
+    rig.stop_worker()
+
+    expected: dict[str, list[str]] = {one.user_id: [] for one in sent}
+    for one in sent:
+        if isinstance(one, Erasure):
+            expected[one.user_id].clear()
+        else:
+            expected[one.user_id].append(one.item_id)
+    rows = rig.rows(*expected)
+    assert {user: list(rows[user].item_ids) if user in rows else [] for user in expected} == {
+        user: items[-30:] for user, items in expected.items()
+    }
+    assert sorted(event_id for event_id, _, _ in rig.logged()) == sorted(
+        "e" + item[1:] for items in expected.values() for item in items
+    )
+    ledger = Ledger(rig.settings.offline_log_dir)
+    tombstones = [one for partition in ledger.partitions for one in ledger.tombstones(partition)]
+    assert sorted(one.erasure_id for one in tombstones) == sorted(one.erasure_id for one in erasures)
+    assert all(one.user_id is None for one in tombstones)
