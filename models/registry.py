@@ -1,10 +1,11 @@
 """The store of bundles: immutable versions of everything that must match, and names, each a pointer to the version that serves under it. No torch.
 
     <version>/manifest.json          its description, and the SHA-256 of every other file
-              decoder/               Hugging Face layout: config.json, model.safetensors
+              decoder/               Hugging Face layout: config.json, safetensors in one file or several with an index
               student.onnx
               student_table/         the student's item rows and how they are searched, where the catalogue is large
               student.safetensors    the same weights
+              similar/               each item's neighbours (models.similar)
               catalogue.parquet
               code_book.safetensors  where codes are deeper than 1: how new items get theirs
               teacher/               where codes are deeper than 1 and the decoder had a teacher

@@ -9,7 +9,7 @@ from typing import cast
 
 from rich.console import Console
 
-from models.bundle import learned_repeats
+from models.bundle import learned_repeats, lists_version
 from models.catalogue import load_catalogue
 from models.registry import BundleStore
 from pipelines.options import PipelineOptions, Places
@@ -41,7 +41,7 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
         ranker = precompute.BatchRanker(
             live.path / "decoder",
             catalogue,
-            live.version,
+            lists_version(live.manifest, live.version),
             repeats=learned_repeats(live.manifest),
             weight_kind=cast("WeightKind", live.weight_kind),
             **live.manifest["prompt"],

@@ -1,6 +1,6 @@
 """The stages of the offline flow, top to bottom: what each reads of those before it, and what it makes. `STAGES` is the flow.
 
-    ingest -> features -> (depth) -> tokenize -> train -> distill -> evaluate -> gate -> (refit) -> assemble -> precompute -> publish
+    ingest -> features -> (depth) -> tokenize -> train -> distill -> evaluate -> gate -> (refit) -> similar -> assemble -> precompute -> publish
 
 A stage is a function of the run so far. It is skipped where its output for these inputs exists; what has an effect outside of its folder (the online store,
 the live pointer) is done in any case, since that is cheap and the store may have been emptied in between. Another stage is one more function, and its row in `STAGES`.
@@ -36,6 +36,7 @@ from pipelines.options import PipelineOptions, Places
 from pipelines.publication import bundle, judge, manifest, model_card, precompute, refit
 from pipelines.publication.live import live_of
 from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
+from pipelines.similarity import mix
 from pipelines.training import recipes, train_decoder, train_student
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
@@ -127,6 +128,11 @@ class ModelRun:
         )
 
     @cached_property
+    def serving(self) -> evaluate.Trained:
+        """The pair that serves: the judged one, or what it became by learning from all events. Ready after `refit`."""
+        return refit.serving_pair(self.judged, self.made["refit"].path) if self.options.refit else self.judged
+
+    @cached_property
     def held_out(self) -> HeldOut:
         """The test labels, whose openings are counted. Ready after `tokenize`."""
         return HeldOut(self.made["tokenize"].path, self.places.stages_dir, self.command)
@@ -145,7 +151,8 @@ class ModelRun:
 
     def checkpoints(self, stage: str, key: str) -> Checkpoints:
         """Return where this stage's fits save their states."""
-        return Checkpoints(self.cache.checkpoint_dir(stage, key), stage, self.options.checkpoint_every_s)
+        reporting = replace(self.options.reporting, run=f"{stage}-{key[:8]}")
+        return Checkpoints(self.cache.checkpoint_dir(stage, key), stage, self.options.checkpoint_every_s, reporting)
 
     def manifest(self) -> dict[str, Any]:
         """Return a bundle's manifest without its version, its hashes and how its student serves. Ready after `gate`."""
@@ -303,20 +310,31 @@ def _refit(run: ModelRun, progress: Progress) -> StageOutput:
     return run.cache.run("refit", key, lambda out: refit.refit(run.judged, run.recipe, out, saved, progress, team))
 
 
-def _assemble(run: ModelRun, _: Progress) -> StageOutput:
-    """Export the student, and make the bundle of the pair that serves. Raises StageFailed for a refit that harmed, BundleWithdrawn."""
-    assert run.judgement is not None
-    serving, beside, last = run.judged, None, run.made["evaluate"]
+def _similar(run: ModelRun, progress: Progress) -> StageOutput:
+    """Choose how similar items are found, and make the table of them by the pair that serves. Raises StageFailed for a refit that harmed."""
+    judged, serving, last = run.judged, run.serving, run.made["distill"]
     if run.options.refit:
         last = run.made["refit"]
         refit.refuse(refit.read_found(last.path))
-        serving, beside = refit.serving_pair(run.judged, last.path), run.judged
+    of_judged, of_serving = ((pair.tokenized, pair.students_dir) for pair in (judged, serving))
+    return run.cache.run(
+        "similar",
+        content_key({"repeats": run.size.repeats}, [last.key], [mix]),
+        lambda out: mix.make_similar(of_judged, of_serving, out, progress, repeats=run.size.repeats),
+    )
+
+
+def _assemble(run: ModelRun, _: Progress) -> StageOutput:
+    """Export the student, and make the bundle of the pair that serves. Raises BundleWithdrawn."""
+    assert run.judgement is not None
+    serving, similar = run.serving, run.made["similar"]
+    beside = run.judged if run.options.refit else None
     parameters = run.recipe.prompt | run.judgement.key() | {"llm_price": run.options.llm_price_ndcg_per_ms}
     evaluated, now = run.made["evaluate"].path, datetime.now(UTC)
     return run.cache.run(
         "assemble",
-        content_key(parameters, [last.key], [bundle]),
-        lambda out: bundle.assemble(serving, evaluated, now, out, beside),
+        content_key(parameters, [run.made["evaluate"].key, similar.key], [bundle]),
+        lambda out: bundle.assemble(serving, evaluated, similar.path, now, out, beside),
     )
 
 
@@ -338,7 +356,7 @@ def _publish(run: ModelRun, _: Progress) -> StageOutput:
     assert run.judgement is not None
     folder, version = run.assembled
     finished = evaluate.read_report(folder)
-    about = run.manifest() | {name: finished[name] for name in ("student_serving", "refit")}
+    about = run.manifest() | {name: finished[name] for name in ("student_serving", "refit", "similar")}
     pages = {model_card.CARD: model_card.render(version, about, finished)}
     store, force = run.store, run.options.force
     published = bundle.publish(store, folder, version, about, pages, run.live_version, force=force)
@@ -370,6 +388,7 @@ STAGES = (
     Stage("evaluate", _evaluate),
     Stage("gate", _gate),
     Stage("refit", _refit, lambda run: run.publishes and run.options.refit),
+    Stage("similar", _similar, lambda run: run.publishes),
     Stage("assemble", _assemble, lambda run: run.publishes),
     Stage("precompute", _precompute, lambda run: run.publishes and run.store.name == DEFAULT_NAME),
     Stage("publish", _publish, lambda run: run.publishes),

@@ -127,6 +127,18 @@ class Gateway:
         """`tailrace.v1.Recommender/Recommend`."""
         return await self._rpc.Recommend(request, grpc_context)
 
+    async def RecommendBatch(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/RecommendBatch`."""
+        return await self._rpc.RecommendBatch(request, grpc_context)
+
+    async def SimilarItems(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/SimilarItems`."""
+        return await self._rpc.SimilarItems(request, grpc_context)
+
+    async def Popular(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/Popular`."""
+        return await self._rpc.Popular(request, grpc_context)
+
     async def RecordEvents(self, request: bytes, grpc_context: Any) -> Any:
         """`tailrace.v1.Recommender/RecordEvents`."""
         return await self._rpc.RecordEvents(request, grpc_context)
@@ -138,6 +150,22 @@ class Gateway:
     async def GetErasure(self, request: bytes, grpc_context: Any) -> Any:
         """`tailrace.v1.Recommender/GetErasure`."""
         return await self._rpc.GetErasure(request, grpc_context)
+
+    async def PutItems(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/PutItems`."""
+        return await self._rpc.PutItems(request, grpc_context)
+
+    async def PatchItem(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/PatchItem`."""
+        return await self._rpc.PatchItem(request, grpc_context)
+
+    async def GetItem(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/GetItem`."""
+        return await self._rpc.GetItem(request, grpc_context)
+
+    async def DeleteItems(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/DeleteItems`."""
+        return await self._rpc.DeleteItems(request, grpc_context)
 
     async def Check(self, request: Any, grpc_context: Any) -> Any:
         """`grpc.health.v1.Health/Check`."""

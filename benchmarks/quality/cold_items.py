@@ -139,7 +139,7 @@ def save_tokenized(data: Data, options: CodesOptions, out: Path) -> ItemEncoder:
             "history": [row[1] for row in rows],
             "target": pl.Series([row[2] for row in rows], dtype=pl.Int32),
             "idle_s": pl.Series([None] * len(rows), dtype=pl.Float64),
-            "is_label": pl.Series([None] * len(rows), dtype=pl.List(pl.Boolean)),
+            **{name: pl.Series([None] * len(rows), dtype=pl.List(pl.Float32)) for name in ("weights", "counts")},
         }
     ).write_parquet(out / "examples.parquet")
     (out / SPLIT).write_text(json.dumps({"kind": SplitKind.LEAVE_ONE_OUT, "repeats": False}))

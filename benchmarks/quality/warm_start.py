@@ -86,12 +86,24 @@ def without_newest(tokenized: Path, share: float, out: Path) -> None:
     rng, rows = np.random.default_rng(0), []
     examples = pl.read_parquet(tokenized / "examples.parquet")
     for row in examples.filter(pl.col("split") == Split.TRAIN).iter_rows(named=True):
-        items, labels = row["history"], row["is_label"]
+        items, weights, counts = row["history"], row["weights"], row["counts"]
         kept = int(len(items) * (1 - share) + rng.random())
         if kept:
-            rows.append(row | {"history": items[:kept], "is_label": labels and labels[:kept]})
-        if 2 <= kept < len(items) and (labels is None or labels[kept]):
-            rows.append(row | {"split": Split.VALID, "history": items[:kept], "target": items[kept], "is_label": None})
+            rows.append(
+                row
+                | {"history": items[:kept], "weights": weights and weights[:kept], "counts": counts and counts[:kept]}
+            )
+        if 2 <= kept < len(items) and (weights is None or weights[kept]):
+            rows.append(
+                row
+                | {
+                    "split": Split.VALID,
+                    "history": items[:kept],
+                    "target": items[kept],
+                    "weights": None,
+                    "counts": None,
+                }
+            )
     pl.DataFrame(rows, schema=examples.schema).write_parquet(out / "examples.parquet")
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     learned = np.concatenate([row["history"] for row in rows if row["split"] == Split.TRAIN])

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 
 from benchmarks.scale.row import catalogue_of, print_fields, times
+from models.similar import empty_table
 from services.contracts.access import ANYONE
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import RecommendRequest
@@ -39,7 +40,14 @@ def main(num_items: int) -> None:
         catalogue = catalogue_of(num_items)
         catalogue.index_of  # noqa: B018 - fills the cached property
         before_mb = _resident_mb()
-        live = Live("v", catalogue, StudentRanker(Path(folder) / "student.onnx"), {}, LiveItems().lay(catalogue))
+        live = Live(
+            version="v",
+            catalogue=catalogue,
+            student=StudentRanker(Path(folder) / "student.onnx"),
+            manifest={},
+            items=LiveItems().lay(catalogue),
+            similar=empty_table(len(catalogue.item_ids)),
+        )
         requests = np.load(Path(folder) / "requests.npz")
         answers = asyncio.run(_answer_all(live, requests["histories"]))[_NUM_WARM:]
         hits = [

@@ -25,6 +25,7 @@ BENCHMARKS = {
     "scale": "how the cost of serving grows with size",
     "train": "whether workers in any layout learn what one process does, and what a killed one changes",
     "profile": "whether the profiler names planted bottlenecks",
+    "experiments": "whether verdicts, reports, off-policy estimates and the join are right, on known truth",
     "gpu": "everything that a graphics card must show",
 }
 """By name, the question that it answers."""

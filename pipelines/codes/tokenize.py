@@ -2,7 +2,8 @@
 
     catalogue.parquet   every item, also those without events (models.catalogue)
     examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows),
-                        is_label (of each item of a training row whether it is learned from; null: all are),
+                        weights (of each item of a training row with what weight it is learned from, 0: it is not; null: all with 1),
+                        counts (what each of them counts in popularity and similar items; null: all 1),
                         idle_s (seconds from the user's event before to the target, null in training rows)
     split.json          the kind of the split, the cuts of global-time, and whether the data has repeats, with the reason (pipelines.scoring.repeats)
     item_texts.parquet  the text of each item, in the catalogue's order
@@ -156,22 +157,31 @@ def to_indices(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_labels(examples: pl.DataFrame, as_of: pl.Series, events: pl.DataFrame) -> pl.DataFrame:
-    """Add `is_label`. A history holds the newest of its user's events as of its row's time, so its flags are the last as many."""
-    flags: list[list[bool] | None] = [None] * examples.height
-    if not events["is_label"].all():
+    """Add `weights` and `counts`. A history holds the newest of its user's events as of its row's time, so its figures are the last as many."""
+    columns = {"weights": "weight", "counts": "count"}
+    found: dict[str, list[list[float] | None]] = {name: [None] * examples.height for name in columns}
+    uneven = [name for name, of in columns.items() if not (events[of] == 1).all()]
+    if uneven:
         of_user = {
-            user_id: (own["event_time"].dt.epoch("us").to_numpy(), own["is_label"].to_list())
+            user_id: (
+                own["event_time"].dt.epoch("us").to_numpy(),
+                {name: own[columns[name]].to_list() for name in uneven},
+            )
             for (user_id,), own in events.group_by("user_id", maintain_order=True)
         }
         rows = zip(
             examples["user_id"], examples["split"], examples["history"].list.len(), as_of.dt.epoch("us"), strict=True
         )
         for number, (user_id, split, num_items, time_us) in enumerate(rows):
-            times_us, is_label = of_user[user_id]
+            times_us, figures = of_user[user_id]
             end = int(np.searchsorted(times_us, time_us, side="right"))
-            if split == Split.TRAIN and not all(is_label[end - num_items : end]):
-                flags[number] = is_label[end - num_items : end]
-    return examples.with_columns(is_label=pl.Series(flags, dtype=pl.List(pl.Boolean)))
+            for name in uneven:
+                own = figures[name][end - num_items : end]
+                if split == Split.TRAIN and any(figure != 1 for figure in own):
+                    found[name][number] = own
+    return examples.with_columns(
+        **{name: pl.Series(values, dtype=pl.List(pl.Float32)) for name, values in found.items()}
+    )
 
 
 def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:
@@ -188,9 +198,13 @@ def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:
 
 
 def num_events(examples: pl.DataFrame, num_items: int) -> np.ndarray:
-    """Return each item's number of training events (num_items,)."""
-    trained = examples.filter(pl.col("split") == Split.TRAIN)["history"].explode().drop_nulls()
-    return np.bincount(trained.to_numpy(), minlength=num_items).astype(np.float64)
+    """Return each item's number of training events (num_items,), each by what it counts."""
+    rows = examples.filter((pl.col("split") == Split.TRAIN) & (pl.col("history").list.len() > 0))
+    trained = rows["history"].explode().to_numpy()
+    if not rows["counts"].is_not_null().any():
+        return np.bincount(trained, minlength=num_items).astype(np.float64)
+    counts = rows.select(pl.coalesce("counts", pl.lit(1.0).repeat_by(pl.col("history").list.len())))
+    return np.bincount(trained, counts.to_series().explode().to_numpy(), minlength=num_items)
 
 
 def _coded(

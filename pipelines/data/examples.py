@@ -175,15 +175,55 @@ class Cases:
         return len(self.user_ids)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighted:
+    """A sequence of items with the weight of each as a label, 0 for those that are none; both are (N,)."""
+
+    items: np.ndarray
+    weights: np.ndarray
+
+    def __len__(self) -> int:
+        """The number of items."""
+        return len(self.items)
+
+    def __getitem__(self, part: slice) -> "Weighted":
+        """Return a part of it."""
+        return Weighted(self.items[part], self.weights[part])
+
+
+Labelled = np.ndarray | Weighted
+"""A sequence to learn from; all items of an array are labels of weight 1."""
+
+
+def items_of(sequence: Labelled) -> np.ndarray:
+    """Return the items of a sequence."""
+    return sequence.items if isinstance(sequence, Weighted) else sequence
+
+
+def weights_of(sequence: Labelled) -> np.ndarray:
+    """Return the weights of a sequence's labels."""
+    return sequence.weights if isinstance(sequence, Weighted) else np.ones(len(sequence), dtype=np.float32)
+
+
 def read_sequences(tokenized: Path) -> list[np.ndarray]:
     """Read the sequences to train on; those too short to hold a next item are left out."""
-    return [np.ma.getdata(sequence) for sequence in read_labelled_sequences(tokenized)]
+    return [items_of(sequence) for sequence in read_labelled_sequences(tokenized)]
 
 
-def read_labelled_sequences(tokenized: Path) -> list[np.ndarray]:
-    """Read the same; a sequence with items that are no labels is a masked array, in which those are masked."""
-    rows = _read(tokenized, Split.TRAIN).select("history", "is_label")
-    return [_sequence(*row) for row in rows.iter_rows() if len(row[0]) > 1]
+def read_labelled_sequences(tokenized: Path) -> list[Labelled]:
+    """Read the same with the weights of the labels, of mean 1: what all share changes nothing."""
+    rows = [row for row in _read(tokenized, Split.TRAIN).select("history", "weights").iter_rows() if len(row[0]) > 1]
+    positive = [weight for history, weights in rows for weight in weights or [1.0] * len(history) if weight > 0]
+    mean = sum(positive) / max(1, len(positive)) if any(weights for _, weights in rows) else 1.0
+    return [_sequence(history, weights, mean) for history, weights in rows]
+
+
+def read_counts(tokenized: Path) -> list[np.ndarray] | None:
+    """Read what each event of the same sequences counts; None: all count 1."""
+    rows = [row for row in _read(tokenized, Split.TRAIN).select("history", "counts").iter_rows() if len(row[0]) > 1]
+    if not any(counts for _, counts in rows):
+        return None
+    return [np.array(counts or [1.0] * len(history)) for history, counts in rows]
 
 
 def read_cases(tokenized: Path, split: Split) -> Cases:
@@ -206,12 +246,11 @@ def sample_cases(cases: Cases, most: int) -> Cases:
     return Cases(cases.user_ids[::step], cases.histories[::step], cases.targets[::step], cases.idle_s[::step])
 
 
-def _sequence(history: list[int], is_label: list[bool] | None) -> np.ndarray:
+def _sequence(history: list[int], weights: list[float] | None, mean: float) -> Labelled:
     items = np.array(history, dtype=np.int64)
-    if is_label is None:
+    if weights is None and mean == 1:
         return items
-    masked: np.ndarray = np.ma.MaskedArray(items, mask=~np.array(is_label))
-    return masked
+    return Weighted(items, np.array(weights or [1.0] * len(history), dtype=np.float32) / np.float32(mean))
 
 
 def _read(tokenized: Path, split: Split) -> pl.DataFrame:

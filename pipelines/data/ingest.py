@@ -1,7 +1,7 @@
 """Stage 1: any source of events becomes two clean tables; unusable rows are set aside, exact duplicates dropped, and both counted.
 
     arrivals.parquet    all events in order of arrival, as histories hold them (pipelines.data.arrivals)
-    events.parquet      those of known items that histories hold: user_id, item_id, event_time, event_type, value, role, is_label; by time.
+    events.parquet      those of known items that histories hold: user_id, item_id, event_time, event_type, value, role, weight, count; by time.
                         The time is that of the user's row after the event (timestamp[us, UTC]): it rises strictly per user, also when
                         events came late
     items.parquet       item_id, title, categories (list of text), text

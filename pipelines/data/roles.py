@@ -1,4 +1,4 @@
-"""Roles of a whole table of events, the share of its labels that repeat, and what was found, in words. Pure.
+"""Roles of a whole table of events, what they count, the share of its labels that repeat, and what was found, in words. Pure.
 
 The rules are those of services.contracts.event_roles.
 """
@@ -6,12 +6,9 @@ The rules are those of services.contracts.event_roles.
 import re
 from collections.abc import Callable
 
-import numpy as np
 import polars as pl
 
 from services.contracts.event_roles import HISTORY_ROLES, EventRoles, Role, TypeRule
-
-_SEED = 0
 
 
 def role_of(roles: EventRoles) -> pl.Expr:
@@ -20,10 +17,9 @@ def role_of(roles: EventRoles) -> pl.Expr:
 
 
 def with_labels(events: pl.DataFrame, roles: EventRoles) -> pl.DataFrame:
-    """Add `role`, and `is_label`: whether the event is learned from, drawn once by its rule's weight."""
-    weight = _by_type(roles, _weight)
-    drawn = pl.Series(np.random.default_rng(_SEED).random(events.height))
-    return events.with_columns(role=role_of(roles), is_label=pl.lit(drawn) < weight)
+    """Add `role`, and by the rule's weight `weight`, with which the event is learned from (0: it is not), and `count`, what it counts in popularity and similar items."""
+    weight, count = (_by_type(roles, of) for of in (_weight, _count))
+    return events.with_columns(role=role_of(roles), weight=weight.cast(pl.Float32), count=count.cast(pl.Float32))
 
 
 def repeat_share(events: pl.DataFrame) -> float:
@@ -76,6 +72,10 @@ def _role(rule: TypeRule) -> pl.Expr:
 
 def _weight(rule: TypeRule) -> pl.Expr:
     return _at_value(rule, pl.lit(rule.weight_of(rule.role)), pl.lit(rule.weight_of(rule.below)))
+
+
+def _count(rule: TypeRule) -> pl.Expr:
+    return _at_value(rule, pl.lit(rule.count_of(rule.role)), pl.lit(rule.count_of(rule.below)))
 
 
 def _at_value(rule: TypeRule, from_it_on: pl.Expr, below: pl.Expr) -> pl.Expr:

@@ -86,7 +86,14 @@ def fine_tune(
             items = torch.where(batch.labels == IGNORED, IGNORED, batch.labels - first)
             head = learner.head_weight_VD[first : first + size]
             return position_loss(
-                hidden, head, items, batch.is_label, mask_seen=options.mask_seen, sampler=sampler, teacher=target
+                hidden,
+                head,
+                items,
+                batch.is_label,
+                mask_seen=options.mask_seen,
+                sampler=sampler,
+                teacher=target,
+                weights_BL=batch.weights,
             )
 
     def validate() -> float:

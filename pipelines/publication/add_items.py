@@ -1,7 +1,8 @@
 """New items join the live bundle without training.
 
 Where codes are deeper than 1 they get codes from the bundle's book, the student's rows from these codes, and the decoder stays. Where an item
-is one token, the decoder gets a row for each from its text, and the student's come from these. Old items keep their codes and their rows. The bundle's judged pair gets them too, as later starts and comparisons take it.
+is one token, the decoder gets a row for each from its text, and the student's come from these. Old items keep their codes, their rows and their similar items, so the lists that
+are stored for users hold under the new version too, and where the decoder stays its cached prefixes. The bundle's judged pair gets them too, as later starts and comparisons take it.
 The new version is made live like any other, so gateways and replicas take it over within seconds.
 """
 
@@ -17,11 +18,12 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from models.bundle import JUDGED, Bundle
+from models.bundle import JUDGED, Bundle, lists_version
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from models.registry import BundleStore
+from models.similar import NONE, SIMILAR, SimilarTable, num_neighbours
 from models.student import StudentModel, read_student, save_student
 from pipelines.codes.embedding import texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
@@ -30,6 +32,7 @@ from pipelines.data.normalize import Raw, normalize
 from pipelines.publication.bundle import publish, version_of
 from pipelines.publication.model_card import CARD
 from pipelines.publication.student_table import export_with_items_added
+from pipelines.similarity.vectors import nearest_of, unit
 from pipelines.training.start.student_rows import fill_rows, rows_like_teachers
 from pipelines.training.start.text_rows import load_item_text
 from pipelines.training.start.warm_start import rows_before, tokens_before
@@ -79,6 +82,7 @@ def append_items(
         folder = Path(scratch) / "bundle"
         shutil.copytree(live.path, folder, ignore=shutil.ignore_patterns("manifest.json"))
         student = _extend(folder, new, kept, lift)
+        _extend_similar(live, folder, student)
         if live.judged_dir != live.path:
             _extend(folder / JUDGED, new, kept, lift)
         export_with_items_added(student, live.path, folder)
@@ -88,7 +92,9 @@ def append_items(
         if (card := folder / CARD).exists():
             note = f"This bundle is {live.version} with {len(new)} items more, without training; what follows is on that one.\n\n"
             card.write_text(note + card.read_text())
-        return publish(store, folder, version_of(folder, now), about, seen=live.version, force=force), len(new)
+        version = version_of(folder, now)
+        about["lists"] = {"of": lists_version(live.manifest, live.version), "under": version}
+        return publish(store, folder, version, about, seen=live.version, force=force), len(new)
 
 
 def _left_out(checked: schema.Checked, known: pl.DataFrame) -> list[str]:
@@ -100,6 +106,22 @@ def _left_out(checked: schema.Checked, known: pl.DataFrame) -> list[str]:
         for reason, rows in (groups | {"in the bundle already": known}).items()
         if rows.height
     ]
+
+
+def _extend_similar(live: Bundle, folder: Path, student: StudentModel) -> None:
+    """Write the table of similar items with the new ones: these get the neighbours that are nearest by the student's rows, the others keep theirs."""
+    before, now = live.catalogue(), load_catalogue(folder / "catalogue.parquet")
+    old, places = live.similar(len(before.item_ids)), np.array(now.indices(before.item_ids))
+    new = np.setdiff1d(np.arange(len(now.item_ids)), places)
+    num = max(num_neighbours(len(now.item_ids)), old.neighbours_VN.shape[1])
+    found = nearest_of(new, unit(student.head_weight_VD.detach().numpy()), num)
+    neighbours_VN = np.full((len(now.item_ids), num), NONE, dtype=np.int32)
+    scores_VN = np.zeros((len(now.item_ids), num), dtype=np.float16)
+    width = old.neighbours_VN.shape[1]
+    neighbours_VN[places, :width] = np.where(old.neighbours_VN == NONE, NONE, places[old.neighbours_VN])
+    scores_VN[places, :width] = old.scores_VN
+    neighbours_VN[new], scores_VN[new] = found.items_VC, found.figures_VC
+    SimilarTable(neighbours_VN, scores_VN).save(folder / SIMILAR)
 
 
 def _extend(pair: Path, new: pl.DataFrame, kept: KeptCodes | None, lift: float) -> StudentModel:

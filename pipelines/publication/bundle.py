@@ -1,6 +1,6 @@
 """The bundle is assembled from what was trained, its exported student proven equal to the trained one; then it is published.
 
-    bundle/          what models/registry.py lists: decoder/, student.onnx and student_table/ (student_table), student.safetensors, catalogue.parquet, report.json,
+    bundle/          what models/registry.py lists: decoder/, student.onnx and student_table/ (student_table), student.safetensors, catalogue.parquet, report.json, similar/,
                      code_book.safetensors where codes are deeper than 1, teacher/ where their decoder had one, and item_text.safetensors where rows are learned from text; publication adds
                      report.md (model_card)
     version.txt      the bundle's name: when it was made (UTC) and a hash of its content
@@ -21,6 +21,7 @@ import numpy as np
 
 from models.bundle import JUDGED, Bundle, hashes
 from models.registry import BundleStore, Seen
+from models.similar import SIMILAR
 from models.student import read_student
 from pipelines.codes.code_book import CODE_BOOK
 from pipelines.data.examples import Cases, Split, read_cases
@@ -30,6 +31,7 @@ from pipelines.publication.refit import read_found
 from pipelines.publication.student_table import GRAPH, export_student
 from pipelines.runner.stage import content_key
 from pipelines.scoring.student import StudentScorer
+from pipelines.similarity.mix import read_found as read_mix
 from services.errors import StageFailed
 from services.student.ranker import StudentRanker
 
@@ -38,7 +40,9 @@ _NUM_COMPARED = 200
 _NUM_TIMED = 500
 
 
-def assemble(trained: Trained, evaluated: Path, made_at: datetime, out: Path, judged: Trained | None = None) -> None:
+def assemble(
+    trained: Trained, evaluated: Path, similar: Path, made_at: datetime, out: Path, judged: Trained | None = None
+) -> None:
     """Assemble the bundle of what serves, with the pair that was judged beside it if that is another one, from which this one was refitted.
 
     Raises StageFailed when the exported student's scores differ from the trained one's.
@@ -47,6 +51,7 @@ def assemble(trained: Trained, evaluated: Path, made_at: datetime, out: Path, ju
     save_pair(trained, bundle)
     if judged is not None:
         save_pair(judged, bundle / JUDGED)
+    shutil.copytree(similar, bundle / SIMILAR)
     if (trained.tokenized / CODE_BOOK).exists():
         shutil.copyfile(trained.tokenized / CODE_BOOK, bundle / CODE_BOOK)
     student, cases = (
@@ -64,7 +69,7 @@ def assemble(trained: Trained, evaluated: Path, made_at: datetime, out: Path, ju
         serving = {"recall@10": table.recall, "num_scored": table.num_scored}
     serving |= time_ranking(ranker, cases, student.config.num_items)
     refitted = read_found(trained.students_dir) if judged is not None else None
-    report = read_report(evaluated) | {"student_serving": serving, "refit": refitted}
+    report = read_report(evaluated) | {"student_serving": serving, "refit": refitted, "similar": read_mix(similar)}
     (bundle / REPORT).write_text(json.dumps(report, indent=1))
     (out / "version.txt").write_text(version_of(bundle, made_at))
 

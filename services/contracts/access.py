@@ -19,6 +19,7 @@ class Scope(StrEnum):
 
     RECOMMEND = "recommend"
     EVENTS = "events"
+    ITEMS = "items"
     TEXT = "text"
     ERASE = "erase"
     ADMIN = "admin"

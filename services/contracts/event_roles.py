@@ -1,7 +1,7 @@
 """The meaning of an event: its role and weight by type and value. Stream worker, replay and pipelines share it.
 
     positive   joins the history and is a label to learn from
-    weak       joins the history; a label only as far as its weight says
+    weak       joins the history; a label only if it has a weight
     negative   keeps the item out of answers and is no part of the history; a later positive event takes it back
     ignored    changes nothing
 
@@ -27,6 +27,7 @@ class Role(StrEnum):
     IGNORED = "ignored"
 
 
+MAX_WEIGHT = 10.0
 HISTORY_ROLES = (Role.POSITIVE, Role.WEAK)
 """The roles of events that histories hold."""
 
@@ -35,7 +36,8 @@ HISTORY_ROLES = (Role.POSITIVE, Role.WEAK)
 class TypeRule:
     """The rule of one event type. Events whose value is under `min_value` have the role `below` instead.
 
-    `weight` is the share (0 to 1) of the events in `role` that are labels; None: 1 for positive ones, else 0.
+    `weight` is what an event in `role` counts in training, in popularity and in similar items, beside the other types: only the ratios matter to training. None: 1, but a weak event
+    is no label to learn from.
     """
 
     role: Role = Role.POSITIVE
@@ -48,8 +50,12 @@ class TypeRule:
         return self.role if self.min_value is None or value >= self.min_value else self.below
 
     def weight_of(self, role: Role) -> float:
-        """Return the share of this type's events in this role that are labels."""
+        """Return what an event in this role counts as a label; 0: it is none."""
         return self.weight if self.weight is not None and role is self.role else float(role is Role.POSITIVE)
+
+    def count_of(self, role: Role) -> float:
+        """Return what an event in this role counts in popularity and similar items."""
+        return self.weight if self.weight is not None and role is self.role else float(role in HISTORY_ROLES)
 
 
 _DEFAULT_RULES = {
@@ -105,9 +111,9 @@ def _rule(where: str, entry: Any) -> TypeRule:
     _refuse_unknown(where, fields, ("role", "weight", "min_value", "below"))
     weight, min_value = _number(where, fields, "weight"), _number(where, fields, "min_value")
     role = _role(f"{where}.role", fields.get("role", Role.POSITIVE))
-    if weight is not None and not (role in HISTORY_ROLES and 0 <= weight <= 1):
+    if weight is not None and not (role in HISTORY_ROLES and 0 <= weight <= MAX_WEIGHT):
         raise ConfigError(
-            f"{where}.weight: {weight} for the role {role}; give 0 to 1, and to positive or weak types only"
+            f"{where}.weight: {weight} for the role {role}; give 0 to {MAX_WEIGHT:g}, and to positive or weak types only"
         )
     if "below" in fields and min_value is None:
         raise ConfigError(f"{where}.below: has no meaning without min_value; give min_value too, or leave it out")

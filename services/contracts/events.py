@@ -159,7 +159,17 @@ class Impression:
     """What was shown to a user, and from which features: training joins on it, and skew is measured against it.
 
     `history_len`, `history_digest` and `features_as_of_us` describe the history as it was served (see
-    services.contracts.features).
+    services.contracts.features). The other optional fields are absent where they do not apply, and from older records.
+
+    Args:
+        surface: The place in the product.
+        name: The model name that answered.
+        variant: The experiments' variants, as `services.contracts.experiments.variant_field` writes them.
+        positions: The places of the items, from 1; absent: 1, 2, and so on.
+        scores: Of the items, by the tier that ranked them.
+        propensity: By item, the probability with which it was shown at its place given those above it; absent where nothing was drawn at random.
+        elapsed_ms: From the request's arrival to its answer.
+        deadline_ms: The request's deadline.
     """
 
     request_id: str
@@ -173,10 +183,19 @@ class Impression:
     history_len: int
     history_digest: str
     features_as_of_us: int | None = None
+    surface: str | None = None
+    name: str | None = None
+    variant: str | None = None
+    positions: tuple[int, ...] | None = None
+    scores: tuple[float, ...] | None = None
+    propensity: tuple[float, ...] | None = None
+    elapsed_ms: float | None = None
+    deadline_ms: int | None = None
 
     def encode(self) -> bytes:
-        """Return the record's value as compact JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False).encode()
+        """Return the record's value: compact JSON without absent fields."""
+        present = {key: value for key, value in asdict(self).items() if value is not None}
+        return json.dumps(present, separators=(",", ":"), ensure_ascii=False).encode()
 
     def __post_init__(self) -> None:
         """Check the fields by which it is kept. Raises InvalidRequest naming the field."""

@@ -1,7 +1,7 @@
 """A user's features at request time: the frozen types between the feature store and the data plane."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -49,3 +49,11 @@ class UserFeatures:
 def history_digest(item_ids: tuple[str, ...]) -> str:
     """Hash a history (oldest to newest) to 16 hex digits."""
     return hashlib.blake2b("\x1f".join(item_ids).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class RecentPopularity:
+    """What users touched lately, best first: items with their users per hour over all windows, and with their users in each window by its name."""
+
+    weights: Sequence[tuple[str, float]] = ()
+    windows: Mapping[str, Sequence[tuple[str, float]]] = field(default_factory=dict)

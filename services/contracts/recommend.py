@@ -20,6 +20,9 @@ MAX_AVOID_SHOWN_S = 30 * 86_400
 PERIOD = "[1-9][0-9]{0,5}s|[1-9][0-9]{0,3}m|[1-9][0-9]?h|[1-6][0-9]{2}h|([1-9]|[12][0-9]|30)d"
 """A period of at most 30 days, as a pattern."""
 _UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+MAX_SIMILAR_TO = 100
+WINDOWS = ("1h", "24h", "7d")
+"""The sliding windows of popularity, shortest first."""
 
 
 class Tier(StrEnum):
@@ -28,6 +31,7 @@ class Tier(StrEnum):
     PRECOMPUTED = "precomputed"
     LLM = "llm"
     STUDENT = "student"
+    SIMILAR = "similar"
     POPULAR = "popular"
 
 
@@ -48,6 +52,8 @@ class Reason(StrEnum):
     FEATURES_UNAVAILABLE = "features_unavailable"
     STUDENT_FAILED = "student_failed"
     SHED = "shed"
+    SIMILAR_ASKED = "similar_asked"
+    POPULAR_ASKED = "popular_asked"
     EVERYTHING_SEEN = "everything_seen"
     NOTHING_ALLOWED = "nothing_allowed"
 
@@ -78,6 +84,31 @@ class Filters:
     allowed_item_ids: tuple[str, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SimilarTo:
+    """The request is about items that are like these, such as the one of a page or those of a cart."""
+
+    item_ids: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Check the values. Raises InvalidRequest naming the field."""
+        if not 1 <= len(self.item_ids) <= MAX_SIMILAR_TO:
+            raise InvalidRequest("item_ids", f"{len(self.item_ids)} items", f"name 1 to {MAX_SIMILAR_TO}")
+        check_ids("item_ids", self.item_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PopularIn:
+    """The request is about what is popular: in one of `WINDOWS`, or over them all and the training events."""
+
+    window: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the value. Raises InvalidRequest naming the field."""
+        if self.window is not None and self.window not in WINDOWS:
+            raise InvalidRequest("window", f"unknown window {self.window!r:.60}", f"send {', '.join(WINDOWS)} or none")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendRequest:
     """Which items to show to a user, how many, by when.
@@ -86,7 +117,7 @@ class RecommendRequest:
     user they are appended to the stored history. `deadline_ms` counts from the request's arrival; None means the default.
     `next` is that of this user's last answer: items that it and those before it held are left out. `avoid_shown_s` leaves out what the user
     was shown in so many seconds, as far as the features remember it. `shown_before` are the items that follow from these two.
-    `exclude_seen` None means as the live bundle was trained. `rationale` asks for one sentence on why these items, written in what is left of the deadline.
+    `exclude_seen` None means as the live bundle was trained. `subject` is what the list is about instead of the user. `rationale` asks for one sentence on why these items, written in what is left of the deadline.
     """
 
     request_id: str
@@ -101,10 +132,11 @@ class RecommendRequest:
     next: str | None = None
     avoid_shown_s: int | None = None
     shown_before: tuple[str, ...] = ()
+    subject: SimilarTo | PopularIn | None = None
 
     def __post_init__(self) -> None:
         """Check the values. Raises InvalidRequest naming the field."""
-        if self.user_id is None and not self.recent_item_ids:
+        if self.user_id is None and not self.recent_item_ids and self.subject is None:
             raise InvalidRequest("user_id", "missing", "send user_id, or recent_item_ids for an anonymous visitor")
         if self.user_id is not None:
             check_id("user_id", self.user_id)
@@ -136,6 +168,11 @@ class RecommendRequest:
     def after(self, shown: tuple[str, ...]) -> "RecommendRequest":
         """Return the request without these items either."""
         return replace(self, shown_before=self.shown_before + shown) if shown else self
+
+    @property
+    def subject_item_ids(self) -> tuple[str, ...]:
+        """The items that the list is about, which it never holds."""
+        return self.subject.item_ids if isinstance(self.subject, SimilarTo) else ()
 
     def excluding_seen(self, default: bool) -> "RecommendRequest":
         """Return the request with `exclude_seen` decided: as it says, or the default."""

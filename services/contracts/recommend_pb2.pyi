@@ -93,6 +93,58 @@ class RecommendResponse(_message.Message):
     rationale_reason: str
     def __init__(self, request_id: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoredItem, _Mapping]]] = ..., tier: _Optional[str] = ..., reason: _Optional[str] = ..., bundle_version: _Optional[str] = ..., newest_event_time_ms: _Optional[int] = ..., feature_age_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., stages_ms: _Optional[_Mapping[str, float]] = ..., rationale: _Optional[str] = ..., next: _Optional[str] = ..., rationale_reason: _Optional[str] = ...) -> None: ...
 
+class RecommendBatchRequest(_message.Message):
+    __slots__ = ("requests", "deadline_ms")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RecommendRequest]
+    deadline_ms: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[RecommendRequest, _Mapping]]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class RecommendBatchResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[BatchAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[BatchAnswer, _Mapping]]] = ...) -> None: ...
+
+class BatchAnswer(_message.Message):
+    __slots__ = ("recommendation", "error")
+    RECOMMENDATION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    recommendation: RecommendResponse
+    error: Error
+    def __init__(self, recommendation: _Optional[_Union[RecommendResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("code", "message", "field", "fix", "request_id")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    field: str
+    fix: str
+    request_id: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., fix: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class SimilarItemsRequest(_message.Message):
+    __slots__ = ("item_ids", "request")
+    ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    item_ids: _containers.RepeatedScalarFieldContainer[str]
+    request: RecommendRequest
+    def __init__(self, item_ids: _Optional[_Iterable[str]] = ..., request: _Optional[_Union[RecommendRequest, _Mapping]] = ...) -> None: ...
+
+class PopularRequest(_message.Message):
+    __slots__ = ("window", "request")
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    window: str
+    request: RecommendRequest
+    def __init__(self, window: _Optional[str] = ..., request: _Optional[_Union[RecommendRequest, _Mapping]] = ...) -> None: ...
+
 class Interaction(_message.Message):
     __slots__ = ("event_id", "user_id", "item_id", "event_time_ms", "event_type", "value", "request_id")
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -174,3 +226,106 @@ class ErasureReceipt(_message.Message):
     stores: _containers.RepeatedCompositeFieldContainer[ErasedStore]
     remaining: _containers.RepeatedCompositeFieldContainer[Remaining]
     def __init__(self, erasure_id: _Optional[str] = ..., accepted_time_ms: _Optional[int] = ..., is_done_online: _Optional[bool] = ..., is_done: _Optional[bool] = ..., stores: _Optional[_Iterable[_Union[ErasedStore, _Mapping]]] = ..., remaining: _Optional[_Iterable[_Union[Remaining, _Mapping]]] = ...) -> None: ...
+
+class Texts(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AttributeValue(_message.Message):
+    __slots__ = ("text", "texts", "number", "flag")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    texts: Texts
+    number: float
+    flag: bool
+    def __init__(self, text: _Optional[str] = ..., texts: _Optional[_Union[Texts, _Mapping]] = ..., number: _Optional[float] = ..., flag: _Optional[bool] = ...) -> None: ...
+
+class CatalogueItem(_message.Message):
+    __slots__ = ("item_id", "title", "categories", "attributes", "available", "published_ms", "expires_ms", "value")
+    class AttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: AttributeValue
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[AttributeValue, _Mapping]] = ...) -> None: ...
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    item_id: str
+    title: str
+    categories: Texts
+    attributes: _containers.MessageMap[str, AttributeValue]
+    available: bool
+    published_ms: int
+    expires_ms: int
+    value: float
+    def __init__(self, item_id: _Optional[str] = ..., title: _Optional[str] = ..., categories: _Optional[_Union[Texts, _Mapping]] = ..., attributes: _Optional[_Mapping[str, AttributeValue]] = ..., available: _Optional[bool] = ..., published_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+
+class PutItemsRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[CatalogueItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[CatalogueItem, _Mapping]]] = ...) -> None: ...
+
+class ItemOutcome(_message.Message):
+    __slots__ = ("item_id", "error")
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    item_id: str
+    error: ItemRefusal
+    def __init__(self, item_id: _Optional[str] = ..., error: _Optional[_Union[ItemRefusal, _Mapping]] = ...) -> None: ...
+
+class ItemRefusal(_message.Message):
+    __slots__ = ("field", "message", "fix")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    message: str
+    fix: str
+    def __init__(self, field: _Optional[str] = ..., message: _Optional[str] = ..., fix: _Optional[str] = ...) -> None: ...
+
+class PutItemsResponse(_message.Message):
+    __slots__ = ("accepted", "outcomes")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    outcomes: _containers.RepeatedCompositeFieldContainer[ItemOutcome]
+    def __init__(self, accepted: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[ItemOutcome, _Mapping]]] = ...) -> None: ...
+
+class PatchItemRequest(_message.Message):
+    __slots__ = ("changes", "clear")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    changes: CatalogueItem
+    clear: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, changes: _Optional[_Union[CatalogueItem, _Mapping]] = ..., clear: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetItemRequest(_message.Message):
+    __slots__ = ("item_id",)
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    item_id: str
+    def __init__(self, item_id: _Optional[str] = ...) -> None: ...
+
+class DeleteItemsRequest(_message.Message):
+    __slots__ = ("item_ids",)
+    ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
+    item_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, item_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteItemsResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: int
+    def __init__(self, deleted: _Optional[int] = ...) -> None: ...

@@ -39,6 +39,21 @@ class RecommenderStub:
                 request_serializer=services_dot_contracts_dot_recommend__pb2.RecommendRequest.SerializeToString,
                 response_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
                 _registered_method=True)
+        self.RecommendBatch = channel.unary_unary(
+                '/tailrace.v1.Recommender/RecommendBatch',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.RecommendBatchRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendBatchResponse.FromString,
+                _registered_method=True)
+        self.SimilarItems = channel.unary_unary(
+                '/tailrace.v1.Recommender/SimilarItems',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.SimilarItemsRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
+                _registered_method=True)
+        self.Popular = channel.unary_unary(
+                '/tailrace.v1.Recommender/Popular',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.PopularRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
+                _registered_method=True)
         self.RecordEvents = channel.unary_unary(
                 '/tailrace.v1.Recommender/RecordEvents',
                 request_serializer=services_dot_contracts_dot_recommend__pb2.RecordEventsRequest.SerializeToString,
@@ -54,6 +69,26 @@ class RecommenderStub:
                 request_serializer=services_dot_contracts_dot_recommend__pb2.GetErasureRequest.SerializeToString,
                 response_deserializer=services_dot_contracts_dot_recommend__pb2.ErasureReceipt.FromString,
                 _registered_method=True)
+        self.PutItems = channel.unary_unary(
+                '/tailrace.v1.Recommender/PutItems',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.PutItemsRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.PutItemsResponse.FromString,
+                _registered_method=True)
+        self.PatchItem = channel.unary_unary(
+                '/tailrace.v1.Recommender/PatchItem',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.PatchItemRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.CatalogueItem.FromString,
+                _registered_method=True)
+        self.GetItem = channel.unary_unary(
+                '/tailrace.v1.Recommender/GetItem',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.GetItemRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.CatalogueItem.FromString,
+                _registered_method=True)
+        self.DeleteItems = channel.unary_unary(
+                '/tailrace.v1.Recommender/DeleteItems',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.DeleteItemsRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.DeleteItemsResponse.FromString,
+                _registered_method=True)
 
 
 class RecommenderServicer:
@@ -62,6 +97,28 @@ class RecommenderServicer:
     def Recommend(self, request, context):
         """Recommend items to a user, before the deadline: `deadline_ms`, or metadata `x-deadline-ms`, or the default, within the
         server's limits. What is not ready in time is left out. Repeating it is safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecommendBatch(self, request, context):
+        """Recommend items to several users (1 to 100), under one deadline. Counts as as many calls as it holds requests, at the edge by
+        metadata `x-batch-size`, without which it counts as 100 there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SimilarItems(self, request, context):
+        """List items that are like one, or like those of a cart. Unknown items are refused: NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Popular(self, request, context):
+        """List what is popular, by window and category.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,12 +145,56 @@ class RecommenderServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutItems(self, request, context):
+        """Replace what is stated of items of the live catalogue. OK when the broker has all that are not refused; every answer follows
+        within a second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PatchItem(self, request, context):
+        """Change some fields of an item.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetItem(self, request, context):
+        """Return an item as it stands in answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteItems(self, request, context):
+        """Delete items, from later bundles too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RecommenderServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Recommend': grpc.unary_unary_rpc_method_handler(
                     servicer.Recommend,
                     request_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.SerializeToString,
+            ),
+            'RecommendBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecommendBatch,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendBatchRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.RecommendBatchResponse.SerializeToString,
+            ),
+            'SimilarItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.SimilarItems,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.SimilarItemsRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.SerializeToString,
+            ),
+            'Popular': grpc.unary_unary_rpc_method_handler(
+                    servicer.Popular,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.PopularRequest.FromString,
                     response_serializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.SerializeToString,
             ),
             'RecordEvents': grpc.unary_unary_rpc_method_handler(
@@ -110,6 +211,26 @@ def add_RecommenderServicer_to_server(servicer, server):
                     servicer.GetErasure,
                     request_deserializer=services_dot_contracts_dot_recommend__pb2.GetErasureRequest.FromString,
                     response_serializer=services_dot_contracts_dot_recommend__pb2.ErasureReceipt.SerializeToString,
+            ),
+            'PutItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutItems,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.PutItemsRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.PutItemsResponse.SerializeToString,
+            ),
+            'PatchItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.PatchItem,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.PatchItemRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.CatalogueItem.SerializeToString,
+            ),
+            'GetItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetItem,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.GetItemRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.CatalogueItem.SerializeToString,
+            ),
+            'DeleteItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteItems,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.DeleteItemsRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.DeleteItemsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -138,6 +259,87 @@ class Recommender:
             target,
             '/tailrace.v1.Recommender/Recommend',
             services_dot_contracts_dot_recommend__pb2.RecommendRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecommendBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/RecommendBatch',
+            services_dot_contracts_dot_recommend__pb2.RecommendBatchRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.RecommendBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SimilarItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/SimilarItems',
+            services_dot_contracts_dot_recommend__pb2.SimilarItemsRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Popular(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/Popular',
+            services_dot_contracts_dot_recommend__pb2.PopularRequest.SerializeToString,
             services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
             options,
             channel_credentials,
@@ -220,6 +422,114 @@ class Recommender:
             '/tailrace.v1.Recommender/GetErasure',
             services_dot_contracts_dot_recommend__pb2.GetErasureRequest.SerializeToString,
             services_dot_contracts_dot_recommend__pb2.ErasureReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/PutItems',
+            services_dot_contracts_dot_recommend__pb2.PutItemsRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.PutItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PatchItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/PatchItem',
+            services_dot_contracts_dot_recommend__pb2.PatchItemRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.CatalogueItem.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/GetItem',
+            services_dot_contracts_dot_recommend__pb2.GetItemRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.CatalogueItem.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/DeleteItems',
+            services_dot_contracts_dot_recommend__pb2.DeleteItemsRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.DeleteItemsResponse.FromString,
             options,
             channel_credentials,
             insecure,

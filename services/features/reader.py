@@ -9,14 +9,14 @@ first read). Feast's registry is read once at construction, never on the request
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 from opentelemetry.trace import SpanKind
 
-from services.contracts.features import UserFeatures
+from services.contracts.features import RecentPopularity, UserFeatures
 from services.errors import DependencyUnavailable
 from services.features.layout import RowLayout
 from services.features.ownership import KEY, whole_field
@@ -79,17 +79,31 @@ class FeatureReader:
 
         Those of an unknown user are empty. Raises DependencyUnavailable, also while the store lacks rows of the user's partition.
         """
-        history, (listed_at, *listed), whole = await self._gated(self._read_rows(user_id, bundle_version), timeout_s)
-        if whole != b"1":
+        found = await self.read_many((user_id,), bundle_version, timeout_s)
+        if user_id not in found:
             raise DependencyUnavailable("features", _RETRY_AFTER_S)
+        return found[user_id]
+
+    async def read_many(
+        self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
+    ) -> dict[str, UserFeatures]:
+        """Return the features of these users by id, in one exchange; those of partitions of which the store lacks rows are left out. Raises DependencyUnavailable."""
+        cells = await self._gated(self._read_rows(user_ids, bundle_version), timeout_s)
+        return {
+            user_id: self._features(history, listed, bundle_version)
+            for user_id, (history, listed, whole) in zip(user_ids, zip(*[iter(cells)] * 3, strict=True), strict=True)
+            if whole == b"1"
+        }
+
+    def _features(self, history: Sequence[Any], listed: Sequence[Any], bundle_version: str) -> UserFeatures:
         num_of_history = len(self._of_history)
         row = self._histories.values(self._of_history, history[:num_of_history])
         row |= self._shown.values(self._of_shown, history[num_of_history:])  # one entity's views are in one hash
-        row |= self._lists.values(self._of_list, listed)
-        return user_features(row | {BUNDLE_VERSION.name: bundle_version}, listed_at_s=self._lists.time_s(listed_at))
+        row |= self._lists.values(self._of_list, listed[1:])
+        return user_features(row | {BUNDLE_VERSION.name: bundle_version}, listed_at_s=self._lists.time_s(listed[0]))
 
-    async def read_popular(self, timeout_s: float) -> list[tuple[str, float]]:
-        """Return items by recent popularity, best first, over all partitions; empty before the first events.
+    async def read_popular(self, timeout_s: float) -> RecentPopularity:
+        """Return items by recent popularity, over all partitions; empty before the first events.
 
         Windows that the worker last wrote longer ago than their own length are left out. Raises DependencyUnavailable.
         """
@@ -105,12 +119,13 @@ class FeatureReader:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _read_rows(self, user_id: str, bundle_version: str) -> Any:
-        """Return the fields of a user's rows, and whether the partition is whole. Raises Redis' errors."""
+    async def _read_rows(self, user_ids: Sequence[str], bundle_version: str) -> Any:
+        """Return for each user three cells in turn: the fields of both rows, and whether the partition is whole. Raises Redis' errors."""
         async with self._client.pipeline(transaction=False) as pipe:
-            pipe.hmget(self._histories.key(user_id), self._history_fields)
-            pipe.hmget(self._lists.key(user_id, bundle_version), self._list_fields)
-            pipe.hget(KEY, whole_field(user_id, self._num_partitions))
+            for user_id in user_ids:
+                pipe.hmget(self._histories.key(user_id), self._history_fields)
+                pipe.hmget(self._lists.key(user_id, bundle_version), self._list_fields)
+                pipe.hget(KEY, whole_field(user_id, self._num_partitions))
             return await pipe.execute()
 
     async def _read_windows(self) -> list[PopularRow]:
@@ -169,19 +184,25 @@ def _means_nothing(waited_s: float, timeout_s: float) -> bool:
     return min(timeout_s, waited_s) < _MIN_WAIT_S or waited_s > timeout_s + _MIN_WAIT_S
 
 
-def merge_popularity(rows: Iterable[PopularRow], now_ms: int) -> list[tuple[str, float]]:
-    """Return (item id, score), best first, ties by item id. The score sums the item's events per hour over all windows.
+def merge_popularity(rows: Iterable[PopularRow], now_ms: int) -> RecentPopularity:
+    """Sum the partitions' windows; ties are by item id. An item's weight sums its events per hour over all windows.
 
     So an event of the last hour counts 168 times as much as one of the last week. A window that was last brought up to date longer ago
     than its own length is left out. Pure.
     """
-    scores: dict[str, float] = defaultdict(float)
+    windows: dict[str, dict[str, float]] = {name: defaultdict(float) for name in WINDOW_MS}
+    weights: dict[str, float] = defaultdict(float)
     for row in rows:
         for name, window in row.windows.items():
             if now_ms - row.as_of_ms < WINDOW_MS[name]:
                 weight = _HOUR_MS / WINDOW_MS[name]
                 for item_id, count in zip(window.item_ids, window.counts, strict=True):
-                    scores[item_id] += count * weight
+                    windows[name][item_id] += count
+                    weights[item_id] += count * weight
+    return RecentPopularity(_best_first(weights), {name: _best_first(counts) for name, counts in windows.items()})
+
+
+def _best_first(scores: dict[str, float]) -> list[tuple[str, float]]:
     return sorted(scores.items(), key=lambda entry: (-entry[1], entry[0]))
 
 

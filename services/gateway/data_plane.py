@@ -21,6 +21,7 @@ from services.contracts.events import Recorded
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
+from services.gateway.batch import RecommendBatch
 from services.gateway.events.items import ItemOperations, ItemReader
 from services.gateway.events.record import Draft, EventLog, RecordEvents
 from services.gateway.overload.admission import Admission, AdmissionLimits
@@ -39,6 +40,7 @@ from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier
 from services.gateway.tiers.llm import Llm, LlmTier
 from services.gateway.tiers.popular import PopularityWindows, PopularTier
 from services.gateway.tiers.precomputed import PrecomputedTier
+from services.gateway.tiers.similar import SimilarTier
 from services.gateway.tiers.student import StudentTier
 from services.gateway.tiers.tier import RankingTier
 from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
@@ -86,6 +88,7 @@ class DataPlane:
         self,
         *,
         recommend: Recommend,
+        features: Features,
         record: RecordEvents,
         live: LiveBundle,
         items: ItemOperations,
@@ -110,6 +113,7 @@ class DataPlane:
         self.text = text
         self.text_report = text_report
         self.recommend = recommend
+        self.recommend_batch = RecommendBatch(recommend, features, self.recommend_refused)
         self.explanations = explanations
         self.live = live
         self.items = items
@@ -299,6 +303,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     )
     return DataPlane(
         recommend=recommend,
+        features=ports.features,
         record=RecordEvents(ports.events, config.max_events_per_request, ports.wall_clock),
         live=live,
         items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items),
@@ -338,7 +343,7 @@ async def warm_up(features: Features, llm: Llm) -> None:
 
 def _tiers(llm: LlmTier, student: StudentTier) -> Sequence[RankingTier]:
     """Return the tiers before the last one, in order of quality."""
-    return (PrecomputedTier(), llm, student)
+    return (PrecomputedTier(), llm, student, SimilarTier())
 
 
 def _text_tier(ports: Ports, config: PlaneConfig, load: LoadMonitor, report: TextReport) -> TextTier | None:

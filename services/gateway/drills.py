@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from services.contracts.features import UserFeatures
+from services.contracts.features import RecentPopularity, UserFeatures
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import DependencyUnavailable
 from services.gateway.periodic_task import PeriodicTask
@@ -144,7 +144,14 @@ class DrilledStore:
         self._check()
         return await self._store.read(user_id, bundle_version, timeout_s)
 
-    async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
+    async def read_many(
+        self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
+    ) -> Mapping[str, UserFeatures]:
+        """Read some users. Raises DependencyUnavailable during a drill."""
+        self._check()
+        return await self._store.read_many(user_ids, bundle_version, timeout_s)
+
+    async def read_popular(self, timeout_s: float) -> RecentPopularity:
         """Read the popularity windows. Raises DependencyUnavailable during a drill."""
         self._check()
         return await self._store.read_popular(timeout_s)

@@ -24,7 +24,7 @@ from services.contracts.recommend import (
 from services.gateway.overload.admission import Verdict
 from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.records.answer import AnswerRecord, AnswerSink, RoutingRecord
-from services.gateway.request.candidates import ItemRanking, as_items, choose
+from services.gateway.request.candidates import ItemRanking, as_items, check_named, choose
 from services.gateway.request.context import (
     UNREAD,
     FeatureLookup,
@@ -90,15 +90,18 @@ class Recommend:
         self._clock = clock
         self._wall_clock = wall_clock
 
-    async def __call__(self, request: RecommendRequest, arrival: Arrival, door: str, caller: Caller) -> Recommendation:
-        """Answer a request of `caller` that arrived through `door`.
+    async def __call__(
+        self, request: RecommendRequest, arrival: Arrival, door: str, caller: Caller, features: Features | None = None
+    ) -> Recommendation:
+        """Answer a request of `caller` that arrived through `door`. `features` are read from here instead of the store.
 
-        Raises InvalidRequest for more items than the caller may request and for filters that name what the catalogue lacks,
+        Raises InvalidRequest for more items than the caller may request and for filters that name what the catalogue lacks, NotFound for such an item,
         DependencyUnavailable before the first bundle, Overloaded if this priority gets no answer even from memory, or past the deadline.
         """
         request.check_k(caller.max_k)
         live = self._live.current()
         live.items.check_filters(request.filters.categories, request.filters.allowed_item_ids)
+        check_named(request, live.items)
         request = request.excluding_seen(default=not live.repeats).after(self._pages.shown_before(request, live))
         deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits)
         is_in_time = await self._load.queue.begin(caller.priority, deadline)
@@ -115,7 +118,9 @@ class Recommend:
 
         stages = StageTimer(self._clock, arrival.at_s)
         with self._load.working(), stages.measure("features"):
-            lookup = UNREAD if verdict is Verdict.SHED else await self._read(request, live.version, deadline)
+            lookup = (
+                UNREAD if verdict is Verdict.SHED else await self._read(request, live.lists_version, deadline, features)
+            )
         with stages.measure("route"):
             request = request.after(avoided(request, lookup.features, self._wall_clock()))
             context = build_context(request, caller, deadline, live, lookup, stages)
@@ -182,10 +187,12 @@ class Recommend:
             sink(record)
         return answer
 
-    async def _read(self, request: RecommendRequest, version: str, deadline: Deadline) -> FeatureLookup:
+    async def _read(
+        self, request: RecommendRequest, version: str, deadline: Deadline, features: Features | None
+    ) -> FeatureLookup:
         """Read the user's features within this stage's share of the deadline."""
         timeout_s = min(self._feature_timeout_s, _FEATURES_SHARE * deadline.budget_s(self._clock()))
-        return await look_up_features(self._features, request.user_id, version, timeout_s)
+        return await look_up_features(features or self._features, request.user_id, version, timeout_s)
 
     async def _rank(
         self, context: RequestContext, planned: RoutingDecision

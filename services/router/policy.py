@@ -43,8 +43,13 @@ FALLBACKS: Mapping[Tier, Tier] = {
     Tier.PRECOMPUTED: Tier.POPULAR,
     Tier.LLM: Tier.STUDENT,
     Tier.STUDENT: Tier.POPULAR,
+    Tier.SIMILAR: Tier.POPULAR,
 }
 """The tier that answers if this one has no ranking. A remote tier's fallback ranks while the remote tier works."""
+
+
+ASKED: Mapping[Tier, Reason] = {Tier.SIMILAR: Reason.SIMILAR_ASKED, Tier.POPULAR: Reason.POPULAR_ASKED}
+"""The tiers that a request may ask for, which need no features."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +68,12 @@ class Facts:
     bundle's evaluation showed the LLM to rank better than the student, or routing does not depend on it. `num_allowed` counts items that
     may be shown, `num_allowed_if_seen` the same with seen items allowed again. `list_covers`: the stored list is fresh and
     covers this request. `is_shed`: admission keeps this request from the features and the tiers that need them. `budget_s`
-    is the time left for ranking.
+    is the time left for ranking. `asked` is the tier of a list that is about items or popularity, and not the user.
     """
 
     num_allowed: int
     num_allowed_if_seen: int
+    asked: Tier | None = None
     list_covers: bool
     is_shed: bool
     features_unavailable: bool
@@ -88,6 +94,8 @@ def plan(facts: Facts) -> RoutingDecision:
         return RoutingDecision(
             Tier.POPULAR, Reason.EVERYTHING_SEEN if facts.num_allowed_if_seen else Reason.NOTHING_ALLOWED
         )
+    if facts.asked is not None:
+        return RoutingDecision(facts.asked, ASKED[facts.asked])
     if facts.is_shed:
         return RoutingDecision(Tier.POPULAR, Reason.SHED)
     if facts.list_covers:

@@ -75,15 +75,16 @@ def run_worker(
     metrics: StreamMetrics,
     pace: Pace | None = None,
     interruptions: Interruptions | None = None,
+    item_metrics: ItemsMetrics | None = None,
 ) -> None:
-    """Apply events until `stop` is set."""
+    """Apply events until `stop` is set. `item_metrics` belong to the process, whose they are if absent."""
     features = RepoAddress(settings.feature_repo_dir, settings.redis_address)
     ensure_applied(features)
     log = OfflineLog(settings.offline_log_dir)
     impressions = OfflineLog(settings.offline_log_dir, kind=IMPRESSIONS, ledger=log.ledger)
     address = _log_address(settings)
     items = ListedItems()
-    item_follower = _item_follower(settings)
+    item_follower = _item_follower(settings, item_metrics or ItemsMetrics(REGISTRY))
     follower = BundleFollower(
         BundleStore.of(settings), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
     )
@@ -157,10 +158,9 @@ def _impression_worker(
     )
 
 
-def _item_follower(settings: Settings) -> ItemFollower:
+def _item_follower(settings: Settings, metrics: ItemsMetrics) -> ItemFollower:
     """Return what makes the topic of items and, in the first worker, keeps its snapshot."""
     is_first = settings.worker_index == 0
-    metrics = ItemsMetrics(REGISTRY)
     return ItemFollower(
         LiveItems(),
         settings.kafka_address,

@@ -84,6 +84,7 @@ def _interaction_row(event: LoggedInteraction) -> dict[str, Any]:
         "partition": place.partition,
         "offset": place.offset,
         "accepted_time_ms": it.accepted_time_ms,
+        "request_id": it.request_id,
     }
 
 
@@ -133,6 +134,7 @@ INTERACTIONS: LogKind[LoggedInteraction] = LogKind(
             ("value", pa.float64()),
             *_PLACE,
             ("accepted_time_ms", pa.int64()),
+            ("request_id", pa.string()),  # last, since files of before it was kept lack it
         ]
     ),
     to_row=_interaction_row,

@@ -268,7 +268,7 @@ class OfflineLog(Generic[Logged]):
         if len(tables) < len(paths):
             return 0
         merged = folder / Span(parts[0].first, parts[-1].last).name
-        table = self._kind.without_erased(pa.concat_tables(tables), self._erased(partition))
+        table = self._kind.without_erased(pa.concat_tables(tables, promote_options="default"), self._erased(partition))
         _write_atomically(merged, table, written_s=max(path.stat().st_mtime for path in paths))
         return len(parts)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.contracts.access import Priority, places_for
+from services.contracts.batch import MAX_BATCH
 from services.errors import ConfigError
 from services.gateway.call.path import AMBIGUOUS, PATH_FIX, PATH_PROBLEM
 
@@ -90,8 +91,27 @@ _ONE_READING = _refusal(
 
 
 _OVERLOADED = error_body("overloaded", "the edge is overloaded")
-_OVER_LIMIT = "{{ var(proc.limit_{door}) -m int gt 0 }} {{ var(txn.in_flight),sub(proc.limit_{door}) gt 0 }}"
-"""More recommendations are in flight through this door than the gateways answer in time. A text that is no number is 0, which limits nothing."""
+_OVER_LIMIT = "{{ var(proc.limit_{door}) -m int gt 0 }} {{ var(txn.in_flight),sub(proc.limit_{door}) gt 0 }} {{ var(txn.others) -m int gt 0 }}"
+"""More recommendations are in flight through this door than the gateways answer in time. A text that is no number is 0, which limits nothing. A call of many
+requests that is alone passes: nothing else would show that the limit may rise.
+"""
+_SERVICE = "/tailrace.v1.Recommender/"
+_BATCH_BITS = (MAX_BATCH - 1).bit_length()
+_RANKED = {
+    "rest": """acl is_ranked path /v1/recommendations /v1/recommendations:batch /v1/popular
+    acl is_ranked path_reg ^/v1/items/.+/similar$
+    acl is_batch path /v1/recommendations:batch""",
+    "grpc": "\n    ".join(
+        (
+            *(
+                f"acl is_ranked path {_SERVICE}{name}"
+                for name in ("Recommend", "RecommendBatch", "SimilarItems", "Popular")
+            ),
+            f"acl is_batch path {_SERVICE}RecommendBatch",
+        )
+    ),
+}
+"""The calls that rank, by door, and those that hold several requests."""
 _MARK = """http-request set-header x-edge-arrived-ms %[date(0,ms)]
     http-request set-header x-edge-in-flight %[var(txn.in_flight)]
     http-request set-header x-edge-name %[hostname]"""
@@ -193,29 +213,52 @@ class EdgePlan:
             one_reading=_ONE_READING,
             unavailable=UNAVAILABLE,
             in_flight=IN_FLIGHT_TABLE,
+            counters=1 + _BATCH_BITS,
+            entries=2 * (1 + _BATCH_BITS),
             over_limit_rest=_OVER_LIMIT.format(door="rest"),
             over_limit_grpc=_OVER_LIMIT.format(door="grpc"),
-            count_rest=self._count(1, "/v1/recommendations"),
-            count_grpc=self._count(2, "/tailrace.v1.Recommender/Recommend"),
+            count_rest=self._count(1, "rest"),
+            count_grpc=self._count(2, "grpc"),
             mark=_MARK,
             overloaded=_OVERLOADED,
         )
 
-    def _count(self, door: int, path: str) -> str:
+    def _count(self, door: int, name: str) -> str:
         """Return the rules that count a recommendation of this door as its caller's priority sees it: low sees twice as many in flight, normal four thirds.
 
-        A caller whose key is not in the file counts as low; without a file of keys all callers may fill the whole limit.
+        A call of several requests counts as as many. Its first one is counted at the door's entry of the table; each bit of the number of the others
+        has an entry of its own, which counts the calls whose number has that bit. A caller whose key is not in the file counts as low; without a file of keys all callers may
+        fill the whole limit.
         """
-        tracking = f"http-request track-sc0 int({door}) table {IN_FLIGHT_TABLE} if {{ path {path} }}"
-        if not self.has_keys:
-            return f"{tracking}\n    http-request set-var(txn.in_flight) sc0_conn_cur"
-        least = share_of(Priority.LOW)
-        share = f"sha2(256),hex,lower,map_str_int({KEY_SHARES},{least})"
-        return f"""{tracking}
-    http-request set-var(txn.share) int({least})
-    http-request set-var(txn.share) req.hdr(x-api-key),{share} if {{ req.hdr(x-api-key) -m found }}
-    http-request set-var(txn.share) req.hdr(authorization),word(2,' '),{share} if {{ req.hdr(authorization) -m found }}
-    http-request set-var(txn.in_flight) sc0_conn_cur,mul(100),div(txn.share)"""
+        bits = range(_BATCH_BITS)
+        rules = [
+            _RANKED[name],
+            "http-request set-var(txn.size) int(1)",
+            "http-request set-var(txn.size) req.hdr(x-batch-size),add(0) if is_batch",
+            f"http-request set-var(txn.size) int({MAX_BATCH}) if is_batch !{{ var(txn.size) -m int 1:{MAX_BATCH} }}",
+            "http-request set-var(txn.more) var(txn.size),sub(1)",
+            f"http-request track-sc0 int({door}) table {IN_FLIGHT_TABLE} if is_ranked",
+            *(
+                f"http-request track-sc{1 + bit} int({10 * door + bit}) table {IN_FLIGHT_TABLE} if is_batch {{ var(txn.more),and({1 << bit}) gt 0 }}"
+                for bit in bits
+            ),
+            "http-request set-var(txn.in_flight) sc0_conn_cur if is_ranked",
+            *(
+                f"http-request set-var(txn.in_flight) int({10 * door + bit}),table_conn_cur({IN_FLIGHT_TABLE}),mul({1 << bit}),add(txn.in_flight) if is_ranked"
+                for bit in bits
+            ),
+            "http-request set-var(txn.others) var(txn.in_flight),sub(txn.size)",
+        ]
+        if self.has_keys:
+            least = share_of(Priority.LOW)
+            share = f"sha2(256),hex,lower,map_str_int({KEY_SHARES},{least})"
+            rules += [
+                f"http-request set-var(txn.share) int({least})",
+                f"http-request set-var(txn.share) req.hdr(x-api-key),{share} if {{ req.hdr(x-api-key) -m found }}",
+                f"http-request set-var(txn.share) req.hdr(authorization),word(2,' '),{share} if {{ req.hdr(authorization) -m found }}",
+                "http-request set-var(txn.in_flight) var(txn.in_flight),mul(100),div(txn.share)",
+            ]
+        return "\n    ".join(rules)
 
     @property
     def _has_nodes(self) -> bool:
@@ -296,6 +339,7 @@ _TEMPLATE = """\
 global
     maxconn 4096
     nbthread 2
+    tune.stick-counters {counters}
     # no log: HAProxy writes to standard error when a server goes up or down
     stats socket unix@{socket} mode 600 level admin
     ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets
@@ -328,8 +372,8 @@ defaults
     http-error status 503 content-type application/json hdr retry-after 1 lf-string '{unavailable}'
 
 backend {in_flight}
-    # recommendations in flight through each door (1: REST, 2: gRPC), and those refused
-    stick-table type integer size 2 store conn_cur,gpc0,http_req_rate(1s)
+    # recommendations in flight through each door (1: REST, 2: gRPC; 10 to 26: the bits of batches), and those refused
+    stick-table type integer size {entries} store conn_cur,gpc0,http_req_rate(1s)
 
 frontend rest
     bind {bind_http}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from models.catalogue import BOS_TOKEN, Catalogue
+from pipelines.data.examples import Labelled, items_of, weights_of
 
 IGNORED = -1
 
@@ -22,7 +23,7 @@ IGNORED = -1
 class Batch:
     """`tokens` and `labels` are (B, L) int64. A label is the token that follows, or IGNORED. `is_label` (B, L): whether it is learned from.
 
-    `lengths` are the rows' positions without padding, on the host whatever the device. `digest` is that of its content where several processes compare theirs.
+    `weights` (B, L) are those of the labels in the loss; None: all are 1. `lengths` are the rows' positions without padding, on the host whatever the device. `digest` is that of its content where several processes compare theirs.
     """
 
     tokens: Tensor
@@ -30,6 +31,7 @@ class Batch:
     is_label: Tensor
     lengths: tuple[int, ...]
     digest: int = 0
+    weights: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on this device. To a GPU it goes from pinned memory, without waiting for the copy."""
@@ -37,11 +39,12 @@ class Batch:
         def moved(tensor: Tensor) -> Tensor:
             return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
-        return Batch(moved(self.tokens), moved(self.labels), moved(self.is_label), self.lengths, self.digest)
+        weights = None if self.weights is None else moved(self.weights)
+        return Batch(moved(self.tokens), moved(self.labels), moved(self.is_label), self.lengths, self.digest, weights)
 
     def signed(self) -> "Batch":
         """Return the batch, which is on the host, with the digest of its content."""
-        parts = (self.tokens, self.labels, self.is_label)
+        parts = (self.tokens, self.labels, self.is_label, *(() if self.weights is None else (self.weights,)))
         return replace(self, digest=number_of(b"".join(part.numpy().tobytes() for part in parts)))
 
 
@@ -49,7 +52,7 @@ MakeBatch = Callable[[], Batch]
 """Lays one batch out. It draws nothing, so it may run at any time and in any thread."""
 
 
-def cut_windows(sequences: Sequence[np.ndarray], max_items: int, rng: np.random.Generator) -> list[np.ndarray]:
+def cut_windows(sequences: Sequence[Labelled], max_items: int, rng: np.random.Generator) -> list[Labelled]:
     """Cut each sequence into windows of at most `max_items` from its end, of which half of the time the newest is up to half as long.
 
     The moving cuts put each item at other positions in other epochs, and every epoch holds the newest. A single item that remains at the beginning is dropped.
@@ -67,7 +70,7 @@ def cut_windows(sequences: Sequence[np.ndarray], max_items: int, rng: np.random.
 
 
 def batch_windows(
-    windows: Sequence[np.ndarray], catalogue: Catalogue, max_tokens: int, rng: np.random.Generator
+    windows: Sequence[Labelled], catalogue: Catalogue, max_tokens: int, rng: np.random.Generator
 ) -> list[MakeBatch]:
     """Return what makes batches of at most `max_tokens` positions each (one window at least), in random order."""
     groups = group_by_length([len(window) * catalogue.depth for window in windows], max_tokens, rng)
@@ -99,7 +102,8 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
 
 def rows_of(batch: Batch, rows: slice) -> Batch:
     """Return a batch of these rows."""
-    return Batch(batch.tokens[rows], batch.labels[rows], batch.is_label[rows], batch.lengths[rows])
+    weights = None if batch.weights is None else batch.weights[rows]
+    return Batch(batch.tokens[rows], batch.labels[rows], batch.is_label[rows], batch.lengths[rows], weights=weights)
 
 
 def number_of(content: bytes) -> int:
@@ -107,15 +111,22 @@ def number_of(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), signed=True)
 
 
-def make_batch(windows: Sequence[np.ndarray], catalogue: Catalogue) -> Batch:
-    """Lay windows of item indices out as tokens, padded to the longest. Masked items of a window are no labels."""
+def make_batch(windows: Sequence[Labelled], catalogue: Catalogue) -> Batch:
+    """Lay windows of item indices out as tokens, padded to the longest. Items of weight 0 are no labels."""
     lengths = tuple(len(window) * catalogue.depth for window in windows)
     tokens = np.full((len(windows), max(lengths)), BOS_TOKEN, dtype=np.int64)
     labels = np.full_like(tokens, IGNORED)
-    is_label = np.zeros_like(tokens, dtype=bool)
+    weights = np.zeros_like(tokens, dtype=np.float32)
     for row, window in enumerate(windows):
-        encoded = np.array(catalogue.tokens(np.ma.getdata(window)), dtype=np.int64)
+        encoded = np.array(catalogue.tokens(items_of(window)), dtype=np.int64)
         tokens[row, 1 : len(encoded)] = encoded[:-1]
         labels[row, : len(encoded)] = encoded
-        is_label[row, : len(encoded)] = np.repeat(~np.ma.getmaskarray(window), catalogue.depth)
-    return Batch(torch.from_numpy(tokens), torch.from_numpy(labels), torch.from_numpy(is_label), lengths)
+        weights[row, : len(encoded)] = np.repeat(weights_of(window), catalogue.depth)
+    is_even = bool(np.isin(weights, (0, 1)).all())
+    return Batch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(labels),
+        torch.from_numpy(weights > 0),
+        lengths,
+        weights=None if is_even else torch.from_numpy(weights),
+    )

@@ -12,6 +12,7 @@ import torch
 from models.catalogue import Catalogue
 from models.decoder.decoder import Decoder
 from pipelines.codes.embedding import PRIOR_EVENTS, item_use
+from pipelines.data.examples import Labelled, items_of
 from pipelines.training.start.text_rows import by_token
 
 _STD = 0.05
@@ -21,10 +22,10 @@ _SEED = 0
 
 
 @torch.no_grad()
-def start_from_use(decoder: Decoder, catalogue: Catalogue, sequences: Sequence[np.ndarray]) -> None:
+def start_from_use(decoder: Decoder, catalogue: Catalogue, sequences: Sequence[Labelled]) -> None:
     """Set the rows of all tokens that these events name, the shorter the fewer they are: the users of few say little, and are soon learned by heart. Other rows stay random."""
     size = decoder.config.hidden_size
-    items = [np.ma.getdata(sequence) for sequence in sequences]
+    items = [items_of(sequence) for sequence in sequences]
     num_events_I, use_IU = item_use(items, len(catalogue.item_ids), size, _SEED)
     length_I = _STD * size**0.5 * num_events_I / (num_events_I + PRIOR_EVENTS)
     rows_VU, _ = by_token(catalogue, use_IU * length_I[:, None])

@@ -65,11 +65,12 @@ class CodePaths:
         if teacher is not None:
             codes_BNX = labels_BNX - torch.tensor(self.first_tokens, device=labels_BNX.device)
             targets = teacher.targets(codes_BNX.clamp(min=IGNORED), chosen_BN)
+        weights_T = None if batch.weights is None else batch.weights[:, ::depth][chosen_BN]
         prefix_T, losses = torch.zeros_like(labels_TX[:, 0]), []
         for level, (first, size) in enumerate(zip(self.first_tokens, self.level_sizes, strict=True)):
             others, codes_T = OtherCodes(self.child_PS[level], prefix_T), labels_TX[:, level] - first
             head_SD = head_VD[first : first + size]
-            losses.append(catalogue_loss(hidden_TXD[:, level], head_SD, codes_T, others, targets[level]))
+            losses.append(catalogue_loss(hidden_TXD[:, level], head_SD, codes_T, others, targets[level], weights_T))
             prefix_T = self.child_PS[level][prefix_T, codes_T].long()
         return torch.stack(losses).mean(), labels_TX.numel()
 

@@ -19,18 +19,20 @@ def position_loss(
     mask_seen: bool,
     sampler: ItemSampler | None = None,
     teacher: Teacher | TargetItems | None = None,
+    weights_BL: Tensor | None = None,
 ) -> Loss:
     """Return the mean cross-entropy over the positions learned from, and their number.
 
     A label is an item index, negative for none. With `mask_seen` only labels new to their history are learned, among the unseen items.
-    The hidden states or lists of `teacher` are (B, L, ...) here.
+    `weights_BL` are those of the labels, None for all 1. The hidden states or lists of `teacher` are (B, L, ...) here.
     """
     chosen_BL = next_unseen(labels_BL, is_label_BL) if mask_seen else (labels_BL >= 0) & is_label_BL
     hidden_TD, labels_T = hidden_BLD[chosen_BL], labels_BL[chosen_BL]
     target = None if teacher is None else teacher.at(chosen_BL)
+    weights_T = None if weights_BL is None else weights_BL[chosen_BL]
     if sampler is None:
         seen = seen_before(labels_BL, chosen_BL, len(head_VD)) if mask_seen else None
-        return catalogue_loss(hidden_TD, head_VD, labels_T, seen, target), len(labels_T)
+        return catalogue_loss(hidden_TD, head_VD, labels_T, seen, target, weights_T), len(labels_T)
     sample = sampler.draw(labels_BL.device)
     seen = seen_before(sample.columns(labels_BL), chosen_BL, len(sample.items_S)) if mask_seen else None
-    return sampled_loss(hidden_TD, head_VD, labels_T, sample, seen, target), len(labels_T)
+    return sampled_loss(hidden_TD, head_VD, labels_T, sample, seen, target, weights_T), len(labels_T)

@@ -68,8 +68,9 @@ def sampled_loss(
     sample: Sample,
     seen: SeenItems | None = None,
     teacher: Teacher | TargetItems | None = None,
+    weights_T: Tensor | None = None,
 ) -> Tensor:
-    """Return the mean cross-entropy (a scalar) against the labels, mixed with the teacher's; `seen` is over the sample's columns."""
+    """Return the mean cross-entropy (a scalar) against the labels, mixed with the teacher's, each by its weight; `seen` is over the sample's columns."""
     with torch.autocast(hidden_TD.device.type, enabled=False):  # differences of scores need fp32
         left_out_TS = (sample.items_S == labels_T.unsqueeze(1)) * -PENALTY - sample.log_q_S
         if seen is not None:
@@ -84,7 +85,7 @@ def sampled_loss(
         elif teacher is not None:
             target_TS = _scores(teacher.hidden_TE.float(), teacher.head_VE, labels_T, sample, left_out_TS).softmax(1)
             loss_T = (1 - teacher.weight) * loss_T - teacher.weight * (target_TS * log_p_TS).sum(1)
-        return loss_T.sum() / max(1, len(labels_T))
+        return (loss_T if weights_T is None else weights_T * loss_T).sum() / max(1, len(labels_T))
 
 
 def _scores(hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, sample: Sample, left_out_TS: Tensor) -> Tensor:

@@ -94,10 +94,11 @@ def catalogue_loss(
     labels_T: Tensor,
     left_out: LeftOut | None = None,
     teacher: SoftTarget | None = None,
+    weights_T: Tensor | None = None,
 ) -> Tensor:
-    """Return the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's. No label is left out."""
+    """Return the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's, each by its weight. No label is left out."""
     with torch.autocast(hidden_TD.device.type, enabled=False):  # gradients of the scores need fp32
-        loss: Tensor = _FusedLoss.apply(hidden_TD.float(), head_VD, labels_T, left_out, teacher)  # type: ignore[no-untyped-call]
+        loss: Tensor = _FusedLoss.apply(hidden_TD.float(), head_VD, labels_T, left_out, teacher, weights_T)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -112,6 +113,7 @@ class _FusedLoss(torch.autograd.Function):
         labels_T: Tensor,
         left_out: LeftOut | None,
         teacher: SoftTarget | None,
+        weights_T: Tensor | None,
     ) -> Tensor:
         grad_hidden_TD, grad_head_VD = torch.empty_like(hidden_TD), torch.zeros_like(head_VD)
         total, num_labels = hidden_TD.new_zeros(()), max(1, len(labels_T))
@@ -121,7 +123,8 @@ class _FusedLoss(torch.autograd.Function):
             penalty_CV = None if left_out is None else left_out.penalty(rows)
             scores_CV = _scores(hidden_TD[rows], head_VD, penalty_CV)
             target_CV = None if teacher is None else teacher.share(rows, penalty_CV, scores_CV)
-            loss, error_CV = _loss_and_error(scores_CV, labels_T[rows], target_CV)
+            weights_C = None if weights_T is None else weights_T[rows]
+            loss, error_CV = _loss_and_error(scores_CV, labels_T[rows], target_CV, weights_C)
             total += loss
             error_CV /= num_labels
             torch.mm(error_CV, head_VD, out=grad_hidden_TD[rows])
@@ -130,9 +133,9 @@ class _FusedLoss(torch.autograd.Function):
         return total / num_labels
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None, None, None]:
         grad_hidden_TD, grad_head_VD = ctx.saved_tensors
-        return grad_hidden_TD * grads[0], grad_head_VD * grads[0], None, None, None
+        return grad_hidden_TD * grads[0], grad_head_VD * grads[0], None, None, None, None
 
 
 def _scores(hidden_CD: Tensor, head_VD: Tensor, penalty_CV: Tensor | None) -> Tensor:
@@ -140,17 +143,27 @@ def _scores(hidden_CD: Tensor, head_VD: Tensor, penalty_CV: Tensor | None) -> Te
     return scores_CV if penalty_CV is None else scores_CV.add_(penalty_CV)
 
 
-def _loss_and_error(scores_CV: Tensor, labels_C: Tensor, target_CV: Tensor | None) -> tuple[Tensor, Tensor]:
+def _loss_and_error(
+    scores_CV: Tensor, labels_C: Tensor, target_CV: Tensor | None, weights_C: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return the chunk's summed loss and softmax minus target, which is the gradient of the scores."""
     at_label_C1 = labels_C.unsqueeze(1)
     error_CV, at_label_score_C1 = scores_CV.softmax(dim=1), scores_CV.gather(1, at_label_C1)
     log_norm_C1 = at_label_score_C1 - error_CV.gather(1, at_label_C1).clamp_min(_TINY).log()
+    weights_C1 = None if weights_C is None else weights_C.unsqueeze(1)
     if target_CV is None:
-        return (log_norm_C1 - at_label_score_C1).sum(), _take(error_CV, at_label_C1, torch.ones_like(log_norm_C1))
-    label_share_C1 = 1 - target_CV.sum(dim=1, keepdim=True)
-    target = torch.dot(target_CV.flatten(), scores_CV.flatten())
-    loss = (log_norm_C1 - label_share_C1 * at_label_score_C1).sum() - target
-    return loss, _take(error_CV.sub_(target_CV), at_label_C1, label_share_C1)
+        error_CV = _take(error_CV, at_label_C1, torch.ones_like(log_norm_C1))
+        loss_C1 = log_norm_C1 - at_label_score_C1
+    else:
+        label_share_C1 = 1 - target_CV.sum(dim=1, keepdim=True)
+        loss_C1 = log_norm_C1 - label_share_C1 * at_label_score_C1
+        error_CV = _take(error_CV.sub_(target_CV), at_label_C1, label_share_C1)
+    if weights_C1 is None:
+        target = 0.0 if target_CV is None else torch.dot(target_CV.flatten(), scores_CV.flatten())
+        return loss_C1.sum() - target, error_CV
+    if target_CV is not None:
+        loss_C1 = loss_C1 - (target_CV * scores_CV).sum(dim=1, keepdim=True)
+    return (weights_C1 * loss_C1).sum(), error_CV.mul_(weights_C1)
 
 
 def _take(error_CV: Tensor, at_label_C1: Tensor, share_C1: Tensor) -> Tensor:

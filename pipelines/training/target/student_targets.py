@@ -15,6 +15,7 @@ from torch import Tensor
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Decoder
 from models.student import START
+from pipelines.data.examples import Labelled, Weighted, items_of, weights_of
 from pipelines.scoring.beams import BeamScorer
 from pipelines.scoring.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED
@@ -29,8 +30,9 @@ _LIST_LEN = 32
 class LabelTargets:
     """The labels alone. A batch's tokens are the student's input rows."""
 
-    def __init__(self, catalogue: Catalogue, sequences: Sequence[np.ndarray]) -> None:
-        self.sequences, self.encoding = sequences, single_level(catalogue, len(catalogue.item_ids))
+    def __init__(self, catalogue: Catalogue, sequences: Sequence[Labelled]) -> None:
+        self.sequences: Sequence[Labelled] = sequences
+        self.encoding = single_level(catalogue, len(catalogue.item_ids))
 
     def read(self, tokens_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
         """Return the student's input rows and the items to learn, IGNORED where there is none."""
@@ -44,7 +46,7 @@ class LabelTargets:
 class DenseTargets(LabelTargets):
     """Targets of a decoder whose items are one token each."""
 
-    def __init__(self, decoder: Decoder, catalogue: Catalogue, sequences: Sequence[np.ndarray], weight: float) -> None:
+    def __init__(self, decoder: Decoder, catalogue: Catalogue, sequences: Sequence[Labelled], weight: float) -> None:
         super().__init__(catalogue, sequences)
         self._decoder, self._weight = decoder, weight
         self._token_of_row = token_of_row(catalogue, decoder.embedding.weight.device)
@@ -63,16 +65,16 @@ class BeamTargets:
         self,
         decoder: Decoder,
         catalogue: Catalogue,
-        sequences: Sequence[np.ndarray],
+        sequences: Sequence[Labelled],
         weight: float,
         *,
         mask_seen: bool,
     ) -> None:
         device = decoder.embedding.weight.device
-        items_P = np.concatenate([np.ma.getdata(sequence) for sequence in sequences])
+        items_P = np.concatenate([items_of(sequence) for sequence in sequences])
         starts = np.cumsum([0, *(len(sequence) for sequence in sequences)])
-        self.sequences = [
-            np.ma.MaskedArray(np.arange(start, end), mask=np.ma.getmaskarray(sequence))
+        self.sequences: Sequence[Labelled] = [
+            Weighted(np.arange(start, end), weights_of(sequence))
             for start, end, sequence in zip(starts, starts[1:], sequences, strict=False)
         ]
         self.encoding = single_level(catalogue, len(items_P))
@@ -102,7 +104,7 @@ class BeamTargets:
 def new_targets(
     decoder: Decoder | None,
     catalogue: Catalogue,
-    sequences: Sequence[np.ndarray],
+    sequences: Sequence[Labelled],
     weight: float,
     *,
     mask_seen: bool,

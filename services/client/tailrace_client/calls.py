@@ -5,10 +5,12 @@ Fields carry the server's names, the same in JSON and in messages.
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypedDict, TypeVar
 from urllib.parse import quote
 
+from tailrace_client.items import CatalogueItem, ItemDeleted, ItemsPut, item_path, put_fields
+from tailrace_client.retry import TailraceError
 from tailrace_client.values import FLAG, INT_32, INT_64, NUMBER, TEXT, checked, checked_texts, refusal
 
 
@@ -107,6 +109,14 @@ class UserData:
     num_attempts: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The answers to several requests in their order: each a recommendation, or the error that it alone would have got."""
+
+    answers: tuple[Recommendation | TailraceError, ...]
+    num_attempts: int = 1
+
+
 _EMPTY = "empty, so nothing could be shown"
 _SEND_EVENTS = "send an Event, or a list of them"
 _MUST_BE_THERE = frozenset({"user_id", "item_id", "event_id"})
@@ -143,7 +153,9 @@ def receipt_from(fields: Mapping[str, Any], stores: Mapping[str, int | None], nu
     )
 
 
-A = TypeVar("A", Recommendation, Recorded, Explanation, ErasureReceipt, UserData)
+A = TypeVar(
+    "A", Recommendation, Batch, Recorded, Explanation, ErasureReceipt, UserData, CatalogueItem, ItemsPut, ItemDeleted
+)
 
 
 class RecommendOptions(TypedDict, total=False):
@@ -176,7 +188,11 @@ class RecommendOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[A]):
-    """One call: its answer's type, its REST operation, its gRPC method if there is one, and its fields."""
+    """One call: its answer's type, its REST operation, its gRPC method if there is one, and its fields.
+
+    `rest_only` are further fields of a body, or the parameters of a query. `rpc_only` are those of the message that holds the others as its `request`; None: the others
+    are the message. `headers` are sent as metadata over gRPC.
+    """
 
     answer: type[A]
     verb: str
@@ -184,10 +200,13 @@ class Call(Generic[A]):
     method: str | None
     fields: dict[str, Any]
     request_id: str | None = None
+    rest_only: Mapping[str, Any] = field(default_factory=dict)
+    rpc_only: Mapping[str, Any] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def with_deadline(self, deadline_ms: int) -> dict[str, Any]:
         """Return the fields of one attempt; only recommendations take a deadline."""
-        return {**self.fields, "deadline_ms": deadline_ms} if self.answer is Recommendation else self.fields
+        return {**self.fields, "deadline_ms": deadline_ms} if self.answer in (Recommendation, Batch) else self.fields
 
 
 def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recommendation]:
@@ -209,6 +228,42 @@ def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recom
         fields["avoid_shown"] = {"within": within}
     fields |= {} if user_id is None else {"user_id": checked("user_id", user_id, TEXT)}
     return Call(Recommendation, "POST", "/v1/recommendations", "Recommend", fields, request_id)
+
+
+def batch_call(requests: Iterable[str | Mapping[str, Any]], options: RecommendOptions) -> Call[Batch]:
+    """Build the call of requests that are each a user's id, or options with a `user_id`; `options` hold for all. Raises as `recommend_call` does."""
+    if isinstance(requests, str | Mapping) or not isinstance(requests, Iterable):
+        raise refusal("requests", f"wrong type: {type(requests).__name__}", "send a list of user ids or of options")
+    entries = []
+    for place, one in enumerate(requests):
+        if not isinstance(one, str | Mapping):
+            raise refusal(f"requests[{place}]", f"wrong type: {type(one).__name__}", "send a user id or options")
+        own: Any = {"user_id": one} if isinstance(one, str) else dict(one)
+        user_id = own.pop("user_id", None)
+        entries.append(recommend_call(user_id, {**options, **own}).fields)
+    headers = {"x-batch-size": str(len(entries))}
+    path, fields = "/v1/recommendations:batch", {"requests": entries}
+    return Call(Batch, "POST", path, "RecommendBatch", fields, headers=headers)
+
+
+def similar_call(item_ids: str | Sequence[str], user_id: str | None, options: RecommendOptions) -> Call[Recommendation]:
+    """Build the call for one item or those of a cart. Raises as `recommend_call` does."""
+    first, *others = checked_texts("item_ids", [item_ids] if isinstance(item_ids, str) else item_ids) or [""]
+    call, path = recommend_call(user_id, options), f"/v1/items/{quote(first, safe='')}/similar"
+    rest_only, rpc_only = {"item_ids": others}, {"item_ids": [first, *others]}
+    return replace(call, path=path, method="SimilarItems", rest_only=rest_only, rpc_only=rpc_only)
+
+
+def popular_call(window: str | None, category: str | None, k: int) -> Call[Recommendation]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    options: RecommendOptions = {"k": k} if category is None else {"k": k, "categories": [category]}
+    call = recommend_call(None, options)
+    named = {"window": window, "category": category}
+    sent = {name: checked(name, value, TEXT) for name, value in named.items() if value is not None}
+    rpc_only = {"window": sent.get("window", "")}
+    return replace(
+        call, verb="GET", path="/v1/popular", method="Popular", rest_only={**sent, "k": k}, rpc_only=rpc_only
+    )
 
 
 def record_call(events: Event | Iterable[Event]) -> Call[Recorded]:
@@ -241,6 +296,26 @@ def erasure_call(erasure_id: str) -> Call[ErasureReceipt]:
 def user_data_call(user_id: str) -> Call[UserData]:
     """Build the call; the gRPC door has none. Raises TailraceError for a wrong value."""
     return Call(UserData, "GET", f"/v1/users/{quote(checked('user_id', user_id, TEXT), safe='')}/data", None, {})
+
+
+def put_items_call(items: CatalogueItem | Iterable[CatalogueItem]) -> Call[ItemsPut]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    return Call(ItemsPut, "PUT", "/v1/items", "PutItems", put_fields(items))
+
+
+def patch_item_call(item_id: str, changes: Mapping[str, Any]) -> Call[CatalogueItem]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    return Call(CatalogueItem, "PATCH", item_path(item_id), "PatchItem", {**changes, "item_id": item_id})
+
+
+def get_item_call(item_id: str) -> Call[CatalogueItem]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    return Call(CatalogueItem, "GET", item_path(item_id), "GetItem", {"item_id": item_id})
+
+
+def delete_item_call(item_id: str) -> Call[ItemDeleted]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    return Call(ItemDeleted, "DELETE", item_path(item_id), "DeleteItems", {"item_id": item_id})
 
 
 def _checked(place: str, value: Any, name: str) -> Any:

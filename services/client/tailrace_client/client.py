@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self, Unpack
 
@@ -18,19 +18,28 @@ from tailrace_client.calls import (
     RecommendOptions,
     Recorded,
     UserData,
+    batch_call,
+    delete_item_call,
     erase_call,
     erasure_call,
     explain_call,
+    get_item_call,
+    patch_item_call,
+    popular_call,
+    put_items_call,
     recommend_call,
     record_call,
+    similar_call,
     user_data_call,
 )
+from tailrace_client.items import CatalogueItem, ItemDeleted, ItemsPut
 from tailrace_client.rest import AsyncRestDoor, RestDoor
 from tailrace_client.retry import DEFAULTS, Attempts, CallOptions, RetryBudget, TailraceError
 from tailrace_client.rpc import AsyncRpcDoor, RpcDoor
 from tailrace_client.values import MILLISECONDS, checked
 
 _RECOMMEND_MS = 200.0
+_BATCH_MS = 1_000.0
 _LONG_MS = 5_000.0
 
 
@@ -60,6 +69,33 @@ class Client:
         """Recommend items to a user, or to a visitor without an id by `recent_item_ids`. Options: see RecommendOptions."""
         return self._answer(recommend_call(user_id, options), deadline_ms)
 
+    def recommend_batch(
+        self,
+        requests: Iterable[str | Mapping[str, Any]],
+        *,
+        deadline_ms: float = _BATCH_MS,
+        **options: Unpack[RecommendOptions],
+    ) -> tuple[Recommendation | TailraceError, ...]:
+        """Recommend items to up to 100 users: ids, or options with a `user_id`; the others hold for all. An entry's error is returned in its place."""
+        return self._answer(batch_call(requests, options), deadline_ms).answers
+
+    def similar(
+        self,
+        item_ids: str | Sequence[str],
+        user_id: str | None = None,
+        *,
+        deadline_ms: float = _RECOMMEND_MS,
+        **options: Unpack[RecommendOptions],
+    ) -> Recommendation:
+        """List items like this one, or like those of a cart; without what the user has seen or dislikes, where one is named."""
+        return self._answer(similar_call(item_ids, user_id, options), deadline_ms)
+
+    def popular(
+        self, window: str | None = None, category: str | None = None, k: int = 10, *, deadline_ms: float = _RECOMMEND_MS
+    ) -> Recommendation:
+        """List what is popular: within "1h", "24h" or "7d" (scores are users), or over all time (scores are shares)."""
+        return self._answer(popular_call(window, category, k), deadline_ms)
+
     def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:
         """Record what users did: all or none, each with its effect once however often it is sent."""
         return self._answer(record_call(events), deadline_ms)
@@ -79,6 +115,22 @@ class Client:
     def user_data(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> UserData:
         """Return all that the server keeps of a user; needs the REST door."""
         return self._answer(user_data_call(user_id), deadline_ms)
+
+    def put_items(self, items: CatalogueItem | Iterable[CatalogueItem], *, deadline_ms: float = _LONG_MS) -> ItemsPut:
+        """Replace what is stated of items of the live catalogue; an item that is wrong is refused by itself."""
+        return self._answer(put_items_call(items), deadline_ms)
+
+    def patch_item(self, item_id: str, changes: Mapping[str, Any], *, deadline_ms: float = _LONG_MS) -> CatalogueItem:
+        """Change some fields of an item; None takes a field or an attribute away."""
+        return self._answer(patch_item_call(item_id, changes), deadline_ms)
+
+    def get_item(self, item_id: str, *, deadline_ms: float = _LONG_MS) -> CatalogueItem:
+        """Return an item as it stands in answers."""
+        return self._answer(get_item_call(item_id), deadline_ms)
+
+    def delete_item(self, item_id: str, *, deadline_ms: float = _LONG_MS) -> ItemDeleted:
+        """Delete an item, from later bundles too."""
+        return self._answer(delete_item_call(item_id), deadline_ms)
 
     def close(self) -> None:
         """Close the connections."""
@@ -119,6 +171,33 @@ class AsyncClient:
         """Recommend items to a user, or to a visitor without an id by `recent_item_ids`. Options: see RecommendOptions."""
         return await self._answer(recommend_call(user_id, options), deadline_ms)
 
+    async def recommend_batch(
+        self,
+        requests: Iterable[str | Mapping[str, Any]],
+        *,
+        deadline_ms: float = _BATCH_MS,
+        **options: Unpack[RecommendOptions],
+    ) -> tuple[Recommendation | TailraceError, ...]:
+        """Recommend items to up to 100 users: ids, or options with a `user_id`; the others hold for all. An entry's error is returned in its place."""
+        return (await self._answer(batch_call(requests, options), deadline_ms)).answers
+
+    async def similar(
+        self,
+        item_ids: str | Sequence[str],
+        user_id: str | None = None,
+        *,
+        deadline_ms: float = _RECOMMEND_MS,
+        **options: Unpack[RecommendOptions],
+    ) -> Recommendation:
+        """List items like this one, or like those of a cart; without what the user has seen or dislikes, where one is named."""
+        return await self._answer(similar_call(item_ids, user_id, options), deadline_ms)
+
+    async def popular(
+        self, window: str | None = None, category: str | None = None, k: int = 10, *, deadline_ms: float = _RECOMMEND_MS
+    ) -> Recommendation:
+        """List what is popular: within "1h", "24h" or "7d" (scores are users), or over all time (scores are shares)."""
+        return await self._answer(popular_call(window, category, k), deadline_ms)
+
     async def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:
         """Record what users did: all or none, each with its effect once however often it is sent."""
         return await self._answer(record_call(events), deadline_ms)
@@ -138,6 +217,26 @@ class AsyncClient:
     async def user_data(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> UserData:
         """Return all that the server keeps of a user; needs the REST door."""
         return await self._answer(user_data_call(user_id), deadline_ms)
+
+    async def put_items(
+        self, items: CatalogueItem | Iterable[CatalogueItem], *, deadline_ms: float = _LONG_MS
+    ) -> ItemsPut:
+        """Replace what is stated of items of the live catalogue; an item that is wrong is refused by itself."""
+        return await self._answer(put_items_call(items), deadline_ms)
+
+    async def patch_item(
+        self, item_id: str, changes: Mapping[str, Any], *, deadline_ms: float = _LONG_MS
+    ) -> CatalogueItem:
+        """Change some fields of an item; None takes a field or an attribute away."""
+        return await self._answer(patch_item_call(item_id, changes), deadline_ms)
+
+    async def get_item(self, item_id: str, *, deadline_ms: float = _LONG_MS) -> CatalogueItem:
+        """Return an item as it stands in answers."""
+        return await self._answer(get_item_call(item_id), deadline_ms)
+
+    async def delete_item(self, item_id: str, *, deadline_ms: float = _LONG_MS) -> ItemDeleted:
+        """Delete an item, from later bundles too."""
+        return await self._answer(delete_item_call(item_id), deadline_ms)
 
     async def close(self) -> None:
         """Close the connections."""

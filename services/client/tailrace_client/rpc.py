@@ -12,10 +12,12 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.json_format import ParseDict, ParseError
 
 from tailrace_client.address import Address, Tls
 from tailrace_client.calls import (
     A,
+    Batch,
     Call,
     ErasureReceipt,
     Item,
@@ -24,7 +26,9 @@ from tailrace_client.calls import (
     receipt_from,
     recommendation_from,
 )
+from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut, message_of
 from tailrace_client.retry import Attempts, TailraceError, late
+from tailrace_client.values import refusal
 
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),  # a second by default, in which every call fails
@@ -57,9 +61,19 @@ def _message_types() -> Callable[[str], Any]:
 _message = _message_types()
 _METHODS: dict[str, tuple[Any, Any]] = {
     "Recommend": (_message("tailrace.v1.RecommendRequest"), _message("tailrace.v1.RecommendResponse")),
+    "RecommendBatch": (
+        _message("tailrace.v1.RecommendBatchRequest"),
+        _message("tailrace.v1.RecommendBatchResponse"),
+    ),
+    "SimilarItems": (_message("tailrace.v1.SimilarItemsRequest"), _message("tailrace.v1.RecommendResponse")),
+    "Popular": (_message("tailrace.v1.PopularRequest"), _message("tailrace.v1.RecommendResponse")),
     "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
     "EraseUser": (_message("tailrace.v1.EraseUserRequest"), _message("tailrace.v1.ErasureReceipt")),
     "GetErasure": (_message("tailrace.v1.GetErasureRequest"), _message("tailrace.v1.ErasureReceipt")),
+    "PutItems": (_message("tailrace.v1.PutItemsRequest"), _message("tailrace.v1.PutItemsResponse")),
+    "PatchItem": (_message("tailrace.v1.PatchItemRequest"), _message("tailrace.v1.CatalogueItem")),
+    "GetItem": (_message("tailrace.v1.GetItemRequest"), _message("tailrace.v1.CatalogueItem")),
+    "DeleteItems": (_message("tailrace.v1.DeleteItemsRequest"), _message("tailrace.v1.DeleteItemsResponse")),
 }
 _Status, _BadRequest, _RequestInfo, _RetryInfo, _ErrorInfo = (
     _message(f"google.rpc.{name}") for name in ("Status", "BadRequest", "RequestInfo", "RetryInfo", "ErrorInfo")
@@ -79,7 +93,12 @@ class RpcDoor:
         """Make one attempt. Raises TailraceError."""
         send, message, timeout_s = _attempt(self._methods, call, attempts)
         try:
-            answer = send(message, timeout=timeout_s, metadata=self._metadata, wait_for_ready=attempts.num > 1)
+            answer = send(
+                message,
+                timeout=timeout_s,
+                metadata=self._metadata + tuple(call.headers.items()),
+                wait_for_ready=attempts.num > 1,
+            )
         except grpc.RpcError as error:
             raise _refusal(error, call.request_id) from None
         return _read(call, answer, attempts.num)
@@ -101,7 +120,12 @@ class AsyncRpcDoor:
         """Make one attempt. Raises TailraceError."""
         send, message, timeout_s = _attempt(self._methods, call, attempts)
         try:
-            answer = await send(message, timeout=timeout_s, metadata=self._metadata, wait_for_ready=attempts.num > 1)
+            answer = await send(
+                message,
+                timeout=timeout_s,
+                metadata=self._metadata + tuple(call.headers.items()),
+                wait_for_ready=attempts.num > 1,
+            )
         except grpc.aio.AioRpcError as error:
             raise _refusal(error, call.request_id) from None
         return _read(call, answer, attempts.num)
@@ -132,8 +156,15 @@ def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tu
         raise ValueError("the gRPC door does not have this call; make a client of the http:// address for it")
     now_s = time.monotonic()
     timeout_s = attempts.left_s(now_s)
-    fields = call.with_deadline(attempts.server_deadline_ms(now_s))
-    return methods[call.method], _METHODS[call.method][0](**fields), timeout_s
+    fields, kind = call.with_deadline(attempts.server_deadline_ms(now_s)), _METHODS[call.method][0]
+    if call.answer in (CatalogueItem, ItemsPut, ItemDeleted):
+        try:
+            return methods[call.method], ParseDict(message_of(call.method, fields), kind()), timeout_s
+        except ParseError as error:
+            raise refusal("items", str(error), "send what the fields of a CatalogueItem hold") from None
+    if call.rpc_only is not None:
+        fields = {**call.rpc_only, "request": fields}
+    return methods[call.method], kind(**fields), timeout_s
 
 
 def _refusal(error: Any, request_id: str | None) -> TailraceError:
@@ -198,4 +229,56 @@ def _receipt(answer: Any, num_attempts: int) -> ErasureReceipt:
     return receipt_from(fields, done, num_attempts)
 
 
-_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Recorded: _recorded, ErasureReceipt: _receipt}
+def _batch(answer: Any, num_attempts: int) -> Batch:
+    return Batch(
+        tuple(
+            _recommendation(one.recommendation, num_attempts)
+            if one.WhichOneof("outcome") == "recommendation"
+            else _entry_error(one.error, num_attempts)
+            for one in answer.answers
+        ),
+        num_attempts,
+    )
+
+
+def _entry_error(error: Any, num_attempts: int) -> TailraceError:
+    named = {name: getattr(error, name) if error.HasField(name) else None for name in ("field", "fix")}
+    return TailraceError(error.code, error.message, request_id=error.request_id, num_attempts=num_attempts, **named)
+
+
+def _item(answer: Any, num_attempts: int) -> CatalogueItem:
+    own = {
+        name: getattr(answer, name)
+        for name in ("title", "published_ms", "expires_ms", "value")
+        if answer.HasField(name)
+    }
+    return CatalogueItem(
+        item_id=answer.item_id,
+        categories=tuple(answer.categories.texts) if answer.HasField("categories") else None,
+        attributes={name: _value(value) for name, value in answer.attributes.items()},
+        available=answer.available,
+        num_attempts=num_attempts,
+        **own,
+    )
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return tuple(value.texts.texts) if kind == "texts" else getattr(value, kind)
+
+
+def _items_put(answer: Any, num_attempts: int) -> ItemsPut:
+    refused = (one for one in answer.outcomes if one.HasField("error"))
+    refusals = (ItemRefusal(one.item_id, one.error.field, one.error.message, one.error.fix) for one in refused)
+    return ItemsPut(answer.accepted, tuple(refusals), num_attempts)
+
+
+_ANSWERS: dict[type, Any] = {
+    Recommendation: _recommendation,
+    Batch: _batch,
+    Recorded: _recorded,
+    ErasureReceipt: _receipt,
+    CatalogueItem: _item,
+    ItemsPut: _items_put,
+    ItemDeleted: lambda _answer, num_attempts: ItemDeleted(num_attempts),
+}

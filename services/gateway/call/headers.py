@@ -14,6 +14,8 @@ from services.gateway.overload.edge_limit import EdgeMark
 REQUEST_ID = "x-request-id"
 DEADLINE_MS = "x-deadline-ms"
 EDGE_ARRIVED_MS, EDGE_IN_FLIGHT, EDGE_NAME = "x-edge-arrived-ms", "x-edge-in-flight", "x-edge-name"
+BATCH_SIZE = "x-batch-size"
+"""How many requests a call holds, by which the edge counts it; without it the edge takes it to hold the most that it may."""
 EDGE_LIMIT = "x-edge-limit"
 """The edge's clock and count on a request, and the gateway's limit on an answer; the edge lets none of them pass from or to a caller."""
 
@@ -68,6 +70,15 @@ class Call:
         assert self.caller is not None, "the call is authorized before its handler runs"
         return self.caller
 
+    async def charge(self, num_calls: int, field: str, what: str) -> None:
+        """Count the call as so many. Raises QuotaExceeded, or InvalidRequest naming the field of `what` for more than the key can ever have."""
+        if self.meter is None or num_calls == 1:
+            return
+        if num_calls > self.meter.max_cost:
+            problem = f"{num_calls} {what} count as that many calls, more than this key's limits ever allow"
+            raise InvalidRequest(field, problem, f"send at most {self.meter.max_cost} at once")
+        await self.meter.charge(num_calls - 1)
+
     @property
     def echo(self) -> dict[str, str]:
         """The header or trailer that returns the id; none when the id is not ASCII."""
@@ -93,6 +104,16 @@ def deadline_ms_from(headers: Mapping[str, str], at_most: int) -> int | None:
     if not 1 <= deadline_ms <= at_most:
         raise InvalidRequest(DEADLINE_MS, f"{deadline_ms} is out of range", f"send 1 to {at_most}")
     return deadline_ms
+
+
+def batch_size_from(headers: Mapping[str, str]) -> int | None:
+    """Return how many requests a call says that it holds, if it does. Raises InvalidRequest."""
+    text = headers.get(BATCH_SIZE)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+        raise InvalidRequest(BATCH_SIZE, "not a whole number", "send the number of requests, for example 20")
+    return int(text)
 
 
 def edge_mark_from(headers: Mapping[str, str]) -> EdgeMark | None:

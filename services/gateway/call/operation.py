@@ -30,7 +30,7 @@ class ErrorFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A header (`where` is "header") or a part of the path ("path"), with its JSON schema."""
+    """A header (`where` is "header"), a part of the path ("path") or of the query ("query"), with its JSON schema."""
 
     name: str
     where: str

@@ -38,6 +38,7 @@ STATUS = {
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
+_NOBODY = "unauthenticated"
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
@@ -66,10 +67,6 @@ Handler = Callable[[Call, dict[str, str]], Awaitable[M]]
 """Takes the authorized call and the metadata."""
 
 
-def do_nothing(_door: str, _code: str, _summary: str, _request_id: str) -> None:
-    """Record nothing of an error."""
-
-
 async def guarded(
     context: GrpcContext,
     handler: Handler[M],
@@ -78,7 +75,7 @@ async def guarded(
     *,
     access: Access,
     scope: Scope,
-    audited_as: str = "",
+    act: str | None = None,
 ) -> M:
     """Authorize the caller, call the handler, and answer whatever is raised as a status. No stack trace leaves the process.
 
@@ -89,11 +86,10 @@ async def guarded(
         on_error: Called with the door, the error's code, its summary and the request's id.
         access: Authorizes the caller.
         scope: What the caller's key must allow.
-        audited_as: The act of the audit line that each call leaves; empty: none.
+        act: The name under which the call leaves an audit line; None: it leaves none.
     """
-    call = Call(new_request_id())
+    call, who, outcome = Call(new_request_id()), _NOBODY, "gone"
     trailers: list[tuple[str, str | bytes]] = []
-    who, outcome = "unauthenticated", "gone"
     try:
         headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         call.request_id = request_id_from(headers.get(REQUEST_ID))
@@ -114,9 +110,10 @@ async def guarded(
         context.set_details(failure.summary)
         trailers = _trailers(failure, call.request_id)
         response = empty
-    finally:
-        if audited_as:
-            log.warning("audit", act=audited_as, who=who, origin=DOOR, outcome=outcome, request_id=call.request_id)
+    finally:  # a caller who leaves cancels the work, but not what it has done by then
+        if act is not None:
+            origin = dict(context.invocation_metadata()).get("x-forwarded-for", "unknown")
+            log.warning("audit", act=act, who=who, origin=origin, outcome=outcome, request_id=call.request_id)
     context.set_trailing_metadata([*trailers, *call.limits.items(), *call.echo.items()])
     return response
 

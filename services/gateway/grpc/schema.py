@@ -3,7 +3,7 @@
 Parses bytes, so that malformed messages are refused with a field and a fix. Knows protobuf, not gRPC.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -11,8 +11,17 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.contracts import recommend_pb2 as pb
+from services.contracts.batch import BatchAnswer, BatchEntry, check_batch_size, check_entry_deadline, entry_id
 from services.contracts.erasure import STORE_MEANINGS, ErasureReceipt
-from services.contracts.recommend import Filters, Recommendation, RecommendRequest, check_id, seconds_of
+from services.contracts.recommend import (
+    Filters,
+    PopularIn,
+    Recommendation,
+    RecommendRequest,
+    SimilarTo,
+    check_id,
+    seconds_of,
+)
 from services.errors import InvalidRequest, RequestTooLarge
 from services.gateway.events.record import Draft, check_num_events
 
@@ -25,8 +34,49 @@ _USE_THE_SCHEMA = "use the schema that reflection or recommend.proto gives"
 
 def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request; the message's own request id and deadline win. Raises InvalidRequest or RequestTooLarge."""
-    message = _parse(pb.RecommendRequest, body, max_bytes)
+    message = parse_strictly(pb.RecommendRequest, body, max_bytes)
+    return _request(message, request_id, deadline_ms)
+
+
+def parse_similar(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
+    """Read a request for similar items. Raises InvalidRequest or RequestTooLarge."""
+    message = parse_strictly(pb.SimilarItemsRequest, body, max_bytes)
+    return _request(message.request, request_id, deadline_ms, SimilarTo(tuple(message.item_ids)))
+
+
+def parse_popular(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
+    """Read a request for popular items. Raises InvalidRequest or RequestTooLarge."""
+    message = parse_strictly(pb.PopularRequest, body, max_bytes)
+    return _request(message.request, request_id, deadline_ms, PopularIn(message.window or None))
+
+
+def parse_batch(body: bytes, max_bytes: int, call_id: str, deadline_ms: int | None) -> list[BatchEntry]:
+    """Read the requests of a call; a wrong entry is refused by itself. Raises InvalidRequest naming what is wrong with the whole, or RequestTooLarge."""
+    message = _parse(pb.RecommendBatchRequest, body, max_bytes)
+    check_batch_size(len(message.requests), None)
+    deadline_ms = message.deadline_ms if message.HasField("deadline_ms") else deadline_ms
+    entries = [_entry(one, entry_id(call_id, place), deadline_ms) for place, one in enumerate(message.requests)]
+    del message.requests[:]
     _refuse_unknown(message)
+    return entries
+
+
+def _entry(message: pb.RecommendRequest, request_id: str, deadline_ms: int | None) -> BatchEntry:
+    request_id = _valid_id(message.request_id) or request_id
+    try:
+        _refuse_unknown(message)
+        check_entry_deadline(message.deadline_ms if message.HasField("deadline_ms") else None)
+        return BatchEntry(request_id, _request(message, request_id, deadline_ms))
+    except InvalidRequest as error:
+        return BatchEntry(request_id, error)
+
+
+def _request(
+    message: pb.RecommendRequest,
+    request_id: str,
+    deadline_ms: int | None,
+    subject: SimilarTo | PopularIn | None = None,
+) -> RecommendRequest:
     return RecommendRequest(
         request_id=message.request_id or request_id,
         user_id=message.user_id or None,
@@ -44,16 +94,23 @@ def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: i
         avoid_shown_s=seconds_of("avoid_shown.within", message.avoid_shown.within)
         if message.HasField("avoid_shown")
         else None,
+        subject=subject,
     )
 
 
-def request_id_of(body: bytes) -> str | None:
-    """Return the request id of a message that is refused, if it can be read and the id is a valid one."""
-    message = pb.RecommendRequest()
-    with suppress(DecodeError, InvalidRequest):
+def request_id_of(body: bytes, kind: type[Message] = pb.RecommendRequest) -> str | None:
+    """Return the request id of a message of this kind that is refused, if it can be read and the id is a valid one."""
+    message: Any = kind()
+    with suppress(DecodeError):
         message.ParseFromString(body)
-        check_id("request_id", message.request_id)
-        return message.request_id
+        return _valid_id(message.request_id if kind is pb.RecommendRequest else message.request.request_id)
+    return None
+
+
+def _valid_id(request_id: str) -> str | None:
+    with suppress(InvalidRequest):
+        check_id("request_id", request_id)
+        return request_id
     return None
 
 
@@ -90,8 +147,28 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
     )
 
 
-def parse_message(kind: type[M], body: bytes, max_bytes: int) -> M:
-    """Read a message whose fields are checked later. Raises InvalidRequest or RequestTooLarge."""
+def format_batch(answers: Sequence[BatchAnswer]) -> pb.RecommendBatchResponse:
+    """Write the answers as a message."""
+    return pb.RecommendBatchResponse(answers=[_outcome(one) for one in answers])
+
+
+def _outcome(answer: BatchAnswer) -> pb.BatchAnswer:
+    if isinstance(answer.outcome, Recommendation):
+        return pb.BatchAnswer(recommendation=format_recommendation(answer.outcome))
+    error = answer.outcome
+    return pb.BatchAnswer(
+        error=pb.Error(
+            code=error.kind.value,
+            message=error.problem,
+            field=error.field,
+            fix=error.fix,
+            request_id=answer.request_id,
+        )
+    )
+
+
+def parse_strictly(kind: type[M], body: bytes, max_bytes: int) -> M:
+    """Read a message that holds no unknown fields. Raises InvalidRequest or RequestTooLarge."""
     message = _parse(kind, body, max_bytes)
     _refuse_unknown(message)
     return message
@@ -156,5 +233,9 @@ def _unknown_fields(message: Message, path: str) -> Iterator[str]:
         if isinstance(value, Message):
             yield from _unknown_fields(value, f"{path}{field.name}.")
             continue
-        for place, part in enumerate(value):
-            yield from _unknown_fields(part, f"{path}{field.name}[{place}].")
+        if field.message_type.GetOptions().map_entry:
+            parts = [(key, part) for key, part in value.items() if isinstance(part, Message)]
+        else:
+            parts = [*enumerate(value)]
+        for key, part in parts:
+            yield from _unknown_fields(part, f"{path}{field.name}[{key!r}].")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.errors import InvalidRequest, NotFound
+from services.errors import NotFound
 from services.gateway.call.headers import Call, deadline_ms_from
 from services.gateway.call.http import HttpApp, OnError, json_response, read_body
 from services.gateway.data_plane import DataPlane
@@ -97,7 +97,8 @@ class _OpenAiDoor:
             limits=limits,
         )
         completion = route.parse(await read_body(http, self._max_body_bytes), context)
-        await _charge(call, completion)
+        field = "n" if len(completion.requests) == 1 else "prompt"
+        await call.charge(completion.num_choices, field, "choices")
         responder = CompletionResponder(
             route=route.name,
             request_id=call.request_id,
@@ -108,17 +109,6 @@ class _OpenAiDoor:
             silence_s=limits.silence_s,
         )
         return await responder.answer(http)
-
-
-async def _charge(call: Call, completion: CompletionCall) -> None:
-    """Count each choice as a call. Raises QuotaExceeded, or InvalidRequest for more than the key can ever have."""
-    if call.meter is None or completion.num_choices == 1:
-        return
-    if completion.num_choices > call.meter.max_cost:
-        field = "n" if len(completion.requests) == 1 else "prompt"
-        problem = f"{completion.num_choices} choices count as that many calls, more than this key's limits ever allow"
-        raise InvalidRequest(field, problem, f"send at most {call.meter.max_cost} at once")
-    await call.meter.charge(completion.num_choices - 1)
 
 
 def _head_of(completion: CompletionCall, request_id: str) -> AnswerHead:

@@ -30,7 +30,7 @@ _FIND_TIMEOUT_S = 1.0
 _WRITE_TIMEOUT_S = 1.0
 _NOT_EXPLAINED = frozenset({"unauthenticated", "not_allowed"})
 """Refusals of callers who were not let in: they must not be able to overwrite the explanations of others."""
-_FACT_NAMES = tuple(one.name for one in fields(Facts))
+_FACT_NAMES = tuple(one.name for one in fields(Facts) if one.name != "asked")  # the reason says what was asked for
 _facts_of = attrgetter(*_FACT_NAMES)
 
 

@@ -40,6 +40,10 @@ TIERS: Mapping[Tier, TierText] = {
         "Student",
         "A small model distilled from the decoder, run in the gateway's process in under a millisecond. Always computed, so a late language model costs nothing.",
     ),
+    Tier.SIMILAR: TierText(
+        "Similar items",
+        "The neighbours of the items that the request names, counted and computed by the pipeline. Answers only requests for similar items.",
+    ),
     Tier.POPULAR: TierText(
         "Popular",
         "The items that are popular now, held in memory. Needs no network and cannot fail.",
@@ -105,6 +109,8 @@ REASONS: Mapping[Reason, ReasonText] = {
         "The gateway is overloaded, and requests of this priority class are answered from memory.",
         planned="The gateway was overloaded and shed this caller's class: it was answered from memory, nothing was read.",
     ),
+    Reason.SIMILAR_ASKED: ReasonText("The request asked for items like those that it names."),
+    Reason.POPULAR_ASKED: ReasonText("The request asked for what is popular."),
     Reason.EVERYTHING_SEEN: ReasonText(
         "The user has seen every item that may be shown, so seen items are shown again."
     ),

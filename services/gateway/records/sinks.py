@@ -123,4 +123,7 @@ def impression_of(record: AnswerRecord, routing: RoutingRecord) -> Impression:
         history_len=len(features.history_item_ids),
         history_digest=features.history_digest,
         features_as_of_us=features.as_of_us,
+        scores=tuple(item.score for item in answer.items),
+        elapsed_ms=round(record.elapsed_s * 1_000, 3),
+        deadline_ms=answer.deadline_ms,
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from models.catalogue import Catalogue
 from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
+from services.errors import NotFound
 from services.items.layout import ItemLayout
 
 
@@ -68,7 +69,7 @@ def masks_for(
     wide = items.allowed(
         categories=request.filters.categories,
         allowed_item_ids=request.filters.allowed_item_ids,
-        excluded_item_ids=request.exclude_item_ids + disliked,
+        excluded_item_ids=request.exclude_item_ids + request.subject_item_ids + disliked,
     )
     narrow = _without(wide, seen) if request.exclude_seen else wide
     if request.shown_before:
@@ -84,6 +85,12 @@ def _without(mask: np.ndarray, indices: list[int]) -> np.ndarray:
     left = mask.copy()
     left[indices] = False
     return left
+
+
+def check_named(request: RecommendRequest, items: ItemLayout) -> None:
+    """Refuse items that neither the bundle nor the live catalogue has as a subject. Raises NotFound naming the first."""
+    if unknown := next((one for one in request.subject_item_ids if items.index(one) is None), None):
+        raise NotFound(f"the live catalogue has no item {unknown!r}", "name items of the catalogue")
 
 
 def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:

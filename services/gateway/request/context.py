@@ -3,7 +3,7 @@
 An unavailable feature store is a fact here, not an error. Decides nothing: `services.router.policy` decides by these facts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind
 
 from services.contracts.access import Caller
 from services.contracts.features import UserFeatures
-from services.contracts.recommend import RecommendRequest, Tier
+from services.contracts.recommend import PopularIn, RecommendRequest, SimilarTo, Tier
 from services.gateway.request.candidates import ItemRanking, Masks, masks_for, merge_history
 from services.gateway.request.live_bundle import Live
 from services.observability.tracing import here, span
@@ -24,6 +24,7 @@ log = structlog.get_logger()
 
 NUM_COMPARED = 10
 """How many of the best items of LLM and student are compared, however many a request asks for."""
+_ASKED: Mapping[type, Tier] = {SimilarTo: Tier.SIMILAR, PopularIn: Tier.POPULAR}
 
 
 class Features(Protocol):
@@ -34,6 +35,12 @@ class Features(Protocol):
 
         Raises DependencyUnavailable or DeadlineExceeded.
         """
+        ...
+
+    async def read_many(
+        self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
+    ) -> Mapping[str, UserFeatures]:
+        """Return the features of these users by id, in one exchange; those that cannot be told now are left out. Raises as `read` does."""
         ...
 
 
@@ -123,6 +130,7 @@ class RequestContext:
         return Facts(
             num_allowed=self.masks.num_allowed,
             num_allowed_if_seen=self.masks.num_allowed_if_seen,
+            asked=_ASKED.get(type(self.request.subject)),
             is_shed=self.lookup.is_shed,
             features_unavailable=self.lookup.is_unavailable,
             user_known=self.lookup.features.num_events > 0,

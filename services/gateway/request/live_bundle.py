@@ -13,10 +13,11 @@ import numpy as np
 import structlog
 from prometheus_client import Gauge
 
-from models.bundle import Bundle, learned_repeats, llm_pays
+from models.bundle import Bundle, learned_repeats, lists_version, llm_pays
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
 from models.registry import BundleStore
+from models.similar import SimilarTable
 from services.errors import DependencyUnavailable
 from services.items.layout import ItemLayout
 from services.items.live_items import LiveItems
@@ -45,11 +46,17 @@ class Live:
     student: Student
     manifest: dict[str, Any]
     items: ItemLayout
+    similar: SimilarTable
 
     @property
     def repeats(self) -> bool:
         """Whether requests show seen items by default, and stored lists hold them."""
         return learned_repeats(self.manifest)
+
+    @property
+    def lists_version(self) -> str:
+        """The version under whose name the store has this bundle's lists."""
+        return lists_version(self.manifest, self.version)
 
     def llm_pays(self, num_history: int) -> bool:
         """Whether the bundle's evaluation shows a gain of the LLM for histories of this many known items, or has not looked."""
@@ -109,7 +116,8 @@ class LiveBundle:
     def _load(self, bundle: Bundle) -> Live:
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue)
-        live = Live(bundle.version, catalogue, student, bundle.manifest, self.catalogue_state.lay(catalogue))
+        laid, similar = self.catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
+        live = Live(bundle.version, catalogue, student, bundle.manifest, laid, similar)
         _warm(live)
         for prepare in self._prepare:
             prepare(live)

@@ -4,35 +4,51 @@ Knows HTTP and nothing of how answers are made. The plane is looked up at each r
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from services.contracts.recommend import MAX_DEADLINE_MS
+from services.contracts.batch import check_batch_size
+from services.contracts.recommend import MAX_DEADLINE_MS, RecommendRequest
 from services.errors import InvalidRequest
 from services.gateway.access.authorize import Access, OpenAccess
-from services.gateway.call.headers import EDGE_LIMIT, Call, deadline_ms_from, edge_mark_from
+from services.gateway.call.headers import EDGE_LIMIT, Call, batch_size_from, deadline_ms_from, edge_mark_from
 from services.gateway.call.http import DOOR, HttpApp, json_response, read_body, refuse_query
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.door import add_openai
 from services.gateway.records.describe import describe
+from services.gateway.rest.items import add_items
 from services.gateway.rest.operations import (
     BUNDLE,
     DOCS,
     EXPLANATION,
     HEALTHZ,
     METRICS,
+    POPULAR,
     READYZ,
     RECOMMEND,
+    RECOMMEND_BATCH,
     RECORD_EVENTS,
     REST_ERRORS,
+    SIMILAR_ITEMS,
 )
-from services.gateway.rest.schema import format_recommendation, parse_events, parse_recommend, request_id_of
+from services.gateway.rest.schema import (
+    format_batch,
+    format_recommendation,
+    parse_batch,
+    parse_events,
+    parse_popular,
+    parse_recommend,
+    parse_similar,
+    request_id_of,
+)
 from services.gateway.rest.users import add_users
 from services.observability.tracing import Tracing
+from services.router.deadline import Arrival
 
 DOCS_PAGE = Path(__file__).with_name("docs.html")
 """The page at /docs: shows /openapi.json, with no script or style from anywhere else."""
@@ -66,6 +82,9 @@ def create_rest_app(
     )
     door = _RestDoor(plane, render_metrics, max_body_bytes)
     app.serve(RECOMMEND, door.recommend, door.recommend_refused)
+    app.serve(RECOMMEND_BATCH, door.recommend_batch, door.recommend_refused)
+    app.serve(SIMILAR_ITEMS, door.similar, door.recommend_refused)
+    app.serve(POPULAR, door.popular, door.recommend_refused)
     app.serve(RECORD_EVENTS, door.record, door.events_refused)
     app.serve(BUNDLE, door.bundle)
     app.serve(EXPLANATION, door.explanation)
@@ -74,6 +93,7 @@ def create_rest_app(
     app.serve(METRICS, door.metrics)
     app.serve(DOCS, door.docs)
     add_users(app, plane)
+    add_items(app, plane, max_body_bytes)
     add_openai(app, plane, max_body_bytes)
     return app
 
@@ -90,20 +110,55 @@ class _RestDoor:
         self._docs_page = DOCS_PAGE.read_text()
 
     async def recommend(self, http: Request, call: Call) -> Response:
-        plane = self._plane()
-        arrival = plane.edge.arrival(edge_mark_from(http.headers), DOOR)
-        try:
+        return await self._ranked(http, call, parse_recommend)
+
+    async def similar(self, http: Request, call: Call) -> Response:
+        item_id = http.path_params["item_id"]
+        return await self._ranked(http, call, lambda body, *more: parse_similar(body, item_id, *more))
+
+    async def _ranked(
+        self, http: Request, call: Call, parse: Callable[[bytes, str, int | None], RecommendRequest]
+    ) -> Response:
+        with self._arrived(http, call) as arrival:
             body = await read_body(http, self._max_body_bytes)
             try:
                 refuse_query(http)
-                request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers, MAX_DEADLINE_MS))
+                request = parse(body, call.request_id, deadline_ms_from(http.headers, MAX_DEADLINE_MS))
             except InvalidRequest:
                 call.request_id = request_id_of(body) or call.request_id
                 raise
-            call.request_id = request.request_id
-            return json_response(format_recommendation(await plane.recommend(request, arrival, DOOR, call.admitted)))
-        finally:  # a slow answer carries the limit of its end, not of its beginning
+            return await self._answer(request, arrival, call)
+
+    async def popular(self, http: Request, call: Call) -> Response:
+        with self._arrived(http, call) as arrival:
+            deadline_ms = deadline_ms_from(http.headers, MAX_DEADLINE_MS)
+            request = parse_popular(http.query_params.multi_items(), call.request_id, deadline_ms)
+            return await self._answer(request, arrival, call)
+
+    async def recommend_batch(self, http: Request, call: Call) -> Response:
+        with self._arrived(http, call) as arrival:
+            body = await read_body(http, self._max_body_bytes)
+            refuse_query(http)
+            entries = parse_batch(body, call.request_id, deadline_ms_from(http.headers, MAX_DEADLINE_MS))
+            check_batch_size(len(entries), batch_size_from(http.headers))
+            await call.charge(len(entries), "requests", "requests")
+            answers = await self._plane().recommend_batch(entries, arrival, DOOR, call.admitted)
+            return json_response(format_batch(answers, REST_ERRORS.body))
+
+    @contextmanager
+    def _arrived(self, http: Request, call: Call) -> Iterator[Arrival]:
+        """Yield when the request arrived. A slow answer carries the limit of its end, not of its beginning."""
+        arrival = self._plane().edge.arrival(edge_mark_from(http.headers), DOOR)
+        try:
+            yield arrival
+        finally:
             call.answer_headers[EDGE_LIMIT] = self._plane().edge.announcement
+
+    async def _answer(self, request: RecommendRequest, arrival: Arrival, call: Call) -> Response:
+        call.request_id = request.request_id
+        return json_response(
+            format_recommendation(await self._plane().recommend(request, arrival, DOOR, call.admitted))
+        )
 
     def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
         self._plane().recommend_refused(door, code, message, request_id)

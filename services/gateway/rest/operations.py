@@ -1,10 +1,13 @@
 """The operations of the REST door: paths, bodies, answers and errors, from which routes and OpenAPI document come."""
 
 from services.contracts.access import Scope
-from services.contracts.recommend import MAX_DEADLINE_MS
+from services.contracts.batch import MAX_BATCH
+from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K, WINDOWS
 from services.errors import ErrorKind, TailraceError
 from services.gateway.call.operation import Answer, ErrorFormat, Operation, Parameter, json_answer
 from services.gateway.rest.schema import (
+    BatchAnswersBody,
+    BatchBody,
     BundleBody,
     ErrorBody,
     EventBody,
@@ -14,6 +17,7 @@ from services.gateway.rest.schema import (
     RecommendationBody,
     RecommendBody,
     RecordedBody,
+    SimilarBody,
     StatusBody,
 )
 
@@ -66,6 +70,74 @@ RECOMMEND = Operation(
     ),
     bodies=(RecommendBody,),
     examples=({"user_id": "196", "k": 5, "deadline_ms": 200},),
+    answers=json_answer(RecommendationBody),
+    is_traced=True,
+)
+RECOMMEND_BATCH = Operation(
+    name="recommendBatch",
+    method="POST",
+    path="/v1/recommendations:batch",
+    summary="Recommend items to several users, under one deadline; counts as as many calls as it holds requests",
+    scope=Scope.RECOMMEND,
+    errors=REST_ERRORS,
+    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
+    parameters=(
+        *RECOMMEND.parameters,
+        Parameter(
+            name="X-Batch-Size",
+            where="header",
+            schema={"type": "integer", "minimum": 1, "maximum": MAX_BATCH},
+            description=f"The number of requests; without it the edge counts the call as {MAX_BATCH}",
+        ),
+    ),
+    bodies=(BatchBody,),
+    examples=({"requests": [{"user_id": "196"}, {"user_id": "22", "k": 5}], "deadline_ms": 1_000},),
+    answers=json_answer(BatchAnswersBody),
+    is_traced=True,
+)
+SIMILAR_ITEMS = Operation(
+    name="similarItems",
+    method="POST",
+    path="/v1/items/{item_id:path}/similar",
+    summary="List items that are like one, or like those of a cart",
+    scope=Scope.RECOMMEND,
+    errors=REST_ERRORS,
+    kinds=frozenset({ErrorKind.NOT_FOUND, ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
+    parameters=(
+        Parameter(name="item_id", where="path", schema={"type": "string"}, description="An item of the catalogue"),
+        *RECOMMEND.parameters,
+    ),
+    bodies=(SimilarBody,),
+    examples=({"k": 5}, {"user_id": "196", "item_ids": ["181", "174"]}),
+    answers=json_answer(RecommendationBody),
+    is_traced=True,
+)
+POPULAR = Operation(
+    name="popular",
+    method="GET",
+    path="/v1/popular",
+    summary="List what is popular, by window and category",
+    scope=Scope.RECOMMEND,
+    errors=REST_ERRORS,
+    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
+    parameters=(
+        Parameter(
+            name="window",
+            where="query",
+            schema={"type": "string", "enum": list(WINDOWS)},
+            description="Scores are the users of this window; absent: shares over all windows and the training events",
+        ),
+        Parameter(
+            name="category", where="query", schema={"type": "string", "minLength": 1}, description="Of the catalogue"
+        ),
+        Parameter(
+            name="k",
+            where="query",
+            schema={"type": "integer", "minimum": 1, "maximum": MAX_K, "default": 10},
+            description="How many items",
+        ),
+        *RECOMMEND.parameters,
+    ),
     answers=json_answer(RecommendationBody),
     is_traced=True,
 )

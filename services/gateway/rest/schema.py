@@ -5,14 +5,22 @@ the values.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 from pydantic.config import JsonDict
 
+from services.contracts.batch import (
+    MAX_BATCH,
+    BatchAnswer,
+    BatchEntry,
+    check_batch_size,
+    check_entry_deadline,
+    entry_id,
+)
 from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS, REMEMBERED_EVENTS
 from services.contracts.recommend import (
     MAX_DEADLINE_MS,
@@ -20,16 +28,19 @@ from services.contracts.recommend import (
     MAX_IDS_PER_FIELD,
     MAX_K,
     MAX_NEXT_CHARS,
+    MAX_SIMILAR_TO,
     PERIOD,
     Filters,
+    PopularIn,
     Reason,
     Recommendation,
     RecommendRequest,
+    SimilarTo,
     Tier,
     check_id,
     seconds_of,
 )
-from services.errors import InvalidRequest
+from services.errors import InvalidRequest, TailraceError
 from services.gateway.call.http import field_path
 from services.gateway.call.operation import PRINTABLE
 from services.gateway.events.record import Draft
@@ -37,6 +48,8 @@ from services.gateway.records.reasons import REASONS, TIERS, ReasonText, TierTex
 
 _OF_TYPE = re.compile(r"Input should be an? (?:valid )?(\w+)")
 """pydantic's message on a value of a wrong type."""
+_MAX_DIGITS = 9
+_POPULAR_PARAMETERS = ("window", "category", "k")
 _MAX_NUM_FAULTS = 100
 """pydantic formats every fault to return the first, which took 0.3 s of the event loop for a body full of unknown fields."""
 
@@ -53,8 +66,11 @@ def _lines(texts: Mapping[Tier, TierText] | Mapping[Reason, ReasonText]) -> str:
     return "".join(f"\n- `{name}`: {text.meaning}" for name, text in texts.items())
 
 
+B = TypeVar("B", bound=BaseModel)
+
+
 class Body(BaseModel):
-    """A body of which nothing is converted, and in which nothing unknown may be."""
+    """A body, of which unknown fields and wrong types are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -83,10 +99,8 @@ class RecommendBody(Body):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "anyOf": [
-                {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
-                {"required": ["recent_item_ids"], "properties": {"recent_item_ids": {"minItems": 1}}},
-            ]
+            "if": {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
+            "else": {"required": ["recent_item_ids"], "properties": {"recent_item_ids": {"minItems": 1}}},
         }
     )
 
@@ -127,6 +141,30 @@ class RecommendBody(Body):
     )
     rationale: bool = Field(
         False, description="Add one sentence on why these items, if it can be written before the deadline"
+    )
+
+
+class BatchBody(Body):
+    """Requests for several users; each is answered, or refused, as if it came alone."""
+
+    requests: list[RecommendBody] = Field(
+        description="Each without deadline_ms", json_schema_extra={"minItems": 1, "maxItems": MAX_BATCH}
+    )
+    deadline_ms: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_DEADLINE_MS})] | None = Field(
+        None, description="For all of them together, from arrival; or header X-Deadline-Ms", examples=[1_000]
+    )
+
+
+class SimilarBody(RecommendBody):
+    """For whom the similar items are, if for anybody, and which of them may be shown. All fields are optional."""
+
+    model_config = ConfigDict(json_schema_extra={})
+
+    item_ids: list[Id] = Field(
+        [],
+        fail_fast=True,
+        description="Further items beside the one of the path, such as those of a cart",
+        json_schema_extra={"maxItems": MAX_SIMILAR_TO - 1},
     )
 
 
@@ -192,6 +230,14 @@ class RecommendationBody(Body):
     )
     rationale_reason: str | None = Field(
         None, description="written, or why not: late, busy, failed, no_text; absent when none was requested"
+    )
+
+
+class BatchAnswersBody(Body):
+    """The answers, in the order of the requests."""
+
+    answers: list["RecommendationBody | ErrorBody"] = Field(
+        description="Each a recommendation, or the error that this request alone would have got"
     )
 
 
@@ -287,10 +333,66 @@ class ErrorBody(Body):
 
 def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request; the body's own request id and deadline win. Raises InvalidRequest naming the field."""
+    return _request(_validated(RecommendBody, body), request_id, deadline_ms)
+
+
+def parse_similar(body: bytes, item_id: str, request_id: str, deadline_ms: int | None) -> RecommendRequest:
+    """Read a request for items like this one, and like those in the body, which may be empty. Raises InvalidRequest naming the field."""
+    sent = _validated(SimilarBody, body or b"{}")
+    return _request(sent, request_id, deadline_ms, SimilarTo((item_id, *sent.item_ids)))
+
+
+def parse_popular(query: Iterable[tuple[str, str]], request_id: str, deadline_ms: int | None) -> RecommendRequest:
+    """Read the query of a request for popular items. Raises InvalidRequest naming the parameter."""
+    sent: dict[str, str] = {}
+    for name, value in query:
+        if name not in _POPULAR_PARAMETERS:
+            raise InvalidRequest(name, "unknown", f"the parameters are {', '.join(_POPULAR_PARAMETERS)}")
+        if name in sent:
+            raise InvalidRequest(name, "sent twice", "send it once")
+        sent[name] = value
+    k = sent.get("k", "10")
+    if not (k.isascii() and k.isdigit() and len(k) <= _MAX_DIGITS):
+        raise InvalidRequest("k", "not a whole number", f"send 1 to {MAX_K}")
+    return RecommendRequest(
+        request_id=request_id,
+        k=int(k),
+        filters=Filters(categories=(sent["category"],) if "category" in sent else None),
+        deadline_ms=deadline_ms,
+        subject=PopularIn(sent.get("window")),
+    )
+
+
+def parse_batch(body: bytes, call_id: str, deadline_ms: int | None) -> list[BatchEntry]:
+    """Read the requests of a call; an entry that cannot be read is refused by itself. Raises InvalidRequest naming what is wrong with the whole."""
     try:
-        sent = RecommendBody.model_validate_json(body)
-    except ValidationError as error:
-        raise _refusal(error) from error
+        sent = pydantic_core.from_json(body)
+    except ValueError as error:
+        raise InvalidRequest("body", f"not JSON: {error}", "send one JSON object") from error
+    if not isinstance(sent, dict) or not isinstance(sent.get("requests"), list):
+        raise InvalidRequest("requests", "not a list", 'send {"requests": [...]}')
+    for name in sent.keys() - BatchBody.model_fields.keys():
+        raise InvalidRequest(name, "unknown", f"the fields are {', '.join(sorted(BatchBody.model_fields))}")
+    check_batch_size(len(sent["requests"]), None)
+    whole = _validated(BatchBody, {**sent, "requests": []})
+    deadline_ms = deadline_ms if whole.deadline_ms is None else whole.deadline_ms
+    return [_entry(one, entry_id(call_id, place), deadline_ms) for place, one in enumerate(sent["requests"])]
+
+
+def _entry(sent: Any, request_id: str, deadline_ms: int | None) -> BatchEntry:
+    if isinstance(sent, dict):
+        request_id = _valid_id(sent.get("request_id")) or request_id
+    try:
+        body = _validated(RecommendBody, sent)
+        check_entry_deadline(body.deadline_ms)
+        return BatchEntry(request_id, _request(body, request_id, deadline_ms))
+    except InvalidRequest as error:
+        return BatchEntry(request_id, error)
+
+
+def _request(
+    sent: RecommendBody, request_id: str, deadline_ms: int | None, subject: SimilarTo | None = None
+) -> RecommendRequest:
     filters = sent.filters or FiltersBody()
     return RecommendRequest(
         request_id=request_id if sent.request_id is None else sent.request_id,
@@ -307,14 +409,28 @@ def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> Re
         rationale=sent.rationale,
         next=sent.next,
         avoid_shown_s=None if sent.avoid_shown is None else seconds_of("avoid_shown.within", sent.avoid_shown.within),
+        subject=subject,
     )
+
+
+def _validated(model: type[B], sent: Any) -> B:
+    """Check JSON text, or values that were read from it, by a model. Raises InvalidRequest naming the first field that is wrong."""
+    try:
+        return model.model_validate_json(sent) if isinstance(sent, bytes) else model.model_validate(sent)
+    except ValidationError as error:
+        raise _refusal(error, model) from error
 
 
 def request_id_of(body: bytes) -> str | None:
     """Return the request id of a body that is refused, if it can be read so far and the id is a valid one."""
-    with suppress(ValueError, InvalidRequest):
+    with suppress(ValueError):
         sent = pydantic_core.from_json(body, allow_partial=True)
-        request_id = sent.get("request_id") if isinstance(sent, dict) else None
+        return _valid_id(sent.get("request_id")) if isinstance(sent, dict) else None
+    return None
+
+
+def _valid_id(request_id: Any) -> str | None:
+    with suppress(InvalidRequest):
         if isinstance(request_id, str):
             check_id("request_id", request_id)
             return request_id
@@ -368,9 +484,21 @@ def format_recommendation(answer: Recommendation) -> dict[str, Any]:
 _PARTS: Mapping[str, type[Body]] = {"filters": FiltersBody, "avoid_shown": AvoidShownBody}
 
 
-def _refusal(error: ValidationError) -> InvalidRequest:
+def format_batch(answers: Sequence[BatchAnswer], error_body: Callable[[TailraceError, str], Any]) -> dict[str, Any]:
+    """Return the answers as plain values; `error_body` writes an error as it is written alone."""
+    return {
+        "answers": [
+            format_recommendation(one.outcome)
+            if isinstance(one.outcome, Recommendation)
+            else error_body(one.outcome, one.request_id)
+            for one in answers
+        ]
+    }
+
+
+def _refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     if error.error_count() > _MAX_NUM_FAULTS:  # unknown fields: nothing else is there so often
-        fields = ", ".join(sorted(RecommendBody.model_fields))
+        fields = ", ".join(sorted(model.model_fields))
         return InvalidRequest("body", f"{error.error_count()} unknown or wrong fields", f"the fields are {fields}")
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field, kind, message = field_path(first["loc"]), first["type"], first["msg"]
@@ -379,7 +507,8 @@ def _refusal(error: ValidationError) -> InvalidRequest:
     if not first["loc"]:
         return InvalidRequest("body", "not a JSON object", "send one JSON object")
     if kind == "extra_forbidden":
-        model = _PARTS.get(str(first["loc"][0]), RecommendBody) if len(first["loc"]) > 1 else RecommendBody
+        part = next((str(one) for one in first["loc"][:-1] if one in _PARTS), None)
+        model = model if part is None else _PARTS[part]
         return InvalidRequest(field, "unknown", f"the fields are {', '.join(sorted(model.model_fields))}")
     if named := _OF_TYPE.fullmatch(message):
         expected = f"{'an' if named[1][0] in 'aio' else 'a'} {named[1]}"

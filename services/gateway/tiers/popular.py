@@ -17,7 +17,8 @@ from typing import Protocol
 import numpy as np
 import structlog
 
-from services.contracts.recommend import Filters, RecommendRequest, ScoredItem, Tier
+from services.contracts.features import RecentPopularity
+from services.contracts.recommend import Filters, PopularIn, RecommendRequest, ScoredItem, Tier
 from services.gateway.periodic_task import PeriodicTask
 from services.gateway.request.candidates import ItemRanking, as_items, best_allowed
 from services.gateway.request.context import RequestContext
@@ -38,8 +39,8 @@ _PRIOR_EVENTS = 50.0
 class PopularityWindows(Protocol):
     """Recent popularity, kept by the stream worker."""
 
-    async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
-        """Return (item id, weight), for example events per hour; empty before the first events. Raises DependencyUnavailable."""
+    async def read_popular(self, timeout_s: float) -> RecentPopularity:
+        """Return it; empty before the first events. Raises DependencyUnavailable."""
         ...
 
 
@@ -60,7 +61,7 @@ class PopularTier:
     def __init__(self, live: LiveBundle, windows: PopularityWindows, refresh_s: float) -> None:
         self._live = live
         self._windows = windows
-        self._recent: Sequence[tuple[str, float]] = ()
+        self._recent = RecentPopularity()
         self._rankings: dict[str, PopularRanking] = {}
         self._rankings_lock = threading.Lock()
         self._head: tuple[ScoredItem, ...] = ()
@@ -74,16 +75,27 @@ class PopularTier:
         return {}
 
     def rank(self, context: RequestContext) -> TierResult:
-        """Return the most popular items that may be shown, enough to fill the answer beside other tiers' items."""
-        popular = self.ranking(context.live)
-        best = best_allowed(popular.order, popular.scores, context.masks.showable, 2 * context.num_wanted)
-        return TierResult(ranking=ItemRanking(Tier.POPULAR, *best))
+        """Return the most popular items that may be shown, enough to fill the answer beside other tiers' items.
+
+        Where a window is asked for, its items are first, with their users in it as scores; the others follow with 0.
+        """
+        popular, showable = self.ranking(context.live), context.masks.showable
+        indices, scores = best_allowed(popular.order, popular.scores, showable, 2 * context.num_wanted)
+        subject = context.request.subject
+        if isinstance(subject, PopularIn) and subject.window is not None:
+            found = (
+                (context.live.items.index(one), count) for one, count in self._recent.windows.get(subject.window, ())
+            )
+            counts = {index: count for index, count in found if index is not None and index < len(showable)}
+            others = dict.fromkeys((index for index in indices if index not in counts), 0.0)
+            indices, scores = [*counts, *others], [*counts.values(), *others.values()]
+        return TierResult(ranking=ItemRanking(Tier.POPULAR, indices, scores))
 
     def items_from_memory(self, request: RecommendRequest, live: Live) -> tuple[ScoredItem, ...] | None:
-        """Return the k most popular items that may be shown; None if filters or a small catalogue need the masks."""
+        """Return the k most popular items that may be shown; None if filters, a subject or a small catalogue need the masks."""
         unwanted = {*request.excluded_item_ids, *(request.recent_item_ids if request.exclude_seen else ())}
         num_needed = request.k + len(unwanted)
-        if request.filters != _NO_FILTERS:
+        if request.filters != _NO_FILTERS or request.subject not in (None, PopularIn()):
             return None
         head = self._first(num_needed, live)
         if len(head) < num_needed:
@@ -108,7 +120,7 @@ class PopularTier:
 
     def _rank(self, live: Live) -> PopularRanking:
         """Rank this bundle's items by the last windows and keep the result. Called in several threads."""
-        ranking = rank_by_popularity(live.version, live.items, self._recent)
+        ranking = rank_by_popularity(live.version, live.items, self._recent.weights)
         with self._rankings_lock:
             others = [other for other in self._rankings.values() if other.version != live.version]
             kept = [*others, ranking][-_MAX_RANKINGS:]

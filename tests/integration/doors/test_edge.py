@@ -103,6 +103,7 @@ class Edge:
         client: trustme.LeafCert | None = None,
         metadata: dict[str, str] | None = None,
         request: dict[str, Any] = REQUEST,
+        method: str = "Recommend",
     ) -> Any:
         """Make one call over a new connection."""
         shown = {}
@@ -111,8 +112,9 @@ class Edge:
             shown = {"private_key": client.private_key_pem.bytes(), "certificate_chain": chain}
         credentials = grpc.ssl_channel_credentials((ca or self.ca).cert_pem.bytes(), **shown)
         with grpc.secure_channel(f"localhost:{self.settings.grpc_port}", credentials) as channel:
-            return api.RecommenderStub(channel).Recommend(
-                pb.RecommendRequest(**request), timeout=5, metadata=tuple((metadata or {}).items())
+            message = getattr(pb, f"{method}Request")(**request)
+            return getattr(api.RecommenderStub(channel), method)(
+                message, timeout=5, metadata=tuple((metadata or {}).items())
             )
 
     def selected(self, protocol: str) -> str | None:
@@ -225,6 +227,46 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
     assert [answer.result().status_code for answer in admitted] == [200, 200]
     assert [call.result().bundle_version for call in calls] == ["v1", "v1"]
     assert [answer.status_code for answer in unlimited] == [200] * 6
+
+
+@pytest.mark.parametrize("door", ["rest", "grpc"])
+def test_a_call_of_many_requests_counts_as_as_many(edge: Edge, door: str) -> None:
+    """Of six that may be in flight a batch holds five: one more passes and the next is refused. One that does not say its size counts as a hundred, and passes if it is alone."""
+    whole = {
+        "requests": [{name: value for name, value in LONG.items() if name != "deadline_ms"}] * 5,
+        "deadline_ms": 5_000,
+    }
+    with httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http, ThreadPoolExecutor(4) as pool:
+
+        def ask(size: int | None) -> str:
+            named = bearer("high") | ({} if size is None else {"x-batch-size": str(size)})
+            if door == "rest":
+                path, body = ("/v1/recommendations", LONG) if size == 1 else ("/v1/recommendations:batch", whole)
+                return str(http.post(path, json=body, headers=bearer("high") if size == 1 else named).status_code)
+            try:
+                if size == 1:
+                    edge.call_grpc(metadata=bearer("high"), request=LONG)
+                else:
+                    edge.call_grpc(metadata=named, request=whole, method="RecommendBatch")
+            except grpc.RpcError as error:
+                return str(error.code().value[0])
+            return "ok"
+
+        http.get("/limit/6")
+        wait_for(lambda: edge.announced() == "6", what="the limit")
+        batch = pool.submit(ask, 5)
+        wait_for(lambda: edge.num_in_flight() == 2, what="the batch: its first, and the bit of the other four")
+        single = pool.submit(ask, 1)
+        wait_for(lambda: edge.num_in_flight() == 3, what="one more")
+        refused = [ask(size) for size in (1, 5, None)]
+        assert [batch.done(), single.done()] == [False, False]
+        finished = [batch.result(), single.result()]
+        alone = ask(None)
+        http.get("/limit/none")
+
+    passed, over = ("200", "429") if door == "rest" else ("ok", "8")
+    assert refused == [over] * 3
+    assert [*finished, alone] == [passed] * 3
 
 
 @pytest.mark.parametrize("paths", [TAILRACE, OPENAI, ["http://localhost/v1/%65vents", "http://localhost//v1/events"]])

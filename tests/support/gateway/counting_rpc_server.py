@@ -24,7 +24,7 @@ async def answer(request: bytes, context: Any) -> None:
 class CountingDoor:
     """A servicer that answers every method so."""
 
-    Recommend = RecordEvents = Check = staticmethod(answer)
+    Recommend = RecommendBatch = SimilarItems = Popular = RecordEvents = Check = staticmethod(answer)
 
 
 async def serve(kind: str, port: int, max_bytes: int) -> None:

@@ -1,13 +1,13 @@
 """The ports' fakes, ten lines each: they answer at once unless a test sets a delay or an error."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from services.contracts.erasure import ErasureReceipt, ErasureStore
-from services.contracts.features import UserFeatures
+from services.contracts.features import RecentPopularity, UserFeatures
 from services.contracts.items import decode_item
 from services.contracts.rank import EngineLoad, RankRequest, RankResult
 from services.errors import DeadlineExceeded, DependencyUnavailable
@@ -20,8 +20,10 @@ class FakeFeatures:
     def __init__(self, users: dict[str, UserFeatures] | None = None) -> None:
         self.users = users or {}
         self.popular: list[tuple[str, float]] = []
+        self.windows: dict[str, list[tuple[str, float]]] = {}
         self.error: BaseException | None = None
         self.delay_s = 0.0
+        self.read_together: list[tuple[str, ...]] = []
 
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
         """Return the user's features with the list of this bundle, within the timeout."""
@@ -35,11 +37,18 @@ class FakeFeatures:
             return replace(found, precomputed=None)
         return found
 
-    async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
+    async def read_many(
+        self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
+    ) -> Mapping[str, UserFeatures]:
+        """Return the features of these users, and remember that they were read together."""
+        self.read_together.append(tuple(user_ids))
+        return {user_id: await self.read(user_id, bundle_version, timeout_s) for user_id in user_ids}
+
+    async def read_popular(self, timeout_s: float) -> RecentPopularity:
         """Return the popularity windows."""
         if self.error is not None:
             raise self.error
-        return self.popular
+        return RecentPopularity(self.popular, self.windows)
 
 
 class FakeLlm:

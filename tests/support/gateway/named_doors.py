@@ -36,7 +36,7 @@ class NamedDoor:
         states = health_pb2.HealthCheckResponse
         return states(status=states.SERVING if self._name == RAY else states.NOT_SERVING)
 
-    Recommend = RecordEvents = Check
+    Recommend = RecommendBatch = SimilarItems = Popular = RecordEvents = Check
 
 
 async def hold(name: str) -> None:

@@ -17,7 +17,7 @@ from services.contracts.events import Interaction
 from services.features.repo import RepoAddress
 from services.features.schema import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
-from services.observability.metrics import StreamMetrics
+from services.observability.metrics import ItemsMetrics, StreamMetrics
 from services.settings.settings import Settings
 from services.stream.__main__ import run_worker
 from services.stream.aggregate import LoggedEvent, apply, history_limits
@@ -48,13 +48,15 @@ class Rig:
     def __post_init__(self) -> None:
         self.registry = CollectorRegistry()
         self._metrics = StreamMetrics(self.registry)
+        self._item_metrics = ItemsMetrics(self.registry)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start_worker(self, pace: Pace = QUICK) -> None:
         """Start the worker."""
         self._stop.clear()
-        self._thread = threading.Thread(target=run_worker, args=(self.settings, self._stop, self._metrics, pace))
+        parts = (self.settings, self._stop, self._metrics, pace, None, self._item_metrics)
+        self._thread = threading.Thread(target=run_worker, args=parts)
         self._thread.start()
 
     def stop_worker(self) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,16 @@ from services.contracts.erasure import Erasure, ErasureStore, decode_record
 from services.errors import DependencyUnavailable, Overloaded
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.gateway.rest.door import create_rest_app
-from tailrace_client import AsyncClient, CallOptions, Client, Event, Explanation, Recommendation, TailraceError
+from tailrace_client import (
+    AsyncClient,
+    CallOptions,
+    CatalogueItem,
+    Client,
+    Event,
+    Explanation,
+    Recommendation,
+    TailraceError,
+)
 from tailrace_client.rpc import _refusal as refusal_of
 from tests.support.gateway.keys import stored_key
 from tests.support.servers import HOST, free_port
@@ -104,6 +113,21 @@ async def refused(call: Awaitable[Any]) -> TailraceError:
     with pytest.raises(TailraceError) as error:
         await call
     return error.value
+
+
+async def test_lists_are_the_same_through_every_client(case: Case) -> None:
+    """A batch with an entry that is refused, similar items of one and of a cart, and what is popular; options reach the server."""
+    batch = await case.client.recommend_batch(["long", {"user_id": "a", "k": 0}], k=2, deadline_ms=5_000)
+    similar = await case.client.similar("i05", k=2, categories=["even"], deadline_ms=5_000)
+    cart = await case.client.similar(["i05", "i06"], "long", k=2, deadline_ms=5_000)
+    popular = await case.client.popular("1h", "odd", k=2, deadline_ms=5_000)
+    unknown = await refused(case.client.similar("a/b", deadline_ms=5_000))
+
+    assert [item.item_id for item in batch[0].items] == ["i04", "i05"]
+    assert (batch[1].code, batch[1].field, bool(batch[1].request_id)) == ("invalid_request", "k", True)
+    assert [[item.item_id for item in one.items] for one in (similar, cart)] == [["i06", "i08"], ["i07", "i08"]]
+    assert ([item.item_id for item in popular.items], popular.tier) == (["i01", "i03"], "popular")
+    assert (unknown.code, "a/b" in unknown.message) == ("not_found", True)
 
 
 async def test_both_doors_give_the_same_answer(case: Case) -> None:
@@ -374,3 +398,55 @@ async def test_another_server_s_answer_is_the_one_error(status: int, body: bytes
                 errors = [await refused(one.recommend("u", deadline_ms=20_000)) for one in (client, Blocking(blocking))]
 
     assert [error.code for error in errors] == [code] * 2
+
+
+ITEM = CatalogueItem(
+    item_id="i04/new",
+    title="New",
+    categories=("odd", "fresh"),
+    attributes={"colour": "red", "sizes": ("s", "m"), "price": 9.5, "new": True},
+    published_ms=1_700_000_000_000,
+    expires_ms=4_000_000_000_000,
+    value=2.0,
+)
+
+
+async def test_items_are_put_patched_read_and_deleted_over_both_doors(case: Case) -> None:
+    """What was put comes back; a patch changes its own fields alone; what is deleted is not found; a hidden item is in no answer."""
+    put = await case.client.put_items([ITEM, CatalogueItem(item_id="i04", available=False)])
+    read = await case.client.get_item(ITEM.item_id)
+    patched = await case.client.patch_item(
+        ITEM.item_id, {"title": None, "attributes": {"colour": None, "price": 8.0}, "value": 3.0}
+    )
+    answer = await case.client.recommend("long", k=10, deadline_ms=5_000)
+    await case.client.delete_item(ITEM.item_id)
+    gone = await refused(case.client.get_item(ITEM.item_id))
+
+    assert (put.accepted, put.refused, read) == (2, (), ITEM)
+    attributes = {"sizes": ("s", "m"), "price": 8.0, "new": True}
+    assert patched == replace(ITEM, title=None, attributes=attributes, value=3.0)
+    assert "i04" not in {item.item_id for item in answer.items}
+    assert (gone.code, gone.field) == ("not_found", None)
+
+
+async def test_a_wrong_item_is_refused_by_itself(case: Case) -> None:
+    """The outcome names entry, field and fix; the others are put."""
+    wrong = CatalogueItem(item_id="bad", attributes={"value": 1.0})
+    put = await case.client.put_items([wrong, CatalogueItem(item_id="good"), CatalogueItem(item_id="")])
+
+    assert put.accepted == 1
+    assert [(one.item_id, one.field) for one in put.refused] == [
+        ("bad", "items[0].attributes.value"),
+        ("", "items[2].item_id"),
+    ]
+    assert (await case.client.get_item("good")).title == "good"
+
+
+async def test_a_patch_of_an_item_that_is_not_there_is_refused(case: Case) -> None:
+    """An item of the bundle alone can be patched, another one is not found, and a bad change names its field."""
+    patched = await case.client.patch_item("i00", {"available": False})
+    missing = await refused(case.client.patch_item("none", {"available": False}))
+    wrong = await refused(case.client.patch_item("i00", {"published_ms": 5}))
+
+    assert (patched.item_id, patched.available, patched.title) == ("i00", False, None)
+    assert (missing.code, wrong.code, wrong.field) == ("not_found", "invalid_request", "published_ms")

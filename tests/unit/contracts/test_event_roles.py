@@ -37,7 +37,7 @@ TYPES = st.sampled_from(["click", "rating", "dislike", "buy"])
             "[types.view]\nrole = 'bad'",
             "types.view.role: 'bad' is no role; give one of positive, weak, negative, ignored",
         ),
-        ("[types.view]\nweight = 2", "types.view.weight: 2.0 for the role positive; give 0 to 1"),
+        ("[types.view]\nweight = 20", "types.view.weight: 20.0 for the role positive; give 0 to 10"),
         ("[types.no]\nrole = 'negative'\nweight = 1", "types.no.weight: 1.0 for the role negative; give 0 to 1"),
         ("[types.rating]\nmin_value = 'four'", "types.rating.min_value: 'four' is no number"),
         ("[types.rating]\nbelow = 'negative'", "types.rating.below: has no meaning without min_value"),

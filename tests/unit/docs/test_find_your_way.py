@@ -6,7 +6,7 @@ from functools import cache
 
 from tests.support.pages import ROOT
 
-QUESTIONS = "abcdefghijklmnoprst"
+QUESTIONS = "abcdefghijklmnoprstu"
 RECIPES = set("fgim")
 MOST_STEPS = 4
 STEP = re.compile(r"`(?P<path>[\w./-]+\.\w+)`: (?P<symbols>`[^`]+`(?:, `[^`]+`(?!:))*)")

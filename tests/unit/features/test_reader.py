@@ -27,7 +27,7 @@ def test_scores_are_events_per_hour_summed_over_windows_and_partitions() -> None
 
     merged = merge_popularity(rows, now_ms=NOW_MS)
 
-    assert merged == [("a", pytest.approx(2.0)), ("b", pytest.approx(1.0)), ("c", pytest.approx(1.0))]
+    assert merged.weights == [("a", pytest.approx(2.0)), ("b", pytest.approx(1.0)), ("c", pytest.approx(1.0))]
 
 
 def test_windows_older_than_their_length_are_left_out() -> None:
@@ -36,8 +36,8 @@ def test_windows_older_than_their_length_are_left_out() -> None:
 
     before, after = (merge_popularity([last], NOW_MS + WINDOW_MS["1h"] + more_ms) for more_ms in (-1, 0))
 
-    assert [item_id for item_id, _ in before] == ["a", "b"]
-    assert [item_id for item_id, _ in after] == ["b"]
+    assert [item_id for item_id, _ in before.weights] == ["a", "b"]
+    assert [item_id for item_id, _ in after.weights] == ["b"]
 
 
 def test_times_are_those_of_one_user_by_number(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import httpx
@@ -62,24 +63,39 @@ class RestClient:
         """Request a recommendation."""
         return await self._post("/v1/recommendations", body, headers)
 
+    async def batch(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
+        """Request recommendations for several users."""
+        return await self._post("/v1/recommendations:batch", body, headers)
+
+    async def similar(self, item_ids: list[str], body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
+        """Request similar items."""
+        path = f"/v1/items/{quote(item_ids[0], safe='')}/similar"
+        return await self._post(path, {**body, "item_ids": item_ids[1:]}, headers)
+
+    async def popular(self, window: str | None = None, category: str | None = None, k: int = 10) -> Reply:
+        """Request popular items."""
+        sent = {"window": window, "category": category, "k": k}
+        return _reply(await self.http.get("/v1/popular", params={n: v for n, v in sent.items() if v is not None}))
+
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
         """Record events."""
         return await self._post("/v1/events", {"events": events}, headers)
 
     async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str] | None) -> Reply:
         """Post and return the reply."""
-        answer = await self.http.post(path, content=json.dumps(body), headers=headers)
-        reply = Reply(
-            "ok", answer.json(), request_id=answer.headers.get("x-request-id"), limits=_limits(answer.headers)
-        )
-        if answer.status_code != 200:
-            error = reply.body.pop("error")
-            reply.code, reply.field, reply.message = error["code"], error["field"], error["message"]
-            reply.refused_id, reply.parts = error["request_id"], frozenset(error)
-            reply.retry_after = answer.headers.get("retry-after")
-            reply.sent = f"{sorted(answer.headers.items())} {answer.text}"
-            assert answer.status_code == REST_STATUS[ErrorKind(reply.code)]
-        return reply
+        return _reply(await self.http.post(path, content=json.dumps(body), headers=headers))
+
+
+def _reply(answer: httpx.Response) -> Reply:
+    reply = Reply("ok", answer.json(), request_id=answer.headers.get("x-request-id"), limits=_limits(answer.headers))
+    if answer.status_code != 200:
+        error = reply.body.pop("error")
+        reply.code, reply.field, reply.message = error["code"], error["field"], error["message"]
+        reply.refused_id, reply.parts = error["request_id"], frozenset(error)
+        reply.retry_after = answer.headers.get("retry-after")
+        reply.sent = f"{sorted(answer.headers.items())} {answer.text}"
+        assert answer.status_code == REST_STATUS[ErrorKind(reply.code)]
+    return reply
 
 
 class RpcClient:
@@ -94,6 +110,26 @@ class RpcClient:
     async def recommend(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
         """Request a recommendation."""
         return await self.call(self._stub.Recommend, recommend_pb2.RecommendRequest(**body), headers)
+
+    async def batch(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
+        """Request recommendations for several users, with the form of answers that REST has."""
+        reply = await self.call(self._stub.RecommendBatch, recommend_pb2.RecommendBatchRequest(**body), headers)
+        outcomes = [one.get("recommendation") or one for one in reply.body.get("answers", [])]
+        return replace(reply, body={"answers": outcomes})
+
+    async def similar(self, item_ids: list[str], body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
+        """Request similar items."""
+        request = recommend_pb2.RecommendRequest(**body)
+        message = recommend_pb2.SimilarItemsRequest(item_ids=item_ids, request=request)
+        return await self.call(self._stub.SimilarItems, message, headers)
+
+    async def popular(self, window: str | None = None, category: str | None = None, k: int = 10) -> Reply:
+        """Request popular items."""
+        filters = recommend_pb2.Filters(categories=[] if category is None else [category])
+        request = recommend_pb2.RecommendRequest(k=k, filters=filters)
+        return await self.call(
+            self._stub.Popular, recommend_pb2.PopularRequest(window=window or "", request=request), None
+        )
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
         """Record events."""

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from models.catalogue import Catalogue
 from models.registry import BundleStore
+from models.similar import SIMILAR, SimilarTable
 from services.contracts.access import ANYONE, Priority
 from services.contracts.features import PrecomputedList, UserFeatures
 from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
@@ -57,11 +58,18 @@ def catalogue_of(num_items: int = NUM_ITEMS) -> Catalogue:
     )
 
 
+def ring_of(num_items: int) -> SimilarTable:
+    """Return a table in which the next three items by index, around the end, are an item's neighbours, the first one nearest."""
+    neighbours = (np.arange(num_items)[:, None] + np.arange(1, 4)) % num_items
+    return SimilarTable(neighbours.astype(np.int32), np.tile(np.array([0.75, 0.5, 0.25], np.float16), (num_items, 1)))
+
+
 def publish(root: Path, version: str, catalogue: Catalogue, **about: Any) -> None:
-    """Publish and promote a bundle that holds a catalogue alone; `about` is added to its manifest."""
+    """Publish and promote a bundle that holds a catalogue and its similar items alone; `about` is added to its manifest."""
     source = root.parent / f"source-{version}"
     source.mkdir()
     catalogue.save(source / "catalogue.parquet")
+    ring_of(len(catalogue.item_ids)).save(source / SIMILAR)
     store = BundleStore(root)
     store.publish(source, version, {"dataset": "toy", **about})
     store.promote(version)

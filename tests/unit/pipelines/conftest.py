@@ -13,6 +13,7 @@ from pipelines.evaluation.evaluate import Trained, evaluate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import assemble
 from pipelines.runner.stage import silent
+from pipelines.similarity.mix import make_similar
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions
@@ -49,6 +50,7 @@ class Built:
 
     trained: Trained
     evaluated: Path
+    similar: Path
     assembled: Path
 
 
@@ -60,10 +62,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPTH_1) -> Built:
     """Run the stages below this folder; `distill` trains the twin in another process."""
-    folders = [root / name for name in ("tokens", "train", "distill", "evaluate", "assemble")]
+    folders = [root / name for name in ("tokens", "train", "distill", "evaluate", "similar", "assemble")]
     for folder in folders:
         folder.mkdir()
-    tokens, trained_dir, students, evaluated, assembled = folders
+    tokens, trained_dir, students, evaluated, similar, assembled = folders
     ingested = write_ingested(root / "ingest")
     tokenize(ingested, histories_from(ingested), 1_000, tokens, codes)
     torch.set_num_threads(1)
@@ -75,5 +77,6 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
     choose_student(tokens, SMALL_STUDENT, students, *fitted)
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     evaluate(trained, HeldOut(tokens, root, "tailrace pipeline"), "ring", evaluated, silent)
-    assemble(trained, evaluated, MADE_AT, assembled)
-    return Built(trained, evaluated, assembled)
+    make_similar((tokens, students), (tokens, students), repeats=False, out=similar)
+    assemble(trained, evaluated, similar, MADE_AT, assembled)
+    return Built(trained, evaluated, similar, assembled)

@@ -24,11 +24,18 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
     seen: set[Reason | None] = set()
     both = (True, False)
     times = ((0.1, 0.1), (0.11, 0.1), (0.0, 0.0))
-    kinds = itertools.product(((0, 0), (0, 9), (9, 9)), both, both, both, both, (0, 2, 3), both, both, (0, 7, 8), times)
-    for allowed, covers, shed, unavailable, known, history, pays, breaker, flight, (predicted_s, budget_s) in kinds:
+    asks = (None, Tier.SIMILAR, Tier.POPULAR)
+    kinds = itertools.product(
+        ((0, 0), (0, 9), (9, 9)), asks, both, both, both, both, (0, 2, 3), both, both, (0, 7, 8), times
+    )
+    for allowed, asked, covers, shed, unavailable, known, history, pays, breaker, flight, (
+        predicted_s,
+        budget_s,
+    ) in kinds:
         case = Facts(
             num_allowed=allowed[0],
             num_allowed_if_seen=allowed[1],
+            asked=asked,
             list_covers=covers,
             is_shed=shed,
             features_unavailable=unavailable,
@@ -45,6 +52,8 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
         rules = [
             (allowed == (0, 0), Tier.POPULAR, Reason.NOTHING_ALLOWED),
             (allowed[0] == 0, Tier.POPULAR, Reason.EVERYTHING_SEEN),
+            (asked is Tier.SIMILAR, Tier.SIMILAR, Reason.SIMILAR_ASKED),
+            (asked is Tier.POPULAR, Tier.POPULAR, Reason.POPULAR_ASKED),
             (shed, Tier.POPULAR, Reason.SHED),
             (covers, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
             (history == 0 and unavailable, Tier.POPULAR, Reason.FEATURES_UNAVAILABLE),

@@ -124,10 +124,10 @@ def test_whoever_reads_a_path_that_passes_reads_the_same(path: str, prefix: str)
 
 
 async def test_what_stands_before_a_parameter_is_known(app: HttpApp) -> None:
-    """A path of an operation has a parameter at its end or none, and the edge knows each beginning."""
+    """A path of an operation has one parameter or none, and the edge knows each beginning."""
     add_console(app, service=None)  # type: ignore[arg-type] - routes alone
 
     paths = [route.path for route in app.router.routes if isinstance(route, Route)]
 
     assert {path.partition("{")[0] for path in paths if "{" in path} == set(WITH_PARAMETER)
-    assert all(path.endswith("}") and path.count("{") == 1 for path in paths if "{" in path)
+    assert all(path.count("{") == 1 for path in paths if "{" in path)

@@ -109,7 +109,7 @@ async def test_events_come_as_an_object_a_list_or_one(rest: RestClient, world: W
 async def test_an_event_may_write_out_what_the_schema_says_may_be_null(rest: RestClient, world: World) -> None:
     """Generated clients send null for what is absent: the id and the time are made, and no request is named."""
     schema = (await rest.http.get("/openapi.json")).json()["components"]["schemas"]["EventBody"]["properties"]
-    nulls = {name: None for name, kind in schema.items() if {"type": "null"} in kind.get("anyOf", ())}
+    nulls = {name: None for name, kind in schema.items() if "null" in kind["type"]}
 
     answer = await rest.http.post(EVENTS, json={"user_id": "u", "item_id": "i", **nulls})
 

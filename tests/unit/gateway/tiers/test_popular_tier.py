@@ -57,7 +57,8 @@ def listed_after(num_users: int, item: int, waited_ms: int, old: Catalogue) -> l
         counts.add(LoggedEvent(f"u{number}", old.item_ids[item], f"e{number}", NOW_MS * 1_000, place, "click", 1.0))
     now_ms = NOW_MS + waited_ms
     row = PopularRow(partition=0, as_of_ms=now_ms, windows=counts.top(now_ms, 200))
-    return rank_by_popularity("v1", LiveItems().lay(old), merge_popularity([row], now_ms)).order[:10].tolist()
+    recent = merge_popularity([row], now_ms)
+    return rank_by_popularity("v1", LiveItems().lay(old), recent.weights).order[:10].tolist()
 
 
 @pytest.mark.parametrize("steepness", [0.3, 1.0])

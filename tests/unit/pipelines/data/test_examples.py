@@ -3,14 +3,21 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 
 from models.catalogue import load_catalogue
 from pipelines.codes.tokenize import tokenize
 from pipelines.data.arrivals import logged_events
-from pipelines.data.examples import Split, as_of_rows, read_cases, read_labelled_sequences, read_sequences
+from pipelines.data.examples import (
+    Split,
+    as_of_rows,
+    items_of,
+    read_cases,
+    read_labelled_sequences,
+    read_sequences,
+    weights_of,
+)
 from pipelines.data.roles import with_labels
 from pipelines.features.tables import replay
 from services.contracts.event_roles import parse_event_roles
@@ -44,9 +51,9 @@ def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
     ann, bob = sorted(read_labelled_sequences(tmp_path), key=len, reverse=True)
     assert [[names[item] for item in case] for case in (*test.histories, test.targets)] == [[*"aBcDeF"], ["g"]]
     assert [[names[item] for item in case] for case in (*valid.histories, valid.targets)] == [[*"aBcD"], ["e"]]
-    assert [names[item] for item in np.ma.getdata(ann)] == [*"aBcD"]
-    assert np.ma.getmaskarray(ann).tolist() == [False, True, False, True]
-    assert np.ma.getmaskarray(bob).tolist() == [True, False, True]
+    assert [names[item] for item in items_of(ann)] == [*"aBcD"]
+    assert (weights_of(ann) == 0).tolist() == [False, True, False, True]
+    assert (weights_of(bob) == 0).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("max_items", [1, 2, 4, 5, 7])

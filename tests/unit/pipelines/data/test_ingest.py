@@ -99,7 +99,7 @@ def test_contract_of_the_events_table(tmp_path: Path) -> None:
     """The columns and types that the features stage builds on, type and value by default; times rise strictly within a user."""
     events, summary = run(Source(*own_tables(tmp_path), ()), tmp_path)
 
-    roles = {"role": pl.String, "is_label": pl.Boolean}
+    roles = {"role": pl.String, "weight": pl.Float32, "count": pl.Float32}
     assert dict(events.schema) == {**EVENT_COLUMNS, **roles, "event_time": pl.Datetime("us", "UTC")}
     gaps = events.select(pl.col("event_time").diff().over("user_id"))["event_time"].drop_nulls()
     assert gaps.dt.total_microseconds().min() > 0

@@ -48,7 +48,7 @@ def refitted(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(built: Built, refitted: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """It, published and live."""
     folder = tmp_path_factory.mktemp("published")
-    assemble(serving_pair(built.trained, refitted), built.evaluated, MADE_AT, folder, built.trained)
+    assemble(serving_pair(built.trained, refitted), built.evaluated, built.similar, MADE_AT, folder, built.trained)
     prompt = {"max_items": built.trained.max_items, "stride": built.trained.stride}
     about = {"prompt": prompt, "data": {"newest_event_us": 1 << 60}}
     store = BundleStore(folder / "bundles")

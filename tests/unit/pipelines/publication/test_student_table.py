@@ -33,7 +33,7 @@ def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_table_finds_the_trained_students_top_ten(built: Built, tmp_path: Path) -> None:
     """The share that the report and the table name is what the served student finds of the trained one's ten best, at least 97 %."""
-    assemble(built.trained, built.evaluated, MADE_AT, tmp_path)
+    assemble(built.trained, built.evaluated, built.similar, MADE_AT, tmp_path)
     bundle = tmp_path / "bundle"
 
     ranker, cases = StudentRanker(bundle / "student.onnx"), read_cases(built.trained.tokenized, Split.VALID)

@@ -11,11 +11,13 @@ import torch
 from structlog.testing import capture_logs
 from torch import nn
 
+from pipelines.data.examples import Weighted
 from pipelines.planner.mesh import Layout
 from pipelines.runner.stage import silent
 from pipelines.training.fit.batches import Batch, make_batch
 from pipelines.training.fit.fitting import Fitted, Task, fit
 from pipelines.training.fit.parallel import Group, Method, Share, unusable_share
+from pipelines.training.reports.watched import Logged
 from pipelines.training.train_decoder import train_in
 from pipelines.training.workers.rank import Ending, Seat, work_at
 from services.errors import ConfigError
@@ -72,7 +74,7 @@ def test_bf16_changes_products_alone(built: Built, tmp_path: Path) -> None:
 def test_a_batch_is_known_by_its_content() -> None:
     """Another item, another order and another label that is left out are other batches; a copy is the same."""
     catalogue, rows = build_catalogue(), [np.array([1, 2, 3]), np.array([4, 5])]
-    masked = np.ma.MaskedArray(rows[0], mask=[False, True, False])
+    masked = Weighted(rows[0], np.array([1.0, 0.0, 1.0]))
 
     digests = [
         make_batch(windows, catalogue).signed().digest
@@ -86,7 +88,7 @@ def test_a_batch_is_known_by_its_content() -> None:
 
 def test_the_ranks_whose_loss_is_not_plausible_are_named() -> None:
     """NaN and a far too high one; a single process is not."""
-    shares = [Share(4.0, 4), Share(float("nan"), 4), Share(4e9, 4)]
+    shares = [Share(4.0, 4, 0), Share(float("nan"), 4, 1), Share(4e9, 4, 2)]
 
     assert unusable_share(shares, 100.0) == " (nan on rank 1, 1e+09 on rank 2)"
     assert unusable_share(shares[1:2], 100.0) == ""
@@ -113,7 +115,7 @@ def fit_slowly(folder: Path, batch_s: float, step_s: float) -> tuple[Fitted, lis
         uniform_loss=1e9,
     )
     with capture_logs() as logged:
-        fitted = fit(nn.Linear(1, 1), task, replace(QUICK, epochs=1), checkpoints_in(folder), silent)
+        fitted = fit(nn.Linear(1, 1), task, replace(QUICK, epochs=1), checkpoints_in(folder), silent, watch=Logged())
     return fitted, [line["event"] for line in logged]
 
 

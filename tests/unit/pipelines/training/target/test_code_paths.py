@@ -6,6 +6,7 @@ import torch
 
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Decoder
+from pipelines.data.examples import Weighted
 from pipelines.scoring.beams import BeamScorer
 from pipelines.training.fit.batches import make_batch
 from pipelines.training.target.code_paths import CodePaths
@@ -59,7 +60,7 @@ def test_a_code_in_no_item_is_not_learned_from() -> None:
     """Its row gets no gradient; neither does a label that is masked or padding."""
     catalogue, _, decoder = make()
     alone = make_batch([np.array([3, 7, 12])], catalogue)
-    masked = make_batch([np.ma.MaskedArray([3, 7, 12, 5], mask=[False, False, False, True]), np.array([2])], catalogue)
+    masked = make_batch([Weighted(np.array([3, 7, 12, 5]), np.array([1.0, 1.0, 1.0, 0.0])), np.array([2])], catalogue)
     masked.is_label[1] = False
 
     def learned(batch):

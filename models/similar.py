@@ -1,0 +1,83 @@
+"""The similar items of each item, as a bundle holds them: neighbours best first, and how similar they are. Numpy only; no torch.
+
+    <bundle>/similar/neighbours.npy   (V, N) int32: indices of the catalogue, best first; -1 where there are no more
+                     scores.npy       (V, N) float16: from 0 to 1, falling along each row
+
+How they are found is the pipeline's affair. The arrays are mapped into memory, so the gateways of one machine share them, and a request touches one row for each item
+that it names. Shape suffixes: V items, N neighbours of an item, R neighbours of all named items together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from models.errors import BundleCorrupt
+
+SIMILAR = "similar"
+_NEIGHBOURS, _SCORES = "neighbours.npy", "scores.npy"
+_MOST, _FEWEST, _MOST_OF_ALL = 100, 32, 1 << 25
+NONE = -1
+
+
+def num_neighbours(num_items: int) -> int:
+    """Return how many neighbours an item has at most: 100, fewer in a catalogue so large that a table of them would pass 200 MB."""
+    return max(1, min(num_items - 1, _MOST, max(_FEWEST, _MOST_OF_ALL // max(1, num_items))))
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarTable:
+    """The table of one catalogue. Safe to read from several threads."""
+
+    neighbours_VN: np.ndarray
+    scores_VN: np.ndarray
+
+    def best(self, items: Sequence[int], allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:
+        """Return at most `k` allowed neighbours of these items, best first (ties by index), and their scores.
+
+        A neighbour of several has the sum of its scores, divided by the number of items. `allowed` is (V,) bool.
+        """
+        if len(items) == 1:
+            neighbours_N = self.neighbours_VN[items[0]]
+            kept = np.flatnonzero(allowed[neighbours_N] & (neighbours_N != NONE))[:k]
+            return neighbours_N[kept].tolist(), self.scores_VN[items[0], kept].tolist()
+        rows = np.array(items, dtype=np.int64)
+        found_R, owner_R = np.unique(self.neighbours_VN[rows], return_inverse=True)
+        sums_R = np.bincount(owner_R.ravel(), self.scores_VN[rows].ravel()) / max(1, len(items))
+        kept = np.flatnonzero(allowed[found_R] & (found_R != NONE))
+        order = kept[np.argsort(-sums_R[kept], kind="stable")[:k]]
+        return found_R[order].tolist(), sums_R[order].tolist()
+
+    def save(self, folder: Path) -> None:
+        """Write the table into this folder, which is made."""
+        folder.mkdir(exist_ok=True)
+        np.save(folder / _NEIGHBOURS, self.neighbours_VN)
+        np.save(folder / _SCORES, self.scores_VN)
+
+
+def empty_table(num_items: int) -> SimilarTable:
+    """Return a table in which no item has a neighbour: that of bundles made before there were any."""
+    return SimilarTable(np.zeros((num_items, 0), dtype=np.int32), np.zeros((num_items, 0), dtype=np.float16))
+
+
+def load_similar(folder: Path, num_items: int) -> SimilarTable:
+    """Map what `save` wrote for a catalogue of this size; an empty table where there is no folder. Raises BundleCorrupt naming the file."""
+    if not folder.exists():
+        return empty_table(num_items)
+    neighbours_VN, scores_VN = _mapped(folder / _NEIGHBOURS, "i4"), _mapped(folder / _SCORES, "f2")
+    if len(neighbours_VN) != num_items or scores_VN.shape != neighbours_VN.shape:
+        raise BundleCorrupt(f"{folder}: neighbours of {len(neighbours_VN)} items, the catalogue has {num_items}")
+    if neighbours_VN.size and not (neighbours_VN.min() >= NONE and neighbours_VN.max() < num_items):
+        raise BundleCorrupt(f"{folder / _NEIGHBOURS}: names items that the catalogue lacks")
+    return SimilarTable(neighbours_VN, scores_VN)
+
+
+def _mapped(path: Path, kind: str) -> np.ndarray:
+    try:
+        array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
+    except (OSError, ValueError) as error:
+        raise BundleCorrupt(f"{path}: not an array ({error})") from error
+    if array.dtype != np.dtype(kind) or array.ndim != 2:
+        raise BundleCorrupt(f"{path}: holds {array.dtype} of {array.ndim} dimensions")
+    return array

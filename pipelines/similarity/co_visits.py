@@ -1,0 +1,90 @@
+"""Which items follow or precede each other within a few events of one user, counted over training sequences. Numpy only; bounded memory.
+
+An event `d` places after another counts 1/d for the later item as a neighbour of the earlier one, and half of that the other way round: what comes next is asked for more often than what
+came before. A pair of events counts by the smaller of its two weights. Items are counted a range at a time, so that no more than a fixed number of pairs is in memory.
+
+Shape suffixes: V items, C candidates of an item, E events of all sequences together, P pairs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.similar import NONE
+
+_REACH = 10
+"""How many places apart two events may be."""
+_BACKWARD = 0.5
+_PAIRS_AT_ONCE = 1 << 23
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """For each item some others, -1 for none, and a figure that says how near each of them is. Both are (V, C)."""
+
+    items_VC: np.ndarray
+    figures_VC: np.ndarray
+
+
+def count_co_visits(
+    sequences: Sequence[np.ndarray], num_items: int, num_candidates: int, weights: Sequence[np.ndarray] | None = None
+) -> Candidates:
+    """Return for each item those that it is used with most, by their counts over the fourth root of the other's: so a rare one is not lost among frequent ones.
+
+    Args:
+        sequences: Item indices of each user, oldest first.
+        num_items: V.
+        num_candidates: C.
+        weights: Of each event, aligned with the sequences; None: all are 1.
+    """
+    items_E = np.concatenate([np.zeros(0, dtype=np.int64), *sequences])
+    owners_E = np.repeat(np.arange(len(sequences)), [len(sequence) for sequence in sequences])
+    weights_E = np.ones(len(items_E)) if weights is None else np.concatenate([np.zeros(0), *weights])
+    counts_V = np.bincount(items_E, weights_E, minlength=num_items)
+    found_VC = np.full((num_items, num_candidates), NONE, dtype=np.int32)
+    figures_VC = np.zeros((num_items, num_candidates), dtype=np.float32)
+    for first, last in _ranges(np.bincount(items_E, minlength=num_items)):
+        keys_P, values_P = _pairs(items_E, owners_E, weights_E, num_items, first, last)
+        if not len(keys_P):
+            continue
+        items_P, others_P = np.divmod(keys_P, num_items)
+        order = np.lexsort((others_P, -values_P / np.maximum(counts_V[others_P], 1) ** 0.25, items_P))
+        items_P, others_P, values_P = items_P[order], others_P[order], values_P[order]
+        starts_P = np.searchsorted(items_P, items_P)
+        places_P = np.arange(len(items_P)) - starts_P
+        kept = places_P < num_candidates
+        found_VC[items_P[kept], places_P[kept]] = others_P[kept]
+        figures_VC[items_P[kept], places_P[kept]] = values_P[kept]
+    return Candidates(found_VC, figures_VC)
+
+
+def _ranges(counts_V: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield ranges of items, first and last excluded, whose pairs are held at once."""
+    pairs_V = np.cumsum(counts_V * 2 * _REACH)
+    first = 0
+    while first < len(counts_V):
+        before = pairs_V[first - 1] if first else 0
+        last = max(first + 1, int(np.searchsorted(pairs_V, before + _PAIRS_AT_ONCE, side="right")))
+        yield first, last
+        first = last
+
+
+def _pairs(
+    items_E: np.ndarray, owners_E: np.ndarray, weights_E: np.ndarray, num_items: int, first: int, last: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of an item of the range with another, as item * V + other, ascending, and their counts."""
+    keys: list[np.ndarray] = []
+    values: list[np.ndarray] = []
+    in_range_E = (items_E >= first) & (items_E < last)
+    for distance in range(1, min(_REACH, len(items_E) - 1) + 1):
+        before, after = slice(0, -distance), slice(distance, None)
+        is_pair = (owners_E[before] == owners_E[after]) & (items_E[before] != items_E[after])
+        for mine, other, factor in ((before, after, 1.0), (after, before, _BACKWARD)):
+            chosen = np.flatnonzero(is_pair & in_range_E[mine])
+            keys.append(items_E[mine][chosen] * num_items + items_E[other][chosen])
+            values.append(np.minimum(weights_E[mine][chosen], weights_E[other][chosen]) * factor / distance)
+    if not keys:
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    unique_P, place = np.unique(np.concatenate(keys), return_inverse=True)
+    return unique_P, np.bincount(place.ravel(), np.concatenate(values))

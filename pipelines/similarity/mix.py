@@ -1,0 +1,197 @@
+"""How co-visits and vectors are mixed, chosen on held-out next items, and the table of the mix.
+
+A neighbour's score is `share * vector + (1 - share) * support * visit`. `visit` is the count of co-visits over a power of the other item's number of events, divided by the item's highest;
+`vector` the cosine, divided likewise; `support` rises from 0 to 1 with the item's co-visits, so that few of them count little. The share and the power are those whose ten nearest unseen
+neighbours of a user's newest item hold the held-out next one best (NDCG@10), over half of the validation cases. The other half gives the figures that are recorded.
+
+Shape suffixes: V items, C candidates of an item, N neighbours in the table.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.catalogue import load_catalogue
+from models.similar import NONE, SimilarTable, num_neighbours
+from models.student import read_student
+from pipelines.codes.embedding import fit_text, read_texts
+from pipelines.data.examples import Cases, Split, read_cases, read_counts, read_sequences, sample_cases
+from pipelines.runner.stage import Progress, silent
+from pipelines.scoring.metrics import gains, interval
+from pipelines.similarity.co_visits import Candidates, count_co_visits
+from pipelines.similarity.vectors import nearest, nearest_of, unit
+
+_ABOUT = "similar.json"
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+_POWERS = (0.0, 0.25, 0.5)
+_SUPPORT = 5.0
+"""Co-visits at which `support` is a half."""
+_NUM_CASES = 20_000
+_TEXT_SIZE = 64
+_CUTOFF = 10
+_ROWS = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """The share of the vectors, and the power of the other item's number of events in co-visits."""
+
+    share: float
+    power: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sources:
+    """What neighbours are found by: candidates from co-visits and from vectors, and each item's number of training events (V,)."""
+
+    visits: Candidates
+    vectors: Candidates
+    num_events_V: np.ndarray
+
+
+def make_similar(
+    judged: tuple[Path, Path], serving: tuple[Path, Path], out: Path, progress: Progress = silent, *, repeats: bool
+) -> None:
+    """Choose the mix by the judged student, and write the table by the one that serves, with what was found.
+
+    Args:
+        judged: The folder of the tokenized data and the students' folder of the pair that was judged.
+        serving: The same of the pair that serves.
+        out: Where the table and similar.json are written.
+        progress: Called during the search for neighbours.
+        repeats: Whether users come back to items, which then are answers like others.
+    """
+    sources = read_sources(*judged, progress)
+    cases = sample_cases(read_cases(judged[0], Split.VALID), _NUM_CASES)
+    found = choose(sources, cases, repeats=repeats)
+    if serving != judged:
+        sources = read_sources(*serving, progress)
+    table_of(sources, Mix(**found["mix"])).save(out)
+    (out / _ABOUT).write_text(json.dumps(found, indent=1))
+
+
+def read_found(folder: Path) -> dict[str, Any]:
+    """Read {mix: {share, power}, ndcg10, interval, popularity_ndcg10, co_visits_ndcg10, vectors_ndcg10, num_cases}."""
+    found: dict[str, Any] = json.loads((folder / _ABOUT).read_text())
+    return found
+
+
+def read_sources(tokenized: Path, students_dir: Path, progress: Progress = silent) -> Sources:
+    """Count the co-visits of this data, and find the nearest items by this student's rows, for items without training events by their texts."""
+    catalogue = load_catalogue(tokenized / "catalogue.parquet")
+    num_candidates = 2 * num_neighbours(len(catalogue.item_ids))
+    sequences, counts = read_sequences(tokenized), read_counts(tokenized)
+    visits = count_co_visits(sequences, len(catalogue.item_ids), num_candidates, counts)
+    rows_VD = read_student(students_dir / "student.safetensors").head_weight_VD.detach().numpy()
+    vectors = with_texts(nearest(rows_VD, num_candidates, progress), catalogue.popularity, read_texts(tokenized))
+    return Sources(visits, vectors, catalogue.popularity)
+
+
+def with_texts(vectors: Candidates, num_events_V: np.ndarray, texts: Sequence[str]) -> Candidates:
+    """Return the candidates with those of items that nobody has used replaced by the nearest texts: their rows have learned nothing."""
+    unused = np.flatnonzero(num_events_V == 0)
+    if not len(unused) or not any(texts):
+        return vectors
+    text_VT = unit(fit_text(texts, _TEXT_SIZE, seed=0).encode(texts))
+    by_text = nearest_of(unused, text_VT, vectors.items_VC.shape[1])
+    items_VC, figures_VC = vectors.items_VC.copy(), vectors.figures_VC.copy()
+    items_VC[unused], figures_VC[unused] = by_text.items_VC, by_text.figures_VC
+    return Candidates(items_VC, figures_VC)
+
+
+def choose(sources: Sources, cases: Cases, *, repeats: bool) -> dict[str, Any]:
+    """Return the best mix, and what it and others find of the labels that it was not chosen by."""
+    places = np.arange(len(cases))
+    chosen_by, judged_by = places[::2], places[1::2] if len(cases) > 1 else places
+    newest = [int(cases.histories[place][-1]) for place in places]
+    asked = np.unique(newest) if newest else np.zeros(0, dtype=np.int64)
+
+    def gained(mix: Mix, of: np.ndarray) -> np.ndarray:
+        rows = _mixed(sources, mix, asked, sources.visits.items_VC.shape[1])[0]
+        row_of = {item: rows[number] for number, item in enumerate(asked.tolist())}
+        return gains(np.array([_rank(row_of[newest[place]], cases, place, repeats) for place in of]), _CUTOFF)
+
+    mixes = [Mix(share, power) for share, power in product(_SHARES, _POWERS)]
+    best = max(mixes, key=lambda mix: _mean(gained(mix, chosen_by)))
+    finds = gained(best, judged_by)
+    popular = np.argsort(-sources.num_events_V, kind="stable")[: sources.visits.items_VC.shape[1] + 200]
+    by_popularity = gains(np.array([_rank(popular, cases, place, repeats) for place in judged_by]), _CUTOFF)
+    return {
+        "mix": asdict(best),
+        "ndcg10": _mean(finds),
+        "interval": list(interval(finds, seed=0)) if len(finds) else None,
+        "popularity_ndcg10": _mean(by_popularity),
+        "co_visits_ndcg10": _mean(gained(Mix(0.0, best.power), judged_by)),
+        "vectors_ndcg10": _mean(gained(Mix(1.0, best.power), judged_by)),
+        "num_cases": len(judged_by),
+    }
+
+
+def describe(found: dict[str, Any]) -> str:
+    """Return a sentence: the mix, and what it finds beside its parts and popularity."""
+    mix = found["mix"]
+    return (
+        f"similar items: {mix['share']:.0%} by vectors, the rest by co-visits; NDCG@10 of held-out next items {found['ndcg10']:.4f}, "
+        f"by co-visits alone {found['co_visits_ndcg10']:.4f}, by vectors alone {found['vectors_ndcg10']:.4f}, by popularity {found['popularity_ndcg10']:.4f}"
+    )
+
+
+def table_of(sources: Sources, mix: Mix) -> SimilarTable:
+    """Return the table of all items by this mix."""
+    num_items = len(sources.num_events_V)
+    num = num_neighbours(num_items)
+    parts = [
+        _mixed(sources, mix, np.arange(first, min(first + _ROWS, num_items)), num)
+        for first in range(0, num_items, _ROWS)
+    ]
+    neighbours, scores = ([part[which] for part in parts] for which in (0, 1))
+    return SimilarTable(np.concatenate(neighbours), np.concatenate(scores).astype(np.float16))
+
+
+def _mixed(sources: Sources, mix: Mix, asked: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best neighbours of these items by the mix, (len(asked), num), -1 for none, and their scores."""
+    visited, near = sources.visits.items_VC[asked], sources.vectors.items_VC[asked]
+    counts = sources.visits.figures_VC[asked]
+    support = counts.sum(axis=1, keepdims=True)
+    visits = counts / np.maximum(sources.num_events_V[visited], 1) ** mix.power
+    visits = (1 - mix.share) * support / (support + _SUPPORT) * _by_highest(np.where(visited == NONE, 0, visits))
+    both = np.concatenate([visited, near], axis=1)
+    scores = np.concatenate([visits, mix.share * _by_highest(sources.vectors.figures_VC[asked])], axis=1)
+    order = np.argsort(both, axis=1, kind="stable")
+    both, scores = np.take_along_axis(both, order, 1), np.take_along_axis(scores, order, 1)
+    is_second = np.zeros_like(both, dtype=bool)
+    is_second[:, 1:] = both[:, 1:] == both[:, :-1]
+    scores[:, :-1] += np.where(is_second[:, 1:], scores[:, 1:], 0)
+    scores[is_second | (both == NONE)] = 0
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :num]
+    best, found = np.take_along_axis(both, order, 1), np.take_along_axis(scores, order, 1)
+    width = ((0, 0), (0, num - best.shape[1]))
+    return (
+        np.pad(np.where(found > 0, best, NONE), width, constant_values=NONE).astype(np.int32),
+        np.pad(found, width).astype(np.float32),
+    )
+
+
+def _by_highest(figures: np.ndarray) -> np.ndarray:
+    scaled: np.ndarray = figures / np.maximum(figures.max(axis=1, keepdims=True, initial=0), 1e-9)
+    return scaled
+
+
+def _rank(row: np.ndarray, cases: Cases, place: int, repeats: bool) -> float:
+    """Return the label's rank from 1 in a row of neighbours, without those that the user has seen unless these are shown; infinite where it is not there."""
+    at = np.flatnonzero(row == cases.targets[place])
+    if not len(at):
+        return np.inf
+    seen = () if repeats else cases.histories[place]
+    if not repeats and cases.targets[place] in seen:
+        return np.inf
+    return float(1 + at[0] - np.isin(row[: at[0]], seen).sum())
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else 0.0

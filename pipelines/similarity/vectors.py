@@ -1,0 +1,102 @@
+"""The nearest items by the cosine of their vectors: exactly in a small catalogue, among the items of the nearest clusters in a large one.
+
+Shape suffixes: V items, D size of a vector, C candidates of an item, Q items that are asked for, G clusters.
+"""
+
+import warnings
+
+import numpy as np
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
+
+from models.similar import NONE
+from pipelines.runner.stage import Progress, silent
+from pipelines.similarity.co_visits import Candidates
+
+_MOST_COMPARED_WHOLE = 20_000
+_IN_CLUSTER, _SAMPLED_IN_CLUSTER, _CLUSTERS_SEARCHED = 128, 20, 24
+_ITERATIONS = 8
+_CHUNK = 512
+
+
+def unit(vectors_VD: np.ndarray) -> np.ndarray:
+    """Return the vectors at length 1; those of length 0 stay."""
+    lengths = np.linalg.norm(vectors_VD, axis=1, keepdims=True)
+    scaled: np.ndarray = (vectors_VD / np.maximum(lengths, 1e-9)).astype(np.float32)
+    return scaled
+
+
+def nearest(vectors_VD: np.ndarray, num_candidates: int, progress: Progress = silent) -> Candidates:
+    """Return for each item those with the highest cosine, best first."""
+    unit_VD, num_items = unit(vectors_VD), len(vectors_VD)
+    if num_items <= _MOST_COMPARED_WHOLE:
+        return nearest_of(np.arange(num_items), unit_VD, num_candidates)
+    with threadpool_limits(1):  # sums in one order everywhere
+        return _nearest_in_clusters(unit_VD, num_candidates, progress)
+
+
+def nearest_of(asked_Q: np.ndarray, unit_VD: np.ndarray, num_candidates: int) -> Candidates:
+    """Return the nearest of all items for some of them, by exact comparison. Vectors are of length 1."""
+    found = [
+        _best(asked_Q[first : first + _CHUNK], np.arange(len(unit_VD)), unit_VD, num_candidates)
+        for first in range(0, len(asked_Q), _CHUNK)
+    ]
+    empty = np.zeros((0, num_candidates))
+    return Candidates(
+        np.concatenate([empty.astype(np.int32), *(one.items_VC for one in found)]),
+        np.concatenate([empty.astype(np.float32), *(one.figures_VC for one in found)]),
+    )
+
+
+def _nearest_in_clusters(unit_VD: np.ndarray, num_candidates: int, progress: Progress) -> Candidates:
+    num_items = len(unit_VD)
+    num_clusters = num_items // _IN_CLUSTER
+    sample = np.random.default_rng(0).choice(num_items, min(num_items, num_clusters * _SAMPLED_IN_CLUSTER), False)
+    means = KMeans(num_clusters, init="random", n_init=1, max_iter=_ITERATIONS, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        means.fit(unit_VD[sample])
+    centroids_GD = means.cluster_centers_.astype(np.float32)
+    chunks = range(0, num_items, _CHUNK)
+    cluster_V = np.concatenate(
+        [_distances(unit_VD[first : first + _CHUNK], centroids_GD).argmin(1) for first in chunks]
+    )
+    order = np.argsort(cluster_V, kind="stable")
+    starts_G = np.searchsorted(cluster_V[order], np.arange(num_clusters + 1))
+    items_VC = np.full((num_items, num_candidates), NONE, dtype=np.int32)
+    figures_VC = np.zeros((num_items, num_candidates), dtype=np.float32)
+    for cluster in range(num_clusters):
+        members = order[starts_G[cluster] : starts_G[cluster + 1]]
+        if not len(members):
+            continue
+        near_G = np.argsort(_distances(centroids_GD[cluster : cluster + 1], centroids_GD)[0])[:_CLUSTERS_SEARCHED]
+        compared = np.sort(np.concatenate([order[starts_G[one] : starts_G[one + 1]] for one in near_G]))
+        for first in range(0, len(members), _CHUNK):
+            asked = members[first : first + _CHUNK]
+            best = _best(asked, compared, unit_VD, num_candidates)
+            items_VC[asked], figures_VC[asked] = best.items_VC, best.figures_VC
+        progress(cluster + 1, num_clusters, "item vectors")
+    return Candidates(items_VC, figures_VC)
+
+
+def _best(asked_Q: np.ndarray, compared: np.ndarray, unit_VD: np.ndarray, num_candidates: int) -> Candidates:
+    """Return for each asked item the best of those compared, without itself and what is not nearer than a right angle; ties by index."""
+    cosines = unit_VD[asked_Q] @ unit_VD[compared].T
+    cosines[asked_Q[:, None] == compared] = -1.0
+    items_QC = np.full((len(asked_Q), num_candidates), NONE, dtype=np.int32)
+    figures_QC = np.zeros((len(asked_Q), num_candidates), dtype=np.float32)
+    num = min(num_candidates, len(compared))
+    top = np.sort(np.argpartition(-cosines, num - 1, axis=1)[:, :num], axis=1)
+    found = np.take_along_axis(cosines, top, 1)
+    order = np.argsort(-found, axis=1, kind="stable")
+    top, found = np.take_along_axis(top, order, 1), np.take_along_axis(found, order, 1)
+    items_QC[:, :num] = np.where(found > 0, compared[top], NONE)
+    figures_QC[:, :num] = np.maximum(found, 0)
+    return Candidates(items_QC, figures_QC)
+
+
+def _distances(rows_QD: np.ndarray, centroids_GD: np.ndarray) -> np.ndarray:
+    """Return squared distances less the square of each row, by which one row's do not differ."""
+    distances: np.ndarray = (centroids_GD**2).sum(axis=1) - 2 * rows_QD @ centroids_GD.T
+    return distances

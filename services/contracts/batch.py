@@ -1,0 +1,46 @@
+"""Several recommendation requests in one call, and their answers: each by itself, in the order sent."""
+
+from dataclasses import dataclass
+
+from services.contracts.recommend import MAX_ID_CHARS, Recommendation, RecommendRequest
+from services.errors import InvalidRequest, TailraceError
+
+MAX_BATCH = 100
+_PLACE_CHARS = len(f".{MAX_BATCH}")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """One request of a call, or why it is none. The id is its own, or made of the call's id and its place."""
+
+    request_id: str
+    request: RecommendRequest | TailraceError
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    """One entry's answer, or the error that it alone would have got."""
+
+    request_id: str
+    outcome: Recommendation | TailraceError
+
+
+def entry_id(call_id: str, place: int) -> str:
+    """Return the id of an entry that brings none."""
+    return f"{call_id[: MAX_ID_CHARS - _PLACE_CHARS]}.{place}"
+
+
+def check_batch_size(num_entries: int, announced: int | None) -> None:
+    """Refuse a call with too many entries, or with others than it announced, by which the edge counted it. Raises InvalidRequest."""
+    if not 1 <= num_entries <= MAX_BATCH:
+        raise InvalidRequest("requests", f"{num_entries} entries", f"send 1 to {MAX_BATCH}")
+    if announced not in (None, num_entries):
+        raise InvalidRequest(
+            "x-batch-size", f"{announced}, and {num_entries} requests", "send their number, or no such header"
+        )
+
+
+def check_entry_deadline(deadline_ms: int | None) -> None:
+    """Refuse an entry's own deadline: a call has one. Raises InvalidRequest."""
+    if deadline_ms is not None:
+        raise InvalidRequest("deadline_ms", "set for one entry", "set it once, beside requests")

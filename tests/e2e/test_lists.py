@@ -1,0 +1,45 @@
+"""Many users in one call, similar items and what is popular, on the whole stack."""
+
+import time
+
+from services.contracts import recommend_pb2 as pb
+from tests.support.stacks.stack import Stack, new_user_id, rest_items, rpc_items
+from tests.support.wait import wait_for
+
+
+def test_lists_of_many_users_items_and_popularity_at_both_doors(stack: Stack) -> None:
+    """Both doors answer several users in one call, list like items from the bundle's own table, without a hidden one, and what is popular this hour."""
+    users = [stack.listed_user(), new_user_id(), new_user_id()]
+    hidden = new_user_id()
+    entries = [{"user_id": user_id, "k": 5} for user_id in users]
+
+    batch = stack.rest.post(
+        "/v1/recommendations:batch",
+        json={"requests": [*entries, {"user_id": users[0], "k": 0}], "deadline_ms": 4_000},
+        headers={"x-batch-size": "4"},
+    ).json()["answers"]
+    message = pb.RecommendBatchRequest(requests=[pb.RecommendRequest(**one) for one in entries], deadline_ms=4_000)
+    rpc_batch = stack.rpc.RecommendBatch(message).answers
+    similar = stack.rest.post("/v1/items/50/similar", json={"k": 5, "deadline_ms": 4_000}).json()
+    options = pb.RecommendRequest(k=5, user_id=hidden, deadline_ms=4_000)
+    cart = pb.SimilarItemsRequest(item_ids=["50", "181"], request=options)
+
+    alone = stack.recommend(users[0], k=5, deadline_ms=4_000)
+    tiers = [alone["tier"], "popular", "popular"]
+    assert [one.get("tier") for one in batch] == [*tiers, None]
+    assert batch[3]["error"]["field"] == "k"
+    assert [one.recommendation.tier for one in rpc_batch] == tiers
+    assert (similar["tier"], len(similar["items"])) == ("similar", 5)
+    assert all(item["source"] == "similar" for item in similar["items"])
+    before = rpc_items(stack.rpc.SimilarItems(cart))
+    stack.rpc.RecordEvents(
+        pb.RecordEventsRequest(events=[pb.Interaction(user_id=hidden, item_id=before[0], event_type="hide")])
+    )
+    wait_for(lambda: before[0] not in rpc_items(stack.rpc.SimilarItems(cart)), what="the hidden item's absence")
+    touched = pb.Interaction(user_id=new_user_id(), item_id="1682", event_time_ms=int(time.time() * 1_000))
+    stack.rpc.RecordEvents(pb.RecordEventsRequest(events=[touched]))
+    wait_for(
+        lambda: "1682" in rest_items(stack.rest.get("/v1/popular", params={"window": "1h", "k": 50}).json()),
+        what="what is popular this hour",
+    )
+    assert "1682" in rpc_items(stack.rpc.Popular(pb.PopularRequest(window="1h", request=pb.RecommendRequest(k=50))))
