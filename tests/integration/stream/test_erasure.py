@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pyarrow.parquet as pq
+import pytest
 from redis import Redis
 
 from pipelines.features.tables import build_tables, serve
@@ -78,7 +79,8 @@ def traces_of(rig: Rig, user_id: str) -> list[str]:
             values = client.hgetall(key) if kind == b"hash" else {}
             if any(form in name + value for name, value in values.items() for form in forms):
                 found.append(f"a field of {key!r}")
-    for path in Path(rig.settings.state_dir).rglob("*"):
+        own_folder = Path(client.config_get("dir")["dir"])
+    for path in (*Path(rig.settings.state_dir).rglob("*"), *own_folder.rglob("*")):
         if not path.is_file() or "broker" in path.parts:
             continue
         content = path.read_bytes()
@@ -147,9 +149,11 @@ def export_of(rig: Rig, user_id: str) -> dict[str, object]:
     return UserExport(store, rig.settings.offline_log_dir, 4, lambda: ("v1",))(user_id)
 
 
-def test_a_user_leaves_base_tables_lists_explanations_and_stage_outputs(rig: Rig, tmp_path: Path) -> None:
+def test_a_user_leaves_base_tables_lists_explanations_and_stage_outputs(
+    rig: Rig, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Whatever holds the user: the export shows it before, and a scan finds nothing of it after, in Redis' own file neither. Others' data stays."""
-    serve_past(rig, tmp_path, SECRET, OTHER)
+    serve_past(rig, tmp_path_factory.mktemp("given"), SECRET, OTHER)
     publish_bundle(rig.settings.bundle_root, "v1")
     lists = [
         PrecomputedRow(user_id=user, item_ids=("a",), scores=(1.0,), bundle_version=version, made_from_row_us=1)
