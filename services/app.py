@@ -398,6 +398,8 @@ def plane_config(settings: Settings) -> PlaneConfig:
         popular_refresh_s=settings.popular_refresh_s,
         max_events_per_request=settings.max_events_per_request,
         num_llm_replicas=settings.llm_replicas,
+        llm_beam_width=settings.default_beam_width,
+        surfaces_file=settings.surfaces_file,
         text=TextLimits(
             max_tokens=settings.text_max_tokens,
             max_choices=settings.text_max_choices,

@@ -347,6 +347,26 @@ def precompute(
 
 
 @app.command()
+def recommend(
+    users: Annotated[Path, typer.Option(help="Text file with one user's id a line.")],
+    out_file: Annotated[Path, typer.Option("--out", help="JSON Lines, a row for each user; appears when it is whole.")],
+    k: Annotated[int, typer.Option(help="Items of a list.")] = 10,
+    category: Annotated[list[str] | None, typer.Option(help="Only items of any of these; repeat it.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Never these items; repeat it.")] = None,
+    seen: Annotated[
+        bool | None, typer.Option(help="Whether lists hold seen items.", show_default="as the bundle learned")
+    ] = None,
+    histories: Annotated[str, typer.Option(help="Where histories come from: store, or offline tables.")] = "store",
+) -> None:
+    """Write lists for many users into a file, as for a mail run. A killed run goes on where it was."""
+    from infra.cli.user_lists import write_user_lists
+    from pipelines.publication.user_lists import ListOptions
+
+    options = ListOptions(k=k, categories=(*(category or ()),), exclude_item_ids=(*(exclude or ()),), with_seen=seen)
+    write_user_lists(_settings(), users, out_file, options, histories, out)
+
+
+@app.command()
 def optimize(
     version: Annotated[str, typer.Argument(help="Version of `tailrace bundles`.", show_default=False)],
     budget: Annotated[str, typer.Option(help="Share of the decoder's NDCG@10 that a variant may lose.")] = "ndcg=1%",

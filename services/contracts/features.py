@@ -24,7 +24,7 @@ class PrecomputedList:
 class UserFeatures:
     """One user's features from one read. `history_item_ids` run oldest to newest; an unknown user has none.
 
-    `disliked_item_ids` are never shown, whether or not seen items are.
+    `disliked_item_ids` are never shown, whether or not seen items are. `shown` counts how often an item was shown of late and not clicked.
     `as_of_us` (Unix µs) is the time of the row that was read, which rises with each change of it: the offline features as of
     then equal these.
     """
@@ -35,6 +35,7 @@ class UserFeatures:
     as_of_us: int | None = None
     precomputed: PrecomputedList | None = None
     disliked_item_ids: tuple[str, ...] = ()
+    shown: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def history_digest(self) -> str:

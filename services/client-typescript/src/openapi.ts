@@ -21,6 +21,57 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/recommendations:batch": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Recommend items to several users, under one deadline; counts as as many calls as it holds requests */
+        post: operations["recommendBatch"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/items/{item_id}/similar": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** List items that are like one, or like those of a cart */
+        post: operations["similarItems"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/popular": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List what is popular, by window and category */
+        get: operations["popular"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/events": {
         parameters: {
             query?: never;
@@ -123,6 +174,43 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/items/{item_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return an item as it stands in answers */
+        get: operations["getItem"];
+        /** Replace what is stated of an item; answers when the broker has it, and every answer follows within a second */
+        put: operations["putItem"];
+        post?: never;
+        /** Delete an item, from later bundles too */
+        delete: operations["deleteItem"];
+        options?: never;
+        head?: never;
+        /** Change some fields of an item (a JSON merge patch) */
+        patch: operations["patchItem"];
+        trace?: never;
+    };
+    "/v1/items": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Replace what is stated of many items, each with its outcome */
+        put: operations["putItems"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/health": {
         parameters: {
             query?: never;
@@ -212,6 +300,34 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * BatchAnswersBody
+         * @description The answers, in the order of the requests.
+         */
+        BatchAnswersBody: {
+            /**
+             * Answers
+             * @description Each a recommendation, or the error that this request alone would have got
+             */
+            answers: (components["schemas"]["RecommendationBody"] | components["schemas"]["ErrorBody"])[];
+        };
+        /**
+         * BatchBody
+         * @description Requests for several users; each is answered, or refused, as if it came alone.
+         */
+        BatchBody: {
+            /**
+             * Requests
+             * @description Each without deadline_ms
+             */
+            requests: components["schemas"]["RecommendBody"][];
+            /**
+             * Deadline Ms
+             * @description For all of them together, from arrival; or header X-Deadline-Ms
+             * @example 1000
+             */
+            deadline_ms?: number | null;
+        };
         /**
          * BundleBody
          * @description The live bundle.
@@ -819,6 +935,122 @@ export interface components {
             source: string;
         };
         /**
+         * ItemOutcomeBody
+         * @description What became of one entry: without an error the broker has it.
+         */
+        ItemOutcomeBody: {
+            /** Item Id */
+            item_id: string;
+            error: components["schemas"]["RefusalBody"] | null;
+        };
+        /**
+         * ItemPatchBody
+         * @description Fields to change; null takes a field or an attribute away, others stay.
+         */
+        ItemPatchBody: {
+            /**
+             * Title
+             * @description Absent: as in the live bundle
+             */
+            title?: string | null;
+            /**
+             * Categories
+             * @description Absent: as in the live bundle
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            categories?: string[] | null;
+            /**
+             * Attributes
+             * @description Attributes to change by name; null takes one away, others stay
+             */
+            attributes?: {
+                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean | null;
+            } | null;
+            /**
+             * Available
+             * @description Whether it may be shown at all; absent: yes
+             */
+            available?: boolean | null;
+            /**
+             * Published Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may be shown
+             */
+            published_ms?: number | null;
+            /**
+             * Expires Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may not
+             */
+            expires_ms?: number | null;
+            /**
+             * Value
+             * Format: double
+             * @description What a sale is worth, in any unit
+             */
+            value?: number | null;
+        };
+        /**
+         * ItemStateBody
+         * @description What is stated of an item; what is left out has no value, or the bundle's.
+         */
+        ItemStateBody: {
+            /**
+             * Title
+             * @description Absent: as in the live bundle
+             */
+            title?: string | null;
+            /**
+             * Categories
+             * @description Absent: as in the live bundle
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            categories?: string[] | null;
+            /**
+             * Attributes
+             * @description Texts, numbers and flags by name, for filters and rules
+             * @example {
+             *       "colour": "red",
+             *       "new": true,
+             *       "price": 9.5,
+             *       "sizes": [
+             *         "s",
+             *         "m"
+             *       ]
+             *     }
+             */
+            attributes?: {
+                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean;
+            } | null;
+            /**
+             * Available
+             * @description Whether it may be shown at all; absent: yes
+             */
+            available?: boolean | null;
+            /**
+             * Published Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may be shown
+             */
+            published_ms?: number | null;
+            /**
+             * Expires Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may not
+             */
+            expires_ms?: number | null;
+            /**
+             * Value
+             * Format: double
+             * @description What a sale is worth, in any unit
+             */
+            value?: number | null;
+        };
+        /**
          * JsonSchemaBody
          * @description A schema that the text must satisfy.
          */
@@ -997,6 +1229,29 @@ export interface components {
             cached_tokens: number;
         };
         /**
+         * PutItemsBody
+         * @description Many items; an entry that is wrong is refused by itself.
+         */
+        PutItemsBody: {
+            /** Items */
+            items: (components["schemas"]["StatedItemBody"] | {
+                [key: string]: unknown;
+            })[];
+        };
+        /**
+         * PutOutcomesBody
+         * @description The outcome of each entry, in the order sent.
+         */
+        PutOutcomesBody: {
+            /**
+             * Accepted
+             * Format: int64
+             */
+            accepted: number;
+            /** Outcomes */
+            outcomes: components["schemas"]["ItemOutcomeBody"][];
+        };
+        /**
          * RecommendBody
          * @description The user, the number of items and the deadline.
          */
@@ -1069,6 +1324,7 @@ export interface components {
              *     - `precomputed`: A list that the offline pipeline stored for this user. Used if the live bundle made it and no event of the user is newer.
              *     - `llm`: The decoder generates the next items from the history. Called if its predicted finish meets the deadline.
              *     - `student`: A small model distilled from the decoder, run in the gateway's process in under a millisecond. Always computed, so a late language model costs nothing.
+             *     - `similar`: The neighbours of the items that the request names, counted and computed by the pipeline. Answers only requests for similar items.
              *     - `popular`: The items that are popular now, held in memory. Needs no network and cannot fail.
              * @example llm
              */
@@ -1090,6 +1346,8 @@ export interface components {
              *     - `features_unavailable`: The feature store did not answer in its share of the deadline, so the user's history is not known.
              *     - `student_failed`: The student failed or was not done in time; the popular tier answered.
              *     - `shed`: The gateway is overloaded, and requests of this priority class are answered from memory.
+             *     - `similar_asked`: The request asked for items like those that it names.
+             *     - `popular_asked`: The request asked for what is popular.
              *     - `everything_seen`: The user has seen every item that may be shown, so seen items are shown again.
              *     - `nothing_allowed`: The filters and exclusions leave no item.
              * @example llm_in_time
@@ -1155,6 +1413,18 @@ export interface components {
             unknown_items: string[];
         };
         /**
+         * RefusalBody
+         * @description Why an entry was refused.
+         */
+        RefusalBody: {
+            /** Field */
+            field: string;
+            /** Message */
+            message: string;
+            /** Fix */
+            fix: string;
+        };
+        /**
          * ReplyBody
          * @description The assistant's message.
          */
@@ -1181,6 +1451,63 @@ export interface components {
             json_schema?: components["schemas"]["JsonSchemaBody"] | null;
         };
         /**
+         * SimilarBody
+         * @description For whom the similar items are, if for anybody, and which of them may be shown. All fields are optional.
+         */
+        SimilarBody: {
+            /**
+             * User Id
+             * @description Absent for an anonymous visitor, who needs recent_item_ids
+             * @example 196
+             */
+            user_id?: string | null;
+            /**
+             * K
+             * @description How many items
+             * @default 10
+             * @example 10
+             */
+            k?: number;
+            /**
+             * Recent Item Ids
+             * @description Oldest first; what the store cannot know yet. Items that the catalogue lacks have no effect
+             */
+            recent_item_ids?: string[];
+            /**
+             * Exclude Item Ids
+             * @description Never show these; ids that the catalogue lacks have no effect
+             */
+            exclude_item_ids?: string[];
+            /**
+             * Exclude Seen
+             * @description Leave out what the user has seen; absent: unless the live bundle learned that users come back to items
+             */
+            exclude_seen?: boolean | null;
+            filters?: components["schemas"]["FiltersBody"] | null;
+            /**
+             * Deadline Ms
+             * @description From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out
+             * @example 200
+             */
+            deadline_ms?: number | null;
+            /**
+             * Request Id
+             * @description Or header X-Request-Id; one is made when absent
+             */
+            request_id?: string | null;
+            /**
+             * Rationale
+             * @description Add one sentence on why these items, if it can be written before the deadline
+             * @default false
+             */
+            rationale?: boolean;
+            /**
+             * Item Ids
+             * @description Further items beside the one of the path, such as those of a cart
+             */
+            item_ids?: string[];
+        };
+        /**
          * StageTimeBody
          * @description One stage; stages may overlap.
          */
@@ -1201,6 +1528,66 @@ export interface components {
              * Format: double
              */
             duration_ms: number;
+        };
+        /**
+         * StatedItemBody
+         * @description An item of the live catalogue.
+         */
+        StatedItemBody: {
+            /**
+             * Title
+             * @description Absent: as in the live bundle
+             */
+            title?: string | null;
+            /**
+             * Categories
+             * @description Absent: as in the live bundle
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            categories?: string[] | null;
+            /**
+             * Attributes
+             * @description Texts, numbers and flags by name, for filters and rules
+             * @example {
+             *       "colour": "red",
+             *       "new": true,
+             *       "price": 9.5,
+             *       "sizes": [
+             *         "s",
+             *         "m"
+             *       ]
+             *     }
+             */
+            attributes?: {
+                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean;
+            } | null;
+            /**
+             * Available
+             * @description Whether it may be shown at all; absent: yes
+             */
+            available?: boolean | null;
+            /**
+             * Published Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may be shown
+             */
+            published_ms?: number | null;
+            /**
+             * Expires Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may not
+             */
+            expires_ms?: number | null;
+            /**
+             * Value
+             * Format: double
+             * @description What a sale is worth, in any unit
+             */
+            value?: number | null;
+            /** Item Id */
+            item_id: string;
         };
         /**
          * StatusBody
@@ -1278,6 +1665,7 @@ export interface components {
         PromptStringList: string[];
         PromptIntegerList: number[];
         PromptIntegerListList: number[][];
+        AttributesStringList: string[];
         ContentTextPartBodyList: components["schemas"]["TextPartBody"][];
     };
     responses: never;
@@ -1349,6 +1737,329 @@ export interface operations {
             };
             /** @description The body is larger than the door takes */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    recommendBatch: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Milliseconds from arrival; the body's deadline_ms wins */
+                "X-Deadline-Ms"?: number;
+                /** @description The number of requests; without it the edge counts the call as 100 */
+                "X-Batch-Size"?: number;
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BatchBody"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BatchAnswersBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The body is larger than the door takes */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    similarItems: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Milliseconds from arrival; the body's deadline_ms wins */
+                "X-Deadline-Ms"?: number;
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description An item of the catalogue */
+                item_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SimilarBody"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RecommendationBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description No such name, or it is no longer kept */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The body is larger than the door takes */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    popular: {
+        parameters: {
+            query?: {
+                /** @description Scores are the users of this window; absent: shares over all windows and the training events */
+                window?: "1h" | "24h" | "7d";
+                /** @description Of the catalogue */
+                category?: string;
+                /** @description How many items */
+                k?: number;
+            };
+            header?: {
+                /** @description Milliseconds from arrival; the body's deadline_ms wins */
+                "X-Deadline-Ms"?: number;
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RecommendationBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1817,6 +2528,514 @@ export interface operations {
             /** @description An internal error; it is logged under the request id */
             500: {
                 headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    getItem: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The item's id */
+                item_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StatedItemBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description No such name, or it is no longer kept */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    putItem: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The item's id */
+                item_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ItemStateBody"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StatedItemBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The body is larger than the door takes */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    deleteItem: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The item's id */
+                item_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StatusBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    patchItem: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The item's id */
+                item_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ItemPatchBody"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StatedItemBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description No such name, or it is no longer kept */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The body is larger than the door takes */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    putItems: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PutItemsBody"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PutOutcomesBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The body is larger than the door takes */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
                     [name: string]: unknown;
                 };
                 content: {
