@@ -44,7 +44,7 @@ def main() -> None:
 
 def _release(options: Namespace) -> dict[str, Any]:
     num, processes = options.num, options.processes
-    return {"cases": detections(max(1, num // 10), processes), **false_alarms(num, processes)}
+    return {**false_alarms(num, processes), "cases": detections(max(1, num // 20), processes)}
 
 
 def _reports(options: Namespace) -> dict[str, Any]:
