@@ -1234,9 +1234,7 @@ export interface components {
          */
         PutItemsBody: {
             /** Items */
-            items: (components["schemas"]["StatedItemBody"] | {
-                [key: string]: unknown;
-            })[];
+            items: (components["schemas"]["StatedItemBody"] | Record<string, never>)[];
         };
         /**
          * PutOutcomesBody
