@@ -6,7 +6,7 @@ come with a longer copy, which is another object.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -80,6 +80,12 @@ class TextColumn:
             self.values.append(texts)
             self.code_of[texts] = code
         return code
+
+    def all_codes(self, values: Sequence[tuple[str, ...]]) -> np.ndarray:
+        """Return the places (n,) int32 of many texts at once; see `code`."""
+        for texts in set(values) - self.code_of.keys():
+            self.code(texts)
+        return np.fromiter(map(self.code_of.__getitem__, values), dtype=np.int32, count=len(values))
 
     def grown(self, num_items: int) -> "TextColumn":
         """Return a copy for more items, which shares `values`."""

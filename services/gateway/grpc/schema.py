@@ -13,8 +13,17 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.batch import BatchAnswer, BatchEntry, check_batch_size, check_entry_deadline, entry_id
+from services.contracts.erasure import STORE_MEANINGS, ErasureReceipt
 from services.contracts.filters import BRANCHES, Expression, parse_expression
-from services.contracts.recommend import Filters, PopularIn, Recommendation, RecommendRequest, SimilarTo, check_id
+from services.contracts.recommend import (
+    Filters,
+    PopularIn,
+    Recommendation,
+    RecommendRequest,
+    SimilarTo,
+    check_id,
+    seconds_of,
+)
 from services.contracts.rules import NO_RULES, parse_rules
 from services.errors import InvalidRequest, RequestTooLarge
 from services.gateway.events.record import Draft, check_num_events
@@ -28,22 +37,19 @@ _USE_THE_SCHEMA = "use the schema that reflection or recommend.proto gives"
 
 def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request; the message's own request id and deadline win. Raises InvalidRequest or RequestTooLarge."""
-    message = _parse(pb.RecommendRequest, body, max_bytes)
-    _refuse_unknown(message)
+    message = parse_strictly(pb.RecommendRequest, body, max_bytes)
     return _request(message, request_id, deadline_ms)
 
 
 def parse_similar(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request for similar items. Raises InvalidRequest or RequestTooLarge."""
-    message = _parse(pb.SimilarItemsRequest, body, max_bytes)
-    _refuse_unknown(message)
+    message = parse_strictly(pb.SimilarItemsRequest, body, max_bytes)
     return _request(message.request, request_id, deadline_ms, SimilarTo(tuple(message.item_ids)))
 
 
 def parse_popular(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request for popular items. Raises InvalidRequest or RequestTooLarge."""
-    message = _parse(pb.PopularRequest, body, max_bytes)
-    _refuse_unknown(message)
+    message = parse_strictly(pb.PopularRequest, body, max_bytes)
     return _request(message.request, request_id, deadline_ms, PopularIn(message.window or None))
 
 
@@ -90,6 +96,10 @@ def _request(
         rationale=message.rationale,
         surface=message.surface or None,
         rules=parse_rules(_plain(message.rules, "rules"), "rules") if message.HasField("rules") else NO_RULES,
+        next=message.next or None,
+        avoid_shown_s=seconds_of("avoid_shown.within", message.avoid_shown.within)
+        if message.HasField("avoid_shown")
+        else None,
         subject=subject,
     )
 
@@ -137,6 +147,7 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
         feature_age_ms=answer.feature_age_ms,
         deadline_ms=answer.deadline_ms,
         stages_ms=answer.stages_ms,
+        next=answer.next,
         rationale=None if rationale is None else rationale.sentence,
         rationale_reason=None if rationale is None else rationale.outcome,
     )
@@ -176,6 +187,30 @@ def _outcome(answer: BatchAnswer) -> pb.BatchAnswer:
             fix=error.fix,
             request_id=answer.request_id,
         )
+    )
+
+
+def parse_strictly(kind: type[M], body: bytes, max_bytes: int) -> M:
+    """Read a message that holds no unknown fields. Raises InvalidRequest or RequestTooLarge."""
+    message = _parse(kind, body, max_bytes)
+    _refuse_unknown(message)
+    return message
+
+
+def format_receipt(receipt: ErasureReceipt) -> pb.ErasureReceipt:
+    """Write a receipt as a message."""
+    return pb.ErasureReceipt(
+        erasure_id=receipt.erasure_id,
+        accepted_time_ms=receipt.accepted_time_ms,
+        is_done_online=receipt.is_done_online,
+        is_done=receipt.is_done,
+        stores=[
+            pb.ErasedStore(store=store, meaning=STORE_MEANINGS[store], done_time_ms=done)
+            for store, done in receipt.stores.items()
+        ],
+        remaining=[
+            pb.Remaining(what=one.what, until=one.until, until_unix_ms=one.until_unix_ms) for one in receipt.remaining
+        ],
     )
 
 
@@ -221,7 +256,9 @@ def _unknown_fields(message: Message, path: str) -> Iterator[str]:
         if isinstance(value, Message):
             yield from _unknown_fields(value, f"{path}{field.name}.")
             continue
-        for place, part in enumerate(value):
-            if not isinstance(part, Message):  # a key of a map
-                continue
-            yield from _unknown_fields(part, f"{path}{field.name}[{place}].")
+        if field.message_type.GetOptions().map_entry:
+            parts = [(key, part) for key, part in value.items() if isinstance(part, Message)]
+        else:
+            parts = [*enumerate(value)]
+        for key, part in parts:
+            yield from _unknown_fields(part, f"{path}{field.name}[{key!r}].")

@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 from prometheus_client import Gauge
 
-from models.bundle import Bundle, learned_repeats, llm_pays
+from models.bundle import Bundle, learned_repeats, lists_version, llm_pays
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
 from models.registry import BundleStore
@@ -58,6 +58,11 @@ class Live:
     def repeats(self) -> bool:
         """Whether requests show seen items by default, and stored lists hold them."""
         return learned_repeats(self.manifest)
+
+    @property
+    def lists_version(self) -> str:
+        """The version under whose name the store has this bundle's lists."""
+        return lists_version(self.manifest, self.version)
 
     def vectors(self, items: np.ndarray) -> np.ndarray | None:
         """Return the unit vectors (n, D) of these items (n,) by index, zeros for those that the bundle lacks; None where its student has none."""
