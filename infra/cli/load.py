@@ -13,6 +13,7 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opt
 BENCHMARKS = {
     "serve": "how fast the running stack answers, by tier and door; `serve overload` goes beyond its capacity",
     "freshness": "how soon an event shows in an answer of the running stack",
+    "rules": "what filters and rules cost a request",
     "capacity": "what a request, a user and an event of the running stack cost; `tailrace plan load` computes from it",
     "text": "what the OpenAI door costs beside the bare engine",
     "faults": "what callers see while one part after another fails, on a stack of its own",
