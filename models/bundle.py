@@ -37,6 +37,11 @@ class Bundle:
         return self._verified("student.onnx")
 
     @property
+    def student_weights_path(self) -> Path | None:
+        """The student's weights, verified; None in a bundle without them."""
+        return self._verified("student.safetensors") if "student.safetensors" in self.manifest["files"] else None
+
+    @property
     def judged_dir(self) -> Path:
         """The folder of the pair that the gate judged: the bundle's own, where the judged pair serves. Not verified."""
         return self.path / JUDGED if f"{JUDGED}/catalogue.parquet" in self.manifest["files"] else self.path
@@ -52,6 +57,12 @@ class Bundle:
         """Whether its training started from the beginning, and no items were added and nothing was optimised since."""
         lineage = self.manifest.get("lineage", {})
         return self.started_from is None and not lineage.keys() & {"items_added_to", "optimised_from"}
+
+    @property
+    def prefix_version(self) -> str:
+        """What cached prefixes are named by: the decoder's files and how they are served. A bundle that adds items and keeps the decoder finds those of the one before it."""
+        decoder = {name: digest for name, digest in self.manifest["files"].items() if name.startswith("decoder/")}
+        return json.dumps([self.weight_kind, decoder], sort_keys=True) if decoder else self.version
 
     @property
     def weight_kind(self) -> str:
@@ -96,6 +107,15 @@ class Bundle:
 def learned_repeats(manifest: Mapping[str, Any]) -> bool:
     """Whether a bundle learned that users come back to items: requests then show seen items by default, and its stored lists hold them."""
     return bool(manifest.get("repeats", False))
+
+
+def lists_version(manifest: Mapping[str, Any], version: str) -> str:
+    """Return the version under whose name a bundle's stored lists are: its own, or that of the bundle to which it only added items.
+
+    `lists` in the manifest names that one, for the version to which it was written: a copy in another bundle's manifest says nothing.
+    """
+    lists = manifest.get("lists", {})
+    return str(lists["of"]) if lists.get("under") == version else version
 
 
 def llm_pays(manifest: Mapping[str, Any], num_history: int) -> bool:

@@ -1,4 +1,4 @@
-"""The catalogue of a bundle: items, their codes, and which of them a request may return. Numpy only; no torch.
+"""The catalogue of a bundle: items, their codes, and which of them a request may return. Numpy only, and pyarrow where a file is read or written; no torch.
 
 An item's *index* (0 to n-1, by item id order in the catalogue file) is internal; its *id* is the caller's string. A code
 of depth L is L integers; those of level l are in [0, level_sizes[l]). The decoder's token for code c at level l is
@@ -13,8 +13,6 @@ from heapq import nlargest
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from models.errors import BundleCorrupt, InvalidRequest
 
@@ -138,6 +136,9 @@ class Catalogue:
 
     def save(self, path: Path) -> None:
         """Write one Parquet file, with the level sizes in its metadata."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         table = pa.table(
             {
                 "item_id": pa.array(self.item_ids),
@@ -158,6 +159,9 @@ def _pairs(name: str) -> frozenset[str]:
 
 def load_catalogue(path: Path) -> Catalogue:
     """Read what `save` wrote. Raises BundleCorrupt."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         table = pq.read_table(path)
         sizes = (table.schema.metadata or {})[b"level_sizes"].decode()
@@ -175,6 +179,9 @@ def load_catalogue(path: Path) -> Catalogue:
 
 def load_item_ids(path: Path) -> tuple[str, ...]:
     """Read the ids of what `save` wrote, in index order. Raises BundleCorrupt."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         return tuple(pq.read_table(path, columns=["item_id"])["item_id"].to_pylist())
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:

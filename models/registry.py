@@ -1,7 +1,7 @@
 """The store of bundles: immutable versions of everything that must match, and names, each a pointer to the version that serves under it. No torch.
 
     <version>/manifest.json          its description, and the SHA-256 of every other file
-              decoder/               Hugging Face layout: config.json, model.safetensors
+              decoder/               Hugging Face layout: config.json, safetensors in one file or several with an index
               student.onnx
               student_table/         the student's item rows and how they are searched, where the catalogue is large
               student.safetensors    the same weights

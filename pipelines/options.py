@@ -11,7 +11,10 @@ from pipelines.data.checks import CheckOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.gate import GateOptions
 from pipelines.training.fit.device import Device, choose_device
+from pipelines.training.fit.parallel import BUCKET_MB
+from pipelines.training.fit.watch import Reporting
 from pipelines.training.recipes import Recipe, read_recipes
+from pipelines.training.reports.watched import refuse_unreportable
 from pipelines.training.workers.team import Team
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, read_event_roles
 from services.errors import ConfigError
@@ -56,15 +59,25 @@ class PipelineOptions:
     workers: int = 1
     """Processes over which each model is fitted. The result is one process's, within the rounding of sums."""
     parallel: str = "auto"
-    """How the decoder is laid out over the workers: auto, ddp, fsdp, tpK, fsdp+tpK."""
+    """How the decoder is laid out over the workers (training/fit/layout.py)."""
     precision: str = "auto"
     """Of products in training: fp32, bf16, or auto, which is bf16 on a GPU."""
     recompute: str = "none"
     """What of each layer is computed again in the backward pass: none, selective or full."""
+    bucket_mb: float = BUCKET_MB
+    """Size in MiB of the buckets in which DDP averages gradients."""
+    compression: str = "none"
+    """The numbers in which DDP averages gradients: none (fp32), bf16, fp16 or powersgd."""
     ray: str = ""
     """Address of a Ray cluster for training alone, on whose machines the workers run; empty: this machine, without Ray."""
     worker_timeout_s: float = 600.0
     """How long a worker may not answer the others before it is ended, and all go on from the last checkpoint."""
+    tensorboard: Path | None = None
+    """Folder for TensorBoard's files of each fit."""
+    mlflow: str = ""
+    """Address of an MLflow tracking server that each fit is reported to."""
+    memory_snapshot: Path | None = None
+    """Folder for what the GPU's allocator did in each fit."""
     checkpoint_every_s: float = 60.0
     """How often a fit saves its state, so that a killed run goes on from there."""
     codes: CodesOptions = field(default_factory=CodesOptions)
@@ -104,6 +117,14 @@ class PipelineOptions:
                 f"--checkpoint-every-s: {self.checkpoint_every_s} is no time; give 0 or more seconds, such as 60"
             )
         self._check_workers()
+        refuse_unreportable(self.reporting, choose_device(self.device))
+
+    @property
+    def reporting(self) -> Reporting:
+        """Where fits are reported beside their stages' files."""
+        return Reporting(
+            tensorboard_dir=self.tensorboard, mlflow_uri=self.mlflow, memory_snapshot_dir=self.memory_snapshot
+        )
 
     @property
     def team(self) -> Team:
@@ -113,6 +134,8 @@ class PipelineOptions:
             parallel=self.parallel,
             precision=self.precision,
             recompute=self.recompute,
+            bucket_mb=self.bucket_mb,
+            compression=self.compression,
             timeout_s=self.worker_timeout_s,
             ray=self.ray,
         )

@@ -21,7 +21,9 @@ from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import StageOutput
 from pipelines.similarity import mix
 from pipelines.stages import STAGES, ModelRun
-from pipelines.training import recipes, train_student
+from pipelines.training import recipes, train_decoder, train_student
+from pipelines.training.planned_memory import describe_memory
+from pipelines.training.reports import curves
 from services.errors import BundleWithdrawn, StageFailed
 
 
@@ -88,6 +90,12 @@ def _show(run: ModelRun, console: Console) -> None:
         for sentence in (*tokenize.describe_split(folders["tokenize"]), tokenize.describe_codes(folders["tokenize"])):
             console.print(sentence, markup=False)
         console.print(recipes.describe(run.recipe, run.size), markup=False)
+    if "train" in folders:
+        trained = train_decoder.read_training(folders["train"])
+        console.print(curves.as_text(trained), markup=False)
+        console.print(f"loss curves: {folders['train'] / curves.CURVES}", markup=False)
+        memory = describe_memory(trained["speed"]["memory"])
+        console.print(f"the decoder's training: {memory}", markup=False)
     if "distill" in folders:
         earned = train_student.read_earned(folders["distill"])
         console.print(train_student.describe_earned(earned), markup=False)

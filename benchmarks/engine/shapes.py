@@ -35,6 +35,17 @@ SHAPES = {
         rope=Rope(500_000.0),
         tie_word_embeddings=False,
     ),
+    "smollm2-135m": DecoderConfig(
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1_536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        max_position_embeddings=8_192,
+        rope=Rope(100_000.0),
+    ),
     "tiny": DecoderConfig(
         vocab_size=400,
         hidden_size=32,
@@ -47,7 +58,7 @@ SHAPES = {
         qk_norm=True,
     ),
 }
-"""Qwen3 and Llama 3 as in their published config.json; `tiny` runs on any machine."""
+"""Qwen3, Llama 3 and SmolLM2 as in their published config.json; `tiny` runs on any machine."""
 
 
 def random_decoder(shape: str, dtype: torch.dtype, device: torch.device) -> Decoder:

@@ -80,6 +80,7 @@ def steps(out: Path, *, tiny: bool) -> Iterator[Step]:
             else ("--device", "cuda")
         )
         yield Step(f"engine-{settings}", _module("benchmarks.engine", "--peers", "", *result, *words), 300)
+    yield Step("train", _module("benchmarks.gpu.train", device, str(out / "train.json"), *small), 80)
     yield Step("profile", _module("benchmarks.gpu.profile", device, str(out / "profile.json"), *small), 100)
 
 

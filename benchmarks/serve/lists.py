@@ -83,7 +83,7 @@ async def _latencies(rest: RestClient, item_id: str, rounds: int) -> list[dict[s
                 sys.exit(f"error: {kind} answers {status}")
             if number >= 20:
                 spent_ms[kind].append((time.perf_counter() - began_s) * 1_000)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"kind": kind, "p50_ms": float(np.median(ms)), "p99_ms": float(np.percentile(ms, 99))}
         for kind, ms in spent_ms.items()
     ]

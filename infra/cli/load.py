@@ -13,6 +13,7 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opt
 BENCHMARKS = {
     "serve": "how fast the running stack answers, by tier and door; `serve overload` goes beyond its capacity, `serve lists` compares batches, similar and popular items",
     "freshness": "how soon an event shows in an answer of the running stack",
+    "rules": "what filters and rules cost a request",
     "capacity": "what a request, a user and an event of the running stack cost; `tailrace plan load` computes from it",
     "text": "what the OpenAI door costs beside the bare engine",
     "faults": "what callers see while one part after another fails, on a stack of its own",
@@ -25,6 +26,7 @@ BENCHMARKS = {
     "scale": "how the cost of serving grows with size",
     "train": "whether workers in any layout learn what one process does, and what a killed one changes",
     "profile": "whether the profiler names planted bottlenecks",
+    "experiments": "whether verdicts, reports, off-policy estimates and the join are right, on known truth",
     "gpu": "everything that a graphics card must show",
 }
 """By name, the question that it answers."""

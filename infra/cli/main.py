@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from infra.cli.audit import audited, write_act
 from infra.cli.bundles import bundles_app, promote, rollback
+from infra.cli.experiment import experiment_app
 from infra.cli.keys import keys_app
 from infra.cli.load import PASSED_ON, bench, chaos
 from infra.cli.plan import plan_app
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.add_typer(keys_app, name="keys")
 app.add_typer(bundles_app, name="bundles")
 app.add_typer(plan_app, name="plan")
+app.add_typer(experiment_app, name="experiment")
 app.command(context_settings=PASSED_ON)(bench)
 app.command(context_settings=PASSED_ON)(chaos)
 app.command()(profile)
@@ -194,11 +196,20 @@ def pipeline(
     device: Annotated[str, typer.Option(help="Where to train and evaluate: auto, cpu or cuda.")] = "auto",
     workers: Annotated[int, typer.Option(help="Processes over which each model is trained: one a GPU, or a core.")] = 1,
     parallel: Annotated[
-        str, typer.Option(help="How the decoder is laid out over the workers: auto, ddp, fsdp, tpK or fsdp+tpK.")
+        str,
+        typer.Option(
+            help="How the decoder is laid out over the workers: auto, ddp, fsdp, hsdpK, tpK, ppK, ddp+tpK, fsdp+tpK or ppK+ddp."
+        ),
     ] = "auto",
     precision: Annotated[str, typer.Option(help="Products in training: fp32, bf16, or auto (bf16 on a GPU).")] = "auto",
     recompute: Annotated[
         str, typer.Option(help="Of each layer, compute again in the backward pass: none, selective or full.")
+    ] = "none",
+    bucket_mb: Annotated[
+        float, typer.Option(help="MiB of gradients that DDP averages at once, while the backward pass runs.")
+    ] = 25.0,
+    compression: Annotated[
+        str, typer.Option(help="In what DDP averages gradients: none (fp32), bf16, fp16 or powersgd.")
     ] = "none",
     ray: Annotated[
         str,
@@ -210,6 +221,18 @@ def pipeline(
         float,
         typer.Option(help="Seconds without an answer after which a worker is ended, and all go on from a checkpoint."),
     ] = 600.0,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write each fit's losses by step for TensorBoard, below this folder.")
+    ] = None,
+    mlflow: Annotated[
+        str,
+        typer.Option(
+            help="Report each fit to the MLflow tracking server at this address.", envvar="MLFLOW_TRACKING_URI"
+        ),
+    ] = "",
+    memory_snapshot: Annotated[
+        Path | None, typer.Option(help="Record the GPU's allocations in each fit, into this folder.")
+    ] = None,
     checkpoint_every_s: Annotated[
         float, typer.Option(help="Seconds between two checkpoints of a fit; a killed run goes on from the last.")
     ] = 60.0,
@@ -273,8 +296,13 @@ def pipeline(
         parallel=parallel,
         precision=precision,
         recompute=recompute,
+        bucket_mb=bucket_mb,
+        compression=compression,
         ray=ray,
         worker_timeout_s=worker_timeout_s,
+        tensorboard=tensorboard,
+        mlflow=mlflow,
+        memory_snapshot=memory_snapshot,
         checkpoint_every_s=checkpoint_every_s,
         codes=CodesOptions(depth=code_depth),
         recipes=read_recipes(recipes, epochs=epochs, student_epochs=student_epochs, seed=seed),
@@ -377,7 +405,19 @@ def optimize(
 
 @app.command("add-items")
 def add_items(
-    items: Annotated[Path, typer.Argument(help="Items, as for `tailrace pipeline`; known ones stay as they are.")],
+    items: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Items, as for `tailrace pipeline`; known ones stay as they are.",
+            show_default="those of the live catalogue",
+        ),
+    ] = None,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            help="Add those of the live catalogue again and again, each time after this many minutes.", min=10
+        ),
+    ] = None,
     lift: Annotated[
         float, typer.Option(help="Factor on the rows of new items; above 1 they are shown more often among all.")
     ] = 1.0,
@@ -389,10 +429,20 @@ def add_items(
     from models.registry import BundleStore
     from pipelines.data.sources import read_table
     from pipelines.publication.add_items import append_items
+    from pipelines.publication.new_items import add_new_items, keep_adding
 
     settings = _settings()
+    store = BundleStore.of(settings)
+    if items is None:
+        with audited(settings.state_dir, "add-items"):
+            if every is not None:
+                keep_adding(store, settings.items_snapshot, 60 * every, _print_line, settings.keep_bundles)
+            if not add_new_items(store, settings.items_snapshot, _print_line, settings.keep_bundles):
+                _print_line("the live catalogue has no new items with a title")
+        return
+    if every is not None:
+        raise typer.BadParameter("--every: adds the items of the live catalogue; leave the file out")
     with audited(settings.state_dir, "add-items"):
-        store = BundleStore.of(settings)
         bundle, num_new = append_items(
             store, read_table(items), items.name, datetime.now(UTC), lift, _print_line, force=force
         )

@@ -4,20 +4,23 @@ Never pickle. Tensors that are missing, unknown or misshapen are named in the er
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.decoder.config import describe_config, read_config
+from models.decoder.config import DecoderConfig, describe_config, read_config
 from models.decoder.decoder import Decoder
 from models.decoder.layer import OUTSIDE_LAYERS, checkpoint_names
 from models.errors import CheckpointError
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_PART = "model-{:05}-of-{:05}.safetensors"
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Tensors that old checkpoints store although the config determines them."""
 _SHOWN = 5
@@ -31,7 +34,7 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device) -
         tensors.pop(f"{OUTSIDE_LAYERS['head'][0]}.weight", None)
     with torch.device("meta"):
         decoder = Decoder(config)
-    names = _tensor_names(decoder)
+    names = _tensor_names(config, decoder.state_dict())
     _check_tensors(folder, {names[name]: tensor for name, tensor in decoder.state_dict().items()}, tensors)
     decoder.load_state_dict({name: tensors[stored] for name, stored in names.items()}, assign=True)
     return decoder.to(device=device, dtype=dtype).eval()
@@ -39,17 +42,50 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device) -
 
 def save_decoder(decoder: Decoder, folder: Path) -> None:
     """Write `config.json` and `model.safetensors` into the folder, which is created if absent. transformers reads them too."""
+    _save_tensors(decoder.config, decoder.state_dict(), folder, _WEIGHTS)
+    _save_config(decoder.config, folder)
+
+
+def save_part(config: DecoderConfig, tensors: Mapping[str, Tensor], folder: Path, number: int, num_parts: int) -> None:
+    """Write the `number`th (from 1) of a decoder's files: these tensors by their names in the decoder. `save_index` follows when all are written."""
+    _save_tensors(config, tensors, folder, _PART.format(number, num_parts))
+
+
+def save_index(config: DecoderConfig, folder: Path, num_parts: int) -> None:
+    """Write `config.json` and the index of the files that `save_part` has written. transformers reads them too."""
+    weight_map, total_bytes = {}, 0
+    for number in range(1, num_parts + 1):
+        name = _PART.format(number, num_parts)
+        for tensor, (start, end) in _stored_at(folder / name).items():
+            weight_map[tensor] = name
+            total_bytes += end - start
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / _INDEX).write_text(json.dumps(index, indent=1))
+    _save_config(config, folder)
+
+
+def _save_tensors(config: DecoderConfig, tensors: Mapping[str, Tensor], folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    names = _tensor_names(decoder)
-    tensors = {names[name]: tensor.detach().cpu().contiguous() for name, tensor in decoder.state_dict().items()}
-    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(describe_config(decoder.config), indent=1, sort_keys=True))
+    names = _tensor_names(config, tensors)
+    stored = {names[name]: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(stored, folder / name, metadata={"format": "pt"})
 
 
-def _tensor_names(decoder: Decoder) -> dict[str, str]:
-    """Map the name of each tensor of a decoder to its name in a checkpoint."""
-    modules = checkpoint_names(decoder.config)
-    split = {name: name.rsplit(".", 1) for name in decoder.state_dict()}
+def _stored_at(path: Path) -> dict[str, tuple[int, int]]:
+    """Return where a safetensors file has its tensors: its header, whose length the first eight bytes are."""
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: tuple(about["data_offsets"]) for name, about in header.items() if name != "__metadata__"}
+
+
+def _save_config(config: DecoderConfig, folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(describe_config(config), indent=1, sort_keys=True))
+
+
+def _tensor_names(config: DecoderConfig, names: Iterable[str]) -> dict[str, str]:
+    """Map the name of each of these tensors of a decoder to its name in a checkpoint."""
+    modules = checkpoint_names(config)
+    split = {name: name.rsplit(".", 1) for name in names}
     return {name: f"{modules[module]}.{kind}" for name, (module, kind) in split.items()}
 
 

@@ -3,7 +3,7 @@
 A training keeps weights, gradients, Adam's two moments and the weights' average in fp32. One GPU and DDP compute in bf16 by autocast, whose copies of the weights
 live from a layer's forward pass to its backward pass; FSDP2 gathers the weights of a layer at a time in bf16 and adds gradients up in fp32. Activations are what the
 layers of `models/decoder` keep for the backward pass, operation by operation. Tables of the vocabulary are not split by tensor parallelism. DDP's buckets are the
-gradients themselves (`gradient_as_bucket_view`). The result is an upper bound: all components at their largest at once.
+gradients themselves (`gradient_as_bucket_view`). A training in fp32, as on a CPU, makes no copies. The result is an upper bound: all components at their largest at once.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ FRAMEWORK_BYTES = 2e9
 _CHUNK_ROWS, _CHUNK_SCORES = 512, 1 << 20
 """A chunk of `pipelines/training/target/softmax.py`: all logits never exist at once."""
 
-Numbers = Literal["autocast", "bf16"]
-"""What the layers compute with: fp32 weights under autocast, or bf16 weights as FSDP2 gathers them."""
+Numbers = Literal["autocast", "bf16", "fp32"]
+"""What the layers compute with: fp32 weights under autocast, bf16 weights as FSDP2 gathers them, or fp32 without either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +43,29 @@ class Memory:
 
 
 def training_memory(
-    shape: Shape, layout: Layout, length: int = 1, *, fuses_norms: bool = True, keeps_average: bool = True
+    shape: Shape,
+    layout: Layout,
+    length: int = 1,
+    *,
+    is_bf16: bool = True,
+    fuses_norms: bool = True,
+    keeps_average: bool = True,
 ) -> Memory:
     """Return the memory of the fullest GPU of a layout. `length` is a row's tokens.
 
-    `fuses_norms`: whether the device normalises in one kernel, as CUDA does; a CPU keeps the normalised numbers too. `keeps_average`: whether an average of the weights
+    `is_bf16`: whether decoders compute in bf16; else in fp32. `fuses_norms`: whether the device normalises in one kernel, as CUDA does; a CPU keeps the normalised numbers too. `keeps_average`: whether an average of the weights
     is kept beside them, as this trainer does.
     """
     if isinstance(shape, PlainShape):
         return _plain_memory(shape, layout, keeps_average=keeps_average)
-    first = _stage_memory(
-        shape, layout, length, is_last=layout.pipeline == 1, fuses_norms=fuses_norms, keeps_average=keeps_average
-    )
-    if layout.pipeline == 1:
-        return first
-    last = _stage_memory(shape, layout, length, is_last=True, fuses_norms=fuses_norms, keeps_average=keeps_average)
-    return max(first, last, key=lambda memory: memory.total)
+    numbers: Numbers = ("bf16" if layout.shard > 1 else "autocast") if is_bf16 else "fp32"
+    stages = [
+        _stage_memory(
+            shape, layout, length, numbers, is_last=is_last, fuses_norms=fuses_norms, keeps_average=keeps_average
+        )
+        for is_last in ((True,) if layout.pipeline == 1 else (False, True))
+    ]
+    return max(stages, key=lambda memory: memory.total)
 
 
 def stage_parameters(shape: DecoderShape, layout: Layout) -> float:
@@ -74,17 +81,22 @@ def kept_bytes_per_token(shape: DecoderShape, numbers: Numbers, tensor: int = 1,
     """Return what one layer keeps of a token for its backward pass.
 
     In bytes a number of the residual stream (D): the input of both norms in fp32 (4 + 4), the inputs of the products in bf16, one for each product under autocast
-    (3 + 2 of 2) and one for all of them otherwise (1 + 1 of 2). Attention keeps queries, its result, keys and values in bf16, and a sum in fp32 a head; where queries and keys
+    (3 + 2 of 2) and one for all of them otherwise (1 + 1 of 2); in fp32 all of these take 4. Attention keeps queries, its result, keys and values in bf16, and a sum in fp32 a head; where queries and keys
     are normalised, they are kept in fp32 before it. The feed-forward
     layer keeps what enters and leaves its products and the gate.
     """
     norm = FP32 if fuses_norms else 2 * FP32
-    inputs = 5 * BF16 if numbers == "autocast" else 2 * BF16
-    attention = 2 * BF16 * (shape.query_width + shape.key_width) + FP32 * shape.num_heads
+    number = _number_bytes(numbers)
+    inputs = number * (5 if numbers == "autocast" else 2)
+    attention = 2 * number * (shape.query_width + shape.key_width) + FP32 * shape.num_heads
     if shape.has_qk_norm:
         attention += norm * (shape.query_width + shape.key_width) + FP32 * (shape.num_heads + shape.num_kv_heads)
-    feed_forward = BF16 * shape.ffn_size * (4 if shape.ffn_matrices == 3 else 2)
+    feed_forward = number * shape.ffn_size * (4 if shape.ffn_matrices == 3 else 2)
     return shape.hidden_size * (2 * norm + inputs) + 2 * FP32 + (attention + feed_forward) / tensor
+
+
+def _number_bytes(numbers: Numbers) -> int:
+    return FP32 if numbers == "fp32" else BF16
 
 
 def chunk_bytes(shape: DecoderShape) -> float:
@@ -130,18 +142,27 @@ def _states(held: float, *, keeps_average: bool) -> dict[str, float]:
 
 
 def _stage_memory(
-    shape: DecoderShape, layout: Layout, length: int, *, is_last: bool, fuses_norms: bool, keeps_average: bool
+    shape: DecoderShape,
+    layout: Layout,
+    length: int,
+    numbers: Numbers,
+    *,
+    is_last: bool,
+    fuses_norms: bool,
+    keeps_average: bool,
 ) -> Memory:
     parameters, is_sharded = stage_parameters(shape, layout), layout.shard > 1
     layers = -(-shape.num_layers // layout.pipeline)
-    layer = shape.layer_weights / layout.tensor
+    layer, number = shape.layer_weights / layout.tensor, _number_bytes(numbers)
     parts = _states(parameters / layout.shard, keeps_average=keeps_average)
     if is_sharded:  # two layers, one of them fetched ahead, and what is outside of them; gradients of the largest group in bf16, and in fp32 to be added up
-        parts["working weights"] = BF16 * (2 * layer + shape.outside_parameters)
-        parts["buffers"] = (BF16 + FP32) * max(layer, float(shape.outside_parameters))
-    else:
+        parts["working weights"] = number * (2 * layer + shape.outside_parameters)
+        parts["buffers"] = (number + FP32) * max(layer, float(shape.outside_parameters))
+    elif numbers == "autocast":
         parts["working weights"] = BF16 * layers * layer
-    parts["activations"] = _activations(shape, layout, length, layers, is_last=is_last, fuses_norms=fuses_norms)
+    parts["activations"] = _activations(
+        shape, layout, length, layers, numbers, is_last=is_last, fuses_norms=fuses_norms
+    )
     if is_last:
         tokens = layout.micro_batch * length
         parts["loss"] = FP32 * (tokens * shape.hidden_size + shape.table_parameters)
@@ -150,10 +171,16 @@ def _stage_memory(
 
 
 def _activations(
-    shape: DecoderShape, layout: Layout, length: int, layers: int, *, is_last: bool, fuses_norms: bool
+    shape: DecoderShape,
+    layout: Layout,
+    length: int,
+    layers: int,
+    numbers: Numbers,
+    *,
+    is_last: bool,
+    fuses_norms: bool,
 ) -> float:
     """Return what the layers of a stage keep of all micro-batches that are on their way, and the final norm's part on the last one."""
-    numbers: Numbers = "bf16" if layout.shard > 1 else "autocast"
     residual = BF16 if numbers == "bf16" else FP32
     whole = kept_bytes_per_token(shape, numbers, layout.tensor, fuses_norms=fuses_norms)
     waiting = 1 if is_last else min(layout.pipeline, layout.accumulation)
@@ -163,11 +190,11 @@ def _activations(
         return tokens * (waiting * layers * whole + final)
     kept = float(residual * shape.hidden_size)
     if layout.checkpointing == "selective":
-        kept += kept_by_products(shape, layout.tensor)
+        kept += kept_by_products(shape, layout.tensor, _number_bytes(numbers))
     return tokens * (waiting * layers * kept + max(whole, final))
 
 
-def kept_by_products(shape: DecoderShape, tensor: int = 1) -> float:
+def kept_by_products(shape: DecoderShape, tensor: int = 1, number_bytes: int = BF16) -> float:
     """Return the results of a layer's products and of attention, bytes a token: what selective checkpointing keeps beside the layer's input."""
     inner = 2 * shape.query_width + 2 * shape.key_width + (shape.ffn_matrices - 1) * shape.ffn_size
-    return BF16 * inner / tensor + FP32 * shape.num_heads / tensor + 2 * BF16 * shape.hidden_size
+    return number_bytes * (inner / tensor + 2 * shape.hidden_size) + FP32 * shape.num_heads / tensor

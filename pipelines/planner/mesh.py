@@ -9,6 +9,9 @@ from typing import Literal
 Checkpointing = Literal["none", "selective", "full"]
 """What the forward pass keeps: everything, the products and attention alone, or each layer's input alone."""
 
+MICRO_BATCHES = 4
+"""The most of them that this trainer sends through a pipeline at once, for each stage: it idles at most a quarter of the ideal time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:

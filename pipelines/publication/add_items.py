@@ -1,7 +1,8 @@
 """New items join the live bundle without training.
 
 Where codes are deeper than 1 they get codes from the bundle's book, the student's rows from these codes, and the decoder stays. Where an item
-is one token, the decoder gets a row for each from its text, and the student's come from these. Old items keep their codes, their rows and their similar items. The bundle's judged pair gets them too, as later starts and comparisons take it.
+is one token, the decoder gets a row for each from its text, and the student's come from these. Old items keep their codes, their rows and their similar items, so the lists that
+are stored for users hold under the new version too, and where the decoder stays its cached prefixes. The bundle's judged pair gets them too, as later starts and comparisons take it.
 The new version is made live like any other, so gateways and replicas take it over within seconds.
 """
 
@@ -17,7 +18,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from models.bundle import JUDGED, Bundle
+from models.bundle import JUDGED, Bundle, lists_version
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
@@ -91,7 +92,9 @@ def append_items(
         if (card := folder / CARD).exists():
             note = f"This bundle is {live.version} with {len(new)} items more, without training; what follows is on that one.\n\n"
             card.write_text(note + card.read_text())
-        return publish(store, folder, version_of(folder, now), about, seen=live.version, force=force), len(new)
+        version = version_of(folder, now)
+        about["lists"] = {"of": lists_version(live.manifest, live.version), "under": version}
+        return publish(store, folder, version, about, seen=live.version, force=force), len(new)
 
 
 def _left_out(checked: schema.Checked, known: pl.DataFrame) -> list[str]:

@@ -15,7 +15,7 @@ from typing import cast
 import polars as pl
 import torch
 
-from models.bundle import Bundle, learned_repeats
+from models.bundle import Bundle, learned_repeats, lists_version
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
@@ -59,7 +59,7 @@ def ranker_of(live: Bundle) -> BatchRanker:
     return BatchRanker(
         live.decoder_dir,
         live.catalogue(),
-        live.version,
+        lists_version(live.manifest, live.version),
         repeats=learned_repeats(live.manifest),
         weight_kind=cast("WeightKind", live.weight_kind),
         **live.manifest["prompt"],

@@ -5,7 +5,6 @@ al. 2022, PaLM, appendix B). To these come, as there, the scores and sums of att
 items that a label is compared with. Padding, embeddings, norms, dropout and the optimizer are no work of the model's.
 """
 
-import resource
 from collections.abc import Iterable
 
 import torch
@@ -40,11 +39,10 @@ def speed_of(
 ) -> dict[str, float | None]:
     """Return tokens and FLOPs per second of all processes, and their MFU by the data sheet and by what this device was just measured to do. HFU counts what was computed again too.
 
-    The first is null where no data sheet gives the peak, as for any CPU. `peak_bytes` is this process's memory.
+    The first is null where no data sheet gives the peak, as for any CPU.
     """
     sheet = device_of_driver(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     flops_per_s = flops / seconds
-    peak_bytes = _peak_bytes(device)  # before measuring, which takes memory too
     dtype = torch.bfloat16 if group.uses_bf16(device) else torch.float32
     measured = group.size * measure_limits(device, dtype).flops_per_s
     again = 4 / 3 if group.method.recompute == Recompute.FULL else 1.0
@@ -55,12 +53,4 @@ def speed_of(
         "measured_peak_flops_per_s": measured,
         "mfu_of_measured": flops_per_s / measured,
         "hfu_of_measured": flops_per_s * again / measured,
-        "peak_bytes": peak_bytes,
     }
-
-
-def _peak_bytes(device: torch.device) -> float:
-    """Return the most memory that this process has had: of the GPU's what tensors took, else all that was resident."""
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
-    return 1_024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

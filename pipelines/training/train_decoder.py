@@ -1,10 +1,11 @@
 """Stage 4: trains the decoder to predict the next item at every position of every history.
 
-    decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked)
+    decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked); a file a rank where each has a part
     item_text.safetensors   where rows are learned from text: those of new items
     teacher/         of a decoder with deeper codes that has one (target/teacher.py)
     training.json    the curve, the parameters and the options
-    speed.json       tokens and FLOPs per second of the steps, and the MFU (speed.py)
+    speed.json       tokens and FLOPs per second of the steps, the MFU (speed.py), and memory beside the planner's (planned_memory.py)
+    curves.png       loss and validation by step
 
 One process, or the ranks of a team, which all do the same but for the rows that they learn from; rank 0 writes. The recipe is fixed here; its numbers come from `TrainOptions`.
 
@@ -31,7 +32,8 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from models.prompt import STRIDE_ITEMS
 from pipelines.codes.embedding import read_texts
-from pipelines.data.examples import Cases, Labelled, Split, read_cases, read_labelled_sequences, sample_cases
+from pipelines.data.examples import Cases, Split, read_cases, read_labelled_sequences, sample_cases
+from pipelines.data.labelled import Labelled
 from pipelines.planner.devices import Gpus, device_of_driver
 from pipelines.runner.stage import Progress
 from pipelines.scoring.beams import decoder_scorer
@@ -43,6 +45,9 @@ from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.dropout import dropout_after
 from pipelines.training.fit.fitting import FitOptions, Fitted, OnValidation, Task, fit
 from pipelines.training.fit.parallel import ALONE, Group, Loss
+from pipelines.training.planned_memory import describe_parts, memory_of, predicted_parts
+from pipelines.training.reports.curves import CURVES, write_png
+from pipelines.training.reports.watched import watched
 from pipelines.training.speed import SPEED, speed_of, training_flops
 from pipelines.training.start.from_interactions import start_from_use
 from pipelines.training.start.from_text_checkpoint import decoder_from_text
@@ -152,11 +157,18 @@ def train(
 ) -> None:
     """Train, keep the best epoch by validation, and write the decoder with its curve. A decoder of deeper codes may have a teacher, trained before it."""
     work = partial(train_in, tokenized, options, out, checkpoints, device, start, on_validation)
-    if team.is_free and device.type == "cuda" and (gpu := device_of_driver(torch.cuda.get_device_name(device))):
-        catalogue = load_catalogue(tokenized / "catalogue.parquet")
-        length, config = _num_positions(catalogue, options), first_config(catalogue, options)
+    catalogue, is_gpu = load_catalogue(tokenized / "catalogue.parquet"), device.type == "cuda"
+    length, config = _num_positions(catalogue, options), first_config(catalogue, options)
+    if team.is_free and is_gpu and (gpu := device_of_driver(torch.cuda.get_device_name(device))):
         team = planned(team, config, Gpus(gpu, team.workers), options.max_batch_tokens, length)
-    team.fit(work, checkpoints, progress)
+
+    def needs(accumulation: int) -> str:
+        tokens, num_parts = max(options.max_batch_tokens, length), options.fit.num_parts * accumulation
+        is_bf16 = team.method.is_bf16 if team.method.is_bf16 is not None else is_gpu
+        parts = predicted_parts(config, team.layout, team.recompute, tokens, num_parts, is_bf16=is_bf16, is_gpu=is_gpu)
+        return describe_parts(parts)
+
+    team.fit(work, checkpoints, progress, needs)
 
 
 def train_in(
@@ -178,15 +190,16 @@ def train_in(
     teacher_decoder = None
     if catalogue.depth > 1 and options.teacher_weight > 0:
         teacher_decoder = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start, group)
-    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, teacher_decoder, group)
+    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, teacher_decoder, group, out)
     if group.is_main:
-        _write(ours, options, out, start, data.device, group)
+        _write(ours, options, out, start, data, group)
 
 
 def _write(
-    ours: FittedDecoder, options: TrainOptions, out: Path, start: WarmStart | None, device: torch.device, group: Group
+    ours: FittedDecoder, options: TrainOptions, out: Path, start: WarmStart | None, data: TrainingData, group: Group
 ) -> None:
-    save_decoder(ours.decoder, out / "decoder")
+    if ours.item_text is not None or not group.is_divided:
+        save_decoder(ours.decoder, out / "decoder")
     if ours.item_text is not None:
         ours.item_text.save(out)
     about = {
@@ -197,11 +210,15 @@ def _write(
         "started_from": start.version if start is not None and ours.begun is not None else None,
         **asdict(ours.fitted),
     }
-    seconds, times = about.pop("seconds"), about.pop("times")
+    seconds, times, peak_bytes, _ = (about.pop(name) for name in ("seconds", "times", "peak_bytes", "step_bytes"))
     (out / "training.json").write_text(json.dumps(about, indent=1))
-    speed = speed_of(ours.fitted.num_tokens, ours.fitted.flops, seconds, device, group)
+    speed = speed_of(ours.fitted.num_tokens, ours.fitted.flops, seconds, data.device, group)
     shares = {name: spent / sum(times.values()) for name, spent in times.items()}
-    (out / SPEED).write_text(json.dumps(speed | {"shares_of_time": shares, "workers": group.size}, indent=1))
+    tokens = max(options.max_batch_tokens, options.max_items * data.catalogue.depth)
+    memory = memory_of(ours.fitted, ours.decoder.config, group, data.device, tokens, options.fit.num_parts)
+    found = {"peak_bytes": peak_bytes, "memory": memory, "shares_of_time": shares, "workers": group.size}
+    (out / SPEED).write_text(json.dumps(speed | found, indent=1))
+    write_png({"decoder": ours.fitted}, out / CURVES)
 
 
 def train_teacher(
@@ -241,8 +258,12 @@ def fit_decoder(
     on_validation: OnValidation | None = None,
     teacher_decoder: Decoder | None = None,
     group: Group = ALONE,
+    out: Path | None = None,
 ) -> FittedDecoder:
-    """Fit a decoder to the codes of the data's catalogue. `teacher_decoder` is the teacher of deeper codes."""
+    """Fit a decoder to the codes of the data's catalogue. `teacher_decoder` is the teacher of deeper codes.
+
+    Ranks of which each has a part write it below `out`, if given, but for rows learned from text, which are added up first.
+    """
     catalogue, device = data.catalogue, data.device
     decoder = first_decoder(data.tokenized, catalogue, options).to(device)
     begun = None if start is None else begin_warm(start, decoder, catalogue, options.fit)
@@ -284,6 +305,10 @@ def fit_decoder(
         scorer = decoder_scorer(folded(decoder), catalogue, options.max_items, options.stride)
         return ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10)
 
+    def export(trained: nn.Module) -> None:
+        if out is not None and group.is_divided and encoder is None:
+            group.export(trained, decoder.config, out / "decoder")
+
     with dropout_after(adding_modules(decoder), options.dropout, group):
         task = Task(
             batches=lambda: batch_windows(
@@ -295,9 +320,11 @@ def fit_decoder(
             uniform_loss=math.log(max(2, *catalogue.level_sizes)),
             flops=flops,
             on_validation=on_validation,
+            on_fitted=export,
         )
         fit_options, start_shares = (begun.options, begun.start_shares(decoder)) if begun else (options.fit, None)
-        fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares, group)
+        with watched(checkpoints, asdict(options), device, group) as watch:
+            fitted = fit(decoder, task, fit_options, checkpoints, progress, start_shares, group, watch)
     item_text = None if encoder is None else learned_text(decoder, encoder)
     return FittedDecoder(folded(decoder), item_text, fitted, begun)
 

@@ -3,6 +3,7 @@
     student.safetensors     weights of models.student: of the one that serves
     twin.safetensors        of the twin
     distilled.safetensors   of the other, where the twin serves
+    curves.png              loss and validation of both, by step
     distillation.json       shapes, curves, the options, and what distillation earned
 
 The target at each position is a mixture of the decoder's distribution over the whole catalogue and the label. The twin's target is the label.
@@ -43,6 +44,8 @@ from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.dropout import dropout_after
 from pipelines.training.fit.fitting import FitOptions, Fitted, Task, fit
 from pipelines.training.fit.parallel import ALONE, Group, Loss
+from pipelines.training.reports.curves import CURVES, write_png
+from pipelines.training.reports.watched import watched
 from pipelines.training.start.student_rows import encoded_rows, fill_rows
 from pipelines.training.start.warm_start import NUM_CASES, Begun, WarmStart, rows_before
 from pipelines.training.target.positions import position_loss
@@ -138,6 +141,7 @@ def choose_student(tokenized: Path, options: DistillOptions, out: Path, fitted: 
     earned = {"uses_targets": uses_targets, **means, **difference, "num_cases": len(cases)}
     about = {"options": asdict(options), "student": asdict(fitted), "twin": asdict(twin_fitted), "earned": earned}
     (out / _ABOUT).write_text(json.dumps(about, indent=1))
+    write_png({"student": fitted, "twin": twin_fitted}, out / CURVES)
 
 
 def read_earned(students_dir: Path) -> dict[str, Any]:
@@ -208,7 +212,8 @@ def fit_and_save(
     modules = [module for name, module in student.named_modules() if name.endswith(("embedding", "output", "down"))]
     with dropout_after(modules, options.dropout, group):
         fit_options, start_shares = (begun.options, begun.start_shares(student)) if begun else (options.fit, None)
-        fitted = fit(student, task, fit_options, checkpoints, progress, start_shares, group)
+        with watched(checkpoints, asdict(options), device, group) as watch:
+            fitted = fit(student, task, fit_options, checkpoints, progress, start_shares, group, watch)
     if catalogue.depth > 1:
         fill_rows(student, catalogue, np.flatnonzero(catalogue.popularity == 0))
     if group.is_main:

@@ -19,7 +19,9 @@ class Scope(StrEnum):
 
     RECOMMEND = "recommend"
     EVENTS = "events"
+    ITEMS = "items"
     TEXT = "text"
+    ERASE = "erase"
     ADMIN = "admin"
 
 

@@ -19,16 +19,13 @@ MAX_TEXT_CHARS = 256
 MAX_TEXTS = 64
 MAX_ATTRIBUTES = 64
 MAX_NAME_CHARS = 64
-_LAST_TIME_MS = 253_402_300_799_999
-_SECONDS = range(10**9, 10**10)
-"""Unix seconds from 2001 to 2286, which as milliseconds would all be of early 1970."""
+MIN_TIME_MS, MAX_TIME_MS = 10**10, 253_402_300_799_999
+"""From April of 1970 to the end of 9999: what is smaller is most likely in seconds."""
 RESERVED_NAMES = frozenset(
     {"item_id", "title", "categories", "available", "published_ms", "expires_ms", "value", "popularity"}
 )
 """Names that filters and rules know already, which no attribute may have."""
-_FIELDS = frozenset(
-    {"item_id", "title", "categories", "attributes", "available", "published_ms", "expires_ms", "value"}
-)
+_FIELDS = frozenset({"title", "categories", "attributes", "available", "published_ms", "expires_ms", "value"})
 
 AttributeValue = str | tuple[str, ...] | float | bool
 """A text, several, a number or a flag. A list of one text is that text."""
@@ -44,7 +41,7 @@ class ItemState:
         attributes: Values by name, for filters and rules.
         available: Whether the item may be shown at all.
         published_ms: Unix milliseconds from which it may be shown.
-        expires_ms: Unix milliseconds from which it may be shown no more.
+        expires_ms: Unix milliseconds from which it may be shown no more; before published_ms: it is never shown.
         value: What a sale is worth, in any unit, for rules.
     """
 
@@ -70,8 +67,6 @@ class ItemState:
             _check_attribute(name, value)
         for name in ("published_ms", "expires_ms"):
             _check_time(name, getattr(self, name))
-        if None not in (self.published_ms, self.expires_ms) and self.expires_ms <= self.published_ms:  # type: ignore[operator]
-            raise InvalidRequest("expires_ms", "not after published_ms", "send a later time, or leave one out")
         if self.value is not None and not _is_finite(self.value):
             raise InvalidRequest("value", "not a finite number", "send a finite number")
 
@@ -126,6 +121,8 @@ def decode_item(key: bytes | None, value: bytes | None) -> tuple[str, ItemState 
         raise InvalidRequest("value", "not JSON", "send one JSON object per record") from error
     if not isinstance(fields, dict):
         raise InvalidRequest("value", "not a JSON object", "send one JSON object per record")
+    if fields.pop("item_id", item_id) != item_id:
+        raise InvalidRequest("item_id", "another one than the record's key", "leave it out, or send the same")
     return item_id, item_from(item_id, fields)
 
 
@@ -135,8 +132,6 @@ def item_from(item_id: str, fields: Mapping[str, Any]) -> ItemState:
         if name not in _FIELDS:
             raise InvalidRequest(name, "unknown", f"the fields are {', '.join(sorted(_FIELDS))}")
     given = {name: value for name, value in fields.items() if value is not None}
-    if given.pop("item_id", item_id) != item_id:
-        raise InvalidRequest("item_id", "another one than the item's", "leave it out, or send the same")
     for name, kind, wanted in (
         ("title", str, "a text"),
         ("categories", list, "a list of texts"),
@@ -153,9 +148,7 @@ def item_from(item_id: str, fields: Mapping[str, Any]) -> ItemState:
     if "categories" in given:
         given["categories"] = _texts("categories", given["categories"])
     if "attributes" in given:
-        given["attributes"] = {
-            name: _attribute(name, value) for name, value in given["attributes"].items() if value is not None
-        }
+        given["attributes"] = {name: _attribute(name, value) for name, value in given["attributes"].items()}
     return ItemState(item_id=item_id, **given)
 
 
@@ -217,10 +210,10 @@ def _check_text(place: str, text: str, max_chars: int) -> None:
 def _check_time(name: str, time_ms: int | None) -> None:
     if time_ms is None:
         return
-    if not 0 <= time_ms <= _LAST_TIME_MS:
-        raise InvalidRequest(name, "not between the years 1970 and 9999", "send Unix milliseconds")
-    if time_ms in _SECONDS:
-        raise InvalidRequest(name, f"{time_ms} looks like seconds", "send Unix milliseconds: the seconds times 1,000")
+    if not MIN_TIME_MS <= time_ms <= MAX_TIME_MS:
+        raise InvalidRequest(
+            name, f"{time_ms} is no time up to the year 9999", "send Unix milliseconds: seconds times 1,000"
+        )
 
 
 def _is_finite(value: float) -> bool:

@@ -59,6 +59,36 @@ class RecommenderStub:
                 request_serializer=services_dot_contracts_dot_recommend__pb2.RecordEventsRequest.SerializeToString,
                 response_deserializer=services_dot_contracts_dot_recommend__pb2.RecordEventsResponse.FromString,
                 _registered_method=True)
+        self.EraseUser = channel.unary_unary(
+                '/tailrace.v1.Recommender/EraseUser',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.EraseUserRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.ErasureReceipt.FromString,
+                _registered_method=True)
+        self.GetErasure = channel.unary_unary(
+                '/tailrace.v1.Recommender/GetErasure',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.GetErasureRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.ErasureReceipt.FromString,
+                _registered_method=True)
+        self.PutItems = channel.unary_unary(
+                '/tailrace.v1.Recommender/PutItems',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.PutItemsRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.PutItemsResponse.FromString,
+                _registered_method=True)
+        self.PatchItem = channel.unary_unary(
+                '/tailrace.v1.Recommender/PatchItem',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.PatchItemRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.CatalogueItem.FromString,
+                _registered_method=True)
+        self.GetItem = channel.unary_unary(
+                '/tailrace.v1.Recommender/GetItem',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.GetItemRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.CatalogueItem.FromString,
+                _registered_method=True)
+        self.DeleteItems = channel.unary_unary(
+                '/tailrace.v1.Recommender/DeleteItems',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.DeleteItemsRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.DeleteItemsResponse.FromString,
+                _registered_method=True)
 
 
 class RecommenderServicer:
@@ -101,6 +131,49 @@ class RecommenderServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EraseUser(self, request, context):
+        """Erase a user: what the broker has of them by now leaves every store, what comes after begins a new history. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetErasure(self, request, context):
+        """What became of an erasure, store by store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutItems(self, request, context):
+        """Replace what is stated of items of the live catalogue. OK when the broker has all that are not refused; every answer follows
+        within a second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PatchItem(self, request, context):
+        """Change some fields of an item.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetItem(self, request, context):
+        """Return an item as it stands in answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteItems(self, request, context):
+        """Delete items, from later bundles too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RecommenderServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +201,36 @@ def add_RecommenderServicer_to_server(servicer, server):
                     servicer.RecordEvents,
                     request_deserializer=services_dot_contracts_dot_recommend__pb2.RecordEventsRequest.FromString,
                     response_serializer=services_dot_contracts_dot_recommend__pb2.RecordEventsResponse.SerializeToString,
+            ),
+            'EraseUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.EraseUser,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.EraseUserRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.ErasureReceipt.SerializeToString,
+            ),
+            'GetErasure': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetErasure,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.GetErasureRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.ErasureReceipt.SerializeToString,
+            ),
+            'PutItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutItems,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.PutItemsRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.PutItemsResponse.SerializeToString,
+            ),
+            'PatchItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.PatchItem,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.PatchItemRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.CatalogueItem.SerializeToString,
+            ),
+            'GetItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetItem,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.GetItemRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.CatalogueItem.SerializeToString,
+            ),
+            'DeleteItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteItems,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.DeleteItemsRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.DeleteItemsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -265,6 +368,168 @@ class Recommender:
             '/tailrace.v1.Recommender/RecordEvents',
             services_dot_contracts_dot_recommend__pb2.RecordEventsRequest.SerializeToString,
             services_dot_contracts_dot_recommend__pb2.RecordEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EraseUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/EraseUser',
+            services_dot_contracts_dot_recommend__pb2.EraseUserRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.ErasureReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetErasure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/GetErasure',
+            services_dot_contracts_dot_recommend__pb2.GetErasureRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.ErasureReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/PutItems',
+            services_dot_contracts_dot_recommend__pb2.PutItemsRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.PutItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PatchItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/PatchItem',
+            services_dot_contracts_dot_recommend__pb2.PatchItemRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.CatalogueItem.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/GetItem',
+            services_dot_contracts_dot_recommend__pb2.GetItemRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.CatalogueItem.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/DeleteItems',
+            services_dot_contracts_dot_recommend__pb2.DeleteItemsRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.DeleteItemsResponse.FromString,
             options,
             channel_credentials,
             insecure,

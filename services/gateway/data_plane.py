@@ -6,10 +6,11 @@ Doors parse, call it, and format. The tests compose it with fakes. Knows no tran
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -31,8 +32,12 @@ from services.gateway.records.answer import RefusalRecord, RefusalSink
 from services.gateway.records.explanations import Explanations, ExplanationStore
 from services.gateway.records.metrics import AnswerMetrics
 from services.gateway.records.sinks import Impressions, RecordSink, log_answer, log_refusal, set_span_attributes
+from services.gateway.request.candidates import check_rules
 from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
+from services.gateway.request.pages import PageKey, Pages
+from services.gateway.surfaces.surface import Surface
+from services.gateway.surfaces.surfaces import Surfaces
 from services.gateway.text.metrics import TextReport
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier
@@ -42,6 +47,8 @@ from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.similar import SimilarTier
 from services.gateway.tiers.student import StudentTier
 from services.gateway.tiers.tier import RankingTier
+from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
+from services.gateway.users.export import ExportUser
 from services.items.live_items import LiveItems
 from services.observability.metrics import GatewayMetrics, TextMetrics
 from services.router.breaker import Breaker
@@ -89,6 +96,7 @@ class DataPlane:
         record: RecordEvents,
         live: LiveBundle,
         items: ItemOperations,
+        surfaces: Surfaces,
         popular: PopularTier,
         producers: Sequence[Producer],
         metrics: AnswerMetrics,
@@ -97,10 +105,16 @@ class DataPlane:
         load: LoadMonitor,
         text_report: TextReport,
         text: TextTier | None,
+        users: EraseUsers,
+        export: ExportUser,
+        pages: Pages,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
         """Take the parts; `text` is None where no text is served."""
+        self.users = users
+        self.export = export
+        self._pages = pages
         self.text = text
         self.text_report = text_report
         self.recommend = recommend
@@ -112,6 +126,7 @@ class DataPlane:
         self.load = load
         self.clock = clock
         self.edge = EdgeWatch(load, clock, wall_clock)
+        self._surfaces = surfaces
         self._record = record
         self._producers = producers
         self._metrics = metrics
@@ -124,17 +139,22 @@ class DataPlane:
             producer.start()
         await self.live.start()
         await self.items.start()
+        await self._surfaces.start()
         await self.popular.start()
         self.load.start()
         await self.explanations.start()
+        await self._pages.start()
 
     async def stop(self) -> None:
         """End the background work; records that wait are sent for at most two seconds each."""
         self.load.stop()
         await self.popular.stop()
+        await self._surfaces.stop()
         await self.live.stop()
         await self.items.stop()
         await self.explanations.stop()
+        await self.users.stop()
+        await self._pages.stop()
         await asyncio.gather(*(asyncio.to_thread(producer.stop) for producer in self._producers))
 
     def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
@@ -199,7 +219,7 @@ class ImpressionProducer(RecordSink, Producer, Protocol):
 class Ports:
     """Everything outside the gateway that the data plane uses.
 
-    The plane starts and stops the producers and closes `explanations`; the other ports belong to the caller.
+    The plane starts and stops the producers and closes `explanations`, `receipts` and `page_key`; the other ports belong to the caller.
     """
 
     bundles: BundleStore
@@ -209,6 +229,9 @@ class Ports:
     events: EventProducer
     impressions: ImpressionProducer
     explanations: ExplanationStore | None
+    receipts: Receipts
+    page_key: PageKey
+    user_data: Callable[[str], Mapping[str, Any]]
     live_items: LiveItems
     item_reader: ItemReader
     item_log: EventProducer
@@ -222,7 +245,7 @@ class Ports:
 class PlaneConfig:
     """The values that the data plane needs.
 
-    `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured, for a metric.
+    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`: where surfaces are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured, for a metric.
     """
 
     deadlines: DeadlineLimits
@@ -236,9 +259,12 @@ class PlaneConfig:
     bundle_poll_s: float
     popular_refresh_s: float
     max_events_per_request: int
+    broker_keeps: BrokerKeeps
     text: TextLimits = field(default_factory=TextLimits)
     text_num_places: int = NUM_PLACES
     num_llm_replicas: int = 1
+    llm_beam_width: int = 32
+    surfaces_file: Path | None = None
 
 
 def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
@@ -259,17 +285,21 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     gate = LlmGate(
         lambda: Replica(_breaker(config), LatencyPredictor(config.first_llm_prediction_s)), config.max_llm_in_flight
     )
-    llm = LlmTier(ports.llm, gate, config.llm_rule, metrics.breaker_open, ports.clock)
+    llm = LlmTier(ports.llm, gate, config.llm_rule, config.llm_beam_width, metrics.breaker_open, ports.clock)
+    surfaces = Surfaces(config.surfaces_file, lambda one: _check_surface(one, live), metrics.surfaces_state.set)
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
+    pages = Pages(live, ports.page_key, ports.wall_clock)
     text_report = TextReport(TextMetrics(ports.registry))
     text = _text_tier(ports, config, load, text_report)
     recommend = Recommend(
         live=live,
+        surfaces=surfaces,
         features=ports.features,
         tiers=_tiers(llm, StudentTier(ports.clock)),
         last=popular,
         load=load,
+        pages=pages,
         rationale=RationaleWriter(text, text_report.metrics.rationales, ports.wall_clock),
         sinks=(
             Impressions(ports.impressions, metrics.impressions).answered,
@@ -289,6 +319,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         record=RecordEvents(ports.events, config.max_events_per_request, ports.wall_clock),
         live=live,
         items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items),
+        surfaces=surfaces,
         popular=popular,
         producers=(ports.events, ports.impressions, ports.item_log),
         metrics=answer_metrics,
@@ -297,6 +328,9 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         load=load,
         text_report=text_report,
         text=text,
+        pages=pages,
+        export=ExportUser(ports.user_data),
+        users=EraseUsers(ports.events, ports.receipts, config.broker_keeps, ports.wall_clock),
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )
@@ -323,6 +357,15 @@ async def warm_up(features: Features, llm: Llm) -> None:
 def _tiers(llm: LlmTier, student: StudentTier) -> Sequence[RankingTier]:
     """Return the tiers before the last one, in order of quality."""
     return (PrecomputedTier(), llm, student, SimilarTier())
+
+
+def _check_surface(surface: Surface, live: LiveBundle) -> None:
+    """Refuse a surface that names attributes which no item of the live bundle has. Raises InvalidRequest."""
+    if live.is_loaded:
+        expressions = live.current().expressions
+        if surface.filter is not None:
+            expressions.check(surface.filter, f"{surface.name}.filter")
+        check_rules(surface.rules, f"{surface.name}.rules", expressions)
 
 
 def _text_tier(ports: Ports, config: PlaneConfig, load: LoadMonitor, report: TextReport) -> TextTier | None:

@@ -7,7 +7,8 @@ A file that is missing or damaged (its pages have checksums) is as none: the top
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,13 @@ import pyarrow.parquet as pq
 import structlog
 
 from models.files import rename_durably
+from services.items.columns import TextColumn
 from services.items.layout import HAS_CATEGORIES, ItemLayout
 from services.items.live_items import LiveItems
 
 log = structlog.get_logger()
 
+_ROWS = 65_536
 _TEXT, _NUMBER, _FLAG = "text:", "number:", "flag:"
 
 
@@ -39,26 +42,26 @@ def write_snapshot(path: Path, items: LiveItems, positions: Positions) -> None:
     about = {"topic_id": positions.topic_id, "offsets": json.dumps({str(k): v for k, v in positions.offsets.items()})}
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    pq.write_table(table.replace_schema_metadata(about), scratch, write_page_checksum=True)
+    pq.write_table(table.replace_schema_metadata(about), scratch, row_group_size=_ROWS, write_page_checksum=True)
     rename_durably(scratch, path)
 
 
 def read_snapshot(path: Path, items: LiveItems) -> Positions | None:
-    """Take over what was written, and return its positions; None where there is no snapshot that can be read."""
+    """Take over what was written, and return its positions; None where there is no snapshot that can be read to its end."""
     if not path.exists():
         return None
     try:
-        names = pq.read_schema(path).names
-        texts = [name for name in names if name.startswith(_TEXT)]
-        table = pq.read_table(path, read_dictionary=texts, page_checksum_verification=True)
-        about = table.schema.metadata or {}
-        offsets = {int(k): int(v) for k, v in json.loads(about[b"offsets"]).items()}
-        positions = Positions(about[b"topic_id"].decode(), offsets)
-        table["item_id"], table["status"], table["title"]
+        texts = [name for name in pq.read_schema(path).names if name.startswith(_TEXT)]
+        with pq.ParquetFile(path, read_dictionary=texts, page_checksum_verification=True) as file:
+            about = file.schema_arrow.metadata or {}
+            offsets = {int(k): int(v) for k, v in json.loads(about[b"offsets"]).items()}
+            positions = Positions(about[b"topic_id"].decode(), offsets)
+            items.fill(lambda layout: _fill(layout, file))
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         log.warning("items_snapshot_unreadable", path=str(path), error=repr(error))
         return None
-    items.fill(lambda layout: _fill(layout, table))
+    finally:
+        pa.default_memory_pool().release_unused()
     return positions
 
 
@@ -84,35 +87,42 @@ def _table_of(layout: ItemLayout) -> pa.Table:
     return pa.table(columns)
 
 
-def _fill(layout: ItemLayout, table: pa.Table) -> None:
-    """Write a snapshot's states into a layout of which little or nothing is stated yet."""
-    item_ids, titles = table["item_id"].to_pylist(), table["title"]
-    places = layout.places(item_ids)
-    status = table["status"].to_numpy()
+def _fill(layout: ItemLayout, file: pq.ParquetFile) -> None:
+    """Write a snapshot's states into a layout of which little or nothing is stated yet, part after part: so it takes no more memory than it needs."""
+    known: Mapping[str, dict[str, int]] = defaultdict(dict)
+    for part in file.iter_batches(_ROWS, use_threads=False):
+        _fill_part(layout, part, known)
+
+
+def _fill_part(layout: ItemLayout, part: pa.RecordBatch, known: Mapping[str, dict[str, int]]) -> None:
+    titles, status = part["title"], part["status"].to_numpy()
+    places = layout.places(part["item_id"].to_pylist())
     layout.status[places] = status
     if titles.null_count < len(titles):
         stated = zip(places.tolist(), titles.to_pylist(), strict=True)
         layout.stated_titles.update({place: title for place, title in stated if title is not None})
-    for name in table.column_names:
+    for name in part.schema.names:
         kind, _, own = name.partition(":")
         match f"{kind}:":
             case "text:":
                 column = layout.columns.text(own)
-                codes = _codes(table[name], column.code)
+                codes = _codes(part[name], column, known[own])
                 has_own = (status & HAS_CATEGORIES) > 0 if own == "categories" else slice(None)
                 column.codes[places[has_own]] = codes[has_own]
                 column.revision += 1
             case "number:":
-                layout.columns.number(own).numbers[places] = table[name].to_numpy()
+                layout.columns.number(own).numbers[places] = part[name].to_numpy()
                 layout.columns.number(own).revision += 1
             case "flag:":
-                layout.columns.flag(own).flags[places] = table[name].to_numpy()
+                layout.columns.flag(own).flags[places] = part[name].to_numpy()
                 layout.columns.flag(own).revision += 1
 
 
-def _codes(column: pa.ChunkedArray, code: Callable[[tuple[str, ...]], int]) -> np.ndarray:
-    """Return the codes (n,) int32 of a column of JSON lists, by the column's table of texts."""
-    whole = column.unify_dictionaries().combine_chunks()
-    whole = whole if isinstance(whole, pa.DictionaryArray) else whole.chunk(0)
-    own = np.array([code(tuple(json.loads(words))) for words in whole.dictionary.to_pylist()], dtype=np.int32)
-    return own[whole.indices.to_numpy()] if len(own) else np.zeros(len(whole), dtype=np.int32)
+def _codes(cells: pa.DictionaryArray, column: TextColumn, known: dict[str, int]) -> np.ndarray:
+    """Return the codes (n,) int32 of JSON lists, by the column's table of texts. `known` are those of the parts before: each part has all words."""
+    words = cells.dictionary.to_pylist()
+    for word in words:
+        if word not in known:
+            known[word] = column.code(tuple(json.loads(word)))
+    codes: np.ndarray = np.array([known[word] for word in words], dtype=np.int32)[cells.indices.to_numpy()]
+    return codes

@@ -121,6 +121,13 @@ class GatewayMetrics(_Metrics):
         "tailrace_unknown_item_events_total", "Accepted events of items that the live catalogue lacks", "door"
     )
     answers = _counter("tailrace_answers_total", "Answers by tier and bundle", "tier bundle_version")
+    surface_answers = _counter(
+        "tailrace_surface_answers_total", "Answers to requests that name a surface", "surface tier"
+    )
+    surfaces_state = _gauge(
+        "tailrace_surfaces_file_state",
+        "Surfaces: 0 as in the file; 1 as in the last right file, because the present one is refused or gone",
+    )
     attributed_events = _counter(
         "tailrace_attributed_events_total",
         "Events attributed to an answer of this gateway by their request_id, by tier",
@@ -213,13 +220,16 @@ class StreamMetrics(_Metrics):
         "cause",
     )
     rerouted = _counter("tailrace_stream_rerouted_total", "Records sent on from a wrong partition to their user's")
+    impressions_landed = _counter(
+        "tailrace_stream_impressions_landed_total", "Impressions in the offline log, and remembered by user"
+    )
     changed_logs = _counter(
         "tailrace_stream_changed_logs_total",
         "Times that a partition's log came back shorter, or with other records, and is read as a new one",
     )
     log_failures = _counter(
         "tailrace_stream_log_failures_total",
-        "Times that the offline log could not be used, by step: open, append, count (popularity), upkeep",
+        "Times that the offline log could not be used, by step: open, append, count (popularity), upkeep, erase",
         "step",
     )
     unreadable_files = _gauge(

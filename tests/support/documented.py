@@ -55,7 +55,7 @@ def complaints(text: str) -> list[str]:
                     found += [f"no make target {word}" for word in arguments if not _is_target(word)]
                 case _ if arguments[:1] == ["-m"] and not _is_module(arguments[1]):
                     found.append(f"no module {arguments[1]}")
-                case _ if arguments[:1] == ["-m"] and arguments[1].startswith("benchmarks."):
+                case _ if arguments[:1] == ["-m"] and re.fullmatch(r"benchmarks\.\w+", arguments[1]):
                     found += _benchmark(arguments[1].removeprefix("benchmarks."), arguments[2:])
     paths = [f"{folder}/{rest}" for folder, rest in _PATH.findall(text) if (ROOT / folder).is_dir()]
     return found + [f"no file {path}" for path in paths if not (ROOT / path).exists()]

@@ -101,6 +101,35 @@ def test_a_package_imports_without_what_it_does_not_need(package: str, heavy: se
     assert done.returncode == 0, f"{package} loads {done.stderr}"
 
 
+ALONE_WITH_TORCH = """
+import importlib, sys
+from importlib.metadata import packages_distributions
+import numpy, safetensors.torch, tokenizers, torch._dynamo, torch.distributed.checkpoint, torch.distributed.pipelining, torch.distributed.tensor
+
+class Missing:
+    names = set(packages_distributions()) - {name.partition(".")[0] for name in sys.modules} - set(sys.argv[1].split(","))
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+for module in sys.argv[2:]:
+    importlib.import_module(module)
+"""
+"""Imports modules where no package is found but our own, and torch, numpy, safetensors and tokenizers with all that these load."""
+
+
+@pytest.mark.parametrize(
+    "package", ["pipelines.training.fit", "pipelines.planner", "pipelines.profiler", "benchmarks.gpu.train"]
+)
+def test_what_runs_on_a_gpu_image_needs_torch_numpy_safetensors_and_tokenizers_alone(package: str) -> None:
+    """A fresh interpreter in which every other package is missing imports the room."""
+    done = python(ALONE_WITH_TORCH, ",".join(PACKAGES), *(modules_below(package) or [package]))
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_does_nothing() -> None:
     """No module opens files for writing, starts anything or touches the environment when it is imported."""
     modules = [module for package in PACKAGES[:-1] for module in modules_below(package)]

@@ -14,22 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import structlog
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from models.files import rename_durably
+from pipelines.training.fit.watch import UNWATCHED, Reporting, Watch
 from services.errors import CheckpointError, StageFailed
-
-log = structlog.get_logger()
 
 _NUM_KEPT = 2
 _SUFFIX, _PARTIAL = ".safetensors", ".partial"
 FOLDER_SUFFIX = ".shards"
 Like = Callable[[str], Tensor | None]
-"""Returns a tensor of the layout that the tensor of this name has; None for one that every process has whole."""
+"""Returns a tensor of the layout that the tensor of this name has; None for one that every process has whole, and ELSEWHERE for one that this process has no part of."""
+ELSEWHERE = torch.empty(0, device="meta")
 
 
 def nothing_alike(_name: str) -> None:
@@ -45,15 +44,16 @@ class FitState:
 
 
 class Checkpoints:
-    """The checkpoints of one fit in its folder, written every `every_s` seconds. `stage` is the name in errors."""
+    """The checkpoints of one fit in its folder, written every `every_s` seconds. `stage` is the name in errors, `reporting` where the fit is reported."""
 
-    def __init__(self, folder: Path, stage: str, every_s: float) -> None:
+    def __init__(self, folder: Path, stage: str, every_s: float, reporting: Reporting | None = None) -> None:
         self.folder, self.stage, self._every_s = folder, stage, every_s
+        self.reporting = reporting or Reporting(run=stage)
         self._saved_at_s = time.monotonic()
 
     def of(self, part: str) -> "Checkpoints":
         """Return the checkpoints of one fit of a stage that has several."""
-        return Checkpoints(self.folder / part, self.stage, self._every_s)
+        return Checkpoints(self.folder / part, self.stage, self._every_s, self.reporting.of(part))
 
     def is_due(self) -> bool:
         """Whether the time has come for the next checkpoint."""
@@ -91,8 +91,8 @@ class Checkpoints:
         """Return the name of the newest checkpoint, whole or not; None without one."""
         return next((path.name for path in self._files()), None)
 
-    def newest(self, like: Like = nothing_alike) -> FitState | None:
-        """Return the newest checkpoint that is whole; None without one. Each damaged one is named in the log.
+    def newest(self, like: Like = nothing_alike, watch: Watch = UNWATCHED) -> FitState | None:
+        """Return the newest checkpoint that is whole; None without one. `watch` is told of each damaged one.
 
         Of a folder, tensors are read as those that `like` returns for their names are laid out over the processes, all of which call this.
         """
@@ -104,7 +104,7 @@ class Checkpoints:
                     return FitState(*read_shards(path, like))
                 return _read(path)
             except CheckpointError as error:
-                log.warning("checkpoint_refused", stage=self.stage, why=str(error))
+                watch.note("checkpoint_refused", stage=self.stage, why=str(error))
         return None
 
     def _files(self) -> list[Path]:

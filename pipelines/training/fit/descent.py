@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.profiler import record_function
 
+from pipelines.training.fit.checkpoints import ELSEWHERE
 from pipelines.training.fit.parallel import ALONE, Group, Share, local, unusable_share
+from pipelines.training.fit.ranges import named
 
 _MAX_GRAD_NORM = 1.0
 
@@ -40,7 +41,8 @@ class Descent:
     """Owns the optimizer and the averaged weights of one model.
 
     `start_shares`, a tensor in [0, 1] a parameter that broadcasts to it, are the shares of the model's present weights in those that `averaged` loads; none if not given.
-    `num_labels` is that of the last step, of all processes of the `group`.
+    `num_labels`, `grad_norm` and `rate`, the learning rate, are those of the last step, of all processes of the `group`.
+    `numbers` are those of the parameters in states and in `start_shares`, where others have more of them.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class Descent:
         options: DescentOptions,
         start_shares: Sequence[Tensor] | None = None,
         group: Group = ALONE,
+        numbers: Sequence[int] | None = None,
     ) -> None:
-        self.num_labels = 0
+        self.num_labels, self.grad_norm, self.rate = 0, 0.0, 0.0
         self._group = group
         self._parameters = list(model.parameters())
-        self._start_shares = start_shares
+        self._by_number = dict(zip(numbers or range(len(self._parameters)), self._parameters, strict=True))
+        self._start_shares = [start_shares[number] for number in self._by_number] if start_shares else []
         self._start = [parameter.detach().clone() for parameter in self._parameters] if start_shares else []
         self._options, self._num_steps = options, 0
         kinds: dict[tuple[bool, bool], list[Tensor]] = defaultdict(list)
@@ -81,18 +85,19 @@ class Descent:
         `losses` are the mean loss and number of labels of each part of the batch, or of this process's rows of it; `progress` in [0, 1) is the
         share of the whole descent that is done; `unit` is the group's for the batch. Raises UnusableLoss, in all processes, before any weight changes.
         """
+        self.rate = self._options.learning_rate * rate_at(progress, self._options.warm_up)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._options.learning_rate * rate_at(progress, self._options.warm_up)
+            group["lr"] = self.rate
         self._optimizer.zero_grad()
         shares = self._backward(losses, unit)
         loss = sum(share.total for share in shares) / max(self.num_labels, 1)
         if not loss <= max_loss:  # which no NaN is
             where = unusable_share(shares, max_loss)
             raise UnusableLoss(f"its loss is {loss:g}{where}, where at most {max_loss:.3g} is plausible", loss)
-        norm = self._group.clip(self._parameters, _MAX_GRAD_NORM)
-        if not norm.isfinite():
+        self.grad_norm = float(self._group.clip(self._parameters, _MAX_GRAD_NORM))
+        if not math.isfinite(self.grad_norm):
             raise UnusableLoss("its gradient is not finite", loss)
-        with record_function("fit: optimizer"):
+        with named("optimizer"):
             self._optimizer.step()
         self._num_steps += 1
         decay = min(self._options.average, (1 + self._num_steps) / (10 + self._num_steps))
@@ -107,8 +112,8 @@ class Descent:
             if not number and is_alone:  # a part of which nothing is learned has no mean
                 continue
             unit = unit or number
-            with record_function("fit: backward"):
-                (mean * (number / unit)).backward()  # type: ignore[no-untyped-call]
+            with named("backward"):
+                self._group.backward(mean * (number / unit))
             total += float(mean.detach()) * number
             num_labels += number
         shares = self._group.shares(Share(total, num_labels))
@@ -134,27 +139,31 @@ class Descent:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the whole state beside the model's weights, by name."""
-        named = {f"average.{index}": value for index, value in enumerate(self._average)}
-        for index, parameter in enumerate(self._parameters):
-            named |= {f"{key}.{index}": value for key, value in self._optimizer.state.get(parameter, {}).items()}
+        named = {f"average.{number}": value for number, value in zip(self._by_number, self._average, strict=True)}
+        for number, parameter in self._by_number.items():
+            named |= {f"{key}.{number}": value for key, value in self._optimizer.state.get(parameter, {}).items()}
         return named | {"num_steps": torch.tensor(self._num_steps)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over a state that `tensors` returned."""
         self._num_steps = int(tensors["num_steps"])
         self._optimizer.state.clear()
+        averages = dict(zip(self._by_number, self._average, strict=True))
         for name, value in tensors.items():
-            kind, _, index = name.partition(".")
+            kind, _, number = name.partition(".")
             if kind == "average":
-                self._average[int(index)].copy_(value)
-            elif index:
-                parameter = self._parameters[int(index)]
+                averages[int(number)].copy_(value)
+            elif number:
+                parameter = self._by_number[int(number)]
                 self._optimizer.state[parameter][kind] = value.to(parameter.device)
 
     def like(self, name: str) -> Tensor | None:
-        """Return the parameter whose layout a tensor of this name has; None for one that has none."""
-        kind, _, index = name.partition(".")
-        return self._parameters[int(index)] if index and kind != "step" else None
+        """Return the parameter whose layout a tensor of this name has; None for one that has none, ELSEWHERE for one of other processes."""
+        kind, _, number = name.partition(".")
+        if not number:
+            return None
+        parameter = self._by_number.get(int(number), ELSEWHERE)
+        return None if kind == "step" and parameter is not ELSEWHERE else parameter
 
     @torch.no_grad()
     def _load(self, values: list[Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -12,10 +13,12 @@ from pipelines.training.fit.parallel import ALONE, Group
 def dropout_after(modules: Iterable[nn.Module], probability: float, group: Group = ALONE) -> Iterator[None]:
     """Inside this block, apply dropout to these modules' outputs while they are in training mode."""
 
-    def drop(module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        return group.dropped(output, probability) if module.training else output
+    def drop(place: int, module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        return group.dropped(output, probability, place) if module.training else output
 
-    handles = [module.register_forward_hook(drop) for module in modules]
+    dropping = list(modules)
+    group.drops(dropping, probability)
+    handles = [module.register_forward_hook(partial(drop, place)) for place, module in enumerate(dropping)]
     try:
         yield
     finally:

@@ -6,34 +6,35 @@ the metric: they are arguments.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import structlog
 import torch
 from torch import Tensor, nn
-from torch.autograd.profiler import record_function
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.batches import Batch, MakeBatch, split_batch
-from pipelines.training.fit.checkpoints import Checkpoints, FitState, Like
+from pipelines.training.fit.checkpoints import ELSEWHERE, Checkpoints, FitState, Like
 from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
-from pipelines.training.fit.memory import kept_memory
+from pipelines.training.fit.loss_curve import LossCurve
+from pipelines.training.fit.memory import PeakMemory, kept_memory
 from pipelines.training.fit.parallel import ALONE, Group, Loss, LossFunction
 from pipelines.training.fit.prefetch import ready_batches
+from pipelines.training.fit.ranges import named
 from pipelines.training.fit.recompute import recomputed
+from pipelines.training.fit.watch import UNWATCHED, Watch
 from services.errors import StageFailed
-
-log = structlog.get_logger()
 
 _MAX_SKIPPED = 3
 _SPIKE = 3.0
 """A loss of more than this many times the uniform one is a spike: the model is far worse than one that knows nothing."""
 
 TIMES = ("data", "step", "others", "checkpoint", "validation")
+_BETWEEN = ("checkpoint", "validation")
+"""Whose memory is not that of steps."""
 _LONG_WAIT, _LONG_FIT_S = 0.2, 1.0
 """The share of all steps that waiting for their batches should not exceed, in a fit of more than this."""
 
@@ -68,6 +69,8 @@ class Task:
     uniform_loss: float
     flops: Callable[[Batch, int], int] | None = None
     on_validation: OnValidation | None = None
+    on_fitted: Callable[[nn.Module], None] | None = None
+    """Called by all processes with what was trained, of which each may have a part, when it has the best weights."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,16 +91,24 @@ class Position:
     """Time in steps: not in validations, checkpoints or the making of batches."""
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
     """Seconds of this process by what they went to, of all epochs."""
+    losses: LossCurve = field(default_factory=LossCurve)
     best_score: float = -1.0
     curve: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[dict[str, Any]] = field(default_factory=list)
 
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> "Position":
+        """Return the position of these JSON values."""
+        return cls(**{**values, "losses": LossCurve(**values["losses"])})
+
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The curve of a fit, the batches that it left out, and what its steps were: positions without padding, FLOPs where they are counted, time.
+    """The curve of a fit by epoch and step, the batches that it left out, and what its steps were: positions without padding, FLOPs where they are counted, time.
 
-    `times` are seconds by what they went to: data, step, others (waiting for other processes between passes), checkpoint, validation.
+    `times` are seconds by what they went to: data, step, others (waiting for other processes between passes), checkpoint, validation. `losses` are those
+    of training by step. `step_bytes` is the most memory that this process's steps took, with the model's weights, None where it cannot be measured;
+    `peak_bytes` that of the process, whatever took it.
     """
 
     curve: list[dict[str, Any]]
@@ -106,6 +117,9 @@ class Fitted:
     flops: int
     seconds: float
     times: dict[str, float]
+    losses: LossCurve = field(default_factory=LossCurve)
+    step_bytes: int | None = None
+    peak_bytes: int = 0
 
 
 def fit(
@@ -116,6 +130,7 @@ def fit(
     progress: Progress,
     start_shares: Sequence[Tensor] | None = None,
     group: Group = ALONE,
+    watch: Watch = UNWATCHED,
 ) -> Fitted:
     """Fit in place; the model ends in inference mode with the averaged weights that validated best. `start_shares` of those it begins with are in them (Descent).
 
@@ -123,7 +138,7 @@ def fit(
     a checkpoint cannot be written, or a process has another batch than the others.
     """
     with kept_memory():
-        running = _Fit(model, task, options, checkpoints, progress, start_shares, group)
+        running = _Fit(model, task, options, checkpoints, progress, start_shares, group, watch)
         running.begin()
         with recomputed(running.trained, group.method.recompute):
             while running.at.epoch <= options.epochs:
@@ -132,8 +147,7 @@ def fit(
                 except UnusableLoss as unusable:
                     running.skip(unusable)
         running.take_best()
-    at = running.at
-    return Fitted(at.curve, at.skipped, at.num_tokens, at.flops, at.seconds, at.times)
+    return running.fitted()
 
 
 class _Fit:
@@ -148,27 +162,29 @@ class _Fit:
         progress: Progress,
         start_shares: Sequence[Tensor] | None,
         group: Group,
+        watch: Watch,
     ) -> None:
         self._model, self._task, self._options = model, task, options
-        self._checkpoints, self._progress, self._group = checkpoints, progress, group
+        self._checkpoints, self._progress, self._group, self._watch = checkpoints, progress, group, watch
         self._device = next(model.parameters()).device
+        self._memory = PeakMemory(self._device)
         self.trained = group.copy(model)
         self._loss_of = group.wrap(self.trained, task.loss)
-        self._descent = Descent(self.trained, options.descent, start_shares, group)
+        self._descent = Descent(self.trained, options.descent, start_shares, group, group.numbers(self.trained, model))
         self._shards = group.shard_writer(checkpoints)
         self._best: dict[str, Tensor] = {}
         self.at = Position(rng=_state_of(task.rng))
 
     def begin(self) -> None:
         """Go on from the newest checkpoint; without one, write the first."""
-        saved = self._checkpoints.newest(self._likes())
+        saved = self._checkpoints.newest(self._likes(), self._watch)
         self._group.wait()  # until all have looked
         if saved is None:
             self._save()
             return
         self._restore(saved)
-        if self._group.is_main:
-            log.info("fit_resumed", stage=self._checkpoints.stage, epoch=self.at.epoch, batch=self.at.batch)
+        where = {"stage": self._checkpoints.stage, "epoch": self.at.epoch, "batch": self.at.batch}
+        self._watch.note("fit_resumed", is_warning=False, **where)
 
     def do_epoch(self) -> None:
         """Do the rest of the epoch, then validate if it is time. Raises UnusableLoss."""
@@ -187,11 +203,9 @@ class _Fit:
                 done = (self.at.epoch - 1 + index / len(makes)) / self._options.epochs
                 began_s = time.perf_counter()
                 with self._timed("step"):
-                    self.at.total_loss += self._descent.step(
-                        self._losses(batch), done, self._max_loss, self._group.unit(batch)
-                    )
-                self.at.seconds += time.perf_counter() - began_s
-                self._count(batch)
+                    loss = self._descent.step(self._losses(batch), done, self._max_loss, self._group.unit(batch))
+                seconds = time.perf_counter() - began_s
+                self._count(batch, loss, seconds)
                 self.at.batch = index + 1
                 if self._group.is_true_of_main(self._checkpoints.is_due()):
                     self._save()
@@ -199,10 +213,10 @@ class _Fit:
 
     def skip(self, unusable: UnusableLoss) -> None:
         """Return to the last checkpoint and leave this batch out from then on. Raises StageFailed when it is one too many."""
-        named = {"epoch": self.at.epoch, "batch": self.at.batch, "loss": str(unusable.loss), "why": str(unusable)}
-        skipped = [*self.at.skipped, named]
-        if self._group.is_main:
-            log.warning("batch_skipped", stage=self._checkpoints.stage, **named)
+        skipping: dict[str, Any] = {"epoch": self.at.epoch, "batch": self.at.batch, "loss": str(unusable.loss)}
+        skipping["why"] = str(unusable)
+        skipped = [*self.at.skipped, skipping]
+        self._watch.note("batch_skipped", stage=self._checkpoints.stage, **skipping)
         if len(skipped) > _MAX_SKIPPED:
             listed = "; ".join(f"batch {one['batch']} of epoch {one['epoch']}: {one['why']}" for one in skipped)
             raise StageFailed(
@@ -211,7 +225,7 @@ class _Fit:
             )
         if self._shards is not None:
             self._shards.wait()
-        saved = self._checkpoints.newest(self._likes())
+        saved = self._checkpoints.newest(self._likes(), self._watch)
         if saved is None:
             raise StageFailed(self._checkpoints.stage, f"{unusable}, and no checkpoint is readable; run it again")
         self._restore(saved)
@@ -223,8 +237,27 @@ class _Fit:
         if self._shards is not None:
             self._shards.wait()
         self.trained.load_state_dict(self._best)
+        if self._task.on_fitted is not None:
+            self._task.on_fitted(self.trained)
         self._group.take_over(self.trained, self._model)
         self._model.eval()
+
+    def fitted(self) -> Fitted:
+        """Return how the fit went."""
+        at, step_bytes = self.at, self._memory.bytes
+        if step_bytes is not None and self.trained is self._model:  # its weights were there before
+            step_bytes += sum(value.numel() * value.element_size() for value in self._model.parameters())
+        return Fitted(
+            curve=at.curve,
+            skipped_batches=at.skipped,
+            num_tokens=at.num_tokens,
+            flops=at.flops,
+            seconds=at.seconds,
+            times=at.times,
+            losses=at.losses,
+            step_bytes=step_bytes,
+            peak_bytes=self._memory.of_process,
+        )
 
     @property
     def _max_loss(self) -> float:
@@ -241,17 +274,23 @@ class _Fit:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         began_s = time.perf_counter()
+        is_between = name in _BETWEEN
+        if is_between:
+            self._memory.note()
         try:
-            with record_function(f"fit: {name}"):  # a range in a profiler's trace
+            with named("communication" if name == "others" else name):
                 yield
         finally:
             self.at.times[name] += time.perf_counter() - began_s
+            if is_between:
+                self._memory.begin()
 
     def _report_wait(self) -> None:
         times = self.at.times
         steps_s = times["data"] + times["others"] + times["step"]
-        if self._group.is_main and steps_s > _LONG_FIT_S and times["data"] > _LONG_WAIT * steps_s:
-            log.warning("steps_wait_for_data", stage=self._checkpoints.stage, share=round(times["data"] / steps_s, 2))
+        if steps_s > _LONG_FIT_S and times["data"] > _LONG_WAIT * steps_s:
+            share = round(times["data"] / steps_s, 2)
+            self._watch.note("steps_wait_for_data", stage=self._checkpoints.stage, share=share)
 
     def _losses(self, batch: Batch) -> Iterator[Loss]:
         parts = list(split_batch(batch, self._options.num_parts * self._group.accumulation))
@@ -260,9 +299,17 @@ class _Fit:
                 self._group.sending(self._loss_of, is_last=number == len(parts)),
                 torch.autocast(self._device.type, torch.bfloat16, enabled=self._group.uses_bf16(self._device)),
             ):
-                yield self._loss_of(self._group.own(part))
+                with named("forward"):
+                    loss = self._loss_of(self._group.own(part))
+                yield loss
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: Batch, loss: float, seconds: float) -> None:
+        self.at.total_loss += loss
+        self.at.seconds += seconds
+        self.at.losses.add(loss)
+        measured = {"loss": loss, "gradient_norm": self._descent.grad_norm, "learning_rate": self._descent.rate}
+        measured["tokens_per_s"] = sum(batch.lengths) / max(seconds, 1e-9)
+        self._watch.measured(self.at.losses.num_steps, measured)
         self.at.num_steps += 1
         self.at.num_tokens += sum(batch.lengths)
         if self._task.flops is not None:
@@ -274,7 +321,9 @@ class _Fit:
         if at.epoch % self._options.validate_every == 0 or at.epoch == epochs:
             with self._timed("validation"), self._descent.averaged(), self._group.whole(self.trained, self._model):
                 score = self._group.from_main(self._task.validate)
-                at.curve.append({"epoch": at.epoch, "loss": mean_loss, "validation": score})
+                step = at.losses.num_steps
+                at.curve.append({"epoch": at.epoch, "step": step, "loss": mean_loss, "validation": score})
+                self._watch.measured(step, {"validation": score})
                 if score > at.best_score:
                     at.best_score = score
                     self._best = {name: value.clone() for name, value in self.trained.state_dict().items()}
@@ -298,21 +347,24 @@ class _Fit:
             (self._shards or self._checkpoints).save(FitState(tensors, asdict(self.at)))
 
     def _likes(self) -> Like:
-        """Return what returns a tensor that is laid out as the one of a name in a checkpoint, None for one that all processes have whole."""
+        """Return what returns a tensor that is laid out as the one of a name in a checkpoint, None for one that all processes have whole, ELSEWHERE for one of others."""
         weights = self.trained.state_dict()
 
         def like(name: str) -> Tensor | None:
             kind, _, rest = name.partition(".")
-            return self._descent.like(rest) if kind == "descent" else weights.get(rest)
+            if kind == "descent":
+                return self._descent.like(rest)
+            return None if kind == "rng" else weights.get(rest, ELSEWHERE)
 
         return like
 
     def _restore(self, saved: FitState) -> None:
-        self.at = Position(**saved.values)
+        self.at = Position.read(saved.values)
         like = self._likes()
         tensors = {
             name: value if (alike := like(name)) is None else self._group.placed(value, alike)
             for name, value in saved.tensors.items()
+            if like(name) is not ELSEWHERE
         }
         self.trained.load_state_dict(_under("model.", tensors))
         self._best = _under("best.", tensors)

@@ -14,22 +14,31 @@ Shape suffixes: B rows of a batch, R those of this rank, N numbers of a row.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from models.decoder.config import DecoderConfig
+from models.decoder.weights import save_index, save_part
+from pipelines.planner.mesh import Layout
 from pipelines.training.fit.batches import Batch, MakeBatch, number_of, rows_of
 from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.ranges import named
 from pipelines.training.fit.recompute import Recompute
+from services.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipelines.training.fit.shard_files import ShardWriter
@@ -40,6 +49,10 @@ LossFunction = Callable[[nn.Module, Batch], Loss]
 
 _LONGEST_WAIT = timedelta(hours=6)
 """For what rank 0 does alone, such as a validation."""
+BUCKET_MB = 25.0
+"""torch's own size of the buckets in which DDP sends gradients, in MiB."""
+_UNCOMPRESSED_STEPS = 100
+"""Before PowerSGD begins: early gradients are of a higher rank."""
 _AGREED = ("the step", "the batch", "the random numbers")
 
 
@@ -49,6 +62,16 @@ class Share:
 
     total: float
     num_labels: int
+    rank: int = 0
+
+
+class Compression(StrEnum):
+    """The numbers that gradients are averaged in by DDP: fp32, two bytes each, or factors of rank 1 with the error kept for the next step (Vogels et al. 2019)."""
+
+    NONE = "none"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    POWER_SGD = "powersgd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +79,13 @@ class Method:
     """How a step is computed, wherever that is.
 
     `is_bf16`: whether products are in bf16 under fp32 weights; None: on a GPU. `recompute`: what is computed again in the backward pass (`recompute.py`).
+    `bucket_mb` and `compression` are those of gradients that DDP averages.
     """
 
     is_bf16: bool | None = None
     recompute: str = Recompute.NONE
+    bucket_mb: float = BUCKET_MB
+    compression: str = Compression.NONE
 
 
 PLAIN = Method()
@@ -81,9 +107,16 @@ class Group:
     """One process. `accumulation` is the factor on the number of parts into which each batch is split, whose gradients are added up."""
 
     rank, size = 0, 1
+    is_divided = False
+    """Whether each process has a part of the model alone."""
 
     def __init__(self, method: Method = PLAIN, *, accumulation: int = 1) -> None:
         self.method, self.accumulation = method, accumulation
+
+    @property
+    def layout(self) -> Layout:
+        """How the processes are laid out."""
+        return Layout(data=self.size)
 
     @property
     def is_main(self) -> bool:
@@ -126,8 +159,19 @@ class Group:
         """Return the context of one part's forward and backward pass: gradients are sent after the last part alone."""
         return nullcontext()
 
-    def dropped(self, values: Tensor, probability: float) -> Tensor:
-        """Return the values of this process's rows after dropout."""
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of what the wrapped module returned, times a number."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def numbers(self, trained: nn.Module, _model: nn.Module) -> list[int]:
+        """Return the place of each parameter that is trained here among those of the model that was given."""
+        return list(range(len(list(trained.parameters()))))
+
+    def drops(self, modules: Sequence[nn.Module], probability: float) -> None:
+        """Note after which modules of the model that will be given there is dropout."""
+
+    def dropped(self, values: Tensor, probability: float, _place: int) -> Tensor:
+        """Return the values of this process's rows after dropout, which is the one in this place of the model."""
         return functional.dropout(values, probability)
 
     def shares(self, own: Share) -> list[Share]:
@@ -144,6 +188,10 @@ class Group:
 
     def take_over(self, trained: nn.Module, model: nn.Module) -> None:
         """Let the model that was given end with the weights of what was trained."""
+
+    def export(self, trained: nn.Module, config: DecoderConfig, folder: Path) -> None:
+        """Write a decoder that is trained in parts in Hugging Face's layout: each process a file, without the whole anywhere."""
+        raise NotImplementedError("one process has the whole")
 
     def placed(self, value: Tensor, like: Tensor) -> Tensor:
         """Return a whole tensor as another one is laid out over the processes."""
@@ -186,7 +234,7 @@ class Ranks(Group):
 
     def wrap(self, model: nn.Module, loss: LossFunction) -> nn.Module:
         """Return the module whose gradients are averaged over all ranks, in buckets, while the backward pass still runs."""
-        return DistributedDataParallel(LossOf(model, loss), forward_sync_buffers=False, gradient_as_bucket_view=True)
+        return averaged_by_ddp(LossOf(model, loss), self.method)
 
     def signed(self, make: MakeBatch) -> MakeBatch:
         """Return what makes the same batch with its digest."""
@@ -221,8 +269,10 @@ class Ranks(Group):
         assert isinstance(wrapped, DistributedDataParallel)
         return nullcontext() if is_last else wrapped.no_sync()
 
-    def dropped(self, values: Tensor, probability: float) -> Tensor:
+    def dropped(self, values: Tensor, probability: float, _place: int) -> Tensor:
         """Draw dropout for all rows of the batch, as a single process does, and apply that of this rank's."""
+        if not probability:  # for which one process draws nothing
+            return values
         own_RN = values.reshape(len(range(self.share, self._num_rows, self.num_shares)) or 1, -1)
         kept_BN = torch.empty((self._num_rows, own_RN.shape[1]), dtype=values.dtype, device=values.device)
         kept_BN.bernoulli_(1 - probability).div_(1 - probability)
@@ -232,7 +282,8 @@ class Ranks(Group):
     def shares(self, own: Share) -> list[Share]:
         """Return each rank's part of the step, by rank."""
         sent = torch.tensor([own.total, own.num_labels], dtype=torch.float64)
-        return [Share(total, int(number)) for total, number in self._gathered(sent).tolist()]
+        gathered = enumerate(self._gathered(sent).tolist())
+        return [Share(total, int(number), rank) for rank, (total, number) in gathered]
 
     def from_main(self, compute: Callable[[], float]) -> float:
         """Return what rank 0 computes, however long that takes."""
@@ -244,17 +295,48 @@ class Ranks(Group):
         """Return when every rank has come here."""
         dist.barrier(group=self._patient)
 
+    def _save_parts(
+        self, config: DecoderConfig, tensors: Mapping[str, Tensor], folder: Path, part: int, num_parts: int
+    ) -> None:
+        """Write this rank's file of a decoder, the `part`th from 0, none if it has no tensors, and their index when all have done so."""
+        if tensors:
+            save_part(config, tensors, folder, part + 1, num_parts)
+        self.wait()
+        if self.is_main:
+            save_index(config, folder, num_parts)
+
     def _gathered(self, own_N: Tensor) -> Tensor:
         """Return every rank's numbers, a row each."""
         rows = [torch.empty_like(own_N) for _ in range(self.size)]
-        dist.all_gather(rows, own_N, group=self._control)
+        with named("communication"):
+            dist.all_gather(rows, own_N, group=self._control)
         return torch.stack(rows)
+
+
+def averaged_by_ddp(module: nn.Module, method: Method, group: dist.ProcessGroup | None = None) -> nn.Module:
+    """Return the module whose gradients are averaged over the ranks of a group (all if not given), in buckets, while the backward pass still runs. Raises ConfigError for numbers that the device's library does not add up."""
+    if method.compression == Compression.BF16 and next(module.parameters()).device.type != "cuda":
+        raise ConfigError("--compression: DDP sends bf16 on GPUs alone; give fp16 or powersgd on a CPU")
+    wrapped = DistributedDataParallel(
+        module,
+        process_group=group,
+        forward_sync_buffers=False,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=method.bucket_mb,
+    )
+    if method.compression == Compression.POWER_SGD:
+        state = PowerSGDState(group, start_powerSGD_iter=_UNCOMPRESSED_STEPS)
+        wrapped.register_comm_hook(state, powerSGD_hook)
+    elif method.compression != Compression.NONE:
+        halved = fp16_compress_hook if method.compression == Compression.FP16 else bf16_compress_hook
+        wrapped.register_comm_hook(group, halved)
+    return wrapped
 
 
 def unusable_share(shares: Sequence[Share], max_loss: float) -> str:
     """Return which ranks' loss is not plausible, for a message; empty for a single process."""
-    means = [share.total / max(1, share.num_labels) for share in shares]
-    bad = [f"{mean:g} on rank {rank}" for rank, mean in enumerate(means) if not mean <= max_loss]
+    means = [(share.total / max(1, share.num_labels), share.rank) for share in shares]
+    bad = [f"{mean:g} on rank {rank}" for mean, rank in means if not mean <= max_loss]
     return f" ({', '.join(bad)})" if len(shares) > 1 and bad else ""
 
 

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from models.errors import CheckpointError
 from models.files import file_sha256, rename_durably
-from pipelines.training.fit.checkpoints import FOLDER_SUFFIX, Checkpoints, FitState, Like
+from pipelines.training.fit.checkpoints import ELSEWHERE, FOLDER_SUFFIX, Checkpoints, FitState, Like
 
 _STATE, _PARTIAL = "state.json", ".partial"
 
@@ -108,6 +108,8 @@ def read_shards(folder: Path, like: Like) -> tuple[dict[str, Tensor], dict[str, 
     for name, stored in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata), "a state consists of tensors"
         alike = like(name)
+        if alike is ELSEWHERE:
+            continue
         dtype = stored.properties.dtype
         is_alike = alike is not None and alike.shape == stored.size
         tensors[name] = (

@@ -1,5 +1,7 @@
 """Ranks of which none has the whole model: FSDP2 (`fully_shard`), tensor parallelism by the rows of `layer.py`, or one in the other.
 
+There may be copies of what is sharded (HSDP), or of what is divided by tensor parallelism alone (DDP, whose average FSDP2 computes too).
+
 The model that is given stays whole, on the host where there are GPUs: it is what rank 0 validates and what is written in the end. A copy of it is
 trained. With bf16, the weights of layers are gathered and multiplied in bf16, and their gradients summed in fp32; masters and optimizer are fp32.
 
@@ -10,6 +12,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.layer import Projection, rows_of
 from pipelines.planner.mesh import Layout
@@ -33,7 +37,9 @@ _BACK_TO_STREAM = {"output", "down"}
 
 
 class Shards(Ranks):
-    """Ranks of a mesh (shard, tensor). Those with the same place along `shard` learn from the same rows."""
+    """Ranks of a mesh (data, shard, tensor). Those that differ along `tensor` alone learn from the same rows."""
+
+    is_divided = True
 
     def __init__(
         self,
@@ -47,14 +53,19 @@ class Shards(Ranks):
         super().__init__(timeout_s, method, accumulation=accumulation, local_rank=local_rank)
         self._layout = layout
         self._mesh: DeviceMesh  # of the device of the model
-        self.share, self.num_shares = self.rank // layout.tensor, layout.shard
+        self.share, self.num_shares = self.rank // layout.tensor, layout.data * layout.shard
+
+    @property
+    def layout(self) -> Layout:
+        """How the processes are laid out."""
+        return self._layout
 
     def copy(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model, which `wrap` shards. The model itself moves to the host."""
         self._mesh = init_device_mesh(
             next(model.parameters()).device.type,
-            (self._layout.shard, self._layout.tensor),
-            mesh_dim_names=("shard", "tensor"),
+            (self._layout.data, self._layout.shard, self._layout.tensor),
+            mesh_dim_names=("data", "shard", "tensor"),
         )
         trained = copy.deepcopy(model)
         model.to("cpu")
@@ -65,7 +76,8 @@ class Shards(Ranks):
         whole = LossOf(model, loss)
         if self._layout.tensor > 1:
             _split_products(model, self._mesh["tensor"])
-        if self._layout.shard > 1:
+        if self.num_shares > 1:
+            mesh = self._mesh["data", "shard"] if self._layout.data > 1 else self._mesh["shard"]
             kind = self._mesh.device_type
             policy = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16 if self.uses_bf16(torch.device(kind)) else None,
@@ -73,8 +85,8 @@ class Shards(Ranks):
                 cast_forward_inputs=False,
             )
             for block in blocks_of(model):
-                fully_shard(block, mesh=self._mesh["shard"], mp_policy=policy)
-            fully_shard(whole, mesh=self._mesh["shard"])  # what losses read beside the layers stays fp32
+                fully_shard(block, mesh=mesh, mp_policy=policy)
+            fully_shard(whole, mesh=mesh)  # what losses read beside the layers stays fp32
         return whole
 
     @contextmanager
@@ -84,12 +96,12 @@ class Shards(Ranks):
             wrapped.set_requires_gradient_sync(is_last)
         yield
 
-    def dropped(self, values: Tensor, probability: float) -> Tensor:
+    def dropped(self, values: Tensor, probability: float, place: int) -> Tensor:
         """Apply dropout to a product that was divided as to a whole one: the same on all ranks that share rows."""
         if not isinstance(values, DTensor):
-            return super().dropped(values, probability)
+            return super().dropped(values, probability, place)
         whole = values.redistribute(placements=[Replicate()]).to_local()
-        return DTensor.from_local(super().dropped(whole, probability), values.device_mesh, [Replicate()])
+        return DTensor.from_local(super().dropped(whole, probability, place), values.device_mesh, [Replicate()])
 
     def shares(self, own: Share) -> list[Share]:
         """Return each share's part of the step: ranks of one tensor group have the same."""
@@ -125,6 +137,17 @@ class Shards(Ranks):
     def shard_writer(self, checkpoints: Checkpoints) -> ShardWriter:
         """Return what writes a state of which each rank has a part."""
         return ShardWriter(checkpoints, is_main=self.is_main)
+
+    def export(self, trained: nn.Module, config: DecoderConfig, folder: Path) -> None:
+        """Write a file a rank, about equally large. Tensors are put together one at a time."""
+        held, own = [0] * self.size, dict[str, Tensor]()
+        for name, tensor in trained.state_dict().items():
+            writer = held.index(min(held))
+            held[writer] += tensor.numel()
+            whole = _whole(tensor)
+            if writer == self.rank:
+                own[name] = whole.cpu()
+        self._save_parts(config, own, folder, self.rank, sum(number > 0 for number in held))
 
     def is_true_of_main(self, own: bool) -> bool:
         """Return rank 0's answer."""

@@ -32,7 +32,11 @@ Run = Callable[[int], Sequence[Left]]
 """Starts all ranks with this factor on the number of parts of a batch, and returns how each has left, by rank."""
 
 
-def fit_again(run: Run, checkpoints: Checkpoints) -> Any:
+Needs = Callable[[int], str]
+"""Describes the memory that a rank's steps are predicted to take with this factor."""
+
+
+def fit_again(run: Run, checkpoints: Checkpoints, needs: Needs | None = None) -> Any:
     """Return what rank 0's work returned. Raises what a rank raised of TailraceError, and StageFailed for a fit that does not get on."""
     num_fruitless, accumulation = 0, 1
     while True:
@@ -47,6 +51,8 @@ def fit_again(run: Run, checkpoints: Checkpoints) -> Any:
                 raise one.ended.error()
         num_fruitless = num_fruitless + 1 if checkpoints.newest_name() == before else 1
         if how == Ending.OUT_OF_MEMORY and accumulation < _MAX_ACCUMULATION:
+            if needs is not None:
+                why = f"{why}: {needs(accumulation)}"
             accumulation, num_fruitless = accumulation * 2, 0
         elif how == Ending.BROKEN or num_fruitless == _MAX_FRUITLESS:
             raise StageFailed(checkpoints.stage, f"{why}; the next run goes on from its last checkpoint")

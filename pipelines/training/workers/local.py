@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.workers.attempts import Left, fit_again
+from pipelines.training.workers.attempts import Left, Needs, fit_again
 from pipelines.training.workers.rank import SHOW_STACK, Ended, Ending, Seat, Shown, sit_down
 from pipelines.training.workers.team import Team
 
@@ -41,9 +41,11 @@ class _Rank:
     is_hung: bool = False
 
 
-def fit_locally(work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress) -> Any:
+def fit_locally(
+    work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None
+) -> Any:
     """Return what rank 0's work returned. Raises as `fit_again`."""
-    return fit_again(lambda accumulation: _run(work, team, accumulation, progress), checkpoints)
+    return fit_again(lambda accumulation: _run(work, team, accumulation, progress), checkpoints, needs)
 
 
 def _run(work: Callable[..., Any], team: Team, accumulation: int, progress: Progress) -> list[Left]:

@@ -13,7 +13,7 @@ import torch
 
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.workers.attempts import Left, fit_again
+from pipelines.training.workers.attempts import Left, Needs, fit_again
 from pipelines.training.workers.rank import Ended, Ending, Seat, Shown, group_of, work_at
 from pipelines.training.workers.team import Team
 
@@ -30,7 +30,9 @@ class _Job:
     queue: "Queue"
 
 
-def fit_on_ray(work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress) -> Any:
+def fit_on_ray(
+    work: Callable[..., Any], team: Team, checkpoints: Checkpoints, progress: Progress, needs: Needs | None = None
+) -> Any:
     """Return what rank 0's work returned. Raises as `fit_again`."""
     import ray
 
@@ -41,7 +43,7 @@ def fit_on_ray(work: Callable[..., Any], team: Team, checkpoints: Checkpoints, p
     }
     ray.init(address=team.ray, log_to_driver=True, **(own if team.ray == "local" else {}))
     try:
-        return fit_again(lambda accumulation: _run(work, team, accumulation, checkpoints, progress), checkpoints)
+        return fit_again(lambda accumulation: _run(work, team, accumulation, checkpoints, progress), checkpoints, needs)
     finally:
         ray.shutdown()
 

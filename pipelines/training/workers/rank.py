@@ -119,6 +119,10 @@ def work_at(
 def group_of(seat: Seat) -> Ranks:
     """Return the group of this rank's layout; torch's default process group has begun."""
     accumulation, local_rank = seat.accumulation, seat.rank
+    if seat.layout.pipeline > 1:
+        from pipelines.training.fit.pipelined import Pipeline
+
+        return Pipeline(seat.layout, seat.timeout_s, seat.method, accumulation=accumulation, local_rank=local_rank)
     if seat.layout.shard * seat.layout.tensor > 1:
         from pipelines.training.fit.sharded import Shards
 

@@ -8,8 +8,9 @@ from pipelines.planner.mesh import Layout
 from pipelines.runner.stage import Progress
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.layout import AUTO, layout_of
-from pipelines.training.fit.parallel import Group, Method
+from pipelines.training.fit.parallel import BUCKET_MB, Compression, Group, Method
 from pipelines.training.fit.recompute import Recompute
+from pipelines.training.reports.watched import ended_where_left
 from services.errors import ConfigError
 
 _PRECISIONS = (AUTO, "fp32", "bf16")
@@ -25,6 +26,10 @@ class Team:
     """`fp32`, `bf16` (products; weights and sums stay fp32), or `auto`: bf16 on a GPU."""
     recompute: str = Recompute.NONE
     """What of a layer is computed again in the backward pass instead of being kept."""
+    bucket_mb: float = BUCKET_MB
+    """Size in MiB of the buckets in which DDP averages gradients."""
+    compression: str = Compression.NONE
+    """The numbers in which DDP averages gradients (`parallel.Compression`). PowerSGD's kept errors are in no checkpoint."""
     timeout_s: float = 600.0
     ray: str = ""
     """Address of a Ray cluster of training's own whose machines the workers are started on, `local` for one that ends with the fit; empty: this machine, without Ray."""
@@ -37,7 +42,15 @@ class Team:
             raise ConfigError(f"--precision: {self.precision!r} is not known; give {', '.join(_PRECISIONS)}")
         if self.recompute not in list(Recompute):
             raise ConfigError(f"--recompute: {self.recompute!r} is not known; give {', '.join(Recompute)}")
-        layout_of(self.parallel, self.workers)
+        if self.compression not in list(Compression):
+            raise ConfigError(f"--compression: {self.compression!r} is not known; give {', '.join(Compression)}")
+        if not self.bucket_mb > 0:
+            raise ConfigError(f"--bucket-mb: {self.bucket_mb} is no size; give MiB above 0, such as {BUCKET_MB:g}")
+        layout = layout_of(self.parallel, self.workers)
+        if self._is_tuned and layout.shard * layout.tensor > 1:
+            raise ConfigError(
+                f"--compression and --bucket-mb are of DDP's gradients, which {self.parallel} does not send; leave them out, or give ddp"
+            )
         if not self.timeout_s > 0:
             raise ConfigError(
                 f"--worker-timeout-s: {self.timeout_s} is no time; give a number of seconds above that of one step"
@@ -50,8 +63,12 @@ class Team:
 
     @property
     def is_free(self) -> bool:
-        """Whether the layout of several workers is the planner's to choose."""
-        return self.workers > 1 and self.parallel == AUTO
+        """Whether the layout of several workers is the planner's to choose: unless options of DDP are given."""
+        return self.workers > 1 and self.parallel == AUTO and not self._is_tuned
+
+    @property
+    def _is_tuned(self) -> bool:
+        return (self.bucket_mb, self.compression) != (BUCKET_MB, Compression.NONE)
 
     @property
     def of_student(self) -> "Team":
@@ -61,22 +78,36 @@ class Team:
     @property
     def method(self) -> Method:
         """How a step is computed."""
-        return Method(is_bf16=None if self.precision == AUTO else self.precision == "bf16", recompute=self.recompute)
+        return Method(
+            is_bf16=None if self.precision == AUTO else self.precision == "bf16",
+            recompute=self.recompute,
+            bucket_mb=self.bucket_mb,
+            compression=self.compression,
+        )
 
-    def fit(self, work: Callable[..., Any], checkpoints: Checkpoints, progress: Progress) -> Any:
+    def fit(
+        self,
+        work: Callable[..., Any],
+        checkpoints: Checkpoints,
+        progress: Progress,
+        needs: Callable[[int], str] | None = None,
+    ) -> Any:
         """Return what `work(progress=..., group=...)` returns, called here or in each of the processes, of which rank 0's counts. It is pickled if there are several.
+
+        `needs` describes what memory steps are predicted to take with a factor on the number of parts of a batch.
 
         Raises what it raises of TailraceError, or StageFailed.
         """
         if self.workers == 1:
             return work(progress=progress, group=Group(self.method))
-        if self.ray:
-            from pipelines.training.workers.on_ray import fit_on_ray
+        with ended_where_left(checkpoints):
+            if self.ray:
+                from pipelines.training.workers.on_ray import fit_on_ray
 
-            return fit_on_ray(work, self, checkpoints, progress)
-        from pipelines.training.workers.local import fit_locally
+                return fit_on_ray(work, self, checkpoints, progress, needs)
+            from pipelines.training.workers.local import fit_locally
 
-        return fit_locally(work, self, checkpoints, progress)
+            return fit_locally(work, self, checkpoints, progress, needs)
 
 
 ONE = Team()

@@ -1,22 +1,29 @@
-"""Client of Tailrace: recommendations, events and explanations over REST or gRPC, from synchronous and asynchronous code.
+"""Client of Tailrace: recommendations, events, items and explanations over REST or gRPC, from synchronous and asynchronous code.
 
 Both clients keep one deadline per call, retry what may pass within it, and bound what retries add to the load.
 """
 
 from tailrace_client.address import Tls
-from tailrace_client.calls import Event, Explanation, Item, Recommendation, Recorded
+from tailrace_client.calls import ErasureReceipt, Event, Explanation, Item, Recommendation, Recorded, UserData
 from tailrace_client.client import AsyncClient, Client
+from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut
 from tailrace_client.retry import CallOptions, TailraceError
 
 __all__ = [
     "AsyncClient",
     "CallOptions",
+    "CatalogueItem",
     "Client",
+    "ErasureReceipt",
     "Event",
     "Explanation",
     "Item",
+    "ItemDeleted",
+    "ItemRefusal",
+    "ItemsPut",
     "Recommendation",
     "Recorded",
     "TailraceError",
     "Tls",
+    "UserData",
 ]

@@ -9,7 +9,20 @@ from typing import Any
 import httpx
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import A, Batch, Call, Explanation, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import (
+    A,
+    Batch,
+    Call,
+    ErasureReceipt,
+    Explanation,
+    Item,
+    Recommendation,
+    Recorded,
+    UserData,
+    receipt_from,
+    recommendation_from,
+)
+from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut
 from tailrace_client.retry import Attempts, TailraceError, late
 
 _CODES = {
@@ -98,12 +111,15 @@ def _options(address: Address, headers: Mapping[str, str], tls: Tls | None) -> d
 def _request(
     http: httpx.Client | httpx.AsyncClient, call: Call[Any], deadline_ms: int, extensions: dict[str, Any]
 ) -> httpx.Request:
-    if call.verb == "GET":
+    if call.verb in {"GET", "DELETE"}:
         sent = call.with_deadline(deadline_ms)
         named = {"x-deadline-ms": sent.get("deadline_ms"), "x-request-id": sent.get("request_id")}
         headers = {name.encode(): str(value).encode() for name, value in named.items() if value is not None}
-        return http.build_request("GET", call.path, params=call.rest_only, headers=headers, extensions=extensions)
-    body = json.dumps({**call.with_deadline(deadline_ms), **call.rest_only}).encode()
+        return http.build_request(call.verb, call.path, params=call.rest_only, headers=headers, extensions=extensions)
+    fields = {**call.with_deadline(deadline_ms), **call.rest_only}
+    if call.verb == "PATCH":  # the path names the item
+        fields = {name: value for name, value in fields.items() if name != "item_id"}
+    body = json.dumps(fields).encode()
     headers = {b"content-type": b"application/json"}
     headers |= {name.encode(): text.encode() for name, text in call.headers.items()}
     return http.build_request(call.verb, call.path, content=body, headers=headers, extensions=extensions)
@@ -115,7 +131,7 @@ def _words(error: Exception) -> str:
 
 def _read(call: Call[A], answer: httpx.Response, num_attempts: int) -> A:
     body = _object(answer)
-    if answer.status_code != httpx.codes.OK or body is None:
+    if not answer.is_success or body is None:
         raise _refusal(answer, (body or {}).get("error"), call.request_id)
     try:
         read: A = _ANSWERS[call.answer](body, num_attempts)
@@ -175,9 +191,37 @@ def _explanation(body: dict[str, Any], num_attempts: int) -> Explanation:
     return Explanation(body["request_id"], body["outcome"], tuple(body["sentences"]), body, num_attempts)
 
 
+def _receipt(body: dict[str, Any], num_attempts: int) -> ErasureReceipt:
+    return receipt_from(body, {one["store"]: one["done_time_ms"] for one in body["stores"]}, num_attempts)
+
+
+def _user_data(body: dict[str, Any], num_attempts: int) -> UserData:
+    return UserData(body["user_id"], body, num_attempts)
+
+
+def _item(body: dict[str, Any], num_attempts: int) -> CatalogueItem:
+    known = {name: value for name, value in body.items() if name in CatalogueItem.__slots__}
+    if (categories := known.get("categories")) is not None:
+        known["categories"] = tuple(categories)
+    attributes = known.get("attributes", {}).items()
+    known["attributes"] = {name: tuple(value) if isinstance(value, list) else value for name, value in attributes}
+    return CatalogueItem(**known, num_attempts=num_attempts)
+
+
+def _items_put(body: dict[str, Any], num_attempts: int) -> ItemsPut:
+    refused = ((one["item_id"], one["error"]) for one in body["outcomes"] if one["error"] is not None)
+    refusals = (ItemRefusal(item_id, why["field"], why["message"], why["fix"]) for item_id, why in refused)
+    return ItemsPut(body["accepted"], tuple(refusals), num_attempts)
+
+
 _ANSWERS: dict[type, Any] = {
     Recommendation: _recommendation,
     Batch: _batch,
     Recorded: _recorded,
     Explanation: _explanation,
+    ErasureReceipt: _receipt,
+    UserData: _user_data,
+    CatalogueItem: _item,
+    ItemsPut: _items_put,
+    ItemDeleted: lambda _body, num_attempts: ItemDeleted(num_attempts),
 }

@@ -11,11 +11,23 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import A, Batch, Call, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import (
+    A,
+    Batch,
+    Call,
+    ErasureReceipt,
+    Item,
+    Recommendation,
+    Recorded,
+    receipt_from,
+    recommendation_from,
+)
+from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut, message_of
 from tailrace_client.retry import Attempts, TailraceError, late
+from tailrace_client.values import refusal
 
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),  # a second by default, in which every call fails
@@ -34,6 +46,7 @@ _CODES = {
     "DEADLINE_EXCEEDED": "deadline_exceeded",
 }
 """For statuses without details, which the server's own have."""
+_OF_ITEMS = (CatalogueItem, ItemsPut, ItemDeleted)
 
 
 def _message_types() -> Callable[[str], Any]:
@@ -55,6 +68,12 @@ _METHODS: dict[str, tuple[Any, Any]] = {
     "SimilarItems": (_message("tailrace.v1.SimilarItemsRequest"), _message("tailrace.v1.RecommendResponse")),
     "Popular": (_message("tailrace.v1.PopularRequest"), _message("tailrace.v1.RecommendResponse")),
     "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
+    "EraseUser": (_message("tailrace.v1.EraseUserRequest"), _message("tailrace.v1.ErasureReceipt")),
+    "GetErasure": (_message("tailrace.v1.GetErasureRequest"), _message("tailrace.v1.ErasureReceipt")),
+    "PutItems": (_message("tailrace.v1.PutItemsRequest"), _message("tailrace.v1.PutItemsResponse")),
+    "PatchItem": (_message("tailrace.v1.PatchItemRequest"), _message("tailrace.v1.CatalogueItem")),
+    "GetItem": (_message("tailrace.v1.GetItemRequest"), _message("tailrace.v1.CatalogueItem")),
+    "DeleteItems": (_message("tailrace.v1.DeleteItemsRequest"), _message("tailrace.v1.DeleteItemsResponse")),
 }
 _Status, _BadRequest, _RequestInfo, _RetryInfo, _ErrorInfo = (
     _message(f"google.rpc.{name}") for name in ("Status", "BadRequest", "RequestInfo", "RetryInfo", "ErrorInfo")
@@ -134,13 +153,26 @@ def _metadata(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tuple[Any, Any, float]:
     """Return the method, its message and its timeout. Raises TailraceError."""
     if call.method is None:
-        raise ValueError("the gRPC door has no explanations; make a client of the http:// address for them")
+        raise ValueError("the gRPC door does not have this call; make a client of the http:// address for it")
     now_s = time.monotonic()
     timeout_s = attempts.left_s(now_s)
     fields = call.with_deadline(attempts.server_deadline_ms(now_s))
+    if call.answer in _OF_ITEMS:
+        fields = message_of(call.method, fields)
     if call.rpc_only is not None:
         fields = {**call.rpc_only, "request": fields}
-    return methods[call.method], _METHODS[call.method][0](**fields), timeout_s
+    return methods[call.method], _message_of(call, _METHODS[call.method][0], fields), timeout_s
+
+
+def _message_of(call: Call[Any], kind: Any, fields: dict[str, Any]) -> Any:
+    """Return the message; filters and rules have in JSON the form that REST has. Raises TailraceError for what it has no place for."""
+    if call.answer is Recorded:  # flat, and many
+        return kind(**fields)
+    try:
+        return json_format.ParseDict(fields, kind())
+    except json_format.ParseError as error:
+        field = "items" if call.answer in _OF_ITEMS else "filters or rules"
+        raise refusal(field, str(error), "send what recommend.proto has", call.request_id) from None
 
 
 def _refusal(error: Any, request_id: str | None) -> TailraceError:
@@ -198,6 +230,13 @@ def _recommendation(answer: Any, num_attempts: int) -> Recommendation:
     return recommendation_from(fields, items, num_attempts)
 
 
+def _receipt(answer: Any, num_attempts: int) -> ErasureReceipt:
+    fields = {field.name: getattr(answer, field.name) for field in answer.DESCRIPTOR.fields}
+    fields["remaining"] = [{"what": one.what, "until": one.until} for one in answer.remaining]
+    done = {one.store: one.done_time_ms if one.HasField("done_time_ms") else None for one in answer.stores}
+    return receipt_from(fields, done, num_attempts)
+
+
 def _batch(answer: Any, num_attempts: int) -> Batch:
     return Batch(
         tuple(
@@ -215,4 +254,39 @@ def _entry_error(error: Any, num_attempts: int) -> TailraceError:
     return TailraceError(error.code, error.message, request_id=error.request_id, num_attempts=num_attempts, **named)
 
 
-_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Batch: _batch, Recorded: _recorded}
+def _item(answer: Any, num_attempts: int) -> CatalogueItem:
+    own = {
+        name: getattr(answer, name)
+        for name in ("title", "published_ms", "expires_ms", "value")
+        if answer.HasField(name)
+    }
+    return CatalogueItem(
+        item_id=answer.item_id,
+        categories=tuple(answer.categories.texts) if answer.HasField("categories") else None,
+        attributes={name: _value(value) for name, value in answer.attributes.items()},
+        available=answer.available,
+        num_attempts=num_attempts,
+        **own,
+    )
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return tuple(value.texts.texts) if kind == "texts" else getattr(value, kind)
+
+
+def _items_put(answer: Any, num_attempts: int) -> ItemsPut:
+    refused = (one for one in answer.outcomes if one.HasField("error"))
+    refusals = (ItemRefusal(one.item_id, one.error.field, one.error.message, one.error.fix) for one in refused)
+    return ItemsPut(answer.accepted, tuple(refusals), num_attempts)
+
+
+_ANSWERS: dict[type, Any] = {
+    Recommendation: _recommendation,
+    Batch: _batch,
+    Recorded: _recorded,
+    ErasureReceipt: _receipt,
+    CatalogueItem: _item,
+    ItemsPut: _items_put,
+    ItemDeleted: lambda _answer, num_attempts: ItemDeleted(num_attempts),
+}

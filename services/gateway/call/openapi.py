@@ -8,6 +8,7 @@ from pydantic.json_schema import models_json_schema
 
 from services.contracts.recommend import MAX_ID_CHARS
 from services.errors import ErrorKind
+from services.gateway.call.generators import suit_generators
 from services.gateway.call.operation import PRINTABLE, Answer, Operation, Parameter
 
 ERROR_MEANINGS: Mapping[ErrorKind, str] = {
@@ -59,6 +60,7 @@ def openapi_document(title: str, version: str, operations: Iterable[Operation]) 
     described = [operation for operation in operations if operation.is_described]
     models = {model: None for operation in described for model in _models_of(operation)}
     schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REF)[1].get("$defs", {})
+    suit_generators(schemas, [model.__name__ for operation in described for model in operation.bodies])
     paths: dict[str, dict[str, Any]] = {}
     for operation in described:
         paths.setdefault(operation.public_path, {})[operation.method.lower()] = _describe(operation)

@@ -81,7 +81,7 @@ def spread(found: Sequence[ListedUser], limit: int) -> list[ListedUser]:
 
 async def read_history(directory: UserDirectory, user_id: str, live: Live, event_times: EventTimes) -> History:
     """Return a user's history with titles. Raises DependencyUnavailable."""
-    features = await directory.read(user_id, live.version, _TIMEOUT_S)
+    features = await directory.read(user_id, live.lists_version, _TIMEOUT_S)
     times = await asyncio.to_thread(event_times, user_id) if features.history_item_ids else {}
     return History(
         user_id=user_id,

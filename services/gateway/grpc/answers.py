@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.trace import SpanKind
 
 from services.contracts.access import Scope
-from services.errors import ErrorKind, TailraceError, as_tailrace_error
+from services.errors import ErrorKind, NotAllowed, TailraceError, as_tailrace_error
 from services.gateway.access.authorize import Access
 from services.gateway.call.headers import REQUEST_ID, Call, new_request_id, request_id_from, retry_after
 from services.observability.tracing import Tracing, note, note_failure
@@ -38,6 +38,7 @@ STATUS = {
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
+_NOBODY = "unauthenticated"
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
@@ -62,34 +63,44 @@ class GrpcContext(Protocol):
         ...
 
 
+Handler = Callable[[Call, dict[str, str]], Awaitable[M]]
+"""Takes the authorized call and the metadata."""
+
+
 async def guarded(
     context: GrpcContext,
-    handler: Callable[[Call, dict[str, str]], Awaitable[M]],
+    handler: Handler[M],
     empty: M,
     on_error: Callable[[str, str, str, str], None],
     *,
     access: Access,
     scope: Scope,
+    act: str | None = None,
 ) -> M:
     """Authorize the caller, call the handler, and answer whatever is raised as a status. No stack trace leaves the process.
 
     Args:
         context: The call.
-        handler: Takes the authorized call and the metadata.
+        handler: Answers the authorized call.
         empty: The message that is sent with an error.
         on_error: Called with the door, the error's code, its summary and the request's id.
         access: Authorizes the caller.
         scope: What the caller's key must allow.
+        act: The name under which the call leaves an audit line; None: it leaves none.
     """
-    call = Call(new_request_id())
+    call, who, outcome = Call(new_request_id()), _NOBODY, "gone"
     trailers: list[tuple[str, str | bytes]] = []
     try:
         headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         call.request_id = request_id_from(headers.get(REQUEST_ID))
         await access.authorize(call, headers, scope)
+        who = call.admitted.key_id
         response = await handler(call, headers)
+        outcome = "ok"
     except Exception as error:
         failure = as_tailrace_error(error)
+        outcome = failure.kind.value
+        who = failure.key_id if isinstance(failure, NotAllowed) else who
         if failure.kind is ErrorKind.INTERNAL:
             log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
         note({"rpc.response.status_code": STATUS[failure.kind].name})
@@ -99,6 +110,10 @@ async def guarded(
         context.set_details(failure.summary)
         trailers = _trailers(failure, call.request_id)
         response = empty
+    finally:  # a caller who leaves cancels the work, but not what it has done by then
+        if act is not None:
+            origin = dict(context.invocation_metadata()).get("x-forwarded-for", "unknown")
+            log.warning("audit", act=act, who=who, origin=origin, outcome=outcome, request_id=call.request_id)
     context.set_trailing_metadata([*trailers, *call.limits.items(), *call.echo.items()])
     return response
 

@@ -19,21 +19,29 @@ from services.errors import InvalidRequest
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import Call, batch_size_from, deadline_ms_from, edge_mark_from
 from services.gateway.data_plane import DataPlane
-from services.gateway.grpc.answers import DOOR, GrpcContext, guarded, traced
+from services.gateway.grpc import items
+from services.gateway.grpc.answers import DOOR, GrpcContext, Handler, guarded, traced
 from services.gateway.grpc.schema import (
     format_batch,
+    format_receipt,
     format_recommendation,
     parse_batch,
     parse_events,
     parse_popular,
     parse_recommend,
     parse_similar,
+    parse_strictly,
     request_id_of,
 )
 from services.observability.tracing import Tracing
 
 SERVICE = "tailrace.v1.Recommender"
-
+_ITEM_ANSWERS: dict[str, type[Message]] = {
+    "PutItems": pb.PutItemsResponse,
+    "PatchItem": pb.CatalogueItem,
+    "GetItem": pb.CatalogueItem,
+    "DeleteItems": pb.DeleteItemsResponse,
+}
 M = TypeVar("M", bound=Message)
 
 
@@ -128,6 +136,95 @@ class RpcDoor:
         )
         return await traced(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
 
+    async def EraseUser(self, request: bytes, context: GrpcContext) -> pb.ErasureReceipt:
+        """Erase a user; answers OK when the broker has the erasure."""
+
+        async def handle(call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
+            message = parse_strictly(pb.EraseUserRequest, request, self._max_body_bytes)
+            return format_receipt(await self._plane().users.erase(message.user_id, DOOR, call.request_id))
+
+        return await self._about_users(context, "EraseUser", handle)
+
+    async def GetErasure(self, request: bytes, context: GrpcContext) -> pb.ErasureReceipt:
+        """Return the receipt of an erasure."""
+
+        async def handle(_call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
+            message = parse_strictly(pb.GetErasureRequest, request, self._max_body_bytes)
+            return format_receipt(await self._plane().users.receipt(message.erasure_id))
+
+        return await self._about_users(context, "GetErasure", handle)
+
+    async def _about_users(
+        self, context: GrpcContext, act: str, handle: Handler[pb.ErasureReceipt]
+    ) -> pb.ErasureReceipt:
+        """Answer an audited call of the scope `erase`."""
+        method = f"{SERVICE}/{act}"
+        return await guarded(
+            context,
+            handle,
+            pb.ErasureReceipt(),
+            lambda *_: None,
+            access=self._access,
+            scope=Scope.ERASE,
+            act=method,
+        )
+
+    async def PutItems(self, request: bytes, context: GrpcContext) -> pb.PutItemsResponse:
+        """Replace what is stated of items; an entry that is wrong is refused by itself."""
+
+        async def handle(call: Call, _: dict[str, str]) -> pb.PutItemsResponse:
+            drafts = items.parse_put(request, self._max_body_bytes)
+            return items.format_outcomes(await self._plane().items.put(drafts))
+
+        return await self._on_items(context, "PutItems", handle, pb.PutItemsResponse())
+
+    async def PatchItem(self, request: bytes, context: GrpcContext) -> pb.CatalogueItem:
+        """Change some fields of an item."""
+
+        async def handle(call: Call, _: dict[str, str]) -> pb.CatalogueItem:
+            return items.format_item(await self._plane().items.patch(*items.parse_patch(request, self._max_body_bytes)))
+
+        return await self._on_items(context, "PatchItem", handle, pb.CatalogueItem())
+
+    async def GetItem(self, request: bytes, context: GrpcContext) -> pb.CatalogueItem:
+        """Return an item as it stands in answers."""
+
+        async def handle(call: Call, _: dict[str, str]) -> pb.CatalogueItem:
+            return items.format_item(self._plane().items.get(items.parse_get(request, self._max_body_bytes)))
+
+        return await self._on_items(context, "GetItem", handle, pb.CatalogueItem(), is_audited=False)
+
+    async def DeleteItems(self, request: bytes, context: GrpcContext) -> pb.DeleteItemsResponse:
+        """Delete items, from later bundles too."""
+
+        async def handle(call: Call, _: dict[str, str]) -> pb.DeleteItemsResponse:
+            item_ids = items.parse_delete(request, self._max_body_bytes)
+            await self._plane().items.delete(item_ids)
+            return pb.DeleteItemsResponse(deleted=len(item_ids))
+
+        return await self._on_items(context, "DeleteItems", handle, pb.DeleteItemsResponse())
+
+    async def _on_items(
+        self,
+        context: GrpcContext,
+        name: str,
+        handle: Callable[[Call, dict[str, str]], Awaitable[M]],
+        empty: M,
+        *,
+        is_audited: bool = True,
+    ) -> M:
+        method = f"{SERVICE}/{name}"
+        answering = guarded(
+            context,
+            handle,
+            empty,
+            lambda *_: None,
+            access=self._access,
+            scope=Scope.ITEMS,
+            act=method if is_audited else None,
+        )
+        return await traced(self._tracing, context, method, answering)
+
     async def Check(self, request: Any, context: GrpcContext) -> Any:
         """Report whether recommendations can be answered; the server and its one service have the same health."""
         if request.service not in {"", SERVICE}:
@@ -147,10 +244,12 @@ def add_recommender_to_server(servicer: Any, server: Any) -> None:
         "SimilarItems": pb.RecommendResponse,
         "Popular": pb.RecommendResponse,
         "RecordEvents": pb.RecordEventsResponse,
+        "EraseUser": pb.ErasureReceipt,
+        "GetErasure": pb.ErasureReceipt,
     }
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name), None, answer.SerializeToString)
-        for name, answer in methods.items()
+        for name, answer in (methods | _ITEM_ANSWERS).items()
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_registered_method_handlers(SERVICE, handlers)

@@ -7,12 +7,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.batch import BatchAnswer, BatchEntry, check_batch_size, check_entry_deadline, entry_id
-from services.contracts.recommend import Filters, PopularIn, Recommendation, RecommendRequest, SimilarTo, check_id
+from services.contracts.erasure import STORE_MEANINGS, ErasureReceipt
+from services.contracts.filters import BRANCHES, Expression, parse_expression
+from services.contracts.recommend import (
+    Filters,
+    PopularIn,
+    Recommendation,
+    RecommendRequest,
+    SimilarTo,
+    check_id,
+    seconds_of,
+)
+from services.contracts.rules import NO_RULES, parse_rules
 from services.errors import InvalidRequest, RequestTooLarge
 from services.gateway.events.record import Draft, check_num_events
 
@@ -25,22 +37,19 @@ _USE_THE_SCHEMA = "use the schema that reflection or recommend.proto gives"
 
 def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request; the message's own request id and deadline win. Raises InvalidRequest or RequestTooLarge."""
-    message = _parse(pb.RecommendRequest, body, max_bytes)
-    _refuse_unknown(message)
+    message = parse_strictly(pb.RecommendRequest, body, max_bytes)
     return _request(message, request_id, deadline_ms)
 
 
 def parse_similar(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request for similar items. Raises InvalidRequest or RequestTooLarge."""
-    message = _parse(pb.SimilarItemsRequest, body, max_bytes)
-    _refuse_unknown(message)
+    message = parse_strictly(pb.SimilarItemsRequest, body, max_bytes)
     return _request(message.request, request_id, deadline_ms, SimilarTo(tuple(message.item_ids)))
 
 
 def parse_popular(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request for popular items. Raises InvalidRequest or RequestTooLarge."""
-    message = _parse(pb.PopularRequest, body, max_bytes)
-    _refuse_unknown(message)
+    message = parse_strictly(pb.PopularRequest, body, max_bytes)
     return _request(message.request, request_id, deadline_ms, PopularIn(message.window or None))
 
 
@@ -74,16 +83,23 @@ def _request(
     return RecommendRequest(
         request_id=message.request_id or request_id,
         user_id=message.user_id or None,
-        k=message.k if message.HasField("k") else 10,
+        k=message.k if message.HasField("k") else None,
         recent_item_ids=tuple(message.recent_item_ids),
         exclude_item_ids=tuple(message.exclude_item_ids),
         exclude_seen=message.exclude_seen if message.HasField("exclude_seen") else None,
         filters=Filters(
             categories=tuple(message.filters.categories) or None,
             allowed_item_ids=tuple(message.filters.allowed_item_ids) or None,
+            expression=_expression(message.filters),
         ),
         deadline_ms=message.deadline_ms if message.HasField("deadline_ms") else deadline_ms,
         rationale=message.rationale,
+        surface=message.surface or None,
+        rules=parse_rules(_plain(message.rules, "rules"), "rules") if message.HasField("rules") else NO_RULES,
+        next=message.next or None,
+        avoid_shown_s=seconds_of("avoid_shown.within", message.avoid_shown.within)
+        if message.HasField("avoid_shown")
+        else None,
         subject=subject,
     )
 
@@ -131,9 +147,27 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
         feature_age_ms=answer.feature_age_ms,
         deadline_ms=answer.deadline_ms,
         stages_ms=answer.stages_ms,
+        next=answer.next,
         rationale=None if rationale is None else rationale.sentence,
         rationale_reason=None if rationale is None else rationale.outcome,
     )
+
+
+def _expression(filters: pb.Filters) -> Expression | None:
+    if not (filters.must or filters.should or filters.must_not):
+        return None
+    plain = _plain(filters, "filters")
+    return parse_expression({name: plain[name] for name in BRANCHES if name in plain}, "filters")
+
+
+def _plain(message: Message, path: str) -> dict[str, Any]:
+    """Return a message as the plain values of its JSON form, which the contract reads for all doors. Raises InvalidRequest."""
+    try:
+        return json_format.MessageToDict(message, preserving_proto_field_name=True)
+    except (json_format.Error, ValueError) as error:
+        raise InvalidRequest(
+            path, f"a value without a JSON form ({error})", "send finite numbers, texts and flags"
+        ) from error
 
 
 def format_batch(answers: Sequence[BatchAnswer]) -> pb.RecommendBatchResponse:
@@ -153,6 +187,30 @@ def _outcome(answer: BatchAnswer) -> pb.BatchAnswer:
             fix=error.fix,
             request_id=answer.request_id,
         )
+    )
+
+
+def parse_strictly(kind: type[M], body: bytes, max_bytes: int) -> M:
+    """Read a message that holds no unknown fields. Raises InvalidRequest or RequestTooLarge."""
+    message = _parse(kind, body, max_bytes)
+    _refuse_unknown(message)
+    return message
+
+
+def format_receipt(receipt: ErasureReceipt) -> pb.ErasureReceipt:
+    """Write a receipt as a message."""
+    return pb.ErasureReceipt(
+        erasure_id=receipt.erasure_id,
+        accepted_time_ms=receipt.accepted_time_ms,
+        is_done_online=receipt.is_done_online,
+        is_done=receipt.is_done,
+        stores=[
+            pb.ErasedStore(store=store, meaning=STORE_MEANINGS[store], done_time_ms=done)
+            for store, done in receipt.stores.items()
+        ],
+        remaining=[
+            pb.Remaining(what=one.what, until=one.until, until_unix_ms=one.until_unix_ms) for one in receipt.remaining
+        ],
     )
 
 
@@ -198,5 +256,9 @@ def _unknown_fields(message: Message, path: str) -> Iterator[str]:
         if isinstance(value, Message):
             yield from _unknown_fields(value, f"{path}{field.name}.")
             continue
-        for place, part in enumerate(value):
-            yield from _unknown_fields(part, f"{path}{field.name}[{place}].")
+        if field.message_type.GetOptions().map_entry:
+            parts = [(key, part) for key, part in value.items() if isinstance(part, Message)]
+        else:
+            parts = [*enumerate(value)]
+        for key, part in parts:
+            yield from _unknown_fields(part, f"{path}{field.name}[{key!r}].")

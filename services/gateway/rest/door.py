@@ -21,6 +21,7 @@ from services.gateway.call.http import DOOR, HttpApp, json_response, read_body, 
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.door import add_openai
 from services.gateway.records.describe import describe
+from services.gateway.rest.items import add_items
 from services.gateway.rest.operations import (
     BUNDLE,
     DOCS,
@@ -45,6 +46,7 @@ from services.gateway.rest.schema import (
     parse_similar,
     request_id_of,
 )
+from services.gateway.rest.users import add_users
 from services.observability.tracing import Tracing
 from services.router.deadline import Arrival
 
@@ -90,6 +92,8 @@ def create_rest_app(
     app.serve(READYZ, door.readyz)
     app.serve(METRICS, door.metrics)
     app.serve(DOCS, door.docs)
+    add_users(app, plane)
+    add_items(app, plane, max_body_bytes)
     add_openai(app, plane, max_body_bytes)
     return app
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, SkipValidation, ValidationError
 from pydantic.config import JsonDict
 
 from services.contracts.batch import (
@@ -22,12 +22,16 @@ from services.contracts.batch import (
     entry_id,
 )
 from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS, REMEMBERED_EVENTS
+from services.contracts.filters import BRANCHES, MAX_CONDITIONS, TESTS, parse_expression
 from services.contracts.recommend import (
+    DEFAULT_K,
     MAX_DEADLINE_MS,
     MAX_ID_CHARS,
     MAX_IDS_PER_FIELD,
     MAX_K,
+    MAX_NEXT_CHARS,
     MAX_SIMILAR_TO,
+    PERIOD,
     Filters,
     PopularIn,
     Reason,
@@ -36,6 +40,17 @@ from services.contracts.recommend import (
     SimilarTo,
     Tier,
     check_id,
+    seconds_of,
+)
+from services.contracts.rules import (
+    MAX_BLOCKS,
+    MAX_BOOSTS,
+    MAX_CAPS,
+    MAX_FACTOR,
+    MAX_PINS,
+    MIN_FACTOR,
+    NO_RULES,
+    parse_rules,
 )
 from services.errors import InvalidRequest, TailraceError
 from services.gateway.call.http import field_path
@@ -51,11 +66,11 @@ _MAX_NUM_FAULTS = 100
 """pydantic formats every fault to return the first, which took 0.3 s of the event loop for a body full of unknown fields."""
 
 
-_ID_SCHEMA: JsonDict = {"minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
+ID_SCHEMA: JsonDict = {"minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
 _IDS_SCHEMA: JsonDict = {"maxItems": MAX_IDS_PER_FIELD}
 _AT_LEAST_ONE_SCHEMA: JsonDict = {"minItems": 1, "maxItems": MAX_IDS_PER_FIELD}
 
-Id = Annotated[str, Field(json_schema_extra=_ID_SCHEMA)]
+Id = Annotated[str, Field(json_schema_extra=ID_SCHEMA)]
 """The limits here and below are for the OpenAPI document; the contracts enforce them, for all doors alike."""
 
 
@@ -66,11 +81,52 @@ def _lines(texts: Mapping[Tier, TierText] | Mapping[Reason, ReasonText]) -> str:
 B = TypeVar("B", bound=BaseModel)
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """A body, of which unknown fields and wrong types are refused."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class FiltersBody(_Body):
+class RangeBody(Body):
+    """Bounds of a number, at least one."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    gte: float | None = Field(None, description="At least")
+    gt: float | None = Field(None, description="More than, in place of gte")
+    lte: float | None = Field(None, description="At most")
+    lt: float | None = Field(None, description="Less than, in place of lte")
+
+
+class ConditionBody(Body):
+    """One test of one attribute: exactly one of `eq`, `in`, `range` and `exists`."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [test]} for test in TESTS]})
+
+    key: Id = Field(description="The attribute's name, or `item_id`", examples=["categories"])
+    eq: Id | float | bool | None = Field(None, description="Equal to this", examples=["Comedy"])
+    in_: list[Id | float | bool] | None = Field(None, alias="in", description="Equal to one of these", min_length=1)
+    range: RangeBody | None = Field(None, description="A number within bounds")
+    exists: bool | None = Field(None, description="Whether the item has the attribute at all")
+
+
+_Clauses = Annotated[
+    list["ConditionBody | ExpressionBody"], SkipValidation, Field(json_schema_extra={"maxItems": MAX_CONDITIONS})
+]
+"""The contract reads these, for all doors alike; the types are for the OpenAPI document."""
+
+
+class ExpressionBody(Body):
+    """Clauses in the place of one condition."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    must: _Clauses | None = Field(None, description="All of these hold")
+    should: _Clauses | None = Field(None, description="At least one of these holds")
+    must_not: _Clauses | None = Field(None, description="None of these holds")
+
+
+class FiltersBody(Body):
     """Which items may be shown."""
 
     categories: Annotated[list[Id], Field(fail_fast=True, json_schema_extra=_AT_LEAST_ONE_SCHEMA)] | None = Field(
@@ -79,24 +135,91 @@ class FiltersBody(_Body):
     allowed_item_ids: Annotated[list[Id], Field(fail_fast=True, json_schema_extra=_AT_LEAST_ONE_SCHEMA)] | None = Field(
         None, description="Only these items; each must be in the catalogue"
     )
+    must: _Clauses | None = Field(
+        None, description="All of these hold", examples=[[{"key": "categories", "eq": "Comedy"}]]
+    )
+    should: _Clauses | None = Field(None, description="At least one of these holds, if there are any")
+    must_not: _Clauses | None = Field(None, description="None of these holds")
 
 
-class RecommendBody(_Body):
+class BoostBody(Body):
+    """Items that count as more likely, or below 1 as less."""
+
+    where: ConditionBody | ExpressionBody
+    factor: float = Field(json_schema_extra={"minimum": MIN_FACTOR, "maximum": MAX_FACTOR})
+
+
+class PinBody(Body):
+    """An item and its place."""
+
+    item_id: Id
+    position: int = Field(description="From 1", json_schema_extra={"minimum": 1, "maximum": MAX_K})
+
+
+class CapBody(Body):
+    """At most so many items of each value of an attribute."""
+
+    attribute: Id = Field(examples=["categories"])
+    most: int = Field(json_schema_extra={"minimum": 1, "maximum": MAX_K})
+
+
+class FreshnessBody(Body):
+    """An item published now counts as `factor` times as likely; what exceeds 1 halves every `half_life_h` hours."""
+
+    half_life_h: float = Field(json_schema_extra={"minimum": 0.01, "maximum": 100_000})
+    factor: float = Field(json_schema_extra={"minimum": 1, "maximum": MAX_FACTOR})
+
+
+class RulesBody(Body):
+    """How the ranking is reordered; each comes in the place of the surface's, but blocks add up."""
+
+    boosts: list[BoostBody] | None = Field(None, json_schema_extra={"maxItems": MAX_BOOSTS})
+    pins: list[PinBody] | None = Field(None, json_schema_extra={"maxItems": MAX_PINS})
+    blocks: list[ConditionBody | ExpressionBody] | None = Field(
+        None, description="Items for which any of these holds are not shown", json_schema_extra={"maxItems": MAX_BLOCKS}
+    )
+    caps: list[CapBody] | None = Field(None, json_schema_extra={"maxItems": MAX_CAPS})
+    diversity: float | None = Field(
+        None,
+        description="The weight of unlikeness in maximal marginal relevance",
+        json_schema_extra={"minimum": 0, "maximum": 1},
+    )
+    decay: float | None = Field(
+        None,
+        description="How likely an item counts after each time that it was shown and not clicked",
+        json_schema_extra={"minimum": MIN_FACTOR, "maximum": 1},
+    )
+    freshness: FreshnessBody | None = Field(None)
+
+
+class AvoidShownBody(Body):
+    """What was shown a short while ago, and is left out."""
+
+    within: str = Field(
+        description="A period of at most 30d", examples=["1h"], json_schema_extra={"pattern": f"^({PERIOD})$"}
+    )
+
+
+class RecommendBody(Body):
     """The user, the number of items and the deadline."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            "anyOf": [
-                {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
-                {"required": ["recent_item_ids"], "properties": {"recent_item_ids": {"minItems": 1}}},
-            ]
+            "if": {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
+            "else": {"required": ["recent_item_ids"], "properties": {"recent_item_ids": {"minItems": 1}}},
         }
     )
 
     user_id: Id | None = Field(
         None, description="Absent for an anonymous visitor, who needs recent_item_ids", examples=["196"]
     )
-    k: int = Field(10, description="How many items", examples=[10], json_schema_extra={"minimum": 1, "maximum": MAX_K})
+    surface: Id | None = Field(
+        None,
+        description="The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply",
+    )
+    k: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_K})] | None = Field(
+        None, description=f"How many items; absent: the surface's, or {DEFAULT_K}", examples=[10]
+    )
     recent_item_ids: list[Id] = Field(
         [],
         fail_fast=True,
@@ -114,18 +237,27 @@ class RecommendBody(_Body):
         description="Leave out what the user has seen; absent: unless the live bundle learned that users come back to items",
     )
     filters: FiltersBody | None = None
+    rules: Annotated[RulesBody, SkipValidation] | None = Field(None, description="How the ranking is reordered")
     deadline_ms: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_DEADLINE_MS})] | None = Field(
         None,
         description="From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out",
         examples=[200],
     )
     request_id: Id | None = Field(None, description="Or header X-Request-Id; one is made when absent")
+    next: str | None = Field(
+        None,
+        description="Of this user's last answer: get items that it and those before it did not hold",
+        json_schema_extra={"minLength": 1, "maxLength": MAX_NEXT_CHARS},
+    )
+    avoid_shown: AvoidShownBody | None = Field(
+        None, description="Leave out what the user was shown lately; the newest 200 items are remembered"
+    )
     rationale: bool = Field(
         False, description="Add one sentence on why these items, if it can be written before the deadline"
     )
 
 
-class BatchBody(_Body):
+class BatchBody(Body):
     """Requests for several users; each is answered, or refused, as if it came alone."""
 
     requests: list[RecommendBody] = Field(
@@ -149,7 +281,7 @@ class SimilarBody(RecommendBody):
     )
 
 
-class EventBody(_Body):
+class EventBody(Body):
     """One thing that a user did with an item."""
 
     user_id: Id = Field(examples=["196"])
@@ -171,13 +303,13 @@ class EventListBody(RootModel[Annotated[list[EventBody], Field(json_schema_extra
     """Many events as a list."""
 
 
-class EventsBody(_Body):
+class EventsBody(Body):
     """Many events."""
 
     events: list[EventBody] = Field(json_schema_extra={"minItems": 1})
 
 
-class ItemBody(_Body):
+class ItemBody(Body):
     """One recommended item; `source` is the tier that chose it."""
 
     item_id: str
@@ -186,7 +318,7 @@ class ItemBody(_Body):
     source: str = Field(description="The tier that chose the item", examples=["llm"])
 
 
-class RecommendationBody(_Body):
+class RecommendationBody(Body):
     """The items, and how they were made."""
 
     request_id: str = Field(description="Send it with the events that follow from this answer")
@@ -206,12 +338,15 @@ class RecommendationBody(_Body):
     rationale: str | None = Field(
         None, description="One sentence on why these items; absent when none was requested or written"
     )
+    next: str | None = Field(
+        None, description="Send it as `next` for the items that follow, within an hour; absent: the list ends here"
+    )
     rationale_reason: str | None = Field(
         None, description="written, or why not: late, busy, failed, no_text; absent when none was requested"
     )
 
 
-class BatchAnswersBody(_Body):
+class BatchAnswersBody(Body):
     """The answers, in the order of the requests."""
 
     answers: list["RecommendationBody | ErrorBody"] = Field(
@@ -219,7 +354,7 @@ class BatchAnswersBody(_Body):
     )
 
 
-class BundleBody(_Body):
+class BundleBody(Body):
     """The live bundle."""
 
     version: str
@@ -228,13 +363,13 @@ class BundleBody(_Body):
     manifest: dict[str, Any] = Field(description="How it was made, and how it was evaluated")
 
 
-class StatusBody(_Body):
+class StatusBody(Body):
     """A probe's answer."""
 
     status: str = Field(examples=["ok"])
 
 
-class StageTimeBody(_Body):
+class StageTimeBody(Body):
     """One stage; stages may overlap."""
 
     name: str = Field(examples=["features"])
@@ -242,7 +377,7 @@ class StageTimeBody(_Body):
     duration_ms: float
 
 
-class LlmPartBody(_Body):
+class LlmPartBody(Body):
     """How the LLM call ended; counts and times only when it answered in time."""
 
     outcome: str = Field(examples=["in_time"])
@@ -254,7 +389,16 @@ class LlmPartBody(_Body):
     decode_ms: float | None
 
 
-class ExplanationBody(_Body):
+class RuledItemBody(Body):
+    """An item's place before the rules and after them, from 1; null: it was or is not there."""
+
+    item_id: str
+    before: int | None
+    after: int | None
+    rules: list[str] = Field(description="Those that moved it, or others past it")
+
+
+class ExplanationBody(Body):
     """How a request was answered; fields that a refusal does not have are null."""
 
     request_id: str
@@ -277,13 +421,15 @@ class ExplanationBody(_Body):
     elapsed_ms: float | None
     feature_age_ms: int | None
     list_state: str | None = Field(description="Whether the user's stored list was usable")
+    surface: str | None
     facts: dict[str, bool | int | float] = Field(description="The policy's inputs")
     llm: LlmPartBody | None
     stages: list[StageTimeBody]
+    ruled: list[RuledItemBody] = Field(description="The first items before and after the rules")
     sentences: list[str] = Field(description="The explanation in words")
 
 
-class RecordedBody(_Body):
+class RecordedBody(Body):
     """How many events the broker acknowledged, and their ids in the order sent."""
 
     accepted: int
@@ -293,7 +439,7 @@ class RecordedBody(_Body):
     )
 
 
-class ErrorDetail(_Body):
+class ErrorDetail(Body):
     """One error; `field` and `fix` when the caller can correct it."""
 
     code: str = Field(examples=["invalid_request"])
@@ -303,7 +449,7 @@ class ErrorDetail(_Body):
     request_id: str
 
 
-class ErrorBody(_Body):
+class ErrorBody(Body):
     """The body of every error."""
 
     error: ErrorDetail
@@ -382,9 +528,14 @@ def _request(
         filters=Filters(
             categories=None if filters.categories is None else tuple(filters.categories),
             allowed_item_ids=None if filters.allowed_item_ids is None else tuple(filters.allowed_item_ids),
+            expression=parse_expression({name: getattr(filters, name) for name in BRANCHES}, "filters"),
         ),
         deadline_ms=deadline_ms if sent.deadline_ms is None else sent.deadline_ms,
         rationale=sent.rationale,
+        surface=sent.surface,
+        rules=NO_RULES if sent.rules is None else parse_rules(sent.rules, "rules"),
+        next=sent.next,
+        avoid_shown_s=None if sent.avoid_shown is None else seconds_of("avoid_shown.within", sent.avoid_shown.within),
         subject=subject,
     )
 
@@ -448,11 +599,16 @@ def format_recommendation(answer: Recommendation) -> dict[str, Any]:
         "deadline_ms": answer.deadline_ms,
         "stages_ms": dict(answer.stages_ms),
     }
+    if answer.next is not None:
+        plain["next"] = answer.next
     if answer.rationale is not None:
         plain["rationale_reason"] = answer.rationale.outcome
         if answer.rationale.sentence is not None:
             plain["rationale"] = answer.rationale.sentence
     return plain
+
+
+_PARTS: Mapping[str, type[Body]] = {"filters": FiltersBody, "avoid_shown": AvoidShownBody}
 
 
 def format_batch(answers: Sequence[BatchAnswer], error_body: Callable[[TailraceError, str], Any]) -> dict[str, Any]:
@@ -478,7 +634,8 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     if not first["loc"]:
         return InvalidRequest("body", "not a JSON object", "send one JSON object")
     if kind == "extra_forbidden":
-        model = FiltersBody if len(first["loc"]) > 1 else model
+        part = next((str(one) for one in first["loc"][:-1] if one in _PARTS), None)
+        model = model if part is None else _PARTS[part]
         return InvalidRequest(field, "unknown", f"the fields are {', '.join(sorted(model.model_fields))}")
     if named := _OF_TYPE.fullmatch(message):
         expected = f"{'an' if named[1][0] in 'aio' else 'a'} {named[1]}"

@@ -100,7 +100,7 @@ def load_bundle(
     max_items, stride = prompt_limits(bundle.manifest)
     _check_fit(bundle, catalogue, max_items, decoder.config.vocab_size, decoder.config.max_position_embeddings)
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
-    engine = Engine(decoder, config, items=items, bundle_version=bundle.version, memory=memory)
+    engine = Engine(decoder, config, items=items, bundle_version=bundle.prefix_version, memory=memory)
     shown = ShownItems((live_items or LiveItems()).lay(catalogue))
     loaded = LoadedBundle(bundle.version, catalogue, engine, max_items, stride, shown)
     try:

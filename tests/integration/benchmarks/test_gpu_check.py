@@ -20,14 +20,14 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.grid  # tests/gpu and test_engine_benchmark.py run the parts
 @pytest.mark.timeout(1_800)
 def test_every_step_runs_and_leaves_its_results(tmp_path: Path) -> None:
-    """Oracle, benchmark at both settings, and profile end well and write their figures into one folder."""
+    """Oracle, benchmark at both settings, training and profile end well and write their figures into one folder."""
     command = [sys.executable, "-m", "benchmarks.gpu", str(tmp_path), "--tiny"]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1_700)
 
     assert done.returncode == 0, done.stdout + "".join(path.read_text()[-600:] for path in tmp_path.glob("*.txt"))
     summary = {one["name"]: one["code"] for one in json.loads((tmp_path / "summary.json").read_text())}
-    assert summary == dict.fromkeys(("machine", "oracle", "engine-benchmark", "engine-product", "profile"), 0)
+    assert summary == dict.fromkeys(("machine", "oracle", "engine-benchmark", "engine-product", "train", "profile"), 0)
     oracle = (tmp_path / "oracle.txt").read_text().splitlines()
     assert [line.split()[0] for line in oracle] == ["ok"] * 2
     profile = json.loads((tmp_path / "profile.json").read_text())
@@ -42,9 +42,23 @@ def test_it_takes_at_most_25_minutes(tmp_path: Path) -> None:
     planned = list(steps(tmp_path, tiny=False))
 
     assert sum(step.limit_s for step in planned) <= 25 * 60
-    assert {"oracle", "tests", "kernel-tests", "engine-benchmark", "engine-product", "profile"} < {
+    assert {"oracle", "tests", "kernel-tests", "engine-benchmark", "engine-product", "train", "profile"} < {
         step.name for step in planned
     }
+
+
+def test_a_training_is_measured_beside_the_planner(tmp_path: Path) -> None:
+    """In bf16 with each kind of recomputation: the same loss, MFU of what the device was measured to do, and memory by component, of which less is kept the more is computed again."""
+    (step,) = [step for step in steps(tmp_path, tiny=True) if step.name == "train"]
+
+    ended = run(step, tmp_path, interpreted=True)
+
+    assert ended.code == 0, (tmp_path / "train.txt").read_text()
+    none, selective, full = json.loads((tmp_path / "train.json").read_text())["rows"]
+    assert none["last_loss"] == selective["last_loss"] == full["last_loss"]
+    assert all(row["mfu_of_measured"] > 0 and row["memory"]["measured_bytes"] > 0 for row in (none, selective, full))
+    kept = [row["memory"]["predicted"]["activations"] for row in (none, selective, full)]
+    assert kept == sorted(kept, reverse=True)
 
 
 def test_a_step_at_its_limit_ends_with_all_that_it_started(tmp_path: Path) -> None:

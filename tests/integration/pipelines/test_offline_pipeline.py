@@ -31,6 +31,7 @@ from pipelines.run import run_pipeline
 from pipelines.runner.run_lock import run_lock
 from pipelines.scoring.metrics import ndcg, rank_labels
 from pipelines.training.recipes import Recipe
+from pipelines.training.reports.curves import CURVES
 from services.contracts.features import UserFeatures
 from services.errors import ConfigError, StageFailed
 from services.features.reader import FeatureReader
@@ -76,6 +77,12 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
     assert (bundle.path / "report.md").read_text().startswith(f"# Bundle {bundle.version}\n")
     shown = (places.state_dir / "shown.txt").read_text()
     assert f"report: {bundle.path / 'report.md'}" in shown
+    trained = places.stages_dir / "train" / bundle.manifest["lineage"]["stages"]["train"]
+    assert f"loss curves: {trained / CURVES}" in shown
+    assert (trained / CURVES).read_bytes().startswith(b"\x89PNG")
+    assert "(training loss)" in shown
+    assert bundle.manifest["training"]["memory"]["predicted"].keys() >= {"weights", "gradients", "optimizer"}
+    assert "| memory of its steps | " in (bundle.path / "report.md").read_text()
     assert "refit on 480 events, of which the judged models had learned 400" in " ".join(shown.split())
 
 

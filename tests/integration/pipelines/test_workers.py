@@ -4,14 +4,19 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -19,16 +24,19 @@ import torch
 from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
+from models.decoder.weights import load_decoder
 from models.registry import BundleStore
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import tokenize
 from pipelines.runner.stage import silent
+from pipelines.scoring.dense import hidden_states
 from pipelines.training.fit.checkpoints import Checkpoints, nothing_alike
 from pipelines.training.fit.shard_files import read_shards
+from pipelines.training.reports.watched import Logged
 from pipelines.training.train_decoder import TrainOptions, train
 from pipelines.training.train_student import Inputs, fit_and_save
 from pipelines.training.workers.team import Team
-from services.errors import StageFailed
+from services.errors import ConfigError, StageFailed
 from tests.support.training.ranks import fit_line, train_with_another
 from tests.support.training.synthetic import histories_from, raw_events, raw_items, write_ingested
 from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, DROPPED_STUDENT
@@ -91,14 +99,24 @@ def test_two_workers_learn_what_one_does(tokens: str, options: TrainOptions, dat
         torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("parallel", ["fsdp", "tp2"])
-def test_a_sharded_model_learns_what_a_whole_one_does(parallel: str, data: Path, tmp_path: Path) -> None:
-    """Each rank has a part of every tensor, or of each layer's products. Half of the way in this layout, the rest in one process: the losses of one process, and plain weights."""
+@pytest.mark.parametrize(
+    ("workers", "parallel"),
+    [
+        (2, "fsdp"),
+        (2, "tp2"),
+        (2, "pp2"),
+        pytest.param(4, "hsdp2", marks=pytest.mark.grid),
+        pytest.param(4, "ddp+tp2", marks=pytest.mark.grid),
+        pytest.param(4, "pp2+ddp", marks=pytest.mark.grid),
+    ],
+)
+def test_a_divided_model_learns_what_a_whole_one_does(workers: int, parallel: str, data: Path, tmp_path: Path) -> None:
+    """Each rank has a part of every tensor, or of each layer's products, or some layers. Half of the way in this layout, the rest in one process: the losses of one process, and plain weights."""
     alone = trained(data / "tokens", SAMPLED, tmp_path / "one", Team())
     out = tmp_path / parallel
     out.mkdir()
 
-    stop_after(5, data / "tokens", SAMPLED, out, replace(TWO, parallel=parallel))
+    stop_after(5, data / "tokens", SAMPLED, out, replace(TWO, workers=workers, parallel=parallel))
     kinds = {path.suffix for path in (out / "saved").iterdir() if path.suffix != ".partial"}
     again = trained(data / "tokens", SAMPLED, out, Team())
 
@@ -107,6 +125,63 @@ def test_a_sharded_model_learns_what_a_whole_one_does(parallel: str, data: Path,
     assert again == pytest.approx(alone, rel=1e-5)
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_pipeline_learns_codes_with_a_teacher_and_recomputes(data: Path, tmp_path: Path) -> None:
+    """Losses of several levels on the last stage, parts of a batch one after another, dropout again in the backward pass: the losses of one process."""
+    options = replace(DROPPED_DECODER, teacher_weight=0.5, fit=replace(DROPPED_DECODER.fit, num_parts=2))
+    alone = trained(data / "deep", options, tmp_path / "one", Team())
+
+    piped = trained(data / "deep", options, tmp_path / "two", replace(TWO, parallel="pp2", recompute="full"))
+
+    assert piped == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("parallel", ["fsdp", "pp2"])
+def test_ranks_write_their_files_of_a_decoder_that_transformers_loads(
+    parallel: str, data: Path, tmp_path: Path
+) -> None:
+    """A file a rank and their index: together one process's weights, and transformers' hidden states are the decoder's."""
+    transformers = pytest.importorskip("transformers")
+    trained(data / "tokens", DROPPED_DECODER, tmp_path / "one", Team())
+
+    trained(data / "tokens", DROPPED_DECODER, tmp_path / "two", replace(TWO, parallel=parallel))
+
+    folder = tmp_path / "two" / "decoder"
+    ours, expected = (load_decoder(tmp_path / name / "decoder", torch.float32, CPU) for name in ("two", "one"))
+    theirs, loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    tokens_BL = torch.arange(1, 13).view(2, 6)
+    with torch.no_grad():
+        hidden_TD = hidden_states(ours, tokens_BL)
+        logits_BLV = theirs(tokens_BL).logits
+    assert sorted(path.name for path in folder.glob("*.safetensors")) == [
+        f"model-0000{number}-of-00002.safetensors" for number in (1, 2)
+    ]
+    assert not any(loaded.values())
+    torch.testing.assert_close(logits_BLV.flatten(0, 1), hidden_TD @ ours.head_weight_VD.T, rtol=1e-4, atol=1e-4)
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("compression", ["fp16", "powersgd"])
+def test_gradients_in_fewer_bytes_change_losses_little(compression: str, data: Path, tmp_path: Path) -> None:
+    """Small buckets alone change nothing but rounding; PowerSGD begins after its first hundred steps."""
+    expected = trained(data / "tokens", DROPPED_DECODER, tmp_path / "one", Team())
+
+    fewer = replace(TWO, parallel="ddp", compression=compression, bucket_mb=0.001)
+    found = trained(data / "tokens", DROPPED_DECODER, tmp_path / "two", fewer)
+
+    assert found == pytest.approx(expected, rel=2e-2)
+
+
+def test_a_refusal_on_a_rank_is_raised_as_it_was(data: Path, tmp_path: Path) -> None:
+    """More stages than layers, and numbers that no library here adds up: the option, at once."""
+    for team, option in (
+        (replace(TWO, workers=4, parallel="pp4"), "--parallel: pp4 leaves a stage"),
+        (replace(TWO, parallel="ddp", compression="bf16"), "--compression: DDP sends bf16 on GPUs alone"),
+    ):
+        with pytest.raises(ConfigError, match=option):
+            trained(data / "tokens", DROPPED_DECODER, tmp_path / team.parallel, team)
 
 
 def test_ray_train_starts_the_same_fit(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +208,7 @@ def test_a_shard_with_a_flipped_byte_is_passed_over(data: Path, tmp_path: Path) 
         content = (newest / name).read_bytes()
         (newest / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
         with capture_logs() as logged:
-            found = saved.newest()
+            found = saved.newest(watch=Logged())
         (newest / name).write_bytes(content)
         assert found is not None
         assert found.values == expected
@@ -233,11 +308,13 @@ def test_the_command_trains_evaluates_and_publishes_over_two_workers(tmp_path: P
     assert bundle.manifest["lineage"]["options"]["workers"] == 2
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(5, marks=pytest.mark.grid)])
-def test_a_killed_rank_does_not_change_the_result(num_kills: int, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_kills", "parallel"), [(2, "ddp"), pytest.param(5, "ddp", marks=pytest.mark.grid), (1, "pp2")]
+)
+def test_a_killed_rank_does_not_change_the_result(num_kills: int, parallel: str, data: Path, tmp_path: Path) -> None:
     """SIGKILL of one rank or the other at random epochs: the weights and the curve are those of two workers that nobody killed."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    expected = trained(data / "tokens", LONG, whole)
+    whole, broken, team = tmp_path / "whole", tmp_path / "broken", replace(TWO, parallel=parallel)
+    expected = trained(data / "tokens", LONG, whole, team)
     draw = random.Random(num_kills)
     victims = {epoch: draw.randrange(2) for epoch in draw.sample(range(2, 58), num_kills)}
     broken.mkdir()
@@ -248,16 +325,15 @@ def test_a_killed_rank_does_not_change_the_result(num_kills: int, data: Path, tm
             if (victim := victims.pop(done, None)) is not None:
                 os.kill(pids_of(logged)[victim], signal.SIGKILL)
 
-        train(data / "tokens", LONG, broken, saved_in(broken, 0.02), CPU, kill, team=TWO)
+        train(data / "tokens", LONG, broken, saved_in(broken, 0.02), CPU, kill, team=team)
 
     endings = [line["why"] for line in logged if line["event"] == "workers_started_again"]
     found = json.loads((broken / "training.json").read_text())["curve"]
     assert len(endings) == num_kills
     assert all("was ended by SIGKILL" in why for why in endings)
     assert {str(point["epoch"]): point["loss"] for point in found} == expected
-    assert (broken / "decoder" / "model.safetensors").read_bytes() == (
-        whole / "decoder" / "model.safetensors"
-    ).read_bytes()
+    files = [sorted(folder.glob("decoder/*.safetensors")) for folder in (broken, whole)]
+    assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
 
 
 def pids_of(logged: list[dict[str, object]]) -> list[int]:
@@ -286,6 +362,50 @@ def test_a_paused_rank_is_ended_with_its_stack_and_the_fit_goes_on(
     assert [(line["rank"], line["pid"]) for line in logged if line["event"] == "worker_hung"] == [(1, paused[0])]
     assert "fitting.py" in capfd.readouterr().err
     assert {str(point["epoch"]): point["loss"] for point in found} == expected
+
+
+@contextmanager
+def second_rank_limited(logged: list[dict[str, Any]], limit: int | None) -> Iterator[list[int]]:
+    """Inside this block, let each second rank that starts have so many bytes of data at most; and note the most that one has had."""
+    most, is_over, limited = [0], threading.Event(), set[int]()
+
+    def watch() -> None:
+        while not is_over.wait(0.005):
+            ranks = [line["pid"] for line in list(logged) if line["event"] == "worker_started" and line["rank"] == 1]
+            with suppress(OSError, IndexError):
+                if limit is not None and ranks[-1] not in limited:
+                    resource.prlimit(ranks[-1], resource.RLIMIT_DATA, (limit, limit))
+                    limited.add(ranks[-1])
+                sizes = Path(f"/proc/{ranks[-1]}/status").read_text().partition("VmData:")[2].split()
+                most[0] = max(most[0], 1_024 * int(sizes[0]))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield most
+    finally:
+        is_over.set()
+        watching.join()
+
+
+def test_a_rank_that_runs_out_of_memory_lets_all_begin_again_with_smaller_parts(tmp_path: Path) -> None:
+    """Its process may have less than a whole batch takes, and more than half of one: the warning has the planner's sizes, and the losses are those of enough memory."""
+    ingested, tokens = write_ingested(tmp_path / "ingest", 200), tmp_path / "tokens"
+    tokens.mkdir()
+    tokenize(ingested, histories_from(ingested), 1_000, tokens, CodesOptions())
+    few = replace(DROPPED_DECODER.fit, epochs=1, validate_every=1)
+    wide = replace(DROPPED_DECODER, num_layers=1, feed_forward=1 << 14, dropout=0.0, max_batch_tokens=2_048, fit=few)
+    kept_bytes = 4 * 1_024 * wide.feed_forward * 4  # of a rank's half of the tokens
+
+    with capture_logs() as logged, second_rank_limited(logged, None) as most:
+        expected = trained(tokens, wide, tmp_path / "whole")
+    with capture_logs() as logged, second_rank_limited(logged, most[0] - kept_bytes // 4):
+        found = trained(tokens, wide, tmp_path / "starved")
+
+    (again,) = [line for line in logged if line["event"] == "workers_started_again"]
+    assert (again["log_level"], again["accumulation"]) == ("warning", 2)
+    assert re.fullmatch(r"rank 1 is out of memory: [\d,]+ MB predicted \(activations .*\)", again["why"])
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("poisoned_rank", [0, 1])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from services.contracts.erasure import ErasureReceipt, ErasureStore
 from services.contracts.features import RecentPopularity, UserFeatures
 from services.contracts.items import decode_item
 from services.contracts.rank import EngineLoad, RankRequest, RankResult
@@ -92,7 +93,12 @@ class FakeStudent:
 
     def __init__(self) -> None:
         self.order: Sequence[int] = ()
+        self.rows: np.ndarray | None = None
         self.error: BaseException | None = None
+
+    def vectors(self, items: np.ndarray) -> np.ndarray | None:
+        """Return these items' rows, if a test gave some."""
+        return None if self.rows is None else self.rows[items]
 
     def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rank."""
@@ -173,6 +179,30 @@ class FakeShelf:
         if self.error is not None:
             raise self.error
         return self.records.get(request_id)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class FakeReceipts:
+    """Keeps receipts in a dict; `error` is raised."""
+
+    def __init__(self) -> None:
+        self.receipts: dict[str, ErasureReceipt] = {}
+        self.error: BaseException | None = None
+
+    async def open(self, erasure_id: str, accepted_ms: int, timeout_s: float) -> None:
+        """Begin a receipt."""
+        if self.error is not None:
+            raise self.error
+        stores = dict.fromkeys(ErasureStore, None)
+        self.receipts[erasure_id] = ErasureReceipt(erasure_id=erasure_id, accepted_time_ms=accepted_ms, stores=stores)
+
+    async def get(self, erasure_id: str, timeout_s: float) -> ErasureReceipt | None:
+        """Return one receipt."""
+        if self.error is not None:
+            raise self.error
+        return self.receipts.get(erasure_id)
 
     async def close(self) -> None:
         """Nothing to close."""

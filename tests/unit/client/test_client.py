@@ -4,7 +4,7 @@ import asyncio
 import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,20 @@ from starlette.routing import Route
 
 from benchmarks.faults.tcp_proxy import TcpProxy, Wire
 from services.contracts.access import Scope
+from services.contracts.erasure import Erasure, ErasureStore, decode_record
 from services.errors import DependencyUnavailable, Overloaded
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.gateway.rest.door import create_rest_app
-from tailrace_client import AsyncClient, CallOptions, Client, Event, Explanation, Recommendation, TailraceError
+from tailrace_client import (
+    AsyncClient,
+    CallOptions,
+    CatalogueItem,
+    Client,
+    Event,
+    Explanation,
+    Recommendation,
+    TailraceError,
+)
 from tailrace_client.rpc import _refusal as refusal_of
 from tests.support.gateway.keys import stored_key
 from tests.support.servers import HOST, free_port
@@ -237,6 +247,53 @@ async def test_an_answer_is_explained_over_rest(case: Case) -> None:
     assert (told.outcome, told.fields["tier"], bool(told.sentences)) == ("ok", "llm", True)
 
 
+async def test_a_user_is_erased_and_the_receipt_is_read_again(case: Case) -> None:
+    """Over both doors: the event goes to the log of interactions under the user's key; the receipt names stores and what remains, and no user."""
+    accepted = await case.client.erase_user("u/1 ü")
+    found = await case.client.erasure(accepted.erasure_id)
+    with pytest.raises(TailraceError) as unknown:
+        await case.client.erasure("unknown")
+
+    (key, value), erasure = case.world.events.records[-1], decode_record(case.world.events.records[-1][1])
+    assert (key.decode(), erasure) == (
+        "u/1 ü",
+        Erasure(erasure_id=accepted.erasure_id, user_id="u/1 ü", accepted_time_ms=int(NOW_S * 1_000)),
+    )
+    assert value == erasure.encode()
+    assert set(found.stores) == {store.value for store in ErasureStore}
+    assert (found.is_done, found.is_done_online, set(found.stores.values())) == (False, False, {None})
+    assert len(found.remaining) == len(accepted.remaining) > 3
+    assert "u/1" not in repr(found)
+    assert unknown.value.code == "not_found"
+
+
+async def test_a_users_data_is_handed_out_over_rest(case: Case) -> None:
+    """All kinds of it; the gRPC door does not have the call, and the client names the one that does."""
+    if case.scheme == "grpc":
+        with pytest.raises(ValueError, match="http://"):
+            await case.client.user_data("u")
+        return
+
+    data = await case.client.user_data("u/1 ü")
+
+    assert data.user_id == "u/1 ü"
+    assert {"history", "shown", "lists", "explanations", "events", "impressions"} <= set(data.fields)
+
+
+async def test_a_list_goes_on_with_the_token_of_the_one_before(case: Case) -> None:
+    """No item comes twice; a period that is none, and a token that is none, are refused by their field before or at the server."""
+    first = await case.client.recommend("long", k=4, deadline_ms=5_000)
+    second = await case.client.recommend("long", k=4, next=first.next, avoid_shown_within="1h", deadline_ms=5_000)
+    refused = []
+    for options in ({"next": "x"}, {"avoid_shown_within": "an hour"}):
+        with pytest.raises(TailraceError) as error:
+            await case.client.recommend("long", **options)
+        refused.append(error.value.field)
+
+    assert {one.item_id for one in first.items}.isdisjoint(one.item_id for one in second.items)
+    assert refused == ["next", "avoid_shown.within"]
+
+
 async def test_an_event_whose_answer_is_lost_has_its_effect_once(case: Case) -> None:
     """The connection breaks when the broker has the event: it is sent and recorded again, with its id, by which the stream counts it once."""
     log, answers = case.world.events, asyncio.Event()
@@ -288,9 +345,9 @@ def test_a_wrong_address_is_refused_at_once(address: str) -> None:
 
 
 def test_an_option_that_does_not_exist_is_named_with_those_that_do() -> None:
-    """As `filters`, which is a field of the request but no option of the client."""
-    with Client("http://localhost:1") as client, pytest.raises(TypeError, match=r"no option filters; .*categories"):
-        client.recommend("u", filters={"categories": ["a"]})  # type: ignore[call-arg]
+    """As `fliters`, a slip."""
+    with Client("http://localhost:1") as client, pytest.raises(TypeError, match=r"no option fliters; .*categories"):
+        client.recommend("u", fliters={"categories": ["a"]})  # type: ignore[call-arg]
 
 
 class Refused(grpc.RpcError):
@@ -341,3 +398,55 @@ async def test_another_server_s_answer_is_the_one_error(status: int, body: bytes
                 errors = [await refused(one.recommend("u", deadline_ms=20_000)) for one in (client, Blocking(blocking))]
 
     assert [error.code for error in errors] == [code] * 2
+
+
+ITEM = CatalogueItem(
+    item_id="i04/new",
+    title="New",
+    categories=("odd", "fresh"),
+    attributes={"colour": "red", "sizes": ("s", "m"), "price": 9.5, "new": True},
+    published_ms=1_700_000_000_000,
+    expires_ms=4_000_000_000_000,
+    value=2.0,
+)
+
+
+async def test_items_are_put_patched_read_and_deleted_over_both_doors(case: Case) -> None:
+    """What was put comes back; a patch changes its own fields alone; what is deleted is not found; a hidden item is in no answer."""
+    put = await case.client.put_items([ITEM, CatalogueItem(item_id="i04", available=False)])
+    read = await case.client.get_item(ITEM.item_id)
+    patched = await case.client.patch_item(
+        ITEM.item_id, {"title": None, "attributes": {"colour": None, "price": 8.0}, "value": 3.0}
+    )
+    answer = await case.client.recommend("long", k=10, deadline_ms=5_000)
+    await case.client.delete_item(ITEM.item_id)
+    gone = await refused(case.client.get_item(ITEM.item_id))
+
+    assert (put.accepted, put.refused, read) == (2, (), ITEM)
+    attributes = {"sizes": ("s", "m"), "price": 8.0, "new": True}
+    assert patched == replace(ITEM, title=None, attributes=attributes, value=3.0)
+    assert "i04" not in {item.item_id for item in answer.items}
+    assert (gone.code, gone.field) == ("not_found", None)
+
+
+async def test_a_wrong_item_is_refused_by_itself(case: Case) -> None:
+    """The outcome names entry, field and fix; the others are put."""
+    wrong = CatalogueItem(item_id="bad", attributes={"value": 1.0})
+    put = await case.client.put_items([wrong, CatalogueItem(item_id="good"), CatalogueItem(item_id="")])
+
+    assert put.accepted == 1
+    assert [(one.item_id, one.field) for one in put.refused] == [
+        ("bad", "items[0].attributes.value"),
+        ("", "items[2].item_id"),
+    ]
+    assert (await case.client.get_item("good")).title == "good"
+
+
+async def test_a_patch_of_an_item_that_is_not_there_is_refused(case: Case) -> None:
+    """An item of the bundle alone can be patched, another one is not found, and a bad change names its field."""
+    patched = await case.client.patch_item("i00", {"available": False})
+    missing = await refused(case.client.patch_item("none", {"available": False}))
+    wrong = await refused(case.client.patch_item("i00", {"published_ms": 5}))
+
+    assert (patched.item_id, patched.available, patched.title) == ("i00", False, None)
+    assert (missing.code, wrong.code, wrong.field) == ("not_found", "invalid_request", "published_ms")

@@ -185,6 +185,8 @@ async def test_the_impression_is_sent_after_the_answer_and_never_blocks(world: W
     assert num_before == 0
     assert impression["item_ids"] == [item.item_id for item in answer.items]
     assert (impression["tier"], impression["history_len"]) == ("llm", 4)
+    assert impression["scores"] == [item.score for item in answer.items]
+    assert impression["deadline_ms"] == answer.deadline_ms
     assert world.metric("tailrace_impressions_total", outcome="dropped") == 1
 
 

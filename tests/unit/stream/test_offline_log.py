@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -44,6 +45,22 @@ def test_the_same_range_gives_the_same_bytes(tmp_path: Path) -> None:
 
     assert one.name == two.name
     assert one.read_bytes() == two.read_bytes()
+
+
+def test_the_request_of_an_event_is_kept_and_older_files_lack_it(tmp_path: Path) -> None:
+    """What an event says of its request is read back, also from files merged with such as were written before it was kept."""
+    log = OfflineLog(tmp_path)
+    for first in range(MIN_FILES):
+        log.append(events(first, first))
+    for path in sorted(tmp_path.rglob("*.parquet"))[:-1]:
+        pq.write_table(pq.read_table(path, partitioning=None).drop_columns(["request_id"]), path)
+    named = [replace(one, interaction=replace(one.interaction, request_id="r")) for one in events(MIN_FILES, MIN_FILES)]
+    log.append(named)
+
+    num_merged = log.compact(0, time.time())
+
+    assert num_merged >= 2
+    assert list(OfflineLog(tmp_path).read(0)) == [*events(0, MIN_FILES - 1), *named]
 
 
 def test_a_recreated_topic_is_kept_apart(tmp_path: Path) -> None:

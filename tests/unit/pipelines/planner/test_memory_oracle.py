@@ -35,6 +35,7 @@ class Case:
     rows: int
     length: int
     checkpointing: Checkpointing = "none"
+    is_bf16: bool = True
 
 
 CPU = torch.device("cpu")
@@ -62,6 +63,8 @@ LLAMA = decoder(32, 4_096, 32, 8, 14_336, 128_256, tie_word_embeddings=False)
 CASES = (
     Case("ours", decoder(2, 64, 2, 2, 256, 1_700), 32, 200),
     Case("ours, checkpointed", decoder(3, 256, 4, 4, 1_024, 1_700), 16, 200, "full"),
+    Case("ours in fp32", decoder(2, 64, 2, 2, 256, 1_700), 32, 200, is_bf16=False),
+    Case("ours in fp32, checkpointed", decoder(3, 256, 4, 4, 1_024, 1_700), 16, 200, "full", is_bf16=False),
     Case("one long row, queries and keys normalised", decoder(2, 384, 6, 2, 1_024, 4_000, qk_norm=True), 1, 2_048),
     Case("SmolLM2-135M", SMOL, 1, 256),
     Case("SmolLM2-135M's first 10 layers, checkpointed", replace(SMOL, num_hidden_layers=10), 4, 256, "full"),
@@ -69,7 +72,13 @@ CASES = (
     Case("Llama-3-8B", LLAMA, 1, 512),
     Case("Llama-3-8B's first 6 layers, checkpointed", replace(LLAMA, num_hidden_layers=6), 1, 512, "full"),
 )
-QUICK = {"ours", "ours, checkpointed", "one long row, queries and keys normalised"}
+QUICK = {
+    "ours",
+    "ours, checkpointed",
+    "ours in fp32",
+    "ours in fp32, checkpointed",
+    "one long row, queries and keys normalised",
+}
 
 
 def tracked(case: Case) -> dict[str, float]:
@@ -84,7 +93,7 @@ def tracked(case: Case) -> dict[str, float]:
         tokens_BL = torch.zeros(case.rows, case.length, dtype=torch.long)
         tracker.track_external(model, optimizer, tokens_BL)
         with tracker:
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=case.is_bf16):
                 hidden_TD = hidden_states(model, tokens_BL)
                 loss = catalogue_loss(hidden_TD, model.head_weight_VD, tokens_BL.flatten())
             del hidden_TD
@@ -107,8 +116,8 @@ def planned(case: Case) -> tuple[dict[str, float], float]:
     """
     layout = Layout(micro_batch=case.rows, checkpointing=case.checkpointing)
     shape = shape_of(case.config, case.name)
-    parts = training_memory(shape, layout, case.length, fuses_norms=False).parts
-    copies, loss = parts["working weights"], parts["loss"] - chunk_bytes(shape)
+    parts = training_memory(shape, layout, case.length, is_bf16=case.is_bf16, fuses_norms=False).parts
+    copies, loss = parts.get("working weights", 0.0), parts["loss"] - chunk_bytes(shape)
     beside = copies / shape.num_layers if case.checkpointing == "full" else copies + loss
     return {name: parts[name] for name in ("weights", "gradients", "optimizer", "activations")}, beside
 

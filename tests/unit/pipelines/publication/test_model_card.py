@@ -48,7 +48,8 @@ def manifest(built: Built, tmp_path: Path) -> dict[str, Any]:
         "stages": {"ingest": "1a", "train": "2b"},
         "command": "tailrace pipeline --force",
     }
-    speed = {"tokens_per_s": 1_250.4, "flops_per_s": 2.5e9, "mfu": 0.0125}
+    memory = {"predicted": {"weights": 3e6, "activations": 9e6}, "predicted_bytes": 12e6, "measured_bytes": 20e6}
+    speed = {"tokens_per_s": 1_250.4, "flops_per_s": 2.5e9, "mfu": 0.0125, "memory": memory}
     training = {"num_parameters": 12_345, "num_tokens": 5_000, "speed": speed}
     made = about_models(read_report(built.evaluated), training, {"max_items": 10}, catalogue.depth, 0.001)
     rows = {"against_live": [live | {"low": -0.15, "high": -0.05}], "against_reference": []}

@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines.planner.mesh import Layout
-from pipelines.training.fit.layout import layout_of
+from pipelines.training.fit.layout import layout_of, words_of
 from pipelines.training.workers.team import Team
 from services.errors import ConfigError
 
@@ -16,19 +16,37 @@ from services.errors import ConfigError
         ("fsdp", 4, Layout(shard=4)),
         ("tp2", 2, Layout(tensor=2)),
         ("fsdp+tp2", 8, Layout(shard=4, tensor=2)),
+        ("hsdp4", 8, Layout(data=2, shard=4)),
+        ("ddp+tp2", 4, Layout(data=2, tensor=2)),
+        ("pp2", 2, Layout(pipeline=2, accumulation=8)),
+        ("pp2+ddp", 8, Layout(data=4, pipeline=2, accumulation=8)),
     ],
 )
 def test_a_layout_uses_all_workers(words: str, workers: int, layout: Layout) -> None:
-    """Its sizes multiply to their number; ranks that divide a layer's products share rows."""
+    """Its sizes multiply to their number, and it has these words alone: the planner's choice is what the option means."""
     assert layout_of(words, workers) == layout
+    assert words_of(layout) == ("ddp" if words == "auto" else words)
     assert layout.num_gpus == workers
 
 
-@pytest.mark.parametrize(("words", "workers"), [("dp", 2), ("tp3", 4), ("tp1", 2), ("tp2", 4), ("ddp+tp2", 4), ("", 2)])
+@pytest.mark.parametrize(
+    ("words", "workers"),
+    [
+        *(("dp", 2), ("tp3", 4), ("tp1", 2), ("tp2", 4), ("pp2", 4), ("pp3", 4), ("hsdp", 4), ("hsdp3", 4), ("", 2)),
+        *(("pp2+tp2", 4), ("pp2+fsdp", 4), ("hsdp2+tp2", 8), ("ddp+fsdp", 4), ("ddp+ddp", 2), ("ddp2", 2)),
+    ],
+)
 def test_what_is_no_layout_is_refused_with_the_option(words: str, workers: int) -> None:
-    """An unknown word, a number that divides nothing, and workers that are left over."""
+    """An unknown word, a number that divides nothing, workers that are left over, and products that are not offered."""
     with pytest.raises(ConfigError, match="--parallel"):
         layout_of(words, workers)
+
+
+def test_a_product_that_is_not_offered_has_no_words() -> None:
+    """The planner looks for the next one."""
+    assert words_of(Layout(pipeline=2, tensor=2)) is None
+    assert words_of(Layout(data=2, shard=2, tensor=2)) is None
+    assert words_of(Layout()) == "auto"
 
 
 @pytest.mark.parametrize(
@@ -39,6 +57,10 @@ def test_what_is_no_layout_is_refused_with_the_option(words: str, workers: int) 
         ({"precision": "fp8"}, "--precision"),
         ({"recompute": "some"}, "--recompute"),
         ({"workers": 3, "parallel": "tp2"}, "--parallel"),
+        ({"compression": "int8"}, "--compression"),
+        ({"bucket_mb": 0.0}, "--bucket-mb"),
+        ({"workers": 2, "parallel": "fsdp", "compression": "bf16"}, "--compression"),
+        ({"workers": 2, "parallel": "tp2", "bucket_mb": 1.0}, "--bucket-mb"),
     ],
 )
 def test_a_team_that_cannot_be_started_is_refused_with_the_option(given: dict[str, object], option: str) -> None:

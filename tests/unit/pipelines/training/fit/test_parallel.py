@@ -11,12 +11,13 @@ import torch
 from structlog.testing import capture_logs
 from torch import nn
 
-from pipelines.data.examples import Weighted
+from pipelines.data.labelled import Weighted
 from pipelines.planner.mesh import Layout
 from pipelines.runner.stage import silent
 from pipelines.training.fit.batches import Batch, make_batch
 from pipelines.training.fit.fitting import Fitted, Task, fit
 from pipelines.training.fit.parallel import Group, Method, Share, unusable_share
+from pipelines.training.reports.watched import Logged
 from pipelines.training.train_decoder import train_in
 from pipelines.training.workers.rank import Ending, Seat, work_at
 from services.errors import ConfigError
@@ -87,7 +88,7 @@ def test_a_batch_is_known_by_its_content() -> None:
 
 def test_the_ranks_whose_loss_is_not_plausible_are_named() -> None:
     """NaN and a far too high one; a single process is not."""
-    shares = [Share(4.0, 4), Share(float("nan"), 4), Share(4e9, 4)]
+    shares = [Share(4.0, 4, 0), Share(float("nan"), 4, 1), Share(4e9, 4, 2)]
 
     assert unusable_share(shares, 100.0) == " (nan on rank 1, 1e+09 on rank 2)"
     assert unusable_share(shares[1:2], 100.0) == ""
@@ -114,7 +115,7 @@ def fit_slowly(folder: Path, batch_s: float, step_s: float) -> tuple[Fitted, lis
         uniform_loss=1e9,
     )
     with capture_logs() as logged:
-        fitted = fit(nn.Linear(1, 1), task, replace(QUICK, epochs=1), checkpoints_in(folder), silent)
+        fitted = fit(nn.Linear(1, 1), task, replace(QUICK, epochs=1), checkpoints_in(folder), silent, watch=Logged())
     return fitted, [line["event"] for line in logged]
 
 

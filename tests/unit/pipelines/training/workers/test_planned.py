@@ -1,11 +1,13 @@
 """--parallel auto asks the planner, whose own figures are held by its tests."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from models.decoder.config import DecoderConfig
 from pipelines.planner.devices import parse_gpus
+from pipelines.training.planned_memory import describe_parts, predicted_parts
 from pipelines.training.workers.planned import planned
 from pipelines.training.workers.team import Team
 
@@ -54,9 +56,28 @@ def test_what_is_computed_again_is_kept_where_it_was_asked_for() -> None:
     assert (team.recompute, team.parallel) == ("full", "fsdp")
 
 
-def test_a_pipeline_is_never_chosen() -> None:
-    """Whatever is fastest: the trainer offers none."""
-    for gpus in ("4xa100-40", "8xa100-40", "16xh100"):
-        some = parse_gpus(gpus)
-        parallel = planned(Team(workers=some.number), LARGE, some, 65_536, 1_024).parallel
-        assert parallel == "auto" or set(parallel.split("+")) <= {"ddp", "fsdp", "tp2", "tp4", "tp8"}
+@pytest.mark.parametrize(
+    ("gpus", "parallel"), [("4xh100-pcie", "pp4"), ("8xh100-pcie", "pp4+ddp"), ("16xl4", "fsdp+tp2")]
+)
+def test_what_is_chosen_is_what_the_trainer_offers(gpus: str, parallel: str) -> None:
+    """A pipeline where links are slow, a product where it alone fits; the layout's sizes are the workers."""
+    some = parse_gpus(gpus)
+
+    team = planned(Team(workers=some.number), LARGE, some, 65_536, 1_024)
+
+    assert team.parallel == parallel
+    assert team.layout.num_gpus == some.number
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "pp2"])
+def test_predicted_memory_names_its_largest_component_first(parallel: str) -> None:
+    """Twice the parts, half of the activations; states stay. A pipeline's last stage has a micro-batch at a time."""
+    layout = Team(workers=2, parallel=parallel).layout
+    whole, halved = (
+        predicted_parts(LARGE, layout, "none", 65_536, parts, is_bf16=True, is_gpu=True) for parts in (1, 2)
+    )
+
+    assert halved["activations"] == pytest.approx(whole["activations"] / 2)
+    assert halved["optimizer"] == whole["optimizer"]
+    largest = max(whole, key=lambda name: whole[name])
+    assert re.match(rf"[\d,]+ MB predicted \({largest} [\d,]+, ", describe_parts(whole))

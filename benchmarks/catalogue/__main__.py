@@ -1,0 +1,61 @@
+"""How soon a hidden item is gone from every answer of every gateway and tier, and what the live catalogue costs.
+
+    python -m benchmarks.catalogue --json OUT [--changes 1000] [--faults 100] [--rate 50] [--items 1000000] [--up]
+
+    hide                  one item after another is hidden, under `--rate` recommendations a second at both doors
+    hide_redis_kill       the same with `--faults` changes, the store killed at the first
+    hide_worker_takeover  the same, the worker killed at the first
+    size                  memory, start and cost of a request with `--items` items of which something is stated
+
+Time counts from the acknowledgement. A change's time ends at the departure of the first of the last answers without the item, of three
+askers: through the edge at both doors, and at the standby. `num_shown_after_1s` counts those of all answers, background included, that
+were asked for a second or more after the acknowledgement and hold the item. The user who is asked is in turn one of each tier, and the
+item is the first of that user's answer. Uses the running stack; `--up` starts one, which the faults need.
+"""
+
+import asyncio
+import sys
+
+from benchmarks.catalogue.hide import Fault, measure_hides
+from benchmarks.catalogue.size import measure_size
+from benchmarks.load.clients import RestClient
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from infra.local.supervisor.ports import of_running_stack
+from services.settings.settings import load_settings
+
+
+def main() -> None:
+    """Measure, print lines, write the JSON."""
+    settings = load_settings()
+    parser = report_parser(__doc__)
+    parser.add_argument("--changes", type=at_least_one, default=1_000, help="items hidden one after another")
+    parser.add_argument("--faults", type=int, default=100, help="items hidden around each fault; 0: no faults")
+    parser.add_argument("--rate", type=above_zero, default=50.0, help="background recommendations a second")
+    parser.add_argument("--items", type=int, default=1_000_000, help="items of the measured size; 0: none")
+    add_stack_options(parser, settings)
+    options = parser.parse_args()
+    if options.faults and not options.up:
+        sys.exit("error: faults kill parts of the stack; give --up for one of your own, or --faults 0")
+    report = about_run("catalogue") | {"background_rps": options.rate}
+    with stack_for(settings, is_started=options.up):
+        asyncio.run(_ready(options.url))
+        settings = of_running_stack(settings)
+        report["hide"] = asyncio.run(measure_hides(settings, options.url, options.changes, options.rate))
+        for name, part in (("redis_kill", "valkey"), ("worker_takeover", "worker")) if options.faults else ():
+            fault = Fault(settings, part)
+            report[f"hide_{name}"] = asyncio.run(
+                measure_hides(settings, options.url, options.faults, options.rate, fault)
+            )
+    if options.items:
+        report["size"] = measure_size(options.items)
+    write_report(options.json, report)
+
+
+async def _ready(address: tuple[str, int]) -> None:
+    async with RestClient(*address) as rest:
+        await require_ready(rest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Memory, start and cost of a request with many items of which something is stated: `python -m benchmarks.catalogue.size ITEMS BROKER FOLDER`.
+
+The parent starts a broker, states all items in a snapshot and changes some afterwards in the topic. A process of its own then starts as a
+gateway does: the catalogue first, then snapshot and the topic's tail. What it takes beside the catalogue counts.
+"""
+
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+from kafka import KafkaAdminClient, KafkaProducer
+
+from benchmarks.scale.row import catalogue_of, print_fields
+from infra.local.servers.binaries import tansu_command
+from infra.local.supervisor.ports import free_window
+from models.catalogue import load_catalogue
+from services.contracts.items import ItemState
+from services.contracts.recommend import RecommendRequest, Tier
+from services.gateway.request.candidates import ItemRanking, choose, masks_for
+from services.items.follower import ItemFollower
+from services.items.layout import ItemLayout
+from services.items.live_items import LiveItems
+from services.items.snapshot import Positions, write_snapshot
+from services.settings.addresses import KafkaAddress
+from services.settings.kafka_topics import Topic, create_missing
+
+_TOPIC = Topic(name="items", num_partitions=4, keep_ms=None)
+_NUM_TAIL = 10_000
+_START_S = 60.0
+_NUM_REQUESTS = 200
+_HIDDEN_SHARE = 50
+
+
+def measure_size(num_items: int) -> dict[str, Any]:
+    """Return what so many items cost a process."""
+    with tempfile.TemporaryDirectory() as folder, _broker(Path(folder)) as broker:
+        catalogue_of(1_000).save(Path(folder) / "catalogue.parquet")
+        _state(num_items, broker, Path(folder) / "snapshot.parquet")
+        command = [sys.executable, "-m", "benchmarks.catalogue.size", str(num_items), broker, folder]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = {"num_items": num_items, "num_tail": _NUM_TAIL, **json.loads(done.stdout.splitlines()[-1])}
+    print(f"{num_items} items: {found['memory_mb']} MB, start {found['start_s']} s")
+    return found
+
+
+@contextmanager
+def _broker(folder: Path) -> Iterator[str]:
+    port = free_window(1, seed=str(folder))
+    with (folder / "broker.log").open("wb") as log:
+        process = subprocess.Popen(tansu_command(port), stdout=log, stderr=log)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _state(num_items: int, broker: str, snapshot: Path) -> None:
+    """Make the topic, write a snapshot that states every item, and change some in the topic."""
+    items = LiveItems()
+    items.apply((state.item_id, state) for state in map(_state_of, range(num_items)))
+    admin = _admin(broker)
+    create_missing(admin, [_TOPIC])
+    (found,) = admin.describe_topics([_TOPIC.name])
+    admin.close()
+    write_snapshot(snapshot, items, Positions(str(found["topic_id"]), {}))
+    producer = KafkaProducer(bootstrap_servers=broker)
+    for number in range(_NUM_TAIL):
+        state = _state_of(number * (num_items // _NUM_TAIL or 1) % num_items)
+        producer.send(_TOPIC.name, key=state.key, value=state.encode())
+    producer.flush()
+    producer.close()
+
+
+def _admin(broker: str) -> Any:
+    give_up_s = time.monotonic() + _START_S
+    while True:
+        try:
+            return KafkaAdminClient(bootstrap_servers=broker)
+        except Exception:
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.1)
+
+
+def _state_of(number: int) -> ItemState:
+    """Return a typical state: two attributes of texts, two of numbers and a flag, two categories, and every fiftieth item hidden."""
+    return ItemState(
+        item_id=f"item-{number:07d}",
+        categories=(f"category {number % 500}", f"shelf {number % 20}"),
+        attributes={
+            "brand": f"brand {number % 3_000}",
+            "colours": (f"colour {number % 12}", f"colour {number % 7 + 12}"),
+            "price": number % 1_000 / 10,
+            "stock": float(number % 40),
+            "sale": number % 9 == 0,
+        },
+        available=number % _HIDDEN_SHARE != 0,
+        published_ms=1_700_000_000_000 + number,
+        value=1.0,
+    )
+
+
+def main() -> None:
+    """Start as a gateway does and print what that took."""
+    num_items, broker, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    load_catalogue(
+        folder / "catalogue.parquet"
+    )  # a gateway has read such a file before; a small one leaves no room that counts
+    catalogue = catalogue_of(num_items)
+    catalogue.index_of  # noqa: B018 - fills the cached property
+    plain = LiveItems().lay(catalogue)
+    without_ms = _request_ms(plain)
+    del plain
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    started_s, worked_s = time.perf_counter(), time.process_time()
+    items = LiveItems()
+    layout = items.lay(catalogue)
+    follower = ItemFollower(items, KafkaAddress(bootstrap=broker), _TOPIC.name, folder / "snapshot.parquet")
+    follower.start(_START_S)
+    start_s, start_cpu_s = time.perf_counter() - started_s, time.process_time() - worked_s
+    gc.collect()
+    memory_mb = (psutil.Process().memory_info().rss - before) / 2**20
+    with_ms = _request_ms(layout)
+    follower.stop()
+    requests = {"request_with_ms": with_ms, "request_without_ms": without_ms}
+    print_fields(memory_mb=memory_mb, start_s=start_s, start_cpu_s=start_cpu_s, **requests)
+
+
+def _request_ms(layout: ItemLayout) -> float:
+    """Return the median milliseconds that masks and the choice of ten items take of a request."""
+    request = RecommendRequest(request_id="r", user_id="u", exclude_seen=True)
+    history = [f"item-{number:07d}" for number in range(0, 500, 10)]
+    order = np.arange(layout.num_known)[::-1]
+    taken_s = []
+    for _ in range(_NUM_REQUESTS):
+        started_s = time.perf_counter()
+        masks = masks_for(request, history, layout)
+        best = order[:400][masks.showable[order[:400]]][:20].tolist()
+        ranking = ItemRanking(Tier.STUDENT, best, [0.0] * len(best))
+        choose([ranking], masks.showable, 10, layout.columns.available)
+        taken_s.append(time.perf_counter() - started_s)
+    return 1_000 * median(taken_s)
+
+
+if __name__ == "__main__":
+    main()

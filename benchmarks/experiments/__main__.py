@@ -1,0 +1,72 @@
+"""Verdicts on canaries, reports, off-policy estimates and the join, against simulations whose truth is known.
+
+    python -m benchmarks.experiments --json OUT [--only release|reports|off-policy|join] [--num N] [--processes N]
+
+`release`: an equal candidate, five guards, a look each minute of a day: how often it is found worse; and how soon worse ones are. `reports`: the same for A/A
+experiments with daily looks, intervals, users divided wrongly. `off-policy`: how often intervals hold the truth, by kind of log, and which logs are
+refused. `join`: 10^5 impressions with late, doubled and foreign clicks, equal to a slow search. With `--only` the file's other parts stay. A quarter of an hour on one core.
+"""
+
+import json
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.experiments.joined import joined
+from benchmarks.experiments.policies import coverage
+from benchmarks.experiments.release import detections, false_alarms
+from benchmarks.experiments.reports import a_a, always_covered, mismatches
+from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+
+_LOGS = ("drawn by Plackett-Luce", "hashed variants", "an item is never shown first", "deterministic")
+
+
+def main() -> None:
+    """Run the parts, print each, write the JSON after each."""
+    parser = report_parser(__doc__ or "")
+    parser.add_argument("--only", choices=sorted(_PARTS), help="run one part alone")
+    parser.add_argument("--num", type=at_least_one, default=1_000, help="simulations of a rate (1000)")
+    parser.add_argument("--processes", type=at_least_one, default=1, help="that simulate releases (1)")
+    options = parser.parse_args()
+    report: dict[str, Any] = json.loads(options.json.read_text()) if options.only and options.json.exists() else {}
+    report = about_run("experiments") | {key: one for key, one in report.items() if key in _PARTS}
+    for name in [options.only] if options.only else _PARTS:
+        started = time.monotonic()
+        found = _PARTS[name](options)
+        report[name] = {**found, "seconds": round(time.monotonic() - started, 1)}
+        print(json.dumps({name: report[name]}, indent=1))
+        write_report(options.json, report)
+    if not report.get("join", {}).get("is_equal", True):
+        sys.exit("the join is not the truth")
+
+
+def _release(options: Namespace) -> dict[str, Any]:
+    num, processes = options.num, options.processes
+    return {**false_alarms(num, processes), "cases": detections(max(1, num // 20), processes)}
+
+
+def _reports(options: Namespace) -> dict[str, Any]:
+    half = max(1, options.num // 2)
+    return {"a_a": a_a(options.num), "intervals": always_covered(half), "mismatch": mismatches(options.num)}
+
+
+def _off_policy(options: Namespace) -> dict[str, Any]:
+    return {"logs": [coverage(kind, max(1, options.num // 2)) for kind in _LOGS]}
+
+
+def _join(options: Namespace) -> dict[str, Any]:
+    return joined(seed=options.num)
+
+
+_PARTS: Mapping[str, Callable[[Namespace], dict[str, Any]]] = {
+    "join": _join,
+    "off-policy": _off_policy,
+    "reports": _reports,
+    "release": _release,
+}
+
+
+if __name__ == "__main__":
+    main()

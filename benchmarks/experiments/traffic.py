@@ -1,0 +1,117 @@
+"""Traffic of a release whose truth is known: users who come back and differ in activity, taste and speed, seen by the verdict minute by minute."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.experiments.user_sums import UserSums
+from pipelines.experiments.verdict import Affected, Counts, Guard, Means
+
+GUARDS = (
+    Guard(name="errors", effect=0.5),
+    Guard(name="deadline_misses", effect=0.5),
+    Guard(name="latency_ms", effect=0.1),
+    Guard(name="clicks", higher_is_worse=False, effect=0.1, weight=4, is_objective=True),
+    Guard(name="value", higher_is_worse=False, effect=0.2),
+)
+"""Without budgets: what tolerates nothing has the most false alarms."""
+_DEADLINE_MS = 200.0
+_MOST_VALUE = 200.0
+"""Values are cut off here: a mean of what has no bound needs one."""
+_MEANS = ("latency_ms", "clicks", "value")
+_AFFECTED = ("errors", "deadline_misses")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Who comes, and what the candidate changes.
+
+    Args:
+        rate: Requests a second.
+        minutes: How long it lasts; the verdict looks after each.
+        share: The candidate's share of the users.
+        num_users: Of whom each request is one, by activity.
+        clicks: Clicks a list of the control.
+        click_factor: Of the candidate's clicks.
+        latency_factor: Of its latency.
+        added_errors: Share of its calls that fail on top.
+    """
+
+    rate: float
+    minutes: int
+    share: float = 0.5
+    num_users: int = 10_000
+    clicks: float = 0.1
+    click_factor: float = 1.0
+    latency_factor: float = 1.0
+    added_errors: float = 0.0
+
+
+def looks(traffic: Traffic, seed: int) -> Iterator[Counts]:
+    """Yield the counts since the beginning, after each minute."""
+    draw = np.random.default_rng(seed)
+    num, users = int(draw.poisson(traffic.rate * 60 * traffic.minutes)), traffic.num_users
+    minute = np.sort(draw.integers(0, traffic.minutes, num))
+    activity = np.cumsum(draw.lognormal(0, 1, users))
+    user = np.searchsorted(activity, draw.random(num) * activity[-1])
+    user, minute = (column[np.argsort(user, kind="stable")] for column in (user, minute))  # by user, then time
+    is_candidate = (draw.random(users) < traffic.share)[user]
+    taste, speed = (draw.lognormal(-(sigma**2) / 2, sigma, users)[user] for sigma in (0.5, 0.3))
+    wanted = np.minimum(0.9, traffic.clicks * taste * np.where(is_candidate, traffic.click_factor, 1.0))
+    clicks = (draw.random(num) < wanted).astype(float)
+    bought = clicks * (draw.random(num) < 0.2)
+    latency = 20 * speed * draw.lognormal(0, 0.5, num) * np.where(draw.random(num) < 0.01, 6.0, 1.0)
+    latency *= np.where(is_candidate, traffic.latency_factor, 1.0)
+    failing = 0.0005 + np.where(is_candidate, traffic.added_errors, 0.0)
+    values = {
+        "latency_ms": np.minimum(latency, _DEADLINE_MS),
+        "clicks": clicks,
+        "value": np.minimum(bought * 10 * (1 + draw.pareto(1.5, num)), _MOST_VALUE),
+    }
+    happened = {"errors": draw.random(num) < failing, "deadline_misses": latency > _DEADLINE_MS}
+    sums = {name: _sums(user, is_candidate, minute, values[name], traffic.minutes) for name in _MEANS}
+    affected = {name: _affected(user, is_candidate, minute, happened[name], traffic.minutes) for name in _AFFECTED}
+    for now in range(traffic.minutes):
+        yield {
+            **{name: Affected(*affected[name][now]) for name in _AFFECTED},
+            **{name: Means(*(UserSums(int(one[0]), *one[1:]) for one in sums[name][now])) for name in _MEANS},
+        }
+
+
+def _sums(
+    user: np.ndarray, is_candidate: np.ndarray, minute: np.ndarray, value: np.ndarray, minutes: int
+) -> list[list[list[float]]]:
+    """Return, by minute and by candidate and control, the fields of `UserSums` so far. Rows are by user, then time."""
+    is_first = np.diff(user, prepend=-1) != 0
+    first = np.maximum.accumulate(np.where(is_first, np.arange(len(user)), 0))
+    before = np.arange(len(user)) - first
+    summed = np.cumsum(value) - value
+    total = summed - summed[first]
+    grown = (
+        is_first,
+        value,
+        np.ones(len(user)),
+        2 * total * value + value**2,
+        total + (before + 1) * value,
+        2 * before + 1,
+    )
+    return _by_minute(grown, is_candidate, minute, minutes)
+
+
+def _affected(
+    user: np.ndarray, is_candidate: np.ndarray, minute: np.ndarray, happened: np.ndarray, minutes: int
+) -> list[list[int]]:
+    rows = np.flatnonzero(happened)
+    rows = rows[np.diff(user[rows], prepend=-1) != 0]  # the first of each user
+    counted = _by_minute((np.ones(len(rows)),), is_candidate[rows], minute[rows], minutes)
+    return [[int(one[0]) for one in both] for both in counted]
+
+
+def _by_minute(
+    columns: tuple[np.ndarray, ...], is_candidate: np.ndarray, minute: np.ndarray, minutes: int
+) -> list[list[list[float]]]:
+    place = 2 * minute + ~is_candidate
+    grown = np.stack([np.bincount(place, column, 2 * minutes) for column in columns], axis=-1)
+    found: list[list[list[float]]] = grown.reshape(minutes, 2, len(columns)).cumsum(axis=0).tolist()
+    return found

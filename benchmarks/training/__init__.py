@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.train` that do not go through the pipeline's stage."""

@@ -1,0 +1,102 @@
+"""Some steps of a text checkpoint as a decoder, in any layout: losses, tokens per second, shares of time, memory.
+
+All of its layers are trained; its vocabulary becomes the items'. Module-level, since ranks are spawned.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from models.catalogue import load_catalogue
+from models.decoder.decoder import Decoder
+from pipelines.data.examples import read_labelled_sequences
+from pipelines.runner.stage import Progress, silent
+from pipelines.training.fit.batches import Batch, batch_windows, cut_windows
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.descent import DescentOptions
+from pipelines.training.fit.fitting import FitOptions, Task, fit
+from pipelines.training.fit.parallel import Group, Loss
+from pipelines.training.speed import speed_of, training_flops
+from pipelines.training.train_decoder import TrainOptions, first_decoder, next_token_loss
+from pipelines.training.workers.team import Team
+
+_STEPS_TOGETHER = 5
+"""Whose mean loss is noted."""
+_CPU = torch.device("cpu")
+_DESCENT = DescentOptions(learning_rate=1e-5, weight_decay=0.1, warm_up=0.1, average=0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class TextSteps:
+    """What is trained: a checkpoint's folder, the items' tokens, and how many steps of how many positions."""
+
+    checkpoint: Path
+    tokenized: Path
+    num_steps: int
+    batch_tokens: int
+    max_items: int
+
+
+def precision_here() -> str:
+    """Return bf16 where the processor multiplies bf16 matrices (AMX), else fp32."""
+    flags = Path("/proc/cpuinfo")
+    return "bf16" if flags.exists() and "amx_bf16" in flags.read_text() else "fp32"
+
+
+def measure_text(team: Team, steps: TextSteps, folder: Path) -> dict[str, Any]:
+    """Return what the steps of this team took, and their losses."""
+    saved = Checkpoints(folder, "train", every_s=1e6)
+    about: dict[str, Any] = team.fit(partial(do_steps, steps, saved), saved, silent)
+    return {"workers": team.workers, "parallel": team.parallel, "precision": team.precision} | about
+
+
+def do_steps(steps: TextSteps, checkpoints: Checkpoints, *, progress: Progress, group: Group) -> dict[str, Any]:
+    """Do the steps as one process of a group."""
+    catalogue = load_catalogue(steps.tokenized / "catalogue.parquet")
+    sequences = read_labelled_sequences(steps.tokenized)
+    options = TrainOptions(text_start=str(steps.checkpoint), max_items=steps.max_items)
+    decoder = first_decoder(steps.tokenized, catalogue, options)
+    rng = np.random.default_rng(0)
+
+    def batches() -> list[Callable[[], Batch]]:
+        windows = cut_windows(sequences, steps.max_items, rng)
+        return batch_windows(windows, catalogue, steps.batch_tokens, rng)[:_STEPS_TOGETHER]
+
+    def loss(model: nn.Module, batch: Batch) -> Loss:
+        return next_token_loss(cast("Decoder", model), catalogue, batch, mask_seen=True)
+
+    def flops(batch: Batch, num_labels: int) -> int:
+        return training_flops(decoder.config, batch.lengths, num_labels * catalogue.level_sizes[0])
+
+    task = Task(
+        batches=batches,
+        rng=rng,
+        loss=loss,
+        validate=lambda: 0.0,
+        uniform_loss=np.log(catalogue.vocab_size),
+        flops=flops,
+    )
+    together = FitOptions(epochs=-(-steps.num_steps // _STEPS_TOGETHER), validate_every=1, descent=_DESCENT)
+    fitted = fit(decoder, task, together, checkpoints, progress, None, group)
+    times = {name: spent for name, spent in fitted.times.items() if name not in {"validation", "checkpoint"}}
+    return {
+        "num_parameters": sum(parameter.numel() for parameter in decoder.parameters()),
+        "steps": len(fitted.curve) * _STEPS_TOGETHER,
+        "losses": [point["loss"] for point in fitted.curve],
+        "seconds_of_steps": fitted.seconds,
+        "shares_of_time": {name: spent / sum(times.values()) for name, spent in times.items()},
+        "load_average": os.getloadavg()[0],
+        **speed_of(fitted.num_tokens, fitted.flops, fitted.seconds, _CPU, group),
+    }
+
+
+def options_of(steps: TextSteps) -> dict[str, Any]:
+    """Return what was trained, for the results file."""
+    return asdict(steps) | {"checkpoint": steps.checkpoint.name, "tokenized": steps.tokenized.name}

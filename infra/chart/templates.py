@@ -1,0 +1,167 @@
+"""Helm templates from rendered objects: each place of a value becomes an expression, and what only some values bring becomes a condition.
+
+Marks such as `MARK7X` stand for the expressions until the objects are text. Pure: objects in, text out.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import yaml
+
+from infra.chart.values import Place, Thing, Value, path_of
+
+_LLM = "RayService/tailrace/spec/rayClusterConfig/workerGroupSpecs/1"
+_GPU_MOUNT = "{name: kernels, mountPath: /kernels}"
+_GPU_VOLUME = "{name: kernels, emptyDir: {sizeLimit: 1Gi}}"
+
+_FIELDS: Mapping[str, str] = {
+    "PersistentVolumeClaim/*/spec": "{{- with .Values.storage.className }}\nstorageClassName: {{ . | quote }}\n{{- end }}",
+    "Service/tailrace-doors/metadata": "{{- with .Values.doors.annotations }}\nannotations: {{ toJson . }}\n{{- end }}",
+    f"{_LLM}/rayStartParams": '{{- if .Values.llm.gpu }}\nnum-gpus: "1"\n{{- end }}',
+    f"{_LLM}/template/spec": '{{- include "tailrace.llm-pod" . | nindent INDENT }}',
+    "*/spec": '{{- include "tailrace.pod" . | nindent INDENT }}',
+}
+"""What may be added to an object's fields; the last only where the object is a pod. The first that fits is taken."""
+
+_ITEMS: Mapping[str, str] = {
+    f"{_LLM}/template/spec/containers/0/volumeMounts": f"{{{{- if .Values.llm.gpu }}}}\n- {_GPU_MOUNT}\n{{{{- end }}}}",
+    f"{_LLM}/template/spec/volumes": f"{{{{- if .Values.llm.gpu }}}}\n- {_GPU_VOLUME}\n{{{{- end }}}}",
+}
+"""What may be added to a list."""
+
+_EXPRESSIONS: Mapping[str, str] = {
+    "*/metadata/namespace": "{{ .Release.Namespace | quote }}",
+    "Namespace/tailrace/metadata/name": "{{ .Release.Namespace | quote }}",
+    f"{_LLM}/template/spec/containers/0/image": '{{ include "tailrace.llm-image" . | quote }}',
+    "*/image": '{{ include "tailrace.image" . | quote }}',
+    "PodDisruptionBudget/tailrace-gateway/spec/minAvailable": "{{ sub (int .Values.gateway.pods.min) 1 }}",
+}
+"""What is computed from values. The first that fits is taken."""
+
+_DOMAIN = re.compile(r"(?<=\.)tailrace\.svc\.cluster\.local\b")
+_SERVE_LLM = re.compile(r"- name: llm\n +ray_actor_options:\n( +)num_cpus: .*\n")
+
+_CONDITIONS: Mapping[str, str] = {
+    "Namespace": ".Values.namespace.create",
+    "PodMonitor": ".Values.monitoring.enabled",
+}
+"""Values without which a kind of object is not made."""
+
+_OPTIONAL_SETTINGS: Mapping[str, str] = {
+    "TAILRACE_REDIS_USERNAME": ".Values.redis.username",
+    "TAILRACE_REDIS_PASSWORD_FILE": ".Values.redis.password",
+    "TAILRACE_REDIS_TLS_CA_FILE": ".Values.redis.tls",
+    "TAILRACE_KAFKA_USERNAME": ".Values.kafka.username",
+    "TAILRACE_KAFKA_PASSWORD_FILE": ".Values.kafka.username",
+    "TAILRACE_KAFKA_TLS_CA_FILE": ".Values.kafka.tls",
+    "TAILRACE_OTLP_ENDPOINT": ".Values.traces.endpoint",
+}
+"""Settings that are left out without a value."""
+
+
+def template(things: Iterable[Thing], values: Iterable[Value]) -> str:
+    """Return the template of one file's objects."""
+    writer = _Writer(tuple(values))
+    return "---\n".join(writer.document(thing) for thing in things)
+
+
+def settings_template(config_map: Thing, values: Iterable[Value]) -> str:
+    """Return the lines of the data of the ConfigMap of settings."""
+    writer = _Writer(tuple(values))
+    lines = writer.text(path_of(config_map) + "/data", config_map["data"]).splitlines(keepends=True)
+    return "".join(_optional(line) for line in lines)
+
+
+def _optional(line: str) -> str:
+    condition = _OPTIONAL_SETTINGS.get(line.partition(":")[0])
+    return line if condition is None else f"{{{{- if {condition} }}}}\n{line}{{{{- end }}}}\n"
+
+
+class _Writer:
+    """The objects of one file, with the expressions that their marks stand for."""
+
+    def __init__(self, values: tuple[Value, ...]) -> None:
+        self._values = values
+        self._expressions: list[str] = []
+
+    def document(self, thing: Thing) -> str:
+        """Return one object as a template."""
+        text = self.text(path_of(thing), thing)
+        condition = _CONDITIONS.get(thing["kind"])
+        return text if condition is None else f"{{{{- if {condition} }}}}\n{text}{{{{- end }}}}\n"
+
+    def text(self, path: str, content: Any) -> str:
+        """Return what is at a path as lines."""
+        marked = self._marked(path, content)
+        written: str = yaml.dump(marked, Dumper=_Plain, sort_keys=False, width=100_000, allow_unicode=True)
+        lines = written.replace("{{", '{{ "{{" }}').splitlines()
+        return "".join(f"{self._expanded(line)}\n" for line in lines)
+
+    def _mark(self, expression: str) -> str:
+        self._expressions.append(expression)
+        return f"MARK{len(self._expressions) - 1}X"
+
+    def _marked(self, path: str, content: Any) -> Any:
+        places = [(value, place) for value in self._values for place in value.places if place.is_at(path, content)]
+        for value, place in places:
+            content = self._expression(value, place, content)
+        if computed := next((text for at, text in _EXPRESSIONS.items() if fnmatchcase(path, at)), None):
+            return self._mark(computed)
+        if isinstance(content, dict):
+            fields = {key: self._marked(f"{path}/{key}", one) for key, one in content.items()}
+            is_pod = "containers" in content
+            added = next(
+                (text for at, text in _FIELDS.items() if fnmatchcase(path, at) and (is_pod or at != "*/spec")), None
+            )
+            return fields if added is None else {**fields, self._mark(added): None}
+        if isinstance(content, list):
+            items = [self._marked(f"{path}/{index}", one) for index, one in enumerate(content)]
+            return [*items, self._mark(_ITEMS[path])] if path in _ITEMS else items
+        return self._marked_text(content) if isinstance(content, str) else content
+
+    def _expression(self, value: Value, place: Place, content: Any) -> Any:
+        name = f".Values.{value.name}{' | int' if value.type in {'count', 'port'} else ''}"
+        if place.part is not None:
+            return re.sub(place.part, lambda found: found[1] + self._mark(f"{{{{ {name} }}}}"), content, count=1)
+        if value.type == "ports":
+            return self._mark(f"{{{{- range {name} }}}}\n- {{port: {{{{ . }}}}, protocol: TCP}}\n{{{{- end }}}}")
+        if isinstance(content, dict):
+            return self._mark(f"{{{{- toYaml {name} | nindent INDENT }}}}")
+        return self._mark(f"{{{{ {name} | quote }}}}" if isinstance(content, str) else f"{{{{ {name} }}}}")
+
+    def _marked_text(self, text: str) -> str:
+        if name := re.fullmatch(r"tailrace-(settings|ray)-[a-z0-9]{10}", text):
+            return self._mark(f'{{{{ include "tailrace.{name[1]}-name" . }}}}')
+        if found := _SERVE_LLM.search(text):
+            mark = self._mark("{{- if .Values.llm.gpu }}\nnum_gpus: 1\n{{- end }}")
+            text = f"{text[: found.end()]}{found[1]}{mark}\n{text[found.end() :]}"
+        return _DOMAIN.sub(lambda _: self._mark("{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}"), text)
+
+    def _expanded(self, line: str) -> str:
+        """Return a line with its expressions; one that is a mark alone becomes lines of their own."""
+        indent = " " * (len(line) - len(line.lstrip()))
+        if alone := re.fullmatch(r" *(?:- )?MARK(\d+)X(?:: null)?", line):
+            expression = self._expressions[int(alone[1])].replace("INDENT", str(len(indent)))
+            return "\n".join(indent + one for one in expression.splitlines())
+        if field := re.fullmatch(r"( *(?:- )?)([\w-]+:) MARK(\d+)X", line):
+            expression, indent = self._expressions[int(field[3])], " " * len(field[1])
+            first, *others = expression.replace("INDENT", str(len(indent) + 2)).splitlines()
+            return "\n".join([f"{field[1]}{field[2]} {first}", *(indent + one for one in others)])
+        return re.sub(r"MARK(\d+)X", lambda found: self._expressions[int(found[1])], line)
+
+
+class _Plain(yaml.SafeDumper):  # type: ignore[misc]  # yaml comes without types
+    """A YAML dumper without aliases, with longer texts as blocks."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Return True: write repeated values in full."""
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> Any:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Plain.add_representer(str, _text)

@@ -1,0 +1,164 @@
+"""The chart's values as infra/chart/values.yaml lists them: where each stands in the rendered manifests, its default, its schema."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.settings.settings import Settings
+
+Thing = dict[str, Any]
+_FILE = Path(__file__).with_name("values.yaml")
+_NAME = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+_QUANTITY = {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|Ki|Mi|Gi|Ti)?$"}
+_QUANTITIES = {"type": "object", "additionalProperties": _QUANTITY}
+_TEXT = {"type": "string"}
+_SETTING = {"type": ["string", "number", "boolean"]}
+_PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
+
+_TYPES: Mapping[str, Thing] = {
+    "flag": {"type": "boolean"},
+    "count": {"type": "integer", "minimum": 1},
+    "port": _PORT,
+    "ports": {"type": "array", "minItems": 1, "items": _PORT},
+    "text": {"type": "string", "minLength": 1},
+    "text-or-none": _TEXT,
+    "texts": {"type": "object", "additionalProperties": _TEXT},
+    "objects": {"type": "array", "items": {"type": "object"}},
+    "name": {"type": "string", "maxLength": 253, "pattern": f"^{_NAME}$"},
+    "name-or-none": {"type": "string", "maxLength": 253, "pattern": f"^({_NAME})?$"},
+    "names": {"type": "array", "items": {"type": "string", "pattern": f"^{_NAME}$"}},
+    "digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+    "pull-policy": {"enum": ["Always", "IfNotPresent", "Never"]},
+    "service-type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+    "redis-address": {"type": "string", "pattern": "^rediss?://[^/ ]+:[0-9]+$"},
+    "schedule": {"type": "string", "pattern": r"^\S+( \S+){4}$"},
+    "bytes": {"type": "string", "pattern": "^[1-9][0-9]*(Mi|Gi|Ti|Pi)$"},
+    "resources": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"requests": _QUANTITIES, "limits": _QUANTITIES},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value stands.
+
+    Attributes:
+        pattern: `fnmatch` pattern over paths such as `CronJob/tailrace-train/spec/schedule`.
+        holds: Only what is this; None: anything.
+        part: A regular expression for the value, its second group, within a longer text; None: the whole.
+    """
+
+    pattern: str
+    holds: str | None = None
+    part: str | None = None
+
+    def is_at(self, path: str, content: Any) -> bool:
+        """Return whether this is the place."""
+        return fnmatchcase(path, self.pattern) and self.holds in (None, content)
+
+    def read(self, content: Any) -> Any:
+        """Return the value there; None where the longer text lacks it."""
+        if self.part is None:
+            return [one["port"] for one in content] if isinstance(content, list) else content
+        found = re.search(self.part, content)
+        return None if found is None else found[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value; `default` is that of a value without places."""
+
+    name: str
+    about: str
+    type: str
+    places: tuple[Place, ...]
+    default: Any
+
+    def default_in(self, things: list[Thing]) -> Any:
+        """Return what the objects hold in its places. Raises LookupError where that is nothing, or not the same everywhere."""
+        if not self.places:
+            return self.default
+        found = [
+            place.read(content)
+            for thing in things
+            for path, content in walk(path_of(thing), thing)
+            for place in self.places
+            if place.is_at(path, content)
+        ]
+        if not found or any(str(one) != str(found[0]) for one in found):
+            raise LookupError(f"{self.name}: its places hold {found}; mend infra/chart/values.yaml")
+        return int(found[0]) if self.type in {"count", "port"} else found[0]
+
+
+def load_values() -> tuple[Value, ...]:
+    """Return the values in order."""
+    return tuple(_values_in("", yaml.safe_load(_FILE.read_text())))
+
+
+def path_of(thing: Thing) -> str:
+    """Return how an object's paths begin."""
+    return f"{thing['kind']}/{thing['metadata']['name']}"
+
+
+def walk(path: str, content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what is at a path, and everything below it."""
+    yield path, content
+    if isinstance(content, dict | list):
+        for key, inner in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from walk(f"{path}/{key}", inner)
+
+
+def nested(flat: Mapping[str, Any]) -> Thing:
+    """Return names with dots as objects in objects."""
+    tree: Thing = {}
+    for name, content in flat.items():
+        *groups, last = name.split(".")
+        inside = tree
+        for group in groups:
+            inside = inside.setdefault(group, {})
+        inside[last] = content
+    return tree
+
+
+def schema_of(values: Iterable[Value], decided: Iterable[str]) -> Thing:
+    """Return the JSON schema of values.yaml; `decided` are the settings that other values, or the chart, decide."""
+    free = sorted({f"TAILRACE_{name.upper()}" for name in Settings.model_fields} - set(decided))
+    settings = {"type": "object", "additionalProperties": False, "properties": dict.fromkeys(free, _SETTING)}
+    types = {**_TYPES, "settings": settings}
+    leaves = {value.name: {"description": value.about, **types[value.type]} for value in values}
+    about = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart tailrace"}
+    return {**about, **_group(nested(leaves))}
+
+
+def _group(tree: Thing) -> Thing:
+    properties = {name: one if isinstance(one.get("description"), str) else _group(one) for name, one in tree.items()}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _values_in(prefix: str, group: Thing) -> Iterator[Value]:
+    for key, one in group.items():
+        if "about" not in one:
+            yield from _values_in(f"{prefix}{key}.", one)
+            continue
+        yield Value(f"{prefix}{key}", one["about"], one["type"], tuple(_places(one)), one.get("default"))
+
+
+def _places(row: Thing) -> Iterator[Place]:
+    yield from (Place(pattern) for pattern in row.get("at", ()))
+    if "setting" in row:
+        yield Place(f"ConfigMap/tailrace-settings-*/data/TAILRACE_{row['setting']}")
+    if "serve" in row:
+        deployment, option = row["serve"]
+        part = rf"(- name: {deployment}\n(?:(?! *-).*\n)*? +{option}: )(\d+)"
+        yield Place("RayService/tailrace/spec/serveConfigV2", part=part)
+    if "secret" in row:
+        for end in ("secret/name", "secret/secretName", "secretKeyRef/name"):
+            yield Place(f"*/{end}", holds=row["secret"])

@@ -1,0 +1,77 @@
+{{/* Written by hand: what the generated templates include. */}}
+
+{{- define "tailrace.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end }}
+{{- end -}}
+{{- end }}
+
+{{- define "tailrace.llm-image" -}}
+{{- if .Values.llm.imageTag -}}
+{{ .Values.image.repository }}:{{ .Values.llm.imageTag }}
+{{- else -}}
+{{ include "tailrace.image" . }}
+{{- end -}}
+{{- end }}
+
+{{/* What values add to every pod. */}}
+{{- define "tailrace.pod" -}}
+{{- include "tailrace.pod-with" (list . .Values.tolerations) }}
+{{- end }}
+
+{{- define "tailrace.llm-pod" -}}
+{{- $gpu := dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule" -}}
+{{- include "tailrace.pod-with" (list . (ternary (append .Values.tolerations $gpu) .Values.tolerations .Values.llm.gpu)) }}
+{{- end }}
+
+{{- define "tailrace.pod-with" -}}
+{{- $root := first . }}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+- name: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- with $root.Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with last . }}
+tolerations: {{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{/* The ConfigMaps are named by their content as Kustomize does it, so that a changed one is a changed pod. */}}
+{{- define "tailrace.hash" -}}
+{{- dict "kind" "ConfigMap" "name" "" "data" . | toJson | sha256sum | trunc 10 | replace "0" "g" | replace "1" "h" | replace "3" "k" | replace "a" "m" | replace "e" "t" -}}
+{{- end }}
+
+{{- define "tailrace.settings" -}}
+{{- $all := include "tailrace.settings-data" . | fromYaml }}
+{{- range $name, $value := .Values.settings }}
+{{- $is_whole := and (kindIs "float64" $value) (eq (toString $value) (toString (floor $value))) }}
+{{- $_ := set $all $name (ternary (int64 $value | toString) (toString $value) $is_whole) }}
+{{- end }}
+{{- toYaml $all -}}
+{{- end }}
+
+{{- define "tailrace.settings-name" -}}
+tailrace-settings-{{ include "tailrace.hash" (include "tailrace.settings" . | fromYaml) }}
+{{- end }}
+
+{{- define "tailrace.ray-name" -}}
+tailrace-ray-{{ include "tailrace.hash" (include "tailrace.ray-data" . | fromYaml) }}
+{{- end }}
+
+{{/* What the schema cannot say, because two values are in it. */}}
+{{- define "tailrace.check" -}}
+{{- with .Values }}
+{{- if gt (int .gateway.pods.min) (int .gateway.pods.max) }}{{ fail "gateway.pods.min: more than gateway.pods.max; lower it" }}{{ end }}
+{{- if gt (int .llm.pods.min) (int .llm.pods.max) }}{{ fail "llm.pods.min: more than llm.pods.max; lower it" }}{{ end }}
+{{- if gt (int .gateway.replicas.min) (int .gateway.replicas.max) }}{{ fail "gateway.replicas.min: more than gateway.replicas.max; lower it" }}{{ end }}
+{{- if gt (int .llm.replicas.min) (int .llm.replicas.max) }}{{ fail "llm.replicas.min: more than llm.replicas.max; lower it" }}{{ end }}
+{{- if lt (int .gateway.replicas.min) (int .gateway.pods.min) }}{{ fail "gateway.replicas.min: less than gateway.pods.min, so that a pod would have no gateway and never be ready; raise it" }}{{ end }}
+{{- if lt (int .llm.replicas.min) (int .llm.pods.min) }}{{ fail "llm.replicas.min: less than llm.pods.min, so that a pod would have no replica and never be ready; raise it" }}{{ end }}
+{{- if gt (int .stream.workers) (int .kafka.partitions) }}{{ fail "stream.workers: more than kafka.partitions, so that some would have nothing to do; lower it" }}{{ end }}
+{{- if and .ingress.enabled (not .ingress.host) }}{{ fail "ingress.host: empty; name the host of REST, or set ingress.enabled to false" }}{{ end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,239 @@
+"""Impressions joined with the clicks that followed: one row for each shown item, one Parquet file for each day (UTC) of impressions.
+
+A click with a `request_id` belongs to that request's impression of the item; one without to the newest impression of the item to the same user. Both within
+a window after it was shown. Left out are clicks after the window, before the impression, of items that it did not show, of other users, of requests
+that are not in the log, and repeated event ids (the earliest counts). Repeated impressions count once.
+
+One day is in memory at a time, with the window around it. A day whose window has passed does not change any more, unless events come late: joining
+it again replaces its file. Columns that the impressions lack, from before they were recorded, are null. User ids are the product's own.
+
+| column | content |
+|---|---|
+| request_id, user_id, shown_time_ms | the impression; user_id is null for a visitor |
+| surface, name, bundle_version, variant, tier, reason, elapsed_ms, deadline_ms | as recorded |
+| position, item_id, score, propensity | the item, its place from 1 on, its score, the probability with which it was shown there |
+| clicks, value, clicked_time_ms | number of clicks (0: none), the sum of their values, the time of the first (null) |
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import polars as pl
+
+from services.errors import DataError
+
+DAY_MS = 86_400_000
+WINDOW_MS = 30 * 60_000
+SKEW_MS = 60_000
+"""How far a caller's clock may be behind ours: a click that names its request may seem to be this much earlier than the impression."""
+_OF_IMPRESSION = {
+    "request_id": pl.String,
+    "user_id": pl.String,
+    "shown_time_ms": pl.Int64,
+    "surface": pl.String,
+    "name": pl.String,
+    "bundle_version": pl.String,
+    "variant": pl.String,
+    "tier": pl.String,
+    "reason": pl.String,
+    "elapsed_ms": pl.Float64,
+    "deadline_ms": pl.Int64,
+}
+_OF_ITEMS = {
+    "position": ("positions", pl.Int64),
+    "item_id": ("item_ids", pl.String),
+    "score": ("scores", pl.Float64),
+    "propensity": ("propensity", pl.Float64),
+}
+_OF_CLICK = {
+    "event_id": pl.String,
+    "user_id": pl.String,
+    "item_id": pl.String,
+    "event_type": pl.String,
+    "event_time_ms": pl.Int64,
+    "value": pl.Float64,
+    "request_id": pl.String,
+}
+_IMPRESSION = ["request_id", "user_id", "shown_time_ms"]
+"""What makes an impression: callers may send the same request id twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """One day: its file, its impressions, and of the clicks of its hours and the window after them those that joined it."""
+
+    path: Path
+    num_impressions: int
+    num_clicks: int
+
+
+def join(
+    impressions: Path,
+    events: Path,
+    out: Path,
+    *,
+    window_ms: int = WINDOW_MS,
+    event_types: Sequence[str] = ("click",),
+    since: date | None = None,
+    until: date | None = None,
+) -> Iterator[Joined]:
+    """Join day by day and write `out/YYYY-MM-DD.parquet`; yield each day once its file is whole.
+
+    Args:
+        impressions: Folder (or file) of impressions as Parquet, in any subfolders.
+        events: The same of interactions.
+        out: Folder of the result, made if there is none.
+        window_ms: How long after an impression a click still belongs to it.
+        event_types: The types that count as clicks.
+        since: The first day; None: the log's first.
+        until: The day after the last; None: the log's last.
+
+    Raises:
+        DataError: A folder has no Parquet file, or one that cannot be read, or lacks a column that nothing can replace.
+    """
+    shown, clicks = _scan(impressions, ("request_id", "user_id", "shown_time_ms", "item_ids")), _scan(events, _REQUIRED)
+    span = shown.select(first=pl.col("shown_time_ms").min(), last=pl.col("shown_time_ms").max()).collect().row(0)
+    if span[0] is None:
+        raise DataError("", f"{impressions} has no impression", "impressions of requests that were answered")
+    first = span[0] // DAY_MS if since is None else _day_of(since)
+    last = span[1] // DAY_MS + 1 if until is None else _day_of(until)
+    out.mkdir(parents=True, exist_ok=True)
+    for day in range(max(first, span[0] // DAY_MS), min(last, span[1] // DAY_MS + 1)):
+        start, end = day * DAY_MS, (day + 1) * DAY_MS
+        items = _items(_within(shown, "shown_time_ms", start, end + window_ms))
+        events_near = _clicks(
+            _within(clicks, "event_time_ms", start - max(window_ms, SKEW_MS), end + window_ms), event_types
+        )
+        table = _joined(items, events_near, window_ms, end)
+        path = out / f"{datetime.fromtimestamp(start / 1_000, UTC):%Y-%m-%d}.parquet"
+        _write(table, path)
+        yield Joined(
+            path=path, num_impressions=table.select(_IMPRESSION).n_unique(), num_clicks=int(table["clicks"].sum())
+        )
+
+
+_REQUIRED = ("event_id", "user_id", "item_id", "event_time_ms")
+
+
+def _day_of(day: date) -> int:
+    return (day - date(1970, 1, 1)).days
+
+
+def _scan(place: Path, required: Iterable[str]) -> pl.LazyFrame:
+    files = sorted(place.rglob("*.parquet")) if place.is_dir() else [place]
+    if not files or not files[0].is_file():
+        raise DataError("", f"{place} has no Parquet file", "the folder in which the worker lands the log")
+    for file in files:
+        try:
+            pl.read_parquet_schema(file)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise DataError("", f"{file} cannot be read; replace or remove it", "a Parquet file of the log") from error
+    frames = [pl.scan_parquet(file, hive_partitioning=False) for file in files]
+    table = pl.concat(frames, how="diagonal_relaxed") if len(frames) > 1 else frames[0]
+    for name in required:
+        if name not in table.collect_schema():
+            raise DataError(name, f"{place} lacks it", "the columns of the log")
+    return table
+
+
+def _within(table: pl.LazyFrame, column: str, start: int, end: int) -> pl.LazyFrame:
+    return table.filter(pl.col(column).is_between(start, end, closed="left"))
+
+
+def _items(shown: pl.LazyFrame) -> pl.DataFrame:
+    """Return a row for each item of each impression, without its clicks."""
+    there = shown.collect_schema().names()
+    length = pl.col("item_id").list.len()
+    instead = {"position": pl.int_ranges(1, length + 1)} | {
+        name: pl.lit(None, kind).repeat_by(length) for name, (_, kind) in _OF_ITEMS.items() if name != "position"
+    }
+    table = (
+        shown.select(
+            *(_column(there, name, name, kind) for name, kind in _OF_IMPRESSION.items()),
+            *(_column(there, source, name, pl.List(kind)) for name, (source, kind) in _OF_ITEMS.items()),
+        )
+        .filter(length > 0)
+        .unique(_IMPRESSION, keep="first", maintain_order=True)
+        .with_columns(
+            pl.when(pl.col(name).list.len() == length)
+            .then(pl.col(name))
+            .otherwise(other.cast(pl.List(_OF_ITEMS[name][1])))
+            for name, other in instead.items()
+        )
+        .collect()
+    )
+    return table.explode(list(_OF_ITEMS)).unique([*_IMPRESSION, "item_id"], keep="first", maintain_order=True)
+
+
+def _column(there: Sequence[str], source: str, name: str, kind: pl.DataType | type[pl.DataType]) -> pl.Expr:
+    """Return a column under its name in the result; null where the log has none."""
+    return (pl.col(source) if source in there else pl.lit(None)).cast(kind).alias(name)
+
+
+def _clicks(events: pl.LazyFrame, event_types: Sequence[str]) -> pl.DataFrame:
+    """Return the events that count, each id once: the earliest."""
+    there = events.collect_schema().names()
+    table = events.select(_column(there, name, name, kind) for name, kind in _OF_CLICK.items()).filter(
+        pl.col("event_type").fill_null("click").is_in(list(event_types))
+    )
+    return table.sort("event_time_ms", "event_id").unique("event_id", keep="first", maintain_order=True).collect()
+
+
+def _joined(items: pl.DataFrame, clicks: pl.DataFrame, window_ms: int, end: int) -> pl.DataFrame:
+    """Return the items shown before `end` with their clicks; later ones are there because a click may belong to them instead."""
+    key = [*_IMPRESSION, "item_id"]
+    shown = items.select(*key, at=pl.col("shown_time_ms"), shown_user="user_id", shown_request="request_id").sort(
+        "at", "shown_request"
+    )
+    named = clicks.filter(pl.col("request_id").is_not_null())
+    unnamed = clicks.filter(pl.col("request_id").is_null())
+    by_request = (
+        named.with_columns(at=pl.col("event_time_ms") + SKEW_MS)
+        .sort("at")
+        .join_asof(shown.drop("user_id"), on="at", by=["request_id", "item_id"], check_sortedness=False)
+        .filter(pl.col("shown_user").is_null() | (pl.col("shown_user") == pl.col("user_id")))
+    )
+    by_user = (
+        unnamed.drop("request_id")
+        .with_columns(at=pl.col("event_time_ms"))
+        .sort("at")
+        .join_asof(
+            shown.filter(pl.col("user_id").is_not_null()), on="at", by=["user_id", "item_id"], check_sortedness=False
+        )
+    )
+    followed = (
+        pl.concat([table.select(_FOUND) for table in (by_request, by_user)])
+        .filter(pl.col("event_time_ms") - pl.col("shown_time_ms") <= window_ms)
+        .group_by("request_id", "user_id", "shown_time_ms", "item_id")
+        .agg(
+            clicks=pl.len().cast(pl.Int64),
+            value=pl.col("value").sum(),
+            clicked_time_ms=pl.col("event_time_ms").min(),
+        )
+    )
+    return (
+        items.filter(pl.col("shown_time_ms") < end)
+        .join(followed, on=key, how="left", nulls_equal=True, maintain_order="left")
+        .with_columns(pl.col("clicks").fill_null(0), pl.col("value").fill_null(0.0))
+        .sort("shown_time_ms", "request_id", "position", maintain_order=True)
+    )
+
+
+_FOUND = [
+    pl.col("shown_request").alias("request_id"),
+    pl.col("shown_user").alias("user_id"),
+    "shown_time_ms",
+    "item_id",
+    "event_time_ms",
+    pl.col("value").fill_null(1.0),
+]
+
+
+def _write(table: pl.DataFrame, path: Path) -> None:
+    """Write a file that appears whole or not at all."""
+    scratch = path.with_suffix(f".{os.getpid()}.part")
+    table.write_parquet(scratch)
+    scratch.replace(path)

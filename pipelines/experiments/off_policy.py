@@ -1,0 +1,188 @@
+"""What a policy would have earned that did not serve, from what was logged: inverse propensities, and what they cannot know.
+
+Each list is weighted by the policy's probability of it over the probability with which it was shown: the estimates are IPS (Horvitz and Thompson 1952),
+SNIPS (Swaminathan and Joachims, NeurIPS 2015) and doubly robust (Dudik, Langford and Li, ICML 2011), with 95 % intervals by users, for one look.
+
+The weights also say what the log supports. If every list of the policy might have been shown, they are 1 on average; what is short of 1 is the policy's share that
+the log never shows, of which no estimate knows anything. Then there is a refusal in the place of numbers, and so there is where nothing was drawn at random.
+Pure; numpy only, but for `read_logged`.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from pipelines.experiments.user_sums import UserSums
+from services.errors import DataError
+
+_NORMAL = 1.959964
+_REFUSED_AT = 2.575829
+"""Standard errors by which the mean weight may be below 1: 99 %, on two sides."""
+MAX_SUPPORT_ERROR = 0.2
+"""Half width of the support's interval from which on nothing can be said of it."""
+MIN_EFFECTIVE = 100.0
+_LIST = ["request_id", "user_id", "shown_time_ms"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """Lists of a log, an entry each.
+
+    Args:
+        user: Number of the user.
+        reward: What the list earned.
+        propensity: With which probability it was shown (NaN: not recorded).
+        probability: With which the policy shows it.
+        reward_of_shown: A model's prediction for the list that was shown; None: no model.
+        reward_of_policy: Its prediction for the policy's lists, on average.
+    """
+
+    user: np.ndarray
+    reward: np.ndarray
+    propensity: np.ndarray
+    probability: np.ndarray
+    reward_of_shown: np.ndarray | None = None
+    reward_of_policy: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean a list with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicy:
+    """The estimates; none where `refusal` says why. `support` is the policy's share that the log can show, `effective_lists` how many lists the weights leave."""
+
+    num_lists: int
+    num_users: int
+    refusal: str = ""
+    logged: Estimate | None = None
+    ips: Estimate | None = None
+    snips: Estimate | None = None
+    doubly_robust: Estimate | None = None
+    support: Estimate | None = None
+    effective_lists: float | None = None
+
+
+def estimate(logged: Logged) -> OffPolicy:
+    """Estimate the policy's mean reward a list, or refuse. Raises DataError for a propensity that is none."""
+    _, user = np.unique(logged.user, return_inverse=True)
+    num_lists, num_users = len(user), int(user.max()) + 1 if len(user) else 0
+
+    def refused(why: str, support: Estimate | None = None, effective: float | None = None) -> OffPolicy:
+        return OffPolicy(
+            num_lists=num_lists, num_users=num_users, refusal=why, support=support, effective_lists=effective
+        )
+
+    if num_users < 2:
+        return refused(f"{num_users} users are too few for an interval")
+    known = np.isfinite(logged.propensity)
+    if not ((logged.propensity[known] > 0) & (logged.propensity[known] <= 1)).all():
+        raise DataError("propensity", "the log has one outside of 0 to 1", "0.25: what was shown had a chance above 0")
+    if not known.any() or (logged.propensity[known] >= 1).all():
+        return refused(
+            "the log is deterministic: no list was drawn at random, so there are no propensities and no estimate"
+        )
+    if not known.all():
+        return refused(
+            f"{1 - known.mean():.1%} of the lists have no propensity: what else could have been shown there is not known"
+        )
+    weight = logged.probability / logged.propensity
+    ones = np.ones(num_lists)
+
+    def mean(values: np.ndarray, exposures: np.ndarray = ones) -> Estimate:
+        return _mean(user, values, exposures, num_users)
+
+    support = mean(weight)
+    error = (support.high - support.value) / _NORMAL
+    effective = float(weight.sum() ** 2 / (weight @ weight)) if weight.any() else 0.0
+    if support.value + _REFUSED_AT * error < 1:
+        return refused(
+            f"no support: {1 - support.value:.1%} of what the policy shows ({max(0.0, 1 - support.high):.1%} to "
+            f"{min(1.0, 1 - support.low):.1%}) is never shown by the log",
+            support,
+            effective,
+        )
+    if _NORMAL * error > MAX_SUPPORT_ERROR or effective < MIN_EFFECTIVE:
+        return refused(
+            f"too few lists like the policy's: {num_lists} count as {effective:.0f}, and its support lies between {max(0.0, support.low):.0%} and {support.high:.0%}",
+            support,
+            effective,
+        )
+    robust = None
+    if logged.reward_of_shown is not None and logged.reward_of_policy is not None:
+        robust = mean(logged.reward_of_policy + weight * (logged.reward - logged.reward_of_shown))
+    return OffPolicy(
+        num_lists=num_lists,
+        num_users=num_users,
+        logged=mean(logged.reward),
+        ips=mean(weight * logged.reward),
+        snips=mean(weight * logged.reward, weight),
+        doubly_robust=robust,
+        support=support,
+        effective_lists=effective,
+    )
+
+
+def _mean(user: np.ndarray, values: np.ndarray, exposures: np.ndarray, num_users: int) -> Estimate:
+    """Return the sum of the values over that of the exposures, with the interval by users."""
+    sums = UserSums.of(np.bincount(user, values, num_users), np.bincount(user, exposures, num_users))
+    half = _NORMAL * math.sqrt(sums.variance)
+    return Estimate(sums.mean, sums.mean - half, sums.mean + half)
+
+
+def read_logged(table: Path, policy: Path, reward: str = "clicks") -> Logged:
+    """Read a joined table and a policy's probabilities.
+
+    Args:
+        table: The folder that `join` writes, or one file. The propensity of a list is the product of its items'.
+        policy: Parquet: `request_id`, `probability` (that the policy shows what this request was shown) and, for doubly robust estimates, a model's
+            `reward_of_shown` and `reward_of_policy`.
+        reward: The column of the table that is summed for each list.
+
+    Raises:
+        DataError: A column is missing, a probability is none, or lists of the table are not in the policy's file.
+    """
+    found = pl.read_parquet(policy)
+    for name in ("request_id", "probability"):
+        if name not in found.columns:
+            raise DataError(name, f"{policy} lacks it", "request_id, probability")
+    if found["request_id"].is_duplicated().any():
+        raise DataError("request_id", f"{policy} repeats one", "each request once")
+    if not found["probability"].is_between(0, 1).all() or found["probability"].null_count():
+        raise DataError("probability", f"{policy} has one outside of 0 to 1", "0.25")
+    lists = (
+        pl.scan_parquet(sorted(table.glob("*.parquet")) if table.is_dir() else table)
+        .group_by(_LIST)
+        .agg(
+            reward=pl.col(reward).sum().cast(pl.Float64),
+            propensity=pl.when(pl.col("propensity").null_count() == 0).then(pl.col("propensity").product()),
+        )
+        .collect(engine="streaming")
+    )
+    lists = lists.sort(_LIST).join(found, on="request_id", how="left", maintain_order="left")
+    if missing := lists["probability"].null_count():
+        raise DataError(
+            "request_id", f"{policy} lacks {missing / len(lists):.1%} of the table's requests", "a row for each request"
+        )
+    user = pl.coalesce("user_id", pl.lit("visitor ") + pl.col("request_id")).rank("dense")
+    models = {
+        name: lists[name].to_numpy().astype(float) if name in lists.columns else None
+        for name in ("reward_of_shown", "reward_of_policy")
+    }
+    return Logged(
+        user=lists.select(user).to_series().to_numpy(),
+        reward=lists["reward"].to_numpy(),
+        propensity=lists["propensity"].cast(pl.Float64).fill_null(math.nan).to_numpy(),
+        probability=lists["probability"].to_numpy().astype(float),
+        reward_of_shown=models["reward_of_shown"],
+        reward_of_policy=models["reward_of_policy"],
+    )

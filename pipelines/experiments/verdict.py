@@ -1,0 +1,210 @@
+"""The verdict on a canary while it runs: guard metrics against the live version, each with a budget, looked at as often as one likes. Pure.
+
+All guards together find an equal candidate worse in at most `alpha` of all releases: each has its part of it, by weight, over all looks. Counts begin with
+the stage; several stages share `alpha`. Metrics that are means are asymptotic and need `MIN_USERS` a variant; shares of users are exact.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pipelines.experiments.sequential import half_width, ratio_interval
+from pipelines.experiments.user_sums import UserSums, difference_variance
+from services.errors import ConfigError
+
+ALPHA = 0.05
+MIN_USERS = 100
+"""Of each variant, before a mean is judged."""
+
+
+class Outcome(StrEnum):
+    """What a verdict is."""
+
+    CONTINUE = "continue"
+    WORSE = "worse"
+    BETTER = "better"
+    NO_WORSE = "no worse"
+    UNDECIDED = "no verdict in time"
+
+
+class State(StrEnum):
+    """What is known of one guard."""
+
+    OPEN = "open"
+    WORSE = "worse"
+    BETTER = "better"
+    NO_WORSE = "no worse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """A metric that a candidate must not worsen. Shares are of the control's value.
+
+    Args:
+        name: Which entry of the counts it judges.
+        higher_is_worse: Latency and errors; not so clicks.
+        budget: The share by which it may be worse.
+        effect: The share that the test is made for; a guard is no worse once the candidate is shown to be worse by less than this.
+        weight: Its part of alpha, beside the other guards' weights.
+        is_objective: Whether being better here makes the candidate better.
+    """
+
+    name: str
+    higher_is_worse: bool = True
+    budget: float = 0.0
+    effect: float = 0.1
+    weight: float = 1.0
+    is_objective: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the numbers. Raises ConfigError naming the guard and the field."""
+        for field, value, is_right, example in (
+            ("budget", self.budget, 0 <= self.budget < 1, "0 to below 1, such as 0.02"),
+            ("effect", self.effect, 0 < self.effect < math.inf, "above 0, such as 0.1"),
+            ("weight", self.weight, 0 < self.weight < math.inf, "above 0, such as 1"),
+        ):
+            if not is_right:
+                raise ConfigError(f"guard {self.name}: {field} is {value}; give {example}")
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a mean was measured from."""
+
+    candidate: UserSums
+    control: UserSums
+
+
+@dataclass(frozen=True, slots=True)
+class Affected:
+    """Users of each variant to whom something rare (a failed call, a missed deadline) happened at least once since the stage began."""
+
+    candidate: int
+    control: int
+
+
+Counts = Mapping[str, Means | Affected]
+"""By guard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One guard now: how much worse the candidate is as a share of the control's value, with its interval (each side at the guard's alpha).
+
+    Below 0 it is better. NaN and infinities where nothing can be said yet; `lacks` says what an open guard needs.
+    """
+
+    name: str
+    state: State
+    worse_by: float
+    low: float
+    high: float
+    lacks: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The outcome, in a sentence why, and each guard's reading."""
+
+    outcome: Outcome
+    reason: str
+    readings: tuple[Reading, ...]
+
+
+def verdict(
+    guards: Sequence[Guard],
+    counts: Counts,
+    *,
+    share: float,
+    elapsed_s: float,
+    limit_s: float = math.inf,
+    alpha: float = ALPHA,
+) -> Verdict:
+    """Judge the counts so far.
+
+    Args:
+        guards: What is judged, each by its entry of `counts`.
+        counts: Sums and users of this stage.
+        share: The candidate's share of the users of both, as the hash divides them.
+        elapsed_s: Since the stage began.
+        limit_s: When the stage should have a verdict.
+        alpha: How often an equal candidate may be found worse, all guards and looks together.
+
+    Raises:
+        ConfigError: A guard has no counts, or the share is none.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"share: {share} is none; give the candidate's share of users, above 0 and below 1")
+    whole = sum(guard.weight for guard in guards)
+    readings = tuple(_read(guard, counts, share, alpha * guard.weight / whole) for guard in guards)
+    objectives = {guard.name for guard in guards if guard.is_objective}
+    open_ones = [one for one in readings if one.state is State.OPEN]
+    if worse := [one for one in readings if one.state is State.WORSE]:
+        return Verdict(outcome=Outcome.WORSE, reason="; ".join(map(_describe, worse)), readings=readings)
+    if better := [one for one in readings if one.state is State.BETTER and one.name in objectives]:
+        return Verdict(outcome=Outcome.BETTER, reason="; ".join(map(_describe, better)), readings=readings)
+    if not open_ones:
+        return Verdict(outcome=Outcome.NO_WORSE, reason="; ".join(map(_describe, readings)), readings=readings)
+    outcome = Outcome.UNDECIDED if elapsed_s >= limit_s else Outcome.CONTINUE
+    return Verdict(outcome=outcome, reason="; ".join(one.lacks for one in open_ones), readings=readings)
+
+
+def _read(guard: Guard, counts: Counts, share: float, alpha: float) -> Reading:
+    found = counts.get(guard.name)
+    if found is None:
+        raise ConfigError(f"guard {guard.name}: there are no counts of it; the counts are {', '.join(counts)}")
+    if isinstance(found, Means):
+        return _read_means(guard, found, alpha)
+    low, high = (bound - 1 for bound in ratio_interval(found.candidate, found.control, share, alpha))
+    odds = (1 - share) / share
+    worse_by = found.candidate * odds / found.control - 1 if found.control else math.nan
+    lacks = f"{guard.name}: happened to {found.candidate} users of the candidate and {found.control} of the other, too few to tell"
+    return _reading(guard, worse_by, low, high, lacks)
+
+
+def _read_means(guard: Guard, found: Means, alpha: float) -> Reading:
+    candidate, control = found.candidate, found.control
+    fewest = min(candidate.num_users, control.num_users)
+    if fewest < MIN_USERS or not control.total > 0:
+        lacks = (
+            f"{guard.name}: one version has {fewest} users, a mean needs {MIN_USERS}"
+            if fewest < MIN_USERS
+            else f"{guard.name}: the control has none yet"
+        )
+        return _reading(guard, math.nan, -math.inf, math.inf, lacks)
+    sign = 1 if guard.higher_is_worse else -1
+    scale = control.mean
+    variance = difference_variance(candidate, control, 1 + sign * guard.budget)
+    worse_by = sign * (candidate.mean - control.mean) / scale
+    half = half_width(variance, guard.effect * scale, alpha) / scale if variance else 0.0
+    factor = (half / guard.effect) ** 2
+    lacks = f"{guard.name}: {_range(worse_by, worse_by - half, worse_by + half)}; to be within {guard.effect:.0%} takes some {max(1.1, factor):.1f} times the users"
+    return _reading(guard, worse_by, worse_by - half, worse_by + half, lacks)
+
+
+def _reading(guard: Guard, worse_by: float, low: float, high: float, lacks: str) -> Reading:
+    state = State.OPEN
+    if low > guard.budget:
+        state = State.WORSE
+    elif high < 0:
+        state = State.BETTER
+    elif high < max(guard.budget, guard.effect):
+        state = State.NO_WORSE
+    return Reading(
+        name=guard.name,
+        state=state,
+        worse_by=worse_by,
+        low=low,
+        high=high,
+        lacks=lacks if state is State.OPEN else "",
+    )
+
+
+def _describe(one: Reading) -> str:
+    return f"{one.name} {one.state}: {_range(one.worse_by, one.low, one.high)}"
+
+
+def _range(worse_by: float, low: float, high: float) -> str:
+    estimate = "" if math.isnan(worse_by) else f"worse by {worse_by:+.1%}, "
+    return f"{estimate}interval {low:+.1%} to {high:+.1%}"

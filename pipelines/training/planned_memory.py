@@ -1,0 +1,70 @@
+"""What the planner predicts that the steps of a fit take of one process's memory, beside what they took.
+
+Both without the device's context and libraries: on a GPU what tensors took, by torch's allocator; on a CPU how much more was resident. The planner knows the
+decoder and its batches; a teacher, the rows learned from text, sampled items and dropout's masks are not in it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from models.decoder.config import DecoderConfig
+from pipelines.planner.memory import training_memory
+from pipelines.planner.mesh import Checkpointing, Layout
+from pipelines.planner.shapes import shape_of
+from pipelines.training.fit.fitting import Fitted
+from pipelines.training.fit.parallel import Group
+
+
+def memory_of(
+    fitted: Fitted, config: DecoderConfig, group: Group, device: torch.device, batch_tokens: int, num_parts: int
+) -> dict[str, Any]:
+    """Return {predicted: bytes by component, predicted_bytes, measured_bytes or None}. `batch_tokens` are those of a step of all processes, which computes them in `num_parts` parts."""
+    parts = predicted_parts(
+        config,
+        group.layout,
+        group.method.recompute,
+        batch_tokens,
+        num_parts * group.accumulation,
+        is_bf16=group.uses_bf16(device),
+        is_gpu=device.type == "cuda",
+    )
+    return {"predicted": parts, "predicted_bytes": sum(parts.values()), "measured_bytes": fitted.step_bytes}
+
+
+def predicted_parts(
+    config: DecoderConfig,
+    layout: Layout,
+    recompute: str,
+    batch_tokens: int,
+    num_parts: int,
+    *,
+    is_bf16: bool,
+    is_gpu: bool,
+) -> dict[str, float]:
+    """Return the predicted bytes of one process's steps by component. `batch_tokens` are those of a step of all processes, in so many parts one after another."""
+    rows = -(-batch_tokens // (num_parts * layout.data * layout.shard * layout.accumulation))
+    planned = training_memory(
+        shape_of(config, "decoder"),
+        replace(layout, micro_batch=rows, checkpointing=cast("Checkpointing", recompute)),
+        length=1,  # memory follows from rows times length
+        is_bf16=is_bf16,
+        fuses_norms=is_gpu,
+    )
+    return {name: size for name, size in planned.parts.items() if name != "framework"}
+
+
+def describe_parts(parts: Mapping[str, float]) -> str:
+    """Return the sum and the components that count, the largest first."""
+    total = sum(parts.values())
+    large = sorted(((size, name) for name, size in parts.items() if size >= 0.01 * total), reverse=True)
+    return f"{total / 1e6:,.0f} MB predicted ({', '.join(f'{name} {size / 1e6:,.0f}' for size, name in large)})"
+
+
+def describe_memory(memory: dict[str, Any]) -> str:
+    """Return a line: measured and predicted, by component where it counts."""
+    measured = memory["measured_bytes"]
+    found = "not measured here" if measured is None else f"{measured / 1e6:,.0f} MB measured"
+    return f"{found}, {describe_parts(memory['predicted'])}"

@@ -1,0 +1,110 @@
+"""Watches one fit: logs what happens in it, and passes its measurements on to what was asked for."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import structlog
+import torch
+
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.parallel import Group
+from pipelines.training.fit.watch import UNWATCHED, Reporting, Watch
+from services.errors import ConfigError
+
+log = structlog.get_logger()
+
+
+class Sink(Protocol):
+    """Takes the measurements of one fit, by step and name."""
+
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
+        """Take those of one step. Does not raise, nor wait for others."""
+
+
+class Logged(Watch):
+    """Logs what happens, and passes measurements on."""
+
+    def __init__(self, sinks: Sequence[Sink] = ()) -> None:
+        self._sinks = sinks
+
+    def note(self, event: str, *, is_warning: bool = True, **fields: Any) -> None:
+        """Log it."""
+        (log.warning if is_warning else log.info)(event, **fields)
+
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
+        """Pass them on."""
+        for sink in self._sinks:
+            sink.measured(step, values)
+
+
+@contextmanager
+def watched(
+    checkpoints: Checkpoints, parameters: Mapping[str, Any], device: torch.device, group: Group
+) -> Iterator[Watch]:
+    """Return the context of one process's fit, in which it is reported as its checkpoints' `reporting` says: by rank 0, but for the memory of each GPU.
+
+    `parameters` may be nested; they are reported with what lays the fit out.
+    """
+    reporting = checkpoints.reporting
+    with ExitStack() as stack:
+        if reporting.memory_snapshot_dir is not None:
+            from pipelines.training.reports.memory_snapshot import recorded_memory
+
+            name = f"{reporting.run.replace('/', '-')}-rank-{group.rank}.pickle"
+            stack.enter_context(recorded_memory(reporting.memory_snapshot_dir / name, device))
+        if not group.is_main:
+            yield UNWATCHED
+            return
+        sinks: list[Sink] = []
+        if reporting.tensorboard_dir is not None:
+            from pipelines.training.reports.tensorboard import TensorBoardFiles
+
+            sinks.append(stack.enter_context(TensorBoardFiles(reporting.tensorboard_dir / reporting.run)))
+        if reporting.mlflow_uri:
+            from pipelines.training.reports.mlflow import MlflowRun
+
+            laid_out = {"workers": group.size, "device": device.type, "recompute": group.method.recompute}
+            laid_out["precision"] = "bf16" if group.uses_bf16(device) else "fp32"
+            described = flat(parameters) | {name: str(value) for name, value in laid_out.items()}
+            run = MlflowRun(reporting.mlflow_uri, reporting.run, described, checkpoints.folder)
+            sinks.append(stack.enter_context(run))
+        yield Logged(sinks)
+
+
+@contextmanager
+def ended_where_left(checkpoints: Checkpoints) -> Iterator[None]:
+    """Return the context of a fit over several processes. What they could not report of its end, since they were ended before, is reported here."""
+    try:
+        yield
+    except BaseException as error:
+        if checkpoints.reporting.mlflow_uri:
+            from pipelines.training.reports.mlflow import end_left_run
+
+            end_left_run(checkpoints.folder, is_interrupted=not isinstance(error, Exception))
+        raise
+
+
+def refuse_unreportable(reporting: Reporting, device: torch.device) -> None:
+    """Raise ConfigError, naming the option and the fix, for what cannot be reported from here."""
+    if reporting.tensorboard_dir is not None and find_spec("tensorboard") is None:
+        raise ConfigError(
+            "--tensorboard: its files need the package tensorboard; run pip install 'tailrace[tensorboard]', or leave the option out"
+        )
+    if reporting.mlflow_uri and not reporting.mlflow_uri.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--mlflow (MLFLOW_TRACKING_URI): {reporting.mlflow_uri!r} is no tracking server; give its address, such as http://127.0.0.1:5000, or --mlflow ''"
+        )
+    if reporting.memory_snapshot_dir is not None and device.type != "cuda":
+        raise ConfigError(
+            f"--memory-snapshot: torch records a GPU's allocations, and this training is on the {device.type}; leave the option out, or train with --device cuda"
+        )
+
+
+def flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested parameters by their names joined with dots."""
+    found: dict[str, str] = {}
+    for name, value in parameters.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": str(value)}
+    return found

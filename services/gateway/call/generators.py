@@ -1,0 +1,97 @@
+"""The schemas of the OpenAPI document as code generators can use them; what they accept stays the same. Pure.
+
+Each change answers what openapi-generator 7.26 made of the schemas without it; tests/integration/clients compiles what it makes of them now.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+Schemas = dict[str, Any]
+_PLACE = "#/components/schemas/"
+_INT_32 = 2**31
+
+
+def suit_generators(schemas: Schemas, bodies: Iterable[str]) -> None:
+    """Change the schemas in place; `bodies` are those that requests have.
+
+    Answers may gain fields, which a client must ignore: only what requests contain forbids unknown ones.
+    """
+    named: Schemas = {}
+    for schema in schemas.values():
+        _suit(schema, named, "")
+    schemas |= named
+    for name in schemas.keys() - _reachable(bodies, schemas):
+        schemas[name].pop("additionalProperties", None)
+
+
+def _suit(schema: Any, named: Schemas, title: str) -> None:
+    """Change a schema and all within it; `title` is that of the nearest schema around it that has one."""
+    if isinstance(schema, dict) and isinstance(schema.get("title"), str):
+        title = schema["title"]
+    for one in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _suit(one, named, title)
+    if isinstance(schema, dict):
+        _join_null(schema)
+        _name_forms(schema, named, title)
+        _state_width(schema)
+        _drop_default(schema)
+
+
+def _join_null(schema: Schemas) -> None:
+    """Write a type or null as one type list: of `anyOf` one type is made for all fields that are alike, with the description of any of them."""
+    match schema.get("anyOf"):
+        case [{"type": str(kind)} as form, {"type": "null"}]:
+            del schema["anyOf"]
+            schema |= {**form, "type": [kind, "null"]}
+
+
+def _name_forms(schema: Schemas, named: Schemas, title: str) -> None:
+    """Give each list among the forms of a field a name: Java has no class literal for a list of texts, nor for a map."""
+    forms = schema.get("anyOf")
+    for place, form in enumerate(forms if isinstance(forms, list) else ()):
+        if form.get("type") == "object" and form.get("additionalProperties") is True:
+            del form["additionalProperties"]  # which is the default
+        if form.get("type") == "array":
+            name = title.replace(" ", "") + _type_name(form)
+            if named.setdefault(name, form) != form:
+                raise ValueError(
+                    f"{name}: two schemas that differ have this name; give one of their fields another title"
+                )
+            schema["anyOf"][place] = {"$ref": _PLACE + name}
+
+
+def _type_name(schema: Schemas) -> str:
+    if schema.get("type") == "array":
+        return f"{_type_name(schema['items'])}List"
+    name: str = schema["$ref"].removeprefix(_PLACE) if "$ref" in schema else schema["type"].capitalize()
+    return name
+
+
+def _state_width(schema: Schemas) -> None:
+    """Name the width of numbers: without it they have 32 bits, too few for milliseconds since 1970."""
+    kinds = schema["type"] if isinstance(schema.get("type"), list) else [schema.get("type")]
+    if "integer" in kinds and schema.get("maximum", _INT_32) >= _INT_32:
+        schema["format"] = "int64"
+    if "number" in kinds:
+        schema["format"] = "double"
+
+
+def _drop_default(schema: Schemas) -> None:
+    """Leave out a default that is null, an object, a list or one of several forms: it is written as no language has it."""
+    is_simple = "type" in schema and not isinstance(schema.get("default"), dict | list | None)
+    if "default" in schema and not is_simple:
+        del schema["default"]
+
+
+def _reachable(names: Iterable[str], schemas: Schemas) -> set[str]:
+    """Return these schemas and all that they refer to."""
+    found: set[str] = set()
+    ahead = list(names)
+    while ahead:
+        name = ahead.pop()
+        if name not in found:
+            found.add(name)
+            ahead += re.findall(rf"{_PLACE}(\w+)", json.dumps(schemas[name]))
+    return found

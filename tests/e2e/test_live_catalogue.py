@@ -1,0 +1,94 @@
+"""An item that is hidden at one door is gone from every answer: of both doors, each gateway, the standby and stored lists; and stays so through faults."""
+
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from services.contracts import recommend_pb2 as pb
+from tests.support.servers import HOST
+from tests.support.stacks.stack import Stack, admitted, rest_items, rpc_items
+from tests.support.wait import wait_for
+
+NUM_ASKED = 12
+"""Requests in a row, so that each gateway has some of them."""
+
+
+@pytest.fixture
+def standby(stack: Stack) -> Iterator[httpx.Client]:
+    """The standby's REST door, past the edge."""
+    with httpx.Client(base_url=f"http://{HOST}:{stack.settings.standby_http_port}", timeout=20.0) as client:
+        yield client
+
+
+def places(stack: Stack, standby: httpx.Client, user_id: str) -> dict[str, Callable[[], list[str]]]:
+    """By place, what it answers to this user."""
+    body = {"user_id": user_id, "k": 50, "deadline_ms": 4_000}
+    message = pb.RecommendRequest(user_id=user_id, k=50, deadline_ms=4_000)
+    return {
+        "rest": lambda: rest_items(stack.recommend(user_id, k=50, deadline_ms=4_000)),
+        "grpc": lambda: rpc_items(stack.rpc.Recommend(message)),
+        "standby": lambda: rest_items(admitted(lambda: standby.post("/v1/recommendations", json=body)).json()),
+    }
+
+
+def put(stack: Stack, item_id: str, **fields: object) -> httpx.Response:
+    """Put an item at the REST door."""
+    response = admitted(lambda: stack.rest.put(f"/v1/items/{item_id}", json=fields))
+    assert response.status_code == 200, response.text
+    return response
+
+
+def test_a_hidden_item_leaves_every_answer_and_comes_back(stack: Stack, standby: httpx.Client) -> None:
+    """The first item of a stored list, hidden at the REST door, shown again at the gRPC door; lists stay in use meanwhile."""
+    user_id = stack.listed_user()
+    first = rest_items(stack.known(user_id))[0]
+    put(stack, first, available=False)
+    try:
+        for place, ask in places(stack, standby, user_id).items():
+            wait_for(lambda ask=ask: first not in ask(), 10.0, f"an answer without it at {place}")
+            assert not any(first in ask() for _ in range(NUM_ASKED)), place
+        assert stack.known(user_id)["tier"] == "precomputed"
+    finally:
+        stack.rpc.PutItems(pb.PutItemsRequest(items=[pb.CatalogueItem(item_id=first, available=True)]))
+
+    for place, ask in places(stack, standby, user_id).items():
+        wait_for(lambda ask=ask: first in ask(), 10.0, f"an answer with it at {place}")
+
+
+def test_a_new_item_is_found_by_its_category(stack: Stack) -> None:
+    """An item that no bundle has is shown to whoever filters for its category, and is gone when it is deleted."""
+    put(stack, "never-trained", title="Never trained", categories=["unheard-of"])
+    filters = {"categories": ["unheard-of"]}
+
+    def found() -> list[dict[str, str]]:
+        response = stack.rest.post(
+            "/v1/recommendations", json={"user_id": "1", "filters": filters, "deadline_ms": 4_000}
+        )
+        return response.json()["items"] if response.status_code == 200 else []
+
+    item = wait_for(found, 10.0, "the new item")[0]
+    assert (item["item_id"], item["title"], item["source"]) == ("never-trained", "Never trained", "popular")
+    assert stack.rest.delete("/v1/items/never-trained").status_code == 200
+    wait_for(lambda: not found(), 10.0, "its end")
+    assert wait_for(lambda: stack.rest.get("/v1/items/never-trained").status_code == 404, 10.0, "404")
+
+
+@pytest.mark.parametrize("part", ["valkey", "broker", "worker"])
+def test_what_is_hidden_stays_hidden_through_a_fault(stack: Stack, standby: httpx.Client, part: str) -> None:
+    """Store, broker or worker die: the item stays away throughout, and can be shown again afterwards."""
+    user_id = stack.listed_user()
+    item_id = rest_items(stack.known(user_id))[1]
+    put(stack, item_id, available=False)
+    try:
+        asked = places(stack, standby, user_id)
+        for place, ask in asked.items():
+            wait_for(lambda ask=ask: item_id not in ask(), 10.0, f"an answer without it at {place}")
+        stack.kill(part)
+        assert not any(item_id in ask() for ask in asked.values() for _ in range(NUM_ASKED))
+        stack.until_healthy()
+        assert not any(item_id in ask() for ask in asked.values() for _ in range(NUM_ASKED))
+    finally:
+        wait_for(lambda: stack.rest.put(f"/v1/items/{item_id}", json={}).status_code == 200, 60.0, "the item put again")
+
+    wait_for(lambda: item_id in asked["rest"](), 10.0, "an answer with it")

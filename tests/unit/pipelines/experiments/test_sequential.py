@@ -1,0 +1,115 @@
+"""Anytime-valid tests, against the library of the paper's authors, exact arithmetic and simulation."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.experiments import sequential
+
+CONFSEQ = [
+    (0.02, 1e-4, 0.2515722481772629, -0.5590427364099999, 0.03327971567838972, 0.03781352938145233),
+    (0.02, 4e-5, 0.2515722481772629, 2.005596947492832, 0.02189108498781422, 0.024658432463965593),
+    (-0.01, 1e-4, 0.2515722481772629, -3.873394552551208, 0.03327971567838972, 0.03781352938145233),
+    (0.004, 1e-6, 0.2515722481772629, 3.165250983869556, 0.0039573943010218215, 0.004345093149598966),
+    (0.02, 1e-4, 0.05031444963545259, 0.9568502553468702, 0.02862099804279694, 0.03396077197723457),
+    (0.02, 4e-5, 0.05031444963545259, 3.532829672272433, 0.01887878323385905, 0.022070234465999757),
+    (-0.01, 1e-4, 0.05031444963545259, -2.272841240641069, 0.02862099804279694, 0.03396077197723457),
+    (0.004, 1e-6, 0.05031444963545259, 4.771466749889782, 0.0035280992684842967, 0.00395819248018725),
+]
+"""Estimate, variance, effect; the one-sided log mixture and the bounds at 5 and 1 % of confseq 0.0.11, by the authors of the boundary."""
+
+
+@pytest.mark.parametrize(("estimate", "variance", "effect", "mixture", "at_5", "at_1"), CONFSEQ)
+def test_mixture_and_bound_are_the_authors(
+    estimate: float, variance: float, effect: float, mixture: float, at_5: float, at_1: float
+) -> None:
+    """The mixture equals confseq's; the closed bound is never below its exact one, and at most 3 % above."""
+    assert sequential.log_evidence_above(estimate, variance, effect) == pytest.approx(mixture, rel=1e-9)
+    for alpha, exact in ((0.05, at_5), (0.01, at_1)):
+        assert exact <= sequential.half_width(variance, effect, alpha) <= 1.03 * exact
+
+
+@pytest.mark.parametrize(
+    ("estimate", "effect", "mixture"),
+    [
+        (0.02, 0.28171181376963167, -1.3414460905794237),
+        (0.04, 0.28171181376963167, 4.65100308729249),
+        (0.02, 0.05634236275392634, 0.19455194847730883),
+        (0.04, 0.05634236275392634, 6.01131573159941),
+    ],
+)
+def test_p_values_are_those_of_the_two_sided_mixture(estimate: float, effect: float, mixture: float) -> None:
+    """One over confseq's two-sided mixture, at most 1."""
+    found = sequential.p_value(estimate, 1e-4, effect)
+
+    assert found == pytest.approx(min(1.0, math.exp(-mixture)), rel=1e-9)
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.sampled_from([Fraction(1, 2), Fraction(1, 20), Fraction(9, 10)]))
+def test_evidence_of_users_is_the_exact_integral(candidate: int, control: int, share: Fraction) -> None:
+    """The mixture over all larger rates equals the integral of the polynomial, in fractions."""
+    terms = range(control + 1)
+    powers = [(candidate + one + 1, (-1) ** one * math.comb(control, one)) for one in terms]
+    integral = sum(factor * (1 - share**power) / power for power, factor in powers)
+    exact = integral / (1 - share) / (share**candidate * (1 - share) ** control)
+
+    found = sequential.log_evidence_of_users(candidate, control, float(share))
+
+    assert math.exp(found) == pytest.approx(float(exact), rel=1e-6)
+
+
+@given(st.sampled_from([0.5, 0.2, 0.05]), st.sampled_from([1.0, 1.5]))
+def test_evidence_of_users_is_a_fair_bet(share: float, ratio: float) -> None:
+    """At the bound itself, the evidence after one more user is on average what it was: looking again gains nothing."""
+    bound = share * ratio / (share * ratio + 1 - share)
+    for candidate, control in ((0, 0), (3, 5), (20, 11)):
+        now = math.exp(sequential.log_evidence_of_users(candidate, control, share, ratio))
+        one, other = (
+            math.exp(sequential.log_evidence_of_users(candidate + added, control + 1 - added, share, ratio))
+            for added in (1, 0)
+        )
+        assert bound * one + (1 - bound) * other == pytest.approx(now, rel=1e-9)
+
+
+@pytest.mark.parametrize(("candidate", "control", "share"), [(30, 20, 0.5), (4, 90, 0.05), (9, 0, 0.5), (0, 40, 0.2)])
+def test_the_interval_of_a_ratio_is_what_is_not_refused(candidate: int, control: int, share: float) -> None:
+    """Inside of it no ratio is refused, at its ends the evidence is one over alpha."""
+    low, high = sequential.ratio_interval(candidate, control, share, 0.01)
+
+    assert low < high
+    limit = math.log(100)
+    if low:
+        assert sequential.log_evidence_of_users(candidate, control, share, low) == pytest.approx(limit, abs=1e-6)
+    if high < math.inf:
+        assert sequential.log_evidence_of_users(control, candidate, 1 - share, 1 / high) == pytest.approx(
+            limit, abs=1e-6
+        )
+
+
+def test_few_runs_of_equal_users_ever_reach_the_bound() -> None:
+    """Looked at 100 times in 500 users, the evidence reaches 20 in at most 5 % of 400 runs, but for chance."""
+    draw = np.random.default_rng(0)
+    ever = 0
+    for _ in range(400):
+        candidates = (draw.random(500) < 0.3).cumsum().tolist()
+        looks = [(one, number - one) for number, one in enumerate(candidates, 1) if number % 5 == 0]
+        ever += any(sequential.log_evidence_of_users(*look, 0.3) >= math.log(20) for look in looks)
+
+    assert ever <= 0.065 * 400
+
+
+def test_a_mismatch_is_found_and_equal_shares_are_not() -> None:
+    """52 to 48 of 20,000 users is a mismatch; chance is not, nor are unequal shares that were meant."""
+    assert sequential.mismatch_p_value((10_400, 9_600), (0.5, 0.5)) < 0.001
+    assert sequential.mismatch_p_value((10_050, 9_950), (0.5, 0.5)) > 0.5
+    assert sequential.mismatch_p_value((18_020, 1_980), (0.9, 0.1)) > 0.5
+
+
+def test_holm_by_hand() -> None:
+    """The least is multiplied by the number of tests, the next by one less, and none is below one before it."""
+    assert sequential.holm([0.01, 0.5, 0.02, 0.03]) == [0.04, 0.5, 0.06, 0.06]
+    assert sequential.holm([]) == []

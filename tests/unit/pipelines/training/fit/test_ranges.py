@@ -1,0 +1,56 @@
+"""The names of what a fit does, in torch's own trace of it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from pipelines.profiler.names import is_input
+from pipelines.runner.stage import silent
+from pipelines.training.fit.batches import Batch
+from pipelines.training.fit.descent import DescentOptions
+from pipelines.training.fit.fitting import FitOptions, Task, fit
+from tests.unit.pipelines.conftest import checkpoints_in
+
+INSIDE = {"forward": "step", "backward": "step", "optimizer": "step"}
+BESIDE = ("data", "step", "communication", "validation", "checkpoint")
+NUM_EPOCHS, NUM_BATCHES = 2, 3
+
+
+def test_a_profile_of_a_fit_has_its_ranges_nested_as_they_happen(tmp_path: Path) -> None:
+    """Each step waits for data before it, and has a forward and a backward pass for each part and the optimizer within it, in this order; the profiler knows the wait for data."""
+    rows = Batch(torch.ones(2, 1).long(), torch.zeros(2, 1).long(), torch.ones(2, 1).bool(), (1, 1))
+    task = Task(
+        batches=lambda: [lambda: rows] * NUM_BATCHES,
+        rng=np.random.default_rng(0),
+        loss=lambda model, batch: (model(batch.tokens.float()).square().mean(), len(batch.tokens)),
+        validate=lambda: 0.5,
+        uniform_loss=1e9,
+    )
+    descent = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=0.9)
+    options = FitOptions(epochs=NUM_EPOCHS, validate_every=1, descent=descent, num_parts=2)
+
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        fit(nn.Linear(1, 1), task, options, checkpoints_in(tmp_path), silent)
+
+    spans = {name: [] for name in (*BESIDE, *INSIDE)}
+    for event in recorded.events():
+        if event.name in spans:
+            spans[event.name].append((event.time_range.start, event.time_range.end))
+    steps = sorted(spans["step"])
+    assert {name: len(found) for name, found in spans.items()} == {
+        **dict.fromkeys(("data", "step", "communication", "optimizer"), NUM_EPOCHS * NUM_BATCHES),
+        **dict.fromkeys(("forward", "backward"), NUM_EPOCHS * NUM_BATCHES * 2),
+        "validation": NUM_EPOCHS,
+        "checkpoint": 1,
+    }
+    for begin, end in steps:
+        within = sorted(
+            (first, name) for name in INSIDE for first, last in spans[name] if begin <= first <= last <= end
+        )
+        assert [name for _, name in within] == ["forward", "backward"] * 2 + ["optimizer"]
+    for name in ("data", "communication", "validation", "checkpoint"):
+        assert all(last <= begin or first >= end for first, last in spans[name] for begin, end in steps)
+    assert is_input("data")

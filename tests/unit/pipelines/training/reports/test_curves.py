@@ -1,0 +1,51 @@
+"""Loss curves as a picture and as text."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from matplotlib.image import imread
+
+from pipelines.training.fit.fitting import Fitted
+from pipelines.training.fit.loss_curve import LossCurve
+from pipelines.training.reports.curves import CURVES, as_text, write_png
+
+
+def fitted(losses: list[float], scores: list[float]) -> Fitted:
+    """A fit with these losses by step, and these scores, one every ten steps."""
+    curve = [{"epoch": place, "step": 10 * place, "validation": score} for place, score in enumerate(scores, start=1)]
+    return Fitted(
+        curve=curve, skipped_batches=[], num_tokens=0, flops=0, seconds=0.0, times={}, losses=LossCurve(means=losses)
+    )
+
+
+def test_the_text_shows_where_both_curves_run() -> None:
+    """Losses that fall run from the upper left to the lower right, scores that rise the other way, side by side on their own scales."""
+    lines = as_text(asdict(fitted([9.0 - step / 10 for step in range(30)], [0.1, 0.2, 0.3]))).splitlines()
+
+    assert "training loss" in lines[0]
+    assert "validation" in lines[0]
+    middle = lines[0].index("(validation)")
+    drawn = [[place for place, mark in enumerate(line) if "⠀" < mark <= "⣿"] for line in lines]
+    left = [place for line in drawn for place in line if place < middle]
+    right = [place for line in drawn for place in line if place >= middle]
+    assert left == sorted(left)
+    assert right != sorted(right)
+    assert all(len(line) < 100 for line in lines)
+
+
+def test_a_fit_of_one_step_or_none_is_drawn_too(tmp_path: Path) -> None:
+    """Nothing to join by a line is no error."""
+    for one in (fitted([5.0], [0.1]), fitted([], [])):
+        assert as_text(asdict(one))
+        write_png({"decoder": one}, tmp_path / CURVES)
+
+
+def test_the_picture_has_a_line_for_each_fit(tmp_path: Path) -> None:
+    """A PNG, in which a second fit changes what is drawn."""
+    student, twin = fitted([3.0, 2.0, 1.0], [0.1]), fitted([3.0, 2.5, 2.0], [0.2])
+    write_png({"student": student}, tmp_path / "one.png")
+    write_png({"student": student, "twin": twin}, tmp_path / "two.png")
+
+    one, two = imread(tmp_path / "one.png"), imread(tmp_path / "two.png")
+    assert one.shape == two.shape
+    assert (one != two).any()
