@@ -45,6 +45,22 @@ user_history = FeatureView(
     ],
 )
 
+user_shown = FeatureView(
+    name="user_shown",
+    entities=[user],
+    ttl=_FOR_EVER,
+    source=_table("user_shown"),
+    schema=[
+        Field(name="user_id", dtype=String),
+        Field(name="shown_item_ids", dtype=Array(String), description="those shown last at the end, a bounded number"),
+        Field(name="shown_counts", dtype=Array(Int64), description="since the user last acted on the item"),
+        Field(name="shown_times_s", dtype=Array(Int64), description="when last, in Unix seconds"),
+        Field(name="shown_topic_id", dtype=String, description="with partition and offset: the last impression"),
+        Field(name="shown_partition", dtype=Int64),
+        Field(name="shown_offset", dtype=Int64),
+    ],
+)
+
 user_recommendations = FeatureView(
     name="user_recommendations",
     entities=[user, bundle],
@@ -81,6 +97,7 @@ recommend_v1 = FeatureService(
     name="recommend_v1",
     features=[
         user_history[["item_ids", "newest_event_time_ms", "num_events", "row_time_us", "disliked_item_ids"]],
+        user_shown[["shown_item_ids", "shown_counts", "shown_times_s"]],
         user_recommendations,
     ],
 )

@@ -9,7 +9,7 @@ the live pointer) is done in any case, since that is cheap and the store may hav
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -42,7 +42,10 @@ from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
 from pipelines.training.start import from_text_checkpoint
 from pipelines.training.start.warm_start import WarmStart, last_whole_training, verified_live
+from services.features.erasing import ErasingWriter
+from services.features.schema import PrecomputedRow
 from services.features.writer import FeatureWriter
+from services.stream.erasure.ledger import Ledger
 
 log = structlog.get_logger()
 
@@ -395,7 +398,8 @@ STAGES = (
 def ingest_events(cache: StageCache, options: PipelineOptions, places: Places) -> StageOutput:
     """Run the stage `ingest` on the given tables and the live log."""
     log_files = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
-    source = ingest.Source(options.events, options.items, log_files, places.event_roles)
+    erasures = Ledger(places.offline_log_dir)
+    source = ingest.Source(options.events, options.items, log_files, places.event_roles, erasures)
     return cache.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
 
 
@@ -416,5 +420,18 @@ def store_lists(
         precompute.key(ranker.bundle_version, histories, options.precompute),
         lambda out: precompute.precompute(ranker, histories, options.precompute, out, progress),
     )
-    writer.write_precomputed(precompute.read_rows(listed.path), time.time_ns() // 1_000)
+    erasures = Ledger(places.offline_log_dir)
+    before = erasures.everybody()
+    rows = [row for row in precompute.read_rows(listed.path) if not before.of(row.user_id)]
+    writer.write_precomputed(rows, time.time_ns() // 1_000)
+    _remove_erased(rows, places, erasures)
     return listed
+
+
+def _remove_erased(rows: Sequence[PrecomputedRow], places: Places, erasures: Ledger) -> None:
+    """Remove lists just written of users who were erased meanwhile: the worker may have looked for them before they were there."""
+    after = erasures.everybody()
+    if gone := {row.user_id for row in rows if after.of(row.user_id)}:
+        store = ErasingWriter(places.feature_repo)
+        store.remove_leftover_lists(gone)
+        store.close()

@@ -24,11 +24,14 @@ from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
 from services.errors import ConfigError, DependencyUnavailable
+from services.features.erasing import RedisReceipts
 from services.features.explanations import RedisExplanations
+from services.features.page_key import FilePageKey, RedisPageKey
 from services.features.rate_counts import RedisRateCounts
 from services.features.reader import FeatureReader, read_event_times
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.schema import USER_HISTORY
+from services.features.user_data import UserStore
 from services.gateway.access.authorize import Access, KeyedAccess, open_to_all
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.shared_rates import SharedRates
@@ -42,9 +45,11 @@ from services.gateway.events.producer import TopicProducer
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.overload.admission import AdmissionLimits
+from services.gateway.request.pages import PageKey
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
+from services.gateway.users.erase import BrokerKeeps
 from services.items.follower import ItemFollower
 from services.items.live_items import LiveItems
 from services.observability.log_lines import configure_logging
@@ -54,7 +59,9 @@ from services.observability.tracing import open_tracing
 from services.router.deadline import DeadlineLimits
 from services.router.policy import LlmRule
 from services.settings.addresses import read_secret
+from services.settings.kafka_topics import DEAD_LETTERS_KEEP_MS, EVENTS_KEEP_MS
 from services.settings.settings import Settings, load_settings
+from services.stream.export import UserExport
 from services.student.ranker import load_student
 
 if TYPE_CHECKING:
@@ -72,6 +79,7 @@ _IMPRESSIONS_GATHER_S = 0.2
 """Impressions leave together: one by one they would cost a gateway a quarter of its time."""
 
 _ABSENT_RETRY_AFTER_S = 5.0
+_MIN_PAGE_KEY_BYTES = 16
 
 
 class Gateway:
@@ -134,6 +142,14 @@ class Gateway:
     async def RecordEvents(self, request: bytes, grpc_context: Any) -> Any:
         """`tailrace.v1.Recommender/RecordEvents`."""
         return await self._rpc.RecordEvents(request, grpc_context)
+
+    async def EraseUser(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/EraseUser`."""
+        return await self._rpc.EraseUser(request, grpc_context)
+
+    async def GetErasure(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/GetErasure`."""
+        return await self._rpc.GetErasure(request, grpc_context)
 
     async def PutItems(self, request: bytes, grpc_context: Any) -> Any:
         """`tailrace.v1.Recommender/PutItems`."""
@@ -356,6 +372,14 @@ def build_plane(
             settings, settings.impressions_topic, settings.impressions_max_in_flight, _IMPRESSIONS_GATHER_S
         ),
         explanations=_explanation_store(settings),
+        receipts=RedisReceipts(settings.redis_address),
+        page_key=_page_key(settings),
+        user_data=UserExport(
+            UserStore(_address(settings)),
+            settings.offline_log_dir,
+            settings.topic_partitions,
+            BundleStore.of(settings).versions,
+        ),
         live_items=live_items,
         item_reader=follow_items(settings, live_items),
         item_log=_producer(settings, settings.items_topic, settings.events_max_in_flight),
@@ -400,6 +424,7 @@ def plane_config(settings: Settings) -> PlaneConfig:
         num_llm_replicas=settings.llm_replicas,
         llm_beam_width=settings.default_beam_width,
         surfaces_file=settings.surfaces_file,
+        broker_keeps=BrokerKeeps(events_ms=EVENTS_KEEP_MS, dead_letters_ms=DEAD_LETTERS_KEEP_MS),
         text=TextLimits(
             max_tokens=settings.text_max_tokens,
             max_choices=settings.text_max_choices,
@@ -407,6 +432,16 @@ def plane_config(settings: Settings) -> PlaneConfig:
         ),
         text_num_places=NUM_PLACES * (settings.text_replicas if settings.text_path else 1),
     )
+
+
+def _page_key(settings: Settings) -> PageKey:
+    """Return where the key of the tokens of fresh lists is. Raises ConfigError for a bad file."""
+    if settings.page_key_file is None:
+        return RedisPageKey(settings.redis_address)
+    key = read_secret(settings.page_key_file).encode()
+    if len(key) < _MIN_PAGE_KEY_BYTES:
+        raise ConfigError(f"TAILRACE_PAGE_KEY_FILE: {len(key)} bytes; write at least {_MIN_PAGE_KEY_BYTES}")
+    return FilePageKey(key)
 
 
 def _explanation_store(settings: Settings) -> RedisExplanations | None:

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.experiments.traffic import GUARDS, Traffic, looks
 from pipelines.experiments.verdict import Outcome, verdict
 
-DAY = Traffic(rate=2, minutes=1_440, num_users=10_000)
+DAY = Traffic(rate=1, minutes=1_440, num_users=5_000)
 _HALF_HOUR = Traffic(rate=50, minutes=30)
 _LIMIT_S = 600
 WORSE: Mapping[str, Traffic] = {

@@ -36,7 +36,7 @@ from services.features.schema import POPULARITY, USER_HISTORY
 from services.settings.kafka_topics import wanted_topics
 from services.settings.settings import Settings
 from services.stream.log_files import FULL_SIZE, Span
-from services.stream.offline_log import SCHEMA
+from services.stream.log_kinds import INTERACTIONS
 
 _PARTITIONS = 8
 _RATE, _SECONDS, _SETTLE_S = 2_000, 20.0, 3.0
@@ -168,7 +168,7 @@ def _events(items: pa.Array, numbers: np.ndarray, offsets: np.ndarray, partition
         "offset": offsets,
         "accepted_time_ms": times_ms,
     }
-    return pa.table(columns, schema=SCHEMA)
+    return pa.table(columns, schema=INTERACTIONS.schema)
 
 
 def _draw(item_ids: Sequence[str], num_events: int) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ What events mean is decided by their roles (services.contracts.event_roles). Thi
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,7 +25,8 @@ from typing import Any
 import polars as pl
 
 from models.files import file_sha256
-from pipelines.data import arrivals, roles, schema, sources
+from pipelines.data import arrivals, erased, roles, schema, sources
+from pipelines.data.erased import logged_without_erased, without_erased
 from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE
 from pipelines.data.normalize import Raw, normalize
 from pipelines.data.schema import Note
@@ -34,6 +36,7 @@ from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, Role
 from services.errors import StageFailed
 from services.features.schema import BASE_TOPIC
 from services.stream import aggregate
+from services.stream.erasure.ledger import Ledger, Tombstone
 from services.stream.log_files import current_files, topic_folder
 
 _MIN_EVENTS = MIN_EVENTS_TO_EVALUATE + 1
@@ -61,6 +64,8 @@ class Source:
     items: Path | None
     live_log: tuple[Path, ...]
     roles: EventRoles = DEFAULT_ROLES
+    erasures: Ledger | None = None
+    """Whose events are left out: of the log those before an erasure, of the tables those until its time."""
 
 
 def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
@@ -81,18 +86,22 @@ def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
 def key(source: Source) -> str:
     """Return the content key of this source: the files' hashes, and the live events however they are cut into files."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
-    live = hashlib.sha256(_live_events(source.live_log)[0].write_csv().encode()).hexdigest() if source.live_log else ""
-    parameters = {"own": own, "live": live, "roles": asdict(source.roles)}
-    return content_key(parameters, [sources.WHEEL_SHA256], [sys.modules[__name__], arrivals, aggregate, event_roles])
+    live = hashlib.sha256(_live_events(source)[0].write_csv().encode()).hexdigest() if source.live_log else ""
+    gone = sorted(one.erasure_id for one in _tombstones(source))
+    parameters = {"own": own, "live": live, "roles": asdict(source.roles)} | ({"erased": gone} if gone else {})
+    return content_key(
+        parameters, [sources.WHEEL_SHA256], [sys.modules[__name__], arrivals, erased, aggregate, event_roles]
+    )
 
 
 def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     """Read, check, merge and order the source into `out`. Raises DataError or EnvironmentFault."""
     (raw_events, raw_items), notes = normalize(*_read(source, cache_dir))
+    raw_events = without_erased(raw_events, source.erasures)
     items = schema.check_items(raw_items, source.items.name if source.items else "items")
     table, kept = source.events.name if source.events else "events", {"event_id"} & set(raw_events.columns)
     recorded = schema.check_events(raw_events, items.good["item_id"], table, [*kept])
-    live, unreadable = _live_events(source.live_log)
+    live, unreadable = _live_events(source)
     if unreadable:
         left_out = f"{len(unreadable)} files cannot be read and are left out"
         notes.append(Note("live log", left_out, ", ".join(map(str, unreadable[:_SAMPLES_PER_REASON]))))
@@ -204,15 +213,21 @@ def _check_live(live: pl.DataFrame, known_items: pl.Series) -> tuple[pl.DataFram
     return logged.good, schema.check_events(raw, known_items, kept=kept).rejected.drop(kept)
 
 
-def _live_events(files: tuple[Path, ...]) -> tuple[pl.DataFrame, list[Path]]:
-    """Return the events of the log's files, and the files that hold none that can be read."""
+def _tombstones(source: Source) -> Iterator[Tombstone]:
+    ledger = source.erasures
+    return (one for partition in ledger.partitions for one in ledger.tombstones(partition)) if ledger else iter(())
+
+
+def _live_events(source: Source) -> tuple[pl.DataFrame, list[Path]]:
+    """Return the events of the log's files that came before no erasure, and the files that hold none that can be read."""
     raw, unreadable = [pl.DataFrame(schema=_LIVE_TYPES)], []
-    for path in files:
+    for path in source.live_log:
         try:
             raw.append(pl.read_parquet(path, columns=list(_LIVE_TYPES)))
         except pl.exceptions.PolarsError:
             unreadable.append(path)
-    return pl.concat(raw).unique(_PLACE, keep="first", maintain_order=True), unreadable
+    events = pl.concat(raw).unique(_PLACE, keep="first", maintain_order=True)
+    return logged_without_erased(events, source.erasures), unreadable
 
 
 def _of_known_items(arrived: pl.DataFrame, known_items: pl.Series, given: EventRoles) -> pl.DataFrame:

@@ -118,6 +118,12 @@ def check_events(raw: pl.DataFrame, known_items: pl.Series, table: str = "events
     return Checked(good.drop(_UNREAD), rejected, equal.height, unread.height, _event_notes(good, equal, unread))
 
 
+def users_and_times(raw: pl.DataFrame) -> pl.DataFrame:
+    """Return user_id and event_time of a raw table of events, row by row, null where they cannot be read. Raises DataError for a missing column."""
+    _require(raw, _EVENT_EXAMPLES, "events")
+    return raw.select(user_id=_text(raw, "user_id"), event_time=_time(raw))
+
+
 def _event_notes(good: pl.DataFrame, equal: pl.DataFrame, unread: pl.DataFrame) -> tuple[Note, ...]:
     """Return what is said of the rows that were dropped as `equal`, differ in the value alone, or have an `unread` value."""
     place = ("user_id", "item_id", "event_time")

@@ -13,7 +13,6 @@ also after a loss of the store.
 
 import gc
 import itertools
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,18 +23,20 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.files import rename_durably
 from pipelines.data import arrivals
 from pipelines.data.arrivals import logged_events
 from pipelines.runner.stage import Progress, content_key
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
 from services.features import schema
+from services.features.erasing import ErasingWriter
 from services.features.repo import RepoAddress, apply_repo
 from services.features.schema import BASE_TOPIC, USER_HISTORY, ColumnType, UserHistory
 from services.features.writer import FeatureWriter
 from services.stream import aggregate
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply, history_limits
-from services.stream.rebuild import base_id, base_table
+from services.stream.erasure.ledger import Ledger
+from services.stream.erasure.tables import base_id, replacing_tables, write_without
+from services.stream.rebuild import base_table
 
 _CHUNK_ROWS = 5_000
 _UTC_US = pa.timestamp("us", tz="UTC")
@@ -114,19 +115,30 @@ def serve(tables: Path, address: RepoAddress, offline_log_dir: Path, progress: P
     May be repeated. Rows of users whom the stream worker has taken over are left alone: they are newer, and the worker owns them.
     """
     apply_repo(address)
-    _replace(tables / "user_history.parquet", address.table_path(USER_HISTORY.name))
-    base = base_table(offline_log_dir)
-    base.parent.mkdir(parents=True, exist_ok=True)
-    _replace(tables / "base_history.parquet", base)
+    base, ledger = base_table(offline_log_dir), Ledger(offline_log_dir)
+    with replacing_tables(offline_log_dir):
+        erased = ledger.everybody()
+        write_without(tables / "user_history.parquet", address.table_path(USER_HISTORY.name), erased)
+        write_without(tables / "base_history.parquet", base, erased)
+        rows, served_id = _read_rows(base), base_id(base)
     writer = FeatureWriter(address)
-    rows = _read_rows(base)
     done = 0
     for chunk in _chunks(iter(rows), 500):
         writer.write_base(chunk)
         done += len(chunk)
         progress(done, len(rows), USER_HISTORY.name)
-    writer.mark_base(base_id(base))
+    writer.mark_base(served_id)
     writer.close()
+    _remove_erased(rows, address, ledger)
+
+
+def _remove_erased(rows: Sequence[UserHistory], address: RepoAddress, ledger: Ledger) -> None:
+    """Remove the rows just written of users who were erased meanwhile: the worker may have looked for them before they were there."""
+    erased = ledger.everybody()
+    if gone := [row.user_id for row in rows if erased.covers_time(row.user_id, row.row_time_us // 1_000)]:
+        store = ErasingWriter(address)
+        store.remove_base_rows(gone)
+        store.close()
 
 
 def latest_histories(tables: Path) -> list[UserHistory]:
@@ -146,9 +158,3 @@ def _chunks(rows: Iterator[UserHistory], size: int = _CHUNK_ROWS) -> Iterator[li
 def _history_table(rows: Sequence[UserHistory]) -> pa.Table:
     times = pa.array([row.row_time_us for row in rows], pa.int64()).cast(_UTC_US)
     return pa.table({**USER_HISTORY.to_columns(rows), "event_timestamp": times}, schema=HISTORY_SCHEMA)
-
-
-def _replace(source: Path, target: Path) -> None:
-    scratch = target.with_suffix(".tmp")
-    shutil.copyfile(source, scratch)
-    rename_durably(scratch, target)

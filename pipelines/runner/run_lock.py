@@ -11,6 +11,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from rich.console import Console
 
+from services.stream.erasure.tables import STAGES_LOCK
+
 
 @contextmanager
 def run_lock(root: Path, console: Console) -> Iterator[None]:
@@ -38,4 +40,4 @@ def run_lock_if_free(root: Path) -> Iterator[bool]:
 
 def _lock(root: Path) -> FileLock:
     root.mkdir(parents=True, exist_ok=True)
-    return FileLock(root / "LOCK")
+    return FileLock(root / STAGES_LOCK)

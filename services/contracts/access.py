@@ -21,6 +21,7 @@ class Scope(StrEnum):
     EVENTS = "events"
     ITEMS = "items"
     TEXT = "text"
+    ERASE = "erase"
     ADMIN = "admin"
 
 

@@ -8,7 +8,7 @@ are too old or in the future is an argument.
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from services.contracts.recommend import check_id
@@ -100,13 +100,18 @@ class Recorded:
 
 def decode_interaction(value: bytes | None) -> Interaction:
     """Read a record's value. Raises InvalidRequest with the field that is wrong."""
+    return interaction_from(parse_value(value))
+
+
+def parse_value(value: bytes | None) -> dict[str, Any]:
+    """Read a record's value as one JSON object. Raises InvalidRequest."""
     try:
         fields = json.loads(value or b"")
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("value", "not JSON", "send one JSON object per record") from error
     if not isinstance(fields, dict):
         raise InvalidRequest("value", "not a JSON object", "send one JSON object per record")
-    return interaction_from(fields)
+    return fields
 
 
 def interaction_from(fields: Mapping[str, Any]) -> Interaction:
@@ -192,7 +197,54 @@ class Impression:
         present = {key: value for key, value in asdict(self).items() if value is not None}
         return json.dumps(present, separators=(",", ":"), ensure_ascii=False).encode()
 
+    def __post_init__(self) -> None:
+        """Check the fields by which it is kept. Raises InvalidRequest naming the field."""
+        if self.user_id is not None:
+            check_id("user_id", self.user_id)
+        check_id("request_id", self.request_id)
+        if not 0 <= self.shown_time_ms <= _LAST_TIME_MS:
+            raise InvalidRequest("shown_time_ms", "not between the years 1970 and 9999", "send Unix milliseconds")
+
     @property
     def key(self) -> bytes:
         """The record's key: the user id, or the request id of an anonymous visitor."""
         return (self.user_id or self.request_id).encode()
+
+
+def decode_impression(value: bytes | None) -> Impression:
+    """Read a record's value. Fields that a newer gateway adds are left out. Raises InvalidRequest with the field that is wrong."""
+    sent = parse_value(value)
+    found = {one.name: sent.get(one.name) for one in fields(Impression)}
+    for one in fields(Impression):
+        if not _is_of(found[one.name], _SENT_AS[one.type]):
+            raise InvalidRequest(one.name, "missing, or of a wrong type", "send what a gateway sends")
+    return Impression(**found | {"item_ids": tuple(sent["item_ids"])})
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON is of a type, and one that a table can hold."""
+    if isinstance(value, list):
+        return kind is list and all(_is_of(one, str) for one in value)
+    if isinstance(value, str):
+        return isinstance(value, kind) and _is_utf8(value)
+    return isinstance(value, kind) and (not isinstance(value, int) or abs(value) < _MAX_INTEGER)
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a text holds no half of a surrogate pair, which JSON can name."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_MAX_INTEGER = 1 << 53
+_SENT_AS: Mapping[Any, Any] = {
+    str: str,
+    int: int,
+    str | None: str | None,
+    int | None: int | None,
+    tuple[str, ...]: list,
+}
+"""What the fields of an impression are in JSON."""

@@ -132,6 +132,16 @@ def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> Explanation:
     )
 
 
+def whose(stored: bytes) -> tuple[str | None, int]:
+    """Return the user whose request a stored form explains, if it names one, and when it was answered (Unix ms). (None, 0) for anything else."""
+    try:
+        own = from_json(stored)[0]
+        user_id, at_ms = own[_USER_ID], own[_AT]
+    except (ValueError, LookupError, TypeError):
+        return None, 0
+    return (user_id, at_ms) if isinstance(user_id, str) and isinstance(at_ms, int) else (None, 0)
+
+
 def _stage(name: str, offset_s: float, duration_s: float) -> StageTime:
     return StageTime(name=name, offset_ms=round(offset_s * 1e3, 3), duration_ms=round(duration_s * 1e3, 3))
 
@@ -141,4 +151,5 @@ def _rounded(value: Any) -> Any:
 
 
 OWN_FIELDS = tuple(one.name for one in fields(Explanation) if one.name not in {"facts", "llm", "stages", "ruled"})
+_USER_ID, _AT = OWN_FIELDS.index("user_id"), OWN_FIELDS.index("at_unix_ms")
 _LLM_FIELDS = tuple(one.name for one in fields(LlmPart))

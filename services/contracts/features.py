@@ -24,7 +24,9 @@ class PrecomputedList:
 class UserFeatures:
     """One user's features from one read. `history_item_ids` run oldest to newest; an unknown user has none.
 
-    `disliked_item_ids` are never shown, whether or not seen items are. `shown` counts how often an item was shown of late and not clicked.
+    `disliked_item_ids` are never shown, whether or not seen items are.
+    `shown` is how often each item was shown to the user since they last acted on it, and `shown_times_s` when last (Unix s): of the items
+    shown last, of which the store remembers a bounded number.
     `as_of_us` (Unix µs) is the time of the row that was read, which rises with each change of it: the offline features as of
     then equal these.
     """
@@ -36,6 +38,7 @@ class UserFeatures:
     precomputed: PrecomputedList | None = None
     disliked_item_ids: tuple[str, ...] = ()
     shown: Mapping[str, int] = field(default_factory=dict)
+    shown_times_s: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def history_digest(self) -> str:

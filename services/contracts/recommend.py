@@ -4,6 +4,7 @@ Knows nothing of JSON, protobuf or time sources. The doors parse into these type
 values are validated here, so that all doors refuse the same values with the same messages.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -18,6 +19,11 @@ MAX_K = MAX_PLACES
 DEFAULT_K = 10
 MAX_IDS_PER_FIELD = 2_000
 MAX_DEADLINE_MS = 60_000
+MAX_NEXT_CHARS = 1_024
+MAX_AVOID_SHOWN_S = 30 * 86_400
+PERIOD = "[1-9][0-9]{0,5}s|[1-9][0-9]{0,3}m|[1-9][0-9]?h|[1-6][0-9]{2}h|([1-9]|[12][0-9]|30)d"
+"""A period of at most 30 days, as a pattern."""
+_UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 MAX_SIMILAR_TO = 100
 WINDOWS = ("1h", "24h", "7d")
 """The sliding windows of popularity, shortest first."""
@@ -116,6 +122,8 @@ class RecommendRequest:
     `user_id` is None for an anonymous visitor, whose `recent_item_ids` (oldest first) then are the history; for a known
     user they are appended to the stored history. `deadline_ms` counts from the request's arrival. `surface` names the place in the product
     whose `k`, deadline, filter and rules apply; None in these means the surface's, or the default.
+    `next` is that of this user's last answer: items that it and those before it held are left out. `avoid_shown_s` leaves out what the user
+    was shown in so many seconds, as far as the features remember it. `shown_before` are the items that follow from these two.
     `exclude_seen` None means as the live bundle was trained. `subject` is what the list is about instead of the user. `rationale` asks for one sentence on why these items, written in what is left of the deadline.
     """
 
@@ -130,6 +138,9 @@ class RecommendRequest:
     rationale: bool = False
     surface: str | None = None
     rules: Rules = NO_RULES
+    next: str | None = None
+    avoid_shown_s: int | None = None
+    shown_before: tuple[str, ...] = ()
     subject: SimilarTo | PopularIn | None = None
 
     def __post_init__(self) -> None:
@@ -145,6 +156,10 @@ class RecommendRequest:
             raise InvalidRequest("deadline_ms", f"{self.deadline_ms} is out of range", f"send 1 to {MAX_DEADLINE_MS}")
         if self.surface is not None:
             check_id("surface", self.surface)
+        if self.next is not None and not 1 <= len(self.next) <= MAX_NEXT_CHARS:
+            raise InvalidRequest("next", f"{len(self.next)} characters long", f"send 1 to {MAX_NEXT_CHARS}")
+        if self.avoid_shown_s is not None and not 1 <= self.avoid_shown_s <= MAX_AVOID_SHOWN_S:
+            raise InvalidRequest("avoid_shown.within", "out of range", "send 1s to 30d")
         check_ids("recent_item_ids", self.recent_item_ids)
         check_ids("exclude_item_ids", self.exclude_item_ids)
         for name, ids in (
@@ -160,6 +175,15 @@ class RecommendRequest:
     def num_items(self) -> int:
         """How many items are wanted."""
         return DEFAULT_K if self.k is None else self.k
+
+    @property
+    def excluded_item_ids(self) -> tuple[str, ...]:
+        """Items never to show: as the caller says, and those shown before."""
+        return self.exclude_item_ids + self.shown_before
+
+    def after(self, shown: tuple[str, ...]) -> "RecommendRequest":
+        """Return the request without these items either."""
+        return replace(self, shown_before=self.shown_before + shown) if shown else self
 
     @property
     def subject_item_ids(self) -> tuple[str, ...]:
@@ -192,7 +216,8 @@ class Recommendation:
 
     `newest_event_time_ms` is the event time (Unix ms) of the newest event of this user that the answer is based on,
     None when there is none; `feature_age_ms` is its age when the answer was sent. `stages_ms` maps stage name to milliseconds.
-    `rationale` is None unless the request asked for one.
+    `rationale` is None unless the request asked for one. `next` gets the items that follow, if the following request has it; None: the list
+    ends here, or too many items have been shown.
     """
 
     request_id: str
@@ -205,6 +230,15 @@ class Recommendation:
     deadline_ms: int
     stages_ms: Mapping[str, float]
     rationale: Rationale | None = None
+    next: str | None = None
+
+
+def seconds_of(field_name: str, period: str) -> int:
+    """Return the seconds of a period such as 90s, 30m, 1h or 7d. Raises InvalidRequest."""
+    if re.fullmatch(PERIOD, period) is None:
+        problem = f"{period[:20]!r} is no period of at most 30 days"
+        raise InvalidRequest(field_name, problem, "send for example 90s, 30m, 1h or 7d")
+    return int(period[:-1]) * _UNIT_S[period[-1]]
 
 
 def check_id(field_name: str, value: str) -> None:

@@ -98,8 +98,14 @@ class Rules(_message.Message):
     freshness: Rules.Freshness
     def __init__(self, boosts: _Optional[_Iterable[_Union[Rules.Boost, _Mapping]]] = ..., pins: _Optional[_Iterable[_Union[Rules.Pin, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[Clause, _Mapping]]] = ..., caps: _Optional[_Iterable[_Union[Rules.Cap, _Mapping]]] = ..., diversity: _Optional[float] = ..., decay: _Optional[float] = ..., freshness: _Optional[_Union[Rules.Freshness, _Mapping]] = ...) -> None: ...
 
+class AvoidShown(_message.Message):
+    __slots__ = ("within",)
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
+    within: str
+    def __init__(self, within: _Optional[str] = ...) -> None: ...
+
 class RecommendRequest(_message.Message):
-    __slots__ = ("user_id", "k", "recent_item_ids", "exclude_item_ids", "exclude_seen", "filters", "deadline_ms", "request_id", "rationale", "surface", "rules")
+    __slots__ = ("user_id", "k", "recent_item_ids", "exclude_item_ids", "exclude_seen", "filters", "deadline_ms", "request_id", "next", "avoid_shown", "rationale", "surface", "rules")
     USER_ID_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     RECENT_ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +114,8 @@ class RecommendRequest(_message.Message):
     FILTERS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    AVOID_SHOWN_FIELD_NUMBER: _ClassVar[int]
     RATIONALE_FIELD_NUMBER: _ClassVar[int]
     SURFACE_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
@@ -119,10 +127,12 @@ class RecommendRequest(_message.Message):
     filters: Filters
     deadline_ms: int
     request_id: str
+    next: str
+    avoid_shown: AvoidShown
     rationale: bool
     surface: str
     rules: Rules
-    def __init__(self, user_id: _Optional[str] = ..., k: _Optional[int] = ..., recent_item_ids: _Optional[_Iterable[str]] = ..., exclude_item_ids: _Optional[_Iterable[str]] = ..., exclude_seen: _Optional[bool] = ..., filters: _Optional[_Union[Filters, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., rationale: _Optional[bool] = ..., surface: _Optional[str] = ..., rules: _Optional[_Union[Rules, _Mapping]] = ...) -> None: ...
+    def __init__(self, user_id: _Optional[str] = ..., k: _Optional[int] = ..., recent_item_ids: _Optional[_Iterable[str]] = ..., exclude_item_ids: _Optional[_Iterable[str]] = ..., exclude_seen: _Optional[bool] = ..., filters: _Optional[_Union[Filters, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., next: _Optional[str] = ..., avoid_shown: _Optional[_Union[AvoidShown, _Mapping]] = ..., rationale: _Optional[bool] = ..., surface: _Optional[str] = ..., rules: _Optional[_Union[Rules, _Mapping]] = ...) -> None: ...
 
 class ScoredItem(_message.Message):
     __slots__ = ("item_id", "score", "title", "source")
@@ -137,7 +147,7 @@ class ScoredItem(_message.Message):
     def __init__(self, item_id: _Optional[str] = ..., score: _Optional[float] = ..., title: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class RecommendResponse(_message.Message):
-    __slots__ = ("request_id", "items", "tier", "reason", "bundle_version", "newest_event_time_ms", "feature_age_ms", "deadline_ms", "stages_ms", "rationale", "rationale_reason")
+    __slots__ = ("request_id", "items", "tier", "reason", "bundle_version", "newest_event_time_ms", "feature_age_ms", "deadline_ms", "stages_ms", "rationale", "next", "rationale_reason")
     class StagesMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +165,7 @@ class RecommendResponse(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     STAGES_MS_FIELD_NUMBER: _ClassVar[int]
     RATIONALE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     RATIONALE_REASON_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     items: _containers.RepeatedCompositeFieldContainer[ScoredItem]
@@ -166,8 +177,9 @@ class RecommendResponse(_message.Message):
     deadline_ms: int
     stages_ms: _containers.ScalarMap[str, float]
     rationale: str
+    next: str
     rationale_reason: str
-    def __init__(self, request_id: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoredItem, _Mapping]]] = ..., tier: _Optional[str] = ..., reason: _Optional[str] = ..., bundle_version: _Optional[str] = ..., newest_event_time_ms: _Optional[int] = ..., feature_age_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., stages_ms: _Optional[_Mapping[str, float]] = ..., rationale: _Optional[str] = ..., rationale_reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoredItem, _Mapping]]] = ..., tier: _Optional[str] = ..., reason: _Optional[str] = ..., bundle_version: _Optional[str] = ..., newest_event_time_ms: _Optional[int] = ..., feature_age_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., stages_ms: _Optional[_Mapping[str, float]] = ..., rationale: _Optional[str] = ..., next: _Optional[str] = ..., rationale_reason: _Optional[str] = ...) -> None: ...
 
 class RecommendBatchRequest(_message.Message):
     __slots__ = ("requests", "deadline_ms")
@@ -254,6 +266,54 @@ class RecordEventsResponse(_message.Message):
     event_ids: _containers.RepeatedScalarFieldContainer[str]
     unknown_items: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, accepted: _Optional[int] = ..., event_ids: _Optional[_Iterable[str]] = ..., unknown_items: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EraseUserRequest(_message.Message):
+    __slots__ = ("user_id",)
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    user_id: str
+    def __init__(self, user_id: _Optional[str] = ...) -> None: ...
+
+class GetErasureRequest(_message.Message):
+    __slots__ = ("erasure_id",)
+    ERASURE_ID_FIELD_NUMBER: _ClassVar[int]
+    erasure_id: str
+    def __init__(self, erasure_id: _Optional[str] = ...) -> None: ...
+
+class ErasedStore(_message.Message):
+    __slots__ = ("store", "meaning", "done_time_ms")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    MEANING_FIELD_NUMBER: _ClassVar[int]
+    DONE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    meaning: str
+    done_time_ms: int
+    def __init__(self, store: _Optional[str] = ..., meaning: _Optional[str] = ..., done_time_ms: _Optional[int] = ...) -> None: ...
+
+class Remaining(_message.Message):
+    __slots__ = ("what", "until", "until_unix_ms")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    until: str
+    until_unix_ms: int
+    def __init__(self, what: _Optional[str] = ..., until: _Optional[str] = ..., until_unix_ms: _Optional[int] = ...) -> None: ...
+
+class ErasureReceipt(_message.Message):
+    __slots__ = ("erasure_id", "accepted_time_ms", "is_done_online", "is_done", "stores", "remaining")
+    ERASURE_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_DONE_ONLINE_FIELD_NUMBER: _ClassVar[int]
+    IS_DONE_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    erasure_id: str
+    accepted_time_ms: int
+    is_done_online: bool
+    is_done: bool
+    stores: _containers.RepeatedCompositeFieldContainer[ErasedStore]
+    remaining: _containers.RepeatedCompositeFieldContainer[Remaining]
+    def __init__(self, erasure_id: _Optional[str] = ..., accepted_time_ms: _Optional[int] = ..., is_done_online: _Optional[bool] = ..., is_done: _Optional[bool] = ..., stores: _Optional[_Iterable[_Union[ErasedStore, _Mapping]]] = ..., remaining: _Optional[_Iterable[_Union[Remaining, _Mapping]]] = ...) -> None: ...
 
 class Texts(_message.Message):
     __slots__ = ("texts",)

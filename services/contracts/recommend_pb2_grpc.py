@@ -59,6 +59,16 @@ class RecommenderStub:
                 request_serializer=services_dot_contracts_dot_recommend__pb2.RecordEventsRequest.SerializeToString,
                 response_deserializer=services_dot_contracts_dot_recommend__pb2.RecordEventsResponse.FromString,
                 _registered_method=True)
+        self.EraseUser = channel.unary_unary(
+                '/tailrace.v1.Recommender/EraseUser',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.EraseUserRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.ErasureReceipt.FromString,
+                _registered_method=True)
+        self.GetErasure = channel.unary_unary(
+                '/tailrace.v1.Recommender/GetErasure',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.GetErasureRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.ErasureReceipt.FromString,
+                _registered_method=True)
         self.PutItems = channel.unary_unary(
                 '/tailrace.v1.Recommender/PutItems',
                 request_serializer=services_dot_contracts_dot_recommend__pb2.PutItemsRequest.SerializeToString,
@@ -121,6 +131,20 @@ class RecommenderServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EraseUser(self, request, context):
+        """Erase a user: what the broker has of them by now leaves every store, what comes after begins a new history. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetErasure(self, request, context):
+        """What became of an erasure, store by store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutItems(self, request, context):
         """Replace what is stated of items of the live catalogue. OK when the broker has all that are not refused; every answer follows
         within a second.
@@ -177,6 +201,16 @@ def add_RecommenderServicer_to_server(servicer, server):
                     servicer.RecordEvents,
                     request_deserializer=services_dot_contracts_dot_recommend__pb2.RecordEventsRequest.FromString,
                     response_serializer=services_dot_contracts_dot_recommend__pb2.RecordEventsResponse.SerializeToString,
+            ),
+            'EraseUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.EraseUser,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.EraseUserRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.ErasureReceipt.SerializeToString,
+            ),
+            'GetErasure': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetErasure,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.GetErasureRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.ErasureReceipt.SerializeToString,
             ),
             'PutItems': grpc.unary_unary_rpc_method_handler(
                     servicer.PutItems,
@@ -334,6 +368,60 @@ class Recommender:
             '/tailrace.v1.Recommender/RecordEvents',
             services_dot_contracts_dot_recommend__pb2.RecordEventsRequest.SerializeToString,
             services_dot_contracts_dot_recommend__pb2.RecordEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EraseUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/EraseUser',
+            services_dot_contracts_dot_recommend__pb2.EraseUserRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.ErasureReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetErasure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/GetErasure',
+            services_dot_contracts_dot_recommend__pb2.GetErasureRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.ErasureReceipt.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,7 +9,8 @@ Constructed and used on one event loop; a connection is made at the first use. D
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from services.features.redis_calls import redis_as_dependency, within
 from services.settings.addresses import RedisAddress
@@ -18,6 +19,7 @@ _HEAD = "{tailrace:explain}"
 """In braces: all keys of a Redis Cluster's script must have one slot."""
 _BUCKETS = 30
 _DIGEST_BYTES = 16
+_ENTRIES_PER_SCAN = 500
 _ENTRY_BYTES = 96
 """What Redis needs for an entry beside its content, at most."""
 
@@ -79,6 +81,22 @@ class RedisExplanations:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+def remove_explanations(client: Any, is_gone: Callable[[bytes], bool]) -> int:
+    """Remove the records for which `is_gone` is true, and return their number; for the worker, some hundred records at a time. Raises DependencyUnavailable."""
+    num_removed = 0
+    with redis_as_dependency():
+        for key, name, record in each_explanation(client):
+            num_removed += int(client.hdel(key, name)) if is_gone(record) else 0
+    return num_removed
+
+
+def each_explanation(client: Any) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Yield bucket, name and record of all explanations, some hundred an exchange. Raises Redis' errors."""
+    for key in client.scan_iter(match=f"{_HEAD}?*", count=_ENTRIES_PER_SCAN):
+        for name, record in client.hscan_iter(key, count=_ENTRIES_PER_SCAN):
+            yield key, name, record
 
 
 def _digest(request_id: str) -> bytes:

@@ -1,6 +1,6 @@
-"""Who owns each log partition, and up to where the store holds it: one hash in Redis, which two scripts alone change.
+"""Who owns each log partition, and up to where the store holds it: one hash in Redis for each topic, which two scripts alone change.
 
-    tailrace:partitions
+    tailrace:partitions                      of the topic of interactions; tailrace:partitions:<topic> of another one
         <p>:owner, <p>:lease, <p>:until_ms   the process that may write; its lease id is random and a new one for each process
         <p>:topic_id, <p>:offset             the last record whose effect the rows hold
         <p>:leader_epoch                     that record's leader epoch, where known, and its offset
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from redis import Redis
 
 KEY = "tailrace:partitions"
+IMPRESSIONS_KEY = "tailrace:partitions:impressions"
 LEASE_MS = 3_000
 """How long a partition stays with a process that no longer renews it; shorter than a process takes to start."""
 _MAX_ROWS = 200
@@ -57,16 +58,21 @@ end
 local header_fields = {}
 for _ = 1, tonumber(take()) do table.insert(header_fields, take()) end
 local rows = {}
+local replaced = {}
 for number = 2, #KEYS do
     for _ = 1, tonumber(take()) do
         local field, expected = take(), take()
         if (redis.call('HGET', KEYS[number], field) or '') ~= expected then return 'row' end
     end
     local cells = {}
+    replaced[number] = take() == '1'
     for _ = 1, tonumber(take()) do table.insert(cells, take()) end
     rows[number] = cells
 end
-for number, cells in pairs(rows) do redis.call('HSET', KEYS[number], unpack(cells)) end
+for number, cells in pairs(rows) do
+    if replaced[number] then redis.call('UNLINK', KEYS[number]) end
+    if #cells > 0 then redis.call('HSET', KEYS[number], unpack(cells)) end
+end
 if p ~= '' then
     local time = redis.call('TIME')
     redis.call('HSET', KEYS[1], p..':until_ms', time[1] * 1000 + math.floor(time[2] / 1000) + lease_ms)
@@ -85,11 +91,15 @@ def partition_of(user_id: str, num_partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowWrite:
-    """One hash to write: `cells` if each field of `expected` has that value now, empty for an absent field."""
+    """One hash to write: `cells` if each field of `expected` has that value now, empty for an absent field.
+
+    With `is_replaced` the hash then holds nothing else, and is gone where there are no cells.
+    """
 
     key: bytes
     cells: Mapping[bytes, bytes]
     expected: Mapping[bytes, bytes]
+    is_replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +144,10 @@ class Claim:
 class Partitions:
     """The partitions that this process owns. Used from one thread."""
 
-    def __init__(self, client: "Redis", lease: str, owner: str) -> None:
-        """Take a connected client. `lease` must be unique to this object; `owner` is for people."""
+    def __init__(self, client: "Redis", lease: str, owner: str, key: str = KEY) -> None:
+        """Take a connected client. `lease` must be unique to this object; `owner` is for people; `key` is the hash of the partitions' topic."""
         self._client = client
+        self._key = key
         self._lease, self._owner = lease, owner
         self._claim = client.register_script(_CLAIM)
         self._update = client.register_script(_UPDATE)
@@ -154,7 +165,7 @@ class Partitions:
     def claim(self, partition: int) -> Claim | None:
         """Own a partition; None while another process does. Raises DependencyUnavailable."""
         with redis_as_dependency():
-            found = self._claim(keys=[KEY], args=[partition, self._lease, self._owner, LEASE_MS])
+            found = self._claim(keys=[self._key], args=[partition, self._lease, self._owner, LEASE_MS])
         if len(found) == 1:
             return None
         topic_id, offset, epoch, saved, whole, *base_ids = ("" if cell is None else cell.decode() for cell in found)
@@ -203,7 +214,7 @@ class Partitions:
             if one.partition not in self._positions:
                 raise OwnershipLost(one.partition, "it is not claimed")
         if len(writes) == 1:
-            return [_run(self._update, self._fenced(writes[0]), writes[0].rows)]
+            return [_run(self._update, self._key, self._fenced(writes[0]), writes[0].rows)]
         with redis_as_dependency():
             return [outcome.decode() for outcome in self._exchange(writes)]
 
@@ -214,7 +225,7 @@ class Partitions:
         def run() -> list[bytes]:
             pipe = self._client.pipeline(transaction=False)
             for one in writes:
-                keys, arguments = _arguments(self._fenced(one), one.rows)
+                keys, arguments = _arguments(self._key, self._fenced(one), one.rows)
                 pipe.evalsha(self._update.sha, len(keys), *keys, *arguments)
             outcomes: list[bytes] = pipe.execute()
             return outcomes
@@ -265,21 +276,21 @@ def write_unowned(client: "Redis", rows: Sequence[RowWrite]) -> None:
     """Write rows that nobody owns while they are as expected. Raises RowChanged (then some may have been written) or DependencyUnavailable."""
     update = client.register_script(_UPDATE)
     for at in range(0, len(rows), _MAX_ROWS):
-        if _run(update, ["", "", LEASE_MS, "", "", 0], rows[at : at + _MAX_ROWS]) == "row":
+        if _run(update, KEY, ["", "", LEASE_MS, "", "", 0], rows[at : at + _MAX_ROWS]) == "row":
             raise RowChanged("a row was written meanwhile; read it again")
 
 
-def _run(script: Any, arguments: Sequence[Any], rows: Sequence[RowWrite]) -> str:
+def _run(script: Any, key: str, arguments: Sequence[Any], rows: Sequence[RowWrite]) -> str:
     """Run the update of these rows and return its outcome. Raises DependencyUnavailable."""
     with redis_as_dependency():
-        outcome: bytes = script(*_arguments(arguments, rows))
+        outcome: bytes = script(*_arguments(key, arguments, rows))
     return outcome.decode()
 
 
-def _arguments(before: Sequence[Any], rows: Sequence[RowWrite]) -> tuple[list[Any], list[Any]]:
+def _arguments(key: str, before: Sequence[Any], rows: Sequence[RowWrite]) -> tuple[list[Any], list[Any]]:
     """Return the script's keys and arguments: those before the rows', then each row's."""
     given = list(before)
     for row in rows:
         given += [len(row.expected), *(part for pair in row.expected.items() for part in pair)]
-        given += [2 * len(row.cells), *(part for pair in row.cells.items() for part in pair)]
-    return [KEY, *(row.key for row in rows)], given
+        given += [int(row.is_replaced), 2 * len(row.cells), *(part for pair in row.cells.items() for part in pair)]
+    return [key, *(row.key for row in rows)], given

@@ -29,6 +29,7 @@ from services.features.schema import (
     USER_HISTORY,
     USER_ID,
     USER_RECOMMENDATIONS,
+    USER_SHOWN,
     WINDOW_MS,
     PopularRow,
     user_features,
@@ -66,8 +67,10 @@ class FeatureReader:
         self._popularity = RowLayout(POPULARITY, store.project)
         self._histories = RowLayout(USER_HISTORY, store.project)
         self._lists = RowLayout(USER_RECOMMENDATIONS, store.project)
+        self._shown = RowLayout(USER_SHOWN, store.project)
         self._of_history, self._of_list = served[USER_HISTORY.name], served[USER_RECOMMENDATIONS.name]
-        self._history_fields = self._histories.fields_of(self._of_history)
+        self._of_shown = served[USER_SHOWN.name]
+        self._history_fields = [*self._histories.fields_of(self._of_history), *self._shown.fields_of(self._of_shown)]
         self._list_fields = [self._lists.time_field, *self._lists.fields_of(self._of_list)]
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
 
@@ -93,7 +96,10 @@ class FeatureReader:
         }
 
     def _features(self, history: Sequence[Any], listed: Sequence[Any], bundle_version: str) -> UserFeatures:
-        row = self._histories.values(self._of_history, history) | self._lists.values(self._of_list, listed[1:])
+        num_of_history = len(self._of_history)
+        row = self._histories.values(self._of_history, history[:num_of_history])
+        row |= self._shown.values(self._of_shown, history[num_of_history:])  # one entity's views are in one hash
+        row |= self._lists.values(self._of_list, listed[1:])
         return user_features(row | {BUNDLE_VERSION.name: bundle_version}, listed_at_s=self._lists.time_s(listed[0]))
 
     async def read_popular(self, timeout_s: float) -> RecentPopularity:

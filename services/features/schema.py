@@ -69,6 +69,21 @@ class UserHistory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UserShown:
+    """One user's row of the view user_shown: items of equal number as counts and times, those shown last at the end.
+
+    `counts` are how often each was shown since the user last acted on it, `times_s` when last (Unix s). `position` is that of the last
+    impression, in the log of impressions.
+    """
+
+    user_id: str
+    item_ids: tuple[str, ...]
+    counts: tuple[int, ...]
+    times_s: tuple[int, ...]
+    position: LogPosition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrecomputedRow:
     """One list of the view user_recommendations: items best first with as many scores.
 
@@ -208,6 +223,28 @@ USER_HISTORY = ViewSchema(
     build=_history,
 )
 
+
+def _shown(cells: dict[str, Any]) -> UserShown:
+    place = LogPosition(cells["shown_topic_id"], cells["shown_partition"], cells["shown_offset"])
+    items, counts, times_s = (cells[f"shown_{name}"] for name in ("item_ids", "counts", "times_s"))
+    return UserShown(user_id=cells["user_id"], item_ids=items, counts=counts, times_s=times_s, position=place)
+
+
+USER_SHOWN = ViewSchema(
+    name="user_shown",
+    keys=(USER_ID,),
+    features=(
+        Column("shown_item_ids", STRINGS, attrgetter("item_ids")),
+        Column("shown_counts", INT64S, attrgetter("counts")),
+        Column("shown_times_s", INT64S, attrgetter("times_s")),
+        Column("shown_topic_id", STRING, attrgetter("position.topic_id")),
+        Column("shown_partition", INT64, attrgetter("position.partition")),
+        Column("shown_offset", INT64, attrgetter("position.offset")),
+    ),
+    build=_shown,
+)
+"""Of the same entity as USER_HISTORY, and so in the same hash: one read returns both, and an erasure removes both."""
+
 USER_RECOMMENDATIONS = ViewSchema(
     name="user_recommendations",
     keys=(USER_ID, BUNDLE_VERSION),
@@ -239,7 +276,7 @@ POPULARITY = ViewSchema(
     build=_popular,
 )
 
-VIEWS: tuple[ViewSchema[Any], ...] = (USER_HISTORY, USER_RECOMMENDATIONS, POPULARITY)
+VIEWS: tuple[ViewSchema[Any], ...] = (USER_HISTORY, USER_SHOWN, USER_RECOMMENDATIONS, POPULARITY)
 
 
 def user_features(row: Mapping[str, Any], listed_at_s: int | None) -> UserFeatures:
@@ -259,8 +296,11 @@ def user_features(row: Mapping[str, Any], listed_at_s: int | None) -> UserFeatur
             made_at_s=listed_at_s,
         )
     history_item_ids, disliked_item_ids = tuple(row["item_ids"] or ()), tuple(row["disliked_item_ids"] or ())
+    items = row["shown_item_ids"] or ()
+    shown = dict(zip(items, row["shown_counts"] or (), strict=True))
+    shown_times_s = dict(zip(items, row["shown_times_s"] or (), strict=True))
     if not (history_item_ids or disliked_item_ids):
-        return UserFeatures(precomputed=precomputed)
+        return UserFeatures(precomputed=precomputed, shown=shown, shown_times_s=shown_times_s)
     return UserFeatures(
         history_item_ids=history_item_ids,
         disliked_item_ids=disliked_item_ids,
@@ -268,4 +308,6 @@ def user_features(row: Mapping[str, Any], listed_at_s: int | None) -> UserFeatur
         num_events=row["num_events"],
         as_of_us=row["row_time_us"],
         precomputed=precomputed,
+        shown=shown,
+        shown_times_s=shown_times_s,
     )

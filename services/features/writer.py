@@ -8,6 +8,7 @@ import socket
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -23,16 +24,21 @@ from services.features.schema import (
     USER_HISTORY,
     USER_ID,
     USER_RECOMMENDATIONS,
+    USER_SHOWN,
     LogPosition,
     PopularRow,
     PrecomputedRow,
     UserHistory,
+    UserShown,
     ViewSchema,
 )
+from services.features.shown import SHOWN_LISTS, ShownChange, read_shown
 
 _KEYS_PER_SCAN = 1_000
 _POSITION = ("topic_id", "partition", "offset")
 _UNKNOWN: Mapping[LogPosition, int | None] = MappingProxyType({})
+_UNSHOWN: Mapping[str, ShownChange] = MappingProxyType({})
+_NOBODY: Mapping[LogPosition, Collection[str]] = MappingProxyType({})
 
 
 class FeatureWriter:
@@ -53,6 +59,7 @@ class FeatureWriter:
             retry=Retry(NoBackoff(), 0),  # redis-py's own, of a refused password too, take up to 7 s
         )
         self._histories = RowLayout(USER_HISTORY, self._store.project)
+        self._shown = RowLayout(USER_SHOWN, self._store.project)
         self._popularity = RowLayout(POPULARITY, self._store.project)
         self.partitions = Partitions(self._client, uuid.uuid4().hex, owner or socket.gethostname())
 
@@ -73,22 +80,30 @@ class FeatureWriter:
         changed: Mapping[LogPosition, Sequence[UserHistory]],
         before: Mapping[str, UserHistory],
         leader_epochs: Mapping[LogPosition, int | None] = _UNKNOWN,
+        erased: Mapping[LogPosition, Collection[str]] = _NOBODY,
+        acted_on: Mapping[str, ShownChange] = _UNSHOWN,
     ) -> None:
         """Write owned partitions' rows in place of those read before, and that each partition's rows hold the log up to its position.
 
-        `leader_epochs` are those of the records there, where known. Raises OwnershipLost, RowChanged or DependencyUnavailable.
+        `leader_epochs` are those of the records there, where known. Of `erased` users nothing is left but these rows. `acted_on`
+        is what was shown to users, as it was read, and without what they act on now. Raises OwnershipLost, RowChanged or
+        DependencyUnavailable.
         """
         self.partitions.write_all(
             [
                 PartitionWrite(
                     at.partition,
-                    [self._history_write(row, before.get(row.user_id)) for row in rows],
+                    self._history_writes(rows, before, erased.get(at, ()), acted_on),
                     position=at,
                     leader_epoch=leader_epochs.get(at),
                 )
                 for at, rows in changed.items()
             ]
         )
+
+    def read_shown(self, user_ids: Sequence[str]) -> dict[str, UserShown]:
+        """Read what was shown to these users in one exchange; users without a row are absent. Raises DependencyUnavailable."""
+        return read_shown(self._client, self._shown, user_ids)
 
     def write_histories(self, rows: Sequence[UserHistory]) -> None:
         """Write rows that nobody's events change meanwhile, one per user; a row of the same or a later time stays.
@@ -142,14 +157,47 @@ class FeatureWriter:
         self.partitions.release()
         self._client.close()
 
+    def _history_writes(
+        self,
+        rows: Sequence[UserHistory],
+        before: Mapping[str, UserHistory],
+        erased: Collection[str],
+        acted_on: Mapping[str, ShownChange],
+    ) -> list[RowWrite]:
+        """Return the writes of rows, and of erased users who have none any more."""
+        writes = [
+            self._with_shown(self._history_write(row, before.get(row.user_id)), acted_on.get(row.user_id))
+            for row in rows
+        ]
+        writes = [replace(one, is_replaced=row.user_id in erased) for one, row in zip(writes, rows, strict=True)]
+        gone = set(erased) - {row.user_id for row in rows}
+        return [*writes, *(self._erasing_write(user_id, before.get(user_id)) for user_id in gone)]
+
     def _history_write(self, row: UserHistory, before: UserHistory | None) -> RowWrite:
         """Return the write of a row if the store still has `before`, or none where that is None."""
-        seen = self._histories.some(before or row, _POSITION)
-        return RowWrite(
-            key=self._histories.key(row.user_id),
-            cells=self._histories.cells(row, row.row_time_us),
-            expected=seen if before is not None else dict.fromkeys(seen, b""),
+        cells = self._histories.cells(row, row.row_time_us)
+        return RowWrite(self._histories.key(row.user_id), cells, expected=self._expected(before))
+
+    def _with_shown(self, write: RowWrite, change: ShownChange | None) -> RowWrite:
+        """Return the write of a history, and with it of what was shown, if that is as it was read."""
+        if change is None:
+            return write
+        read, left = change
+        return replace(
+            write,
+            cells={**write.cells, **self._shown.some(left, SHOWN_LISTS)},
+            expected={**write.expected, **self._shown.some(read, SHOWN_LISTS)},
         )
+
+    def _erasing_write(self, user_id: str, before: UserHistory | None) -> RowWrite:
+        """Return the removal of a user's row if the store still has `before`."""
+        return RowWrite(self._histories.key(user_id), {}, expected=self._expected(before), is_replaced=True)
+
+    def _expected(self, before: UserHistory | None) -> dict[bytes, bytes]:
+        """Return the cells by which a row is known to be the one that was read."""
+        if before is None:
+            return dict.fromkeys(self._histories.fields_of(_POSITION), b"")
+        return self._histories.some(before, _POSITION)
 
     def _popularity_write(self, row: PopularRow) -> RowWrite:
         cells = self._popularity.cells(row, row.as_of_ms * 1_000)

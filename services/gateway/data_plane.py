@@ -6,11 +6,11 @@ Doors parse, call it, and format. The tests compose it with fakes. Knows no tran
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -35,6 +35,7 @@ from services.gateway.records.sinks import Impressions, RecordSink, log_answer, 
 from services.gateway.request.candidates import check_rules
 from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
+from services.gateway.request.pages import PageKey, Pages
 from services.gateway.surfaces.surface import Surface
 from services.gateway.surfaces.surfaces import Surfaces
 from services.gateway.text.metrics import TextReport
@@ -46,6 +47,8 @@ from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.similar import SimilarTier
 from services.gateway.tiers.student import StudentTier
 from services.gateway.tiers.tier import RankingTier
+from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
+from services.gateway.users.export import ExportUser
 from services.items.live_items import LiveItems
 from services.observability.metrics import GatewayMetrics, TextMetrics
 from services.router.breaker import Breaker
@@ -102,10 +105,16 @@ class DataPlane:
         load: LoadMonitor,
         text_report: TextReport,
         text: TextTier | None,
+        users: EraseUsers,
+        export: ExportUser,
+        pages: Pages,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
         """Take the parts; `text` is None where no text is served."""
+        self.users = users
+        self.export = export
+        self._pages = pages
         self.text = text
         self.text_report = text_report
         self.recommend = recommend
@@ -134,6 +143,7 @@ class DataPlane:
         await self.popular.start()
         self.load.start()
         await self.explanations.start()
+        await self._pages.start()
 
     async def stop(self) -> None:
         """End the background work; records that wait are sent for at most two seconds each."""
@@ -143,6 +153,8 @@ class DataPlane:
         await self.live.stop()
         await self.items.stop()
         await self.explanations.stop()
+        await self.users.stop()
+        await self._pages.stop()
         await asyncio.gather(*(asyncio.to_thread(producer.stop) for producer in self._producers))
 
     def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
@@ -207,7 +219,7 @@ class ImpressionProducer(RecordSink, Producer, Protocol):
 class Ports:
     """Everything outside the gateway that the data plane uses.
 
-    The plane starts and stops the producers and closes `explanations`; the other ports belong to the caller.
+    The plane starts and stops the producers and closes `explanations`, `receipts` and `page_key`; the other ports belong to the caller.
     """
 
     bundles: BundleStore
@@ -217,6 +229,9 @@ class Ports:
     events: EventProducer
     impressions: ImpressionProducer
     explanations: ExplanationStore | None
+    receipts: Receipts
+    page_key: PageKey
+    user_data: Callable[[str], Mapping[str, Any]]
     live_items: LiveItems
     item_reader: ItemReader
     item_log: EventProducer
@@ -244,6 +259,7 @@ class PlaneConfig:
     bundle_poll_s: float
     popular_refresh_s: float
     max_events_per_request: int
+    broker_keeps: BrokerKeeps
     text: TextLimits = field(default_factory=TextLimits)
     text_num_places: int = NUM_PLACES
     num_llm_replicas: int = 1
@@ -273,6 +289,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     surfaces = Surfaces(config.surfaces_file, lambda one: _check_surface(one, live), metrics.surfaces_state.set)
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
+    pages = Pages(live, ports.page_key, ports.wall_clock)
     text_report = TextReport(TextMetrics(ports.registry))
     text = _text_tier(ports, config, load, text_report)
     recommend = Recommend(
@@ -282,6 +299,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         tiers=_tiers(llm, StudentTier(ports.clock)),
         last=popular,
         load=load,
+        pages=pages,
         rationale=RationaleWriter(text, text_report.metrics.rationales, ports.wall_clock),
         sinks=(
             Impressions(ports.impressions, metrics.impressions).answered,
@@ -310,6 +328,9 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         load=load,
         text_report=text_report,
         text=text,
+        pages=pages,
+        export=ExportUser(ports.user_data),
+        users=EraseUsers(ports.events, ports.receipts, config.broker_keeps, ports.wall_clock),
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )

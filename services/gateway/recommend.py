@@ -31,10 +31,12 @@ from services.gateway.request.context import (
     Features,
     RequestContext,
     StageTimer,
+    avoided,
     build_context,
     look_up_features,
 )
 from services.gateway.request.live_bundle import LiveBundle
+from services.gateway.request.pages import Pages
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import Ruled, apply_rules
 from services.gateway.surfaces.surfaces import Surfaces
@@ -71,6 +73,7 @@ class Recommend:
         last: LastTier,
         load: LoadMonitor,
         rationale: RationaleWriter,
+        pages: Pages,
         sinks: Sequence[AnswerSink],
         limits: DeadlineLimits,
         feature_timeout_s: float,
@@ -85,6 +88,7 @@ class Recommend:
         self._last = last
         self._load = load
         self._rationale = rationale
+        self._pages = pages
         self._sinks = sinks
         self._limits = limits
         self._feature_timeout_s = feature_timeout_s
@@ -102,6 +106,7 @@ class Recommend:
         live = self._live.current()
         check_items(request, live.items, live.expressions)
         surface = self._surfaces.find(request.surface)
+        request = request.after(self._pages.shown_before(request, live))
         request = surface.applied_to(request.excluding_seen(default=not live.repeats))
         request.check_k(caller.max_k)
         deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits)
@@ -123,6 +128,7 @@ class Recommend:
                 UNREAD if verdict is Verdict.SHED else await self._read(request, live.lists_version, deadline, features)
             )
         with stages.measure("route"):
+            request = request.after(avoided(request, lookup.features, self._wall_clock()))
             context = build_context(request, surface, caller, deadline, live, lookup, stages)
             budget_s = deadline.budget_s(self._clock())
             facts = context.facts((tier.facts(context, budget_s) for tier in self._tiers.values()), budget_s)
@@ -168,6 +174,7 @@ class Recommend:
             deadline_ms=admitted.deadline.total_ms,
             stages_ms=stages_ms,
             rationale=rationale,
+            next=self._pages.next_token(admitted.request, items),
         )
         record = AnswerRecord(
             request=admitted.request,

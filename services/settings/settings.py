@@ -70,6 +70,9 @@ class Settings(BaseSettings):
     max_k: int = Field(MAX_K, ge=1, le=MAX_K)
     """Maximal number of items per request."""
 
+    page_key_file: Path | None = None
+    """File of the key of the tokens of fresh lists, 16 bytes or more. Without it the gateways make one in Redis."""
+
     # internal ports, behind the edge
     inner_host: str = "127.0.0.1"
     """Address of Ray's ingress and of the standby: loopback, or 0.0.0.0 where each is a container."""
@@ -247,6 +250,9 @@ class Settings(BaseSettings):
     log_keep_days: int = Field(0, ge=0)
     """Days that the offline log is kept, at least 8 (popularity counts a week). 0: for ever. A lost store is rebuilt from what is kept."""
 
+    impressions_keep_days: int = Field(90, ge=0)
+    """Days that the offline log of impressions is kept. 0: for ever."""
+
     # observability and console
     otlp_endpoint: str = ""
     """OTLP endpoint for traces, for example http://collector:4317. Empty: no export."""
@@ -284,6 +290,11 @@ class Settings(BaseSettings):
     def offline_log_dir(self) -> Path:
         """Folder of the stream worker's raw event log."""
         return self.state_dir / "log"
+
+    @property
+    def stages_dir(self) -> Path:
+        """Folder of the pipeline's stage outputs."""
+        return self.state_dir / "pipeline"
 
     @property
     def items_snapshot(self) -> Path:

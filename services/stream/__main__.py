@@ -4,6 +4,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from types import FrameType
 
 import structlog
@@ -11,9 +12,13 @@ from prometheus_client import REGISTRY
 
 from models.bundle_follower import BundleFollower
 from models.registry import BundleStore
+from services.contracts.erasure import ErasureStore
 from services.contracts.event_roles import read_event_roles
 from services.errors import ConfigError
+from services.features.erasing import ErasingWriter
 from services.features.repo import RepoAddress, ensure_applied
+from services.features.schema import USER_HISTORY
+from services.features.shown import ShownWriter
 from services.features.writer import FeatureWriter
 from services.items.follower import ItemFollower
 from services.items.live_items import LiveItems
@@ -24,7 +29,11 @@ from services.settings.kafka_topics import Topic
 from services.settings.settings import Settings, load_settings
 from services.stream.aggregate import history_limits
 from services.stream.background import DEFAULT_PACE, Pace, Timer
+from services.stream.decode import LoggedImpression
 from services.stream.effects import NO_INTERRUPTIONS, Interruptions
+from services.stream.erasure.eraser import Eraser, ErasingFiles
+from services.stream.impressions.worker import ImpressionWorker
+from services.stream.log_kinds import IMPRESSIONS
 from services.stream.offline_log import OfflineLog
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from services.stream.popularity import ListedItems
@@ -33,7 +42,9 @@ from services.stream.worker import StreamWorker
 
 _log = structlog.get_logger()
 
-GROUP = "tailrace-stream"
+GROUP, IMPRESSIONS_GROUP = "tailrace-stream", "tailrace-impressions"
+_IMPRESSIONS_WAIT_MS = 200
+"""Gateways send impressions five times a second, and nobody waits for them."""
 _SNAPSHOT_EVERY_S = 10.0
 _LIST_EVERY_S = 20.0
 
@@ -65,18 +76,20 @@ def run_worker(
     metrics: StreamMetrics,
     pace: Pace | None = None,
     interruptions: Interruptions | None = None,
+    item_metrics: ItemsMetrics | None = None,
 ) -> None:
-    """Apply events until `stop` is set."""
+    """Apply events until `stop` is set. `item_metrics` belong to the process, whose they are if absent."""
     features = RepoAddress(settings.feature_repo_dir, settings.redis_address)
     ensure_applied(features)
     log = OfflineLog(settings.offline_log_dir)
+    impressions = OfflineLog(settings.offline_log_dir, kind=IMPRESSIONS, ledger=log.ledger)
     address = _log_address(settings)
     items = ListedItems()
     counted = _Counted(items)
     follower = BundleFollower(
         BundleStore.of(settings), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), counted.replace
     )
-    item_follower = _item_follower(settings, counted)
+    item_follower = _item_follower(settings, counted, item_metrics or ItemsMetrics(REGISTRY))
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
     worker = StreamWorker(
         open_consumer=lambda: PartitionConsumer(address),
@@ -92,13 +105,18 @@ def run_worker(
         tracing=tracing,
         keep_days=settings.log_keep_days,
         roles=read_event_roles(settings.events_file),
+        eraser=_eraser(settings, features, log, impressions),
     )
+    landing = _impression_worker(settings, features, impressions, metrics, pace or DEFAULT_PACE)
     for folder in (settings.offline_log_dir, settings.worker_heartbeat.parent):
         folder.mkdir(parents=True, exist_ok=True)
     follower.start()
+    shown = threading.Thread(target=landing.run, args=(stop,), name="impressions")
+    shown.start()
     item_follower.start()
     worker.run(stop)
     _log.info("stopping")
+    shown.join()
     follower.stop()
     item_follower.stop()
     tracing.stop()
@@ -133,10 +151,47 @@ class _Counted:
         self._listed.replace(tuple(dict.fromkeys((*self._of_bundle, *stated))))
 
 
-def _item_follower(settings: Settings, counted: _Counted) -> ItemFollower:
+def _eraser(
+    settings: Settings, features: RepoAddress, log: OfflineLog, impressions: OfflineLog[LoggedImpression]
+) -> Eraser:
+    """Return what takes erased users out of all but their rows."""
+    files = ErasingFiles(
+        logs={ErasureStore.INTERACTIONS: log, ErasureStore.IMPRESSIONS: impressions},
+        offline_log_dir=settings.offline_log_dir,
+        base_histories=base_table(settings.offline_log_dir),
+        offline_features=features.table_path(USER_HISTORY.name),
+        stages_dir=settings.stages_dir,
+    )
+    return Eraser(log.ledger, ErasingWriter(features), files, BundleStore.of(settings).versions)
+
+
+def _impression_worker(
+    settings: Settings,
+    features: RepoAddress,
+    log: OfflineLog[LoggedImpression],
+    metrics: StreamMetrics,
+    pace: Pace,
+) -> ImpressionWorker:
+    """Return what applies impressions beside the interactions of this process."""
+    address = replace(
+        _log_address(settings),
+        topic=settings.impressions_topic,
+        group=IMPRESSIONS_GROUP,
+        fetch_wait_ms=_IMPRESSIONS_WAIT_MS,
+    )
+    return ImpressionWorker(
+        open_consumer=lambda: PartitionConsumer(address),
+        writer=ShownWriter(features, owner=f"{socket.gethostname()}/worker-{settings.worker_index}"),
+        log=log,
+        metrics=metrics,
+        pace=pace,
+        keep_days=settings.impressions_keep_days,
+    )
+
+
+def _item_follower(settings: Settings, counted: _Counted, metrics: ItemsMetrics) -> ItemFollower:
     """Return what makes the topic of items and, in the first worker, keeps its snapshot."""
     is_first = settings.worker_index == 0
-    metrics = ItemsMetrics(REGISTRY)
     return ItemFollower(
         counted.live_items,
         settings.kafka_address,

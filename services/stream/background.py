@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from services.contracts.event_roles import EventRoles
 from services.features.ownership import Claim
@@ -166,7 +167,7 @@ class PopularCounts:
 class LogUpkeep:
     """Merges and removes the log's files, one partition after another, in the background thread."""
 
-    def __init__(self, log: OfflineLog, thread: ThreadPoolExecutor, keep_days: int) -> None:
+    def __init__(self, log: OfflineLog[Any], thread: ThreadPoolExecutor, keep_days: int) -> None:
         """Take the log, and the thread to work in. `keep_days` is how long events are kept; 0 is for ever."""
         self._log = log
         self._thread = thread

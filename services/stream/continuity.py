@@ -23,14 +23,11 @@ from kafka.errors import (
 )
 from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
 
-from services.contracts.events import Interaction, decode_interaction
-from services.errors import InvalidRequest
 from services.features.ownership import Claim, Partitions
 from services.features.schema import LogPosition
 from services.observability.metrics import StreamMetrics
 from services.settings.kafka_clients import broker_as_dependency
 from services.settings.record_batches import UndecodableBatch
-from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog
 
 _log = structlog.get_logger()
@@ -168,7 +165,7 @@ class Continuity:
     """Finds the first record to read of a partition."""
 
     def __init__(
-        self, log: OfflineLog, partitions: Partitions, metrics: StreamMetrics, beat: Callable[[], object]
+        self, log: OfflineLog[Any], partitions: Partitions, metrics: StreamMetrics, beat: Callable[[], object]
     ) -> None:
         """Take the parts. `beat` is called before each record that is compared."""
         self._offline = log
@@ -246,7 +243,7 @@ class Continuity:
             probe = (low + high) // 2
         return low
 
-    def _logged_at(self, place: LogPosition) -> LoggedInteraction | None:
+    def _logged_at(self, place: LogPosition) -> Any:
         """Return the logged event at this place, or the next one, of the epoch whose records the broker had there before it changed.
 
         That is the newest one that begins at or before it.
@@ -261,26 +258,18 @@ class Continuity:
                 return _earlier(self._logged_from(replace(place, topic_id=log_id)), next_event)
         return next_event
 
-    def _logged_from(self, place: LogPosition) -> LoggedInteraction | None:
+    def _logged_from(self, place: LogPosition) -> Any:
         """Return the first event of this log at this place or later in the offline log."""
         found = next(self._offline.read(place.partition, after=replace(place, offset=place.offset - 1)), None)
         return found if found is not None and found.position.topic_id == place.topic_id else None
 
-    def _is_there(self, broker: BrokerLog, event: LoggedInteraction) -> bool:
+    def _is_there(self, broker: BrokerLog, event: Any) -> bool:
         """Whether the broker still has a logged event at its offset. A record that cannot be read may be the one."""
         self._beat()
         found = broker.value_at(event.position.partition, event.position.offset)
-        return found is None or (found[0] == event.position.offset and _is_same(found[1], event.interaction))
+        return found is None or (found[0] == event.position.offset and self._offline.kind.is_same(found[1], event))
 
 
-def _earlier(one: LoggedInteraction | None, other: LoggedInteraction | None) -> LoggedInteraction | None:
+def _earlier(one: Any, other: Any) -> Any:
     both = [event for event in (one, other) if event is not None]
     return min(both, key=lambda event: event.position.offset, default=None)
-
-
-def _is_same(value: bytes | None, logged: Interaction) -> bool:
-    try:
-        found = decode_interaction(value)
-    except InvalidRequest:
-        return False
-    return all(getattr(found, name) == getattr(logged, name) for name in ("event_id", "user_id", "item_id"))

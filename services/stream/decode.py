@@ -1,4 +1,4 @@
-"""Splits records into interactions, misplaced ones, and dead letters with a reason. Pure.
+"""Splits records into interactions, erasures, misplaced ones, and dead letters with a reason. Pure.
 
 A record that can never be applied must not stop the log: batches that cannot be decoded, unreadable bytes, unknown fields, a key that is not the
 user id, and times that no row could carry. A record on a partition that is not its user's is misplaced: another process owns that user's row. Producers
@@ -8,7 +8,8 @@ on librdkafka do that unless they are told to partition as Kafka's own client do
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from services.contracts.events import MAX_EVENT_LEAD_MS, Interaction, decode_interaction
+from services.contracts.erasure import Erasure, decode_record
+from services.contracts.events import MAX_EVENT_LEAD_MS, Impression, Interaction
 from services.errors import InvalidRequest
 from services.features.ownership import partition_of
 from services.features.schema import LogPosition
@@ -68,6 +69,24 @@ class LoggedInteraction:
 
 
 @dataclass(frozen=True, slots=True)
+class LoggedImpression:
+    """One impression and its place in the log of impressions."""
+
+    impression: Impression
+    position: LogPosition
+    leader_epoch: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedErasure:
+    """The erasure of a user and its place in the log."""
+
+    erasure: Erasure
+    position: LogPosition
+    leader_epoch: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A record that cannot be applied, and why."""
 
@@ -97,6 +116,7 @@ class Decoded:
     events: list[LoggedInteraction]
     misplaced: list[Misplaced]
     dead: list[DeadLetter]
+    erasures: list[LoggedErasure] = field(default_factory=list)
 
 
 def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decoded:
@@ -109,33 +129,37 @@ def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decod
             )
             continue
         try:
-            interaction = _interaction(record, now_ms)
-            partition = _partition(record, interaction, num_partitions)
+            found = _parse(record, now_ms)
+            partition = _partition(record, found.user_id, num_partitions)
         except InvalidRequest as error:
             decoded.dead.append(DeadLetter(record, str(error)[:500]))
         else:
-            if partition == record.position.partition:
-                decoded.events.append(LoggedInteraction(interaction, record.position, record.leader_epoch))
-            else:
+            if partition != record.position.partition:
                 decoded.misplaced.append(Misplaced(record, partition))
+            elif isinstance(found, Erasure):
+                decoded.erasures.append(LoggedErasure(found, record.position, record.leader_epoch))
+            else:
+                decoded.events.append(LoggedInteraction(found, record.position, record.leader_epoch))
     return decoded
 
 
-def _partition(record: Record, interaction: Interaction, num_partitions: int) -> int:
+def _partition(record: Record, user_id: str, num_partitions: int) -> int:
     """Return the partition of the record's user. Raises InvalidRequest when the record was sent there and is elsewhere."""
-    partition = partition_of(interaction.user_id, num_partitions)
+    partition = partition_of(user_id, num_partitions)
     if record.is_rerouted and partition != record.position.partition:
         problem = f"{record.position.partition} is not the user's, though a worker had sent the record on"
         raise InvalidRequest("partition", problem, "after the topic gained partitions, produce the record again")
     return partition
 
 
-def _interaction(record: Record, now_ms: int) -> Interaction:
+def _parse(record: Record, now_ms: int) -> Interaction | Erasure:
     _check_size("value", len(record.value or b""), MAX_VALUE_BYTES)
     _check_size("headers", record.headers_bytes, MAX_HEADERS_BYTES)
-    interaction = decode_interaction(record.value)
+    interaction = decode_record(record.value)
     if record.key != interaction.key:
         raise InvalidRequest("key", "not the user id", "produce with the user id as the record's key")
+    if isinstance(interaction, Erasure):
+        return interaction
     interaction.check_unit()
     if interaction.event_time_ms > record.timestamp_ms + MAX_EVENT_LEAD_MS:
         raise InvalidRequest("event_time_ms", "later than the record itself", "send Unix time in milliseconds")

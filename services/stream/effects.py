@@ -4,16 +4,17 @@ Live events and a rebuild's replay go through here alike. What was applied waits
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.contracts.event_roles import EventRoles
+from services.contracts.event_roles import HISTORY_ROLES, EventRoles
 from services.errors import RowChanged
 from services.features.schema import LogPosition, UserHistory
+from services.features.shown import ShownChange, without_items
 from services.features.writer import FeatureWriter
 from services.observability.tracing import span
 from services.stream.aggregate import AppliedEvents, HistoryLimits, apply
-from services.stream.decode import LoggedInteraction, Record
+from services.stream.decode import LoggedErasure, LoggedInteraction, Record
 
 Wanted = Callable[[UserHistory | None, LoggedInteraction], bool]
 Outcomes = list[tuple[AppliedEvents, list[LoggedInteraction]]]
@@ -41,6 +42,7 @@ class Pending:
 
     def __init__(self) -> None:
         self.by_partition: dict[int, list[LoggedInteraction]] = defaultdict(list)
+        self.erasures: dict[int, list[LoggedErasure]] = defaultdict(list)
         self.last: dict[int, Record] = {}
         """The last record of each partition."""
         self.is_refused = False
@@ -56,15 +58,20 @@ class Pending:
         """The position behind which each partition goes on."""
         return {partition: record.last_position for partition, record in self.last.items()}
 
-    def add(self, records: Sequence[Record], events: Sequence[LoggedInteraction]) -> None:
-        """Add an applied batch: all its records count for the offsets, its readable events for the log."""
+    def add(
+        self, records: Sequence[Record], events: Sequence[LoggedInteraction], erasures: Sequence[LoggedErasure] = ()
+    ) -> None:
+        """Add an applied batch: all its records count for the offsets, its readable events for the log, its erasures for the ledger."""
         self.last |= {record.position.partition: record for record in records}
         for event in events:
             self.by_partition[event.position.partition].append(event)
+        for erasure in erasures:
+            self.erasures[erasure.position.partition].append(erasure)
 
     def clear(self) -> None:
         """Empty it after everything was logged and committed."""
         self.by_partition.clear()
+        self.erasures.clear()
         self.last.clear()
         self.is_refused = False
 
@@ -79,44 +86,110 @@ class HistoryEffects:
         self._roles = roles
         self._at = at
 
-    def apply(self, events: Sequence[LoggedInteraction], is_wanted: Wanted | None = None) -> Outcomes:
-        """Apply events in log order; return each user's outcome and events.
+    def apply(
+        self,
+        events: Sequence[LoggedInteraction],
+        is_wanted: Wanted | None = None,
+        erasures: Sequence[LoggedErasure] = (),
+    ) -> Outcomes:
+        """Apply events and erasures, each in log order; return each user's outcome and events.
 
-        Those that are not wanted for a user's row count as applied. Raises OwnershipLost or DependencyUnavailable; RowChanged when rows
-        change again and again.
+        Those that are not wanted for a user's row count as applied, and so do those before a user's erasure. Raises OwnershipLost or
+        DependencyUnavailable; RowChanged when rows change again and again.
         """
         for _ in range(_MAX_TRIES - 1):
             try:
-                return self._apply(events, is_wanted)
+                return self._apply(events, is_wanted, erasures)
             except RowChanged:  # the pipeline wrote a user's base row between our read and our write
                 continue
-        return self._apply(events, is_wanted)
+        return self._apply(events, is_wanted, erasures)
 
-    def _apply(self, events: Sequence[LoggedInteraction], is_wanted: Wanted | None) -> Outcomes:
-        by_user: dict[str, list[LoggedInteraction]] = defaultdict(list)
+    def _apply(
+        self, events: Sequence[LoggedInteraction], is_wanted: Wanted | None, erasures: Sequence[LoggedErasure]
+    ) -> Outcomes:
+        last_erasure = {one.erasure.user_id: one.position for one in erasures}
+        by_user: dict[str, list[LoggedInteraction]] = {user_id: [] for user_id in last_erasure}
         for event in events:
-            by_user[event.interaction.user_id].append(event)
+            by_user.setdefault(event.interaction.user_id, []).append(event)
         with span("read"):
             rows = self._writer.read_histories(list(by_user))
         self._at.after_read()
         with span("apply"):
-            outcomes = [(self._outcome(rows.get(user_id), own, is_wanted), own) for user_id, own in by_user.items()]
+            erased = {
+                user_id: at
+                for user_id, at in last_erasure.items()
+                if user_id not in rows or not rows[user_id].position.covers(at)
+            }
+            outcomes = [
+                (
+                    self._outcome(
+                        None if user_id in erased else rows.get(user_id), own, is_wanted, erased.get(user_id)
+                    ),
+                    own,
+                )
+                for user_id, own in by_user.items()
+            ]
         with span("write"):
             changed: dict[int, list[UserHistory]] = defaultdict(list)
             for outcome, own in outcomes:
                 if outcome.row is not None and outcome.row is not rows.get(outcome.row.user_id):
                     changed[own[0].position.partition].append(outcome.row)
-            last = {event.position.partition: event for event in events}
-            self._writer.apply_histories(
-                {event.position: changed[partition] for partition, event in last.items()},
-                rows,
-                {event.position: event.leader_epoch for event in last.values()},
-            )
+            acted_on = self._acted_on([own for user_id, own in by_user.items() if own and user_id not in erased])
+            self._write(changed, rows, erased, events, erasures, acted_on)
         self._at.after_write()
         return outcomes
 
+    def _write(
+        self,
+        changed: Mapping[int, Sequence[UserHistory]],
+        before: Mapping[str, UserHistory],
+        erased: Mapping[str, LogPosition],
+        events: Sequence[LoggedInteraction],
+        erasures: Sequence[LoggedErasure],
+        acted_on: Mapping[str, ShownChange],
+    ) -> None:
+        """Write rows, what is erased, and each partition's last position, all in one step a partition."""
+        last: dict[int, LoggedInteraction | LoggedErasure] = {event.position.partition: event for event in events}
+        for one in erasures:
+            newest = last.setdefault(one.position.partition, one)
+            if not newest.position.covers(one.position):
+                last[one.position.partition] = one
+        gone: dict[int, list[str]] = defaultdict(list)
+        for user_id, at in erased.items():
+            gone[at.partition].append(user_id)
+        self._writer.apply_histories(
+            {one.position: changed.get(partition, ()) for partition, one in last.items()},
+            before,
+            {one.position: one.leader_epoch for one in last.values()},
+            {one.position: gone[partition] for partition, one in last.items()},
+            acted_on,
+        )
+
+    def _acted_on(self, events: Sequence[Sequence[LoggedInteraction]]) -> dict[str, ShownChange]:
+        """Return what was shown to users who act on some of it in these events, each user's own, and what is left of it."""
+        items = {
+            own[0].interaction.user_id: {
+                one.interaction.item_id
+                for one in own
+                if self._roles.role(one.interaction.event_type, one.interaction.value) in HISTORY_ROLES
+            }
+            for own in events
+        }
+        shown = self._writer.read_shown([user_id for user_id, acted in items.items() if acted])
+        left = {user_id: without_items(row, items[user_id]) for user_id, row in shown.items()}
+        return {user_id: (row, left[user_id]) for user_id, row in shown.items() if left[user_id] != row}
+
     def _outcome(
-        self, row: UserHistory | None, events: Sequence[LoggedInteraction], is_wanted: Wanted | None
+        self,
+        row: UserHistory | None,
+        events: Sequence[LoggedInteraction],
+        is_wanted: Wanted | None,
+        erased_at: LogPosition | None,
     ) -> AppliedEvents:
+        """Return what becomes of a row. A user without one may have been erased: what the store is past by its position is in no row."""
         wanted = [one.event for one in events if is_wanted is None or is_wanted(row, one)]
+        if row is None and wanted:
+            past = self._writer.partitions.position(wanted[0].position.partition)
+            gone = [at for at in (past, erased_at) if at is not None]
+            wanted = [one for one in wanted if not any(at.covers(one.position) for at in gone)]
         return apply(row, wanted, self._limits, self._roles)

@@ -14,26 +14,34 @@ that is within another. A crash at any point leaves one of these states. Readers
 writers ever ran at once.
 
 A file whose bytes are no events (a bad block, a copy cut short) is left out by reads and merges until it is replaced, and stays where it is.
+
+Whatever is read, appended or merged goes past the ledger of erasures, so what came before an erasure is in none of it; `erase` then writes the
+files again that still hold some. A file keeps its name and its time, even where nothing is left in it.
+
+A log of another kind of events, such as impressions, is the same in a folder of its own.
 """
 
 import errno
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import structlog
 
 from models.files import Stamp, rename_durably, stamp_of
-from services.contracts.events import Interaction
 from services.features.schema import LogPosition
-from services.stream.decode import LoggedInteraction
+from services.stream.erasure.ledger import Erased, Ledger
 from services.stream.log_files import Span, choose_merge, current, span_of
+from services.stream.log_kinds import INTERACTIONS, Logged, LogKind
 
 KEEP_PARTS_S = 3_600.0
 """How long merged files stay for readers that have listed them."""
@@ -42,35 +50,51 @@ _DAY_S = 86_400.0
 MAX_REMOVED = 256
 """Files that one call of `compact` removes at most."""
 _OF_ONE_FILE = {errno.EIO, errno.EISDIR}
+_SETTLED_S = 60.0
+"""A scratch file of this age was left by a crash."""
 _Loaded = TypeVar("_Loaded")
 _log = structlog.get_logger()
-
-SCHEMA = pa.schema(
-    [
-        ("event_id", pa.string()),
-        ("user_id", pa.string()),
-        ("item_id", pa.string()),
-        ("event_type", pa.string()),
-        ("event_time_ms", pa.int64()),
-        ("value", pa.float64()),
-        ("topic_id", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("accepted_time_ms", pa.int64()),
-        ("request_id", pa.string()),  # last, since files of before it was kept lack it
-    ]
-)
+_EVENTS = cast("LogKind[Any]", INTERACTIONS)
 
 
-class OfflineLog:
-    """The files of raw interactions below one folder."""
+@dataclass(frozen=True, slots=True)
+class Erasing:
+    """What a pass over a partition's files found: files written again, unreadable ones, and scratch files that may be in use."""
 
-    def __init__(self, root: Path, wall_clock: Callable[[], float] = time.time) -> None:
-        self._root = root / "interactions"
+    num_rewritten: int = 0
+    num_unreadable: int = 0
+    num_scratch: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing of before an erasure is left in any file."""
+        return not (self.num_unreadable or self.num_scratch)
+
+
+class OfflineLog(Generic[Logged]):
+    """The files of raw events of one kind below one folder, without what came before its user's erasure by the ledger."""
+
+    def __init__(
+        self,
+        root: Path,
+        wall_clock: Callable[[], float] = time.time,
+        kind: LogKind[Logged] = _EVENTS,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """Take the folder of all logs. Without `ledger`, which several logs may share, the erasures there are read anew."""
+        self._root = root / kind.name
+        self._kind = kind
+        self.ledger = ledger or Ledger(root)
+        self._rewriting = threading.Lock()
         self._wall_clock = wall_clock
         self._last: dict[tuple[str, int], int | None] = {}
         self._earlier_s: dict[Path, float] = {}
         self._bad: dict[Path, Stamp] = {}
+
+    @property
+    def kind(self) -> LogKind[Logged]:
+        """What the log holds."""
+        return self._kind
 
     @property
     def unreadable(self) -> list[Path]:
@@ -96,7 +120,7 @@ class OfflineLog:
         """Return the topics of a partition, in the order in which they were created."""
         return [folder.name for folder in self._folders(partition)]
 
-    def append(self, events: Sequence[LoggedInteraction]) -> None:
+    def append(self, events: Sequence[Logged]) -> None:
         """Write events of one partition and topic, in rising offset order, as one file; those on disk are left out."""
         if not events:
             return
@@ -109,7 +133,9 @@ class OfflineLog:
         topic, now_s = self._folder(topic_id, partition), self._wall_clock()
         day = max([_day(now_s), *(folder.name for folder in _days(topic)[1:])])
         earlier_s = self._newest_of_others(topic)
-        _write_atomically(topic / day / span.name, _table(new), written_s=None if now_s > earlier_s else earlier_s + 1)
+        table = self._kind.without_erased(self._kind.table(new), self._erased(partition))
+        written_s = None if now_s > earlier_s else earlier_s + 1
+        _write_atomically(topic / day / span.name, table, written_s)
         self._last[topic_id, partition] = span.last
 
     def compact(self, partition: int, now_s: float) -> int:
@@ -125,23 +151,55 @@ class OfflineLog:
                 kept = current(readable)
                 _remove_parts(folder, readable - set(kept), kept, now_s)
                 if parts := choose_merge(kept, unreadable):
-                    return self._merge(folder, parts)
+                    with self._rewriting:
+                        return self._merge(partition, folder, parts)
         return 0
+
+    def erase(self, partition: int, changed_since_s: float = 0.0) -> Erasing:
+        """Write those of a partition's files again that hold what came before an erasure, merged ones' parts too, and remove what a crash left.
+
+        Files that have not changed since `changed_since_s` (their ctime, Unix s) are left alone. May be repeated.
+        """
+        with self._rewriting:
+            pass  # a merge that began before the erasure has ended
+        num_rewritten = num_unreadable = num_scratch = 0
+        for path in sorted((self._root / f"partition={partition}").rglob("*")):
+            with self._rewriting:
+                stamp = stamp_of(path)
+                if stamp is None or path.is_dir() or path.stat().st_ctime < changed_since_s:
+                    continue
+                if path.suffix == ".tmp":
+                    if path.stat().st_ctime < self._wall_clock() - _SETTLED_S:
+                        path.unlink(missing_ok=True)
+                    else:
+                        num_scratch += 1
+                    continue
+                table = self._load(path, lambda table: table)
+                if table is None:
+                    num_unreadable += path.exists()
+                    continue
+                left = self._kind.without_erased(table, self._erased(partition))
+                if left.num_rows < table.num_rows:
+                    _write_atomically(path, left, written_s=path.stat().st_mtime)
+                    num_rewritten += 1
+        return Erasing(num_rewritten, num_unreadable, num_scratch)
 
     def remove_days(self, partition: int, keep_days: int, now_s: float) -> list[Path]:
         """Remove a partition's days that ended `keep_days` days ago or earlier, and return their folders. `now_s` is Unix time."""
         oldest = _day(now_s - keep_days * _DAY_S)
         old = [day for topic in self._folders(partition) for day in _days(topic) if day != topic and day.name < oldest]
-        for day in old:
-            shutil.rmtree(day)
+        with self._rewriting:
+            for day in old:
+                shutil.rmtree(day)
         return old
 
     def read(
-        self, partition: int, not_before_ms: int = 0, after: LogPosition | None = None
-    ) -> Iterator[LoggedInteraction]:
+        self, partition: int, not_before_ms: int = 0, after: LogPosition | None = None, user_id: str | None = None
+    ) -> Iterator[Logged]:
         """Yield a partition's events, each once: topics in the order in which they were created, offsets rising.
 
-        Files that were last written before `not_before_ms` (Unix ms) are left out, and so is what lies at or before `after`.
+        Files that were last written before `not_before_ms` (Unix ms) are left out, and so is what lies at or before `after`; with `user_id`, so
+        are other users' events.
         """
         folders = self._folders(partition)
         if after is not None:
@@ -149,17 +207,24 @@ class OfflineLog:
             folders = folders[earlier[0] if earlier else 0 :]
         for folder in folders:
             last = after.offset if after is not None and folder.name == after.topic_id else -1
-            yield from self._of_topic(_paths(folder), last, not_before_ms)
+            yield from self._of_topic(partition, _paths(folder), last, not_before_ms, user_id)
 
-    def _of_topic(self, paths: dict[Span, Path], last: int, not_before_ms: int) -> Iterator[LoggedInteraction]:
+    def _of_topic(
+        self, partition: int, paths: dict[Span, Path], last: int, not_before_ms: int, user_id: str | None
+    ) -> Iterator[Logged]:
         """Yield the events of a topic's files that come after the offset `last`."""
-        left = current(paths)
+        left, erased = current(paths), self._erased(partition)
+
+        def parse(table: pa.Table) -> list[Logged]:
+            theirs = table if user_id is None else table.filter(pc.equal(table["user_id"], user_id))
+            return [self._kind.from_row(row) for row in self._kind.without_erased(theirs, erased).to_pylist()]
+
         while left:
             span = left.pop(0)
             stamp = stamp_of(paths[span]) if span.last > last else None
             if stamp is None or stamp[1] < not_before_ms * 1_000_000:
                 continue
-            events = self._load(paths[span], _events)
+            events = self._load(paths[span], parse)
             if events is None:
                 del paths[span]
                 left = current(paths)  # the files that it was merged from may be there still
@@ -192,18 +257,19 @@ class OfflineLog:
         self._bad[path] = stamp
         _log.error("stream.file_unreadable", path=str(path), error=repr(error))
 
-    def _merge(self, folder: Path, parts: Sequence[Span]) -> int:
+    def _erased(self, partition: int) -> Erased:
+        """Return who of a partition was erased. Raises OSError where the ledger cannot be read: to go on without it would bring users back."""
+        return self.ledger.erased(partition)
+
+    def _merge(self, partition: int, folder: Path, parts: Sequence[Span]) -> int:
         """Write neighbours as one file that is as old as the newest of them; the parts stay. Return their number, 0 if one is unreadable."""
         paths = [folder / part.name for part in parts]
         tables = [table for path in paths if (table := self._load(path, lambda table: table)) is not None]
         if len(tables) < len(paths):
             return 0
         merged = folder / Span(parts[0].first, parts[-1].last).name
-        _write_atomically(
-            merged,
-            pa.concat_tables(tables, promote_options="default"),
-            written_s=max(path.stat().st_mtime for path in paths),
-        )
+        table = self._kind.without_erased(pa.concat_tables(tables, promote_options="default"), self._erased(partition))
+        _write_atomically(merged, table, written_s=max(path.stat().st_mtime for path in paths))
         return len(parts)
 
     def _newest_of_others(self, topic: Path) -> float:
@@ -274,34 +340,6 @@ def _remove_parts(folder: Path, parts: set[Span], kept: Sequence[Span], now_s: f
     for scratch in folder.glob("*.tmp"):
         if scratch.stat().st_mtime < now_s - KEEP_PARTS_S:
             scratch.unlink(missing_ok=True)
-
-
-def _table(events: Sequence[LoggedInteraction]) -> pa.Table:
-    rows = [
-        {
-            "event_id": event.interaction.event_id,
-            "user_id": event.interaction.user_id,
-            "item_id": event.interaction.item_id,
-            "event_type": event.interaction.event_type,
-            "event_time_ms": event.interaction.event_time_ms,
-            "value": float(event.interaction.value),
-            "topic_id": event.position.topic_id,
-            "partition": event.position.partition,
-            "offset": event.position.offset,
-            "accepted_time_ms": event.interaction.accepted_time_ms,
-            "request_id": event.interaction.request_id,
-        }
-        for event in events
-    ]
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
-
-
-def _events(table: pa.Table) -> list[LoggedInteraction]:
-    events = []
-    for row in table.to_pylist():
-        position = LogPosition(row.pop("topic_id"), row.pop("partition"), row.pop("offset"))
-        events.append(LoggedInteraction(Interaction(**row), position))
-    return events
 
 
 def _write_atomically(path: Path, table: pa.Table, written_s: float | None = None) -> None:

@@ -54,6 +54,7 @@ class LogAddress:
     worker_index: int = 0
     num_workers: int = 1
     max_poll_records: int = 1_000
+    fetch_wait_ms: int = _FETCH_WAIT_MS
 
     @property
     def topics(self) -> tuple[Topic, ...]:
@@ -183,7 +184,7 @@ class PartitionConsumer:
             enable_auto_commit=False,
             auto_offset_reset="none",
             isolation_level="read_committed",
-            fetch_max_wait_ms=_FETCH_WAIT_MS,
+            fetch_max_wait_ms=self._address.fetch_wait_ms,
             max_poll_records=self._address.max_poll_records,
             allow_auto_create_topics=False,
         )

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from models.files import file_sha256
 from services.features.ownership import Claim, partition_of
 from services.features.schema import BASE_TOPIC, USER_HISTORY, LogPosition, UserHistory
 from services.features.writer import FeatureWriter
 from services.stream.decode import LoggedInteraction
 from services.stream.effects import HistoryEffects
+from services.stream.erasure.tables import base_id
 from services.stream.offline_log import OfflineLog
 
 _BATCH_EVENTS = 1_000
@@ -33,11 +33,6 @@ def base_table(offline_log_dir: Path) -> Path:
     return offline_log_dir / "base_histories.parquet"
 
 
-def base_id(table: Path) -> str:
-    """Return the id of these base tables; empty without any."""
-    return file_sha256(table) if table.exists() else ""
-
-
 class Rebuild:
     """Brings a store to where base tables and log are."""
 
@@ -48,13 +43,15 @@ class Rebuild:
         writer: FeatureWriter,
         effects: HistoryEffects,
         beat: Callable[[], object],
+        remove_restored: Callable[[int, LogPosition | None], None] | None = None,
     ) -> None:
-        """Take the parts. `beat` is called after each batch."""
+        """Take the parts. `beat` is called after each batch; `remove_restored` takes out whoever was erased after a store's position."""
         self._table = table
         self._log = log
         self._writer = writer
         self._effects = effects
         self._beat = beat
+        self._remove_restored = remove_restored
 
     def make_whole(self, claims: Mapping[int, Claim], num_partitions: int, stop: threading.Event) -> None:
         """Write what these owned partitions lack, then declare them whole, unless stopped before.
@@ -66,6 +63,8 @@ class Rebuild:
         behind = {number for number, claim in claims.items() if self._is_behind(number, claim.position)}
         for partition in behind:
             self._writer.partitions.write(partition, whole="")
+            if self._remove_restored is not None:
+                self._remove_restored(partition, claims[partition].position)
         if baseless:
             _log.warning("stream.rebuilding", what="base tables", partitions=sorted(baseless))
             self._write_base(baseless, num_partitions, stop)
@@ -90,7 +89,13 @@ class Rebuild:
         return position is None or position.topic_id != topic_ids[-1] or (last is not None and last > position.offset)
 
     def _write_base(self, partitions: set[int], num_partitions: int, stop: threading.Event) -> None:
-        owned = (row for row in _base_rows(self._table) if partition_of(row.user_id, num_partitions) in partitions)
+        erased = self._log.ledger.everybody()
+        owned = (
+            row
+            for row in _base_rows(self._table)
+            if partition_of(row.user_id, num_partitions) in partitions
+            and not erased.covers_time(row.user_id, row.row_time_us // 1_000)
+        )
         while not stop.is_set() and (chunk := list(itertools.islice(owned, _BATCH_ROWS))):
             self._beat()
             self._writer.write_base(chunk)

@@ -21,6 +21,7 @@ class LogStep(StrEnum):
     APPEND = "append"
     COUNT = "count"
     UPKEEP = "upkeep"
+    ERASE = "erase"
 
 
 class Report:

@@ -32,8 +32,9 @@ from services.observability.tracing import Attributes, Tracing, span
 from services.stream.aggregate import HistoryLimits
 from services.stream.background import DEFAULT_PACE, LogUpkeep, Pace, PopularCounts, Timer
 from services.stream.continuity import Continuity, saved
-from services.stream.decode import DeadLetter, LoggedInteraction, Misplaced, Record, decode
+from services.stream.decode import DeadLetter, Decoded, LoggedInteraction, Misplaced, Record, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending, do_nothing
+from services.stream.erasure.eraser import Eraser
 from services.stream.offline_log import OfflineLog
 from services.stream.partition_consumer import PartitionConsumer
 from services.stream.popularity import ListedItems
@@ -62,10 +63,11 @@ class StreamWorker:
         tracing: Tracing | None = None,
         keep_days: int = 0,
         roles: EventRoles = DEFAULT_ROLES,
+        eraser: Eraser | None = None,
     ) -> None:
         """Keep the parts; nothing is connected yet.
 
-        `items` are those whose popularity is counted. `beat`, the heartbeat, is called in every iteration, also while a dependency is
+        `items` are those whose popularity is counted. `eraser` takes erased users from all other stores. `beat`, the heartbeat, is called in every iteration, also while a dependency is
         unavailable.
         """
         self._open_consumer = open_consumer
@@ -77,7 +79,9 @@ class StreamWorker:
         self._beat = beat
         self._tracing = tracing or Tracing()
         self._effects = HistoryEffects(writer, limits, roles, interruptions)
-        self._rebuild = Rebuild(base_table, log, writer, self._effects, self._stay_alive)
+        self._eraser = eraser
+        remove_restored = eraser.remove_restored if eraser is not None else None
+        self._rebuild = Rebuild(base_table, log, writer, self._effects, self._stay_alive, remove_restored)
         self._continuity = Continuity(log, writer.partitions, metrics, self._stay_alive)
         self._renewal = Timer(pace.renew_every_s)
         self._lag = Timer(pace.lag_every_s)
@@ -107,12 +111,16 @@ class StreamWorker:
                 self._beat()
         self._popularity.forget()
         self._background.shutdown()
+        if self._eraser is not None:
+            self._eraser.close()
         self._writer.close()
 
     def _work(self, consumer: PartitionConsumer, stop: threading.Event) -> None:
         claims = self._claim(consumer, stop)
         self._report.watch(claims)
         self._log.forget()
+        if self._eraser is not None:
+            self._eraser.own(tuple(claims))
         self._rebuild.make_whole(claims, consumer.num_partitions, stop)
         self._popularity.own(claims)
         self._published.clear()
@@ -138,6 +146,7 @@ class StreamWorker:
                     self._publish()
                 if compact.due():
                     self._keep_log(owned)
+                self._erase(consumer)
         except DependencyUnavailable:
             self._save(pending)  # what was applied is logged even when the consumer fails
             raise
@@ -189,9 +198,9 @@ class StreamWorker:
         self._dead_letter(consumer, decoded.dead)
         if decoded.misplaced:
             self._reroute(consumer, decoded.misplaced)
-        if not self._apply_with_retries(consumer, decoded.events, stop):
+        if not self._apply_with_retries(consumer, decoded, stop):
             return False
-        pending.add(records, decoded.events)
+        pending.add(records, decoded.events, decoded.erasures)
         self._popularity.add(decoded.events)
         self._report.went_on({record.position.partition for record in records})
         return True
@@ -217,13 +226,12 @@ class StreamWorker:
         self._dead_letter(consumer, [one.too_large for one in too_large])
         self._report.rerouted(len(misplaced) - len(too_large))
 
-    def _apply_with_retries(
-        self, consumer: PartitionConsumer, events: Sequence[LoggedInteraction], stop: threading.Event
-    ) -> bool:
+    def _apply_with_retries(self, consumer: PartitionConsumer, decoded: Decoded, stop: threading.Event) -> bool:
         """Apply a batch, retrying while the store is unavailable; False when stopped before that succeeded."""
-        while events:
+        events = decoded.events
+        while events or decoded.erasures:
             try:
-                for outcome, own in self._effects.apply(events):
+                for outcome, own in self._effects.apply(events, erasures=decoded.erasures):
                     self._report.applied(outcome, own)
                 break
             except DependencyUnavailable as error:
@@ -263,9 +271,11 @@ class StreamWorker:
 
     def _save(self, pending: Pending) -> None:
         """Write what was applied to the log, unless another process owns a partition by now. Raises OwnershipLost or OSError."""
-        if pending.by_partition:
+        if pending.by_partition or pending.erasures:
             with suppress(DependencyUnavailable):
                 self._renew()
+        for partition, erasures in pending.erasures.items():
+            self._log.ledger.append(erasures, self._log.topic_ids(partition))
         for events in pending.by_partition.values():
             self._log.append(events)
 
@@ -275,6 +285,12 @@ class StreamWorker:
         failure = self._log_upkeep.begin_step(partition) if partition is not None else None
         if failure is not None:
             self._report.log_failed(LogStep.UPKEEP, failure)
+
+    def _erase(self, consumer: PartitionConsumer) -> None:
+        """Begin a round of erasure, where one is due."""
+        failure = self._eraser.begin(consumer.partitions) if self._eraser is not None else None
+        if failure is not None:
+            self._report.log_failed(LogStep.ERASE, failure)
 
     def _publish(self) -> None:
         rows = self._popularity.rows(_now_ms(), self._pace.popularity_num_items)

@@ -4,7 +4,7 @@ Both clients keep one deadline per call, retry what may pass within it, and boun
 """
 
 from tailrace_client.address import Tls
-from tailrace_client.calls import Event, Explanation, Item, Recommendation, Recorded
+from tailrace_client.calls import ErasureReceipt, Event, Explanation, Item, Recommendation, Recorded, UserData
 from tailrace_client.client import AsyncClient, Client
 from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut
 from tailrace_client.retry import CallOptions, TailraceError
@@ -14,6 +14,7 @@ __all__ = [
     "CallOptions",
     "CatalogueItem",
     "Client",
+    "ErasureReceipt",
     "Event",
     "Explanation",
     "Item",
@@ -24,4 +25,5 @@ __all__ = [
     "Recorded",
     "TailraceError",
     "Tls",
+    "UserData",
 ]

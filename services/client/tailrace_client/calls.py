@@ -43,6 +43,7 @@ class Recommendation:
     feature_age_ms: int | None = None
     rationale: str | None = None
     rationale_reason: str | None = None
+    next: str | None = None
     num_attempts: int = 1
 
 
@@ -87,6 +88,28 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class ErasureReceipt:
+    """What became of an erasure: `stores` by name, with Unix milliseconds of when each was done (None: not yet), and what remains until when."""
+
+    erasure_id: str
+    accepted_time_ms: int
+    is_done_online: bool
+    is_done: bool
+    stores: Mapping[str, int | None]
+    remaining: tuple[str, ...]
+    num_attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UserData:
+    """All that the server keeps of a user, by kind."""
+
+    user_id: str
+    fields: Mapping[str, Any]
+    num_attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The answers to several requests in their order: each a recommendation, or the error that it alone would have got."""
 
@@ -98,8 +121,10 @@ _EMPTY = "empty, so nothing could be shown"
 _SEND_EVENTS = "send an Event, or a list of them"
 _MUST_BE_THERE = frozenset({"user_id", "item_id", "event_id"})
 _PLACES = {"categories": "filters.categories", "allowed_item_ids": "filters.allowed_item_ids"}
+_SHOWN = {"avoid_shown_within": "avoid_shown.within"}
 _KINDS = {
     **dict.fromkeys(("user_id", "item_id", "event_type", "event_id", "request_id", "surface"), TEXT),
+    **dict.fromkeys(("next", "avoid_shown_within", "erasure_id"), TEXT),
     **dict.fromkeys(("exclude_seen", "rationale"), FLAG),
     **dict.fromkeys(("filters", "rules"), OBJECT),
     "k": INT_32,
@@ -116,7 +141,22 @@ def recommendation_from(fields: Mapping[str, Any], items: Iterable[Item], num_at
     return Recommendation(items=tuple(items), num_attempts=num_attempts, **known)
 
 
-A = TypeVar("A", Recommendation, Batch, Recorded, Explanation, CatalogueItem, ItemsPut, ItemDeleted)
+def receipt_from(fields: Mapping[str, Any], stores: Mapping[str, int | None], num_attempts: int) -> ErasureReceipt:
+    """Return a receipt from its fields and its stores."""
+    return ErasureReceipt(
+        erasure_id=fields["erasure_id"],
+        accepted_time_ms=fields["accepted_time_ms"],
+        is_done_online=fields["is_done_online"],
+        is_done=fields["is_done"],
+        stores=stores,
+        remaining=tuple(f"{one['what']}: until {one['until']}" for one in fields["remaining"]),
+        num_attempts=num_attempts,
+    )
+
+
+A = TypeVar(
+    "A", Recommendation, Batch, Recorded, Explanation, ErasureReceipt, UserData, CatalogueItem, ItemsPut, ItemDeleted
+)
 
 
 class RecommendOptions(TypedDict, total=False):
@@ -132,6 +172,8 @@ class RecommendOptions(TypedDict, total=False):
         filters: An expression over attributes of items: `must`, `should` and `must_not`, as in REST.
         surface: The place in the product whose k, deadline, filter and rules apply.
         rules: How the ranking is reordered, as in REST.
+        next: That of this user's last recommendation, for items that it and those before it did not hold.
+        avoid_shown_within: Leave out what the user was shown in this period, such as `1h`.
         rationale: Whether to add a sentence on why these items, if it can be written before the deadline.
         request_id: The request's id; one is made if absent.
     """
@@ -145,6 +187,8 @@ class RecommendOptions(TypedDict, total=False):
     filters: Mapping[str, Any]
     surface: str
     rules: Mapping[str, Any]
+    next: str
+    avoid_shown_within: str
     rationale: bool
     request_id: str
 
@@ -181,13 +225,15 @@ def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recom
         options_are = ", ".join(sorted(RecommendOptions.__annotations__))
         raise TypeError(f"recommend has no option {', '.join(sorted(unknown))}; the options are {options_are}")
     given = {name: value for name, value in options.items() if value is not None}
-    fields = {name: _checked(_PLACES.get(name, name), value, name) for name, value in given.items()}
+    fields = {name: _checked((_PLACES | _SHOWN).get(name, name), value, name) for name, value in given.items()}
     request_id = fields["request_id"] = fields.get("request_id") or uuid.uuid4().hex
     filters = {name: fields.pop(name) for name in _PLACES if name in fields}
     if empty := next((name for name, values in filters.items() if not values), None):
         raise refusal(_PLACES[empty], _EMPTY, "leave it out, or name at least one", request_id)
     if filters:
         fields["filters"] = fields.get("filters", {}) | filters
+    if (within := fields.pop("avoid_shown_within", None)) is not None:
+        fields["avoid_shown"] = {"within": within}
     fields |= {} if user_id is None else {"user_id": checked("user_id", user_id, TEXT)}
     return Call(Recommendation, "POST", "/v1/recommendations", "Recommend", fields, request_id)
 
@@ -241,6 +287,23 @@ def explain_call(request_id: str) -> Call[Explanation]:
     """Build the call; the gRPC door has none. Raises TailraceError for a wrong value."""
     path = f"/v1/explanations/{quote(checked('request_id', request_id, TEXT), safe='')}"
     return Call(Explanation, "GET", path, None, {})
+
+
+def erase_call(user_id: str) -> Call[ErasureReceipt]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    fields = {"user_id": checked("user_id", user_id, TEXT)}
+    return Call(ErasureReceipt, "DELETE", f"/v1/users/{quote(user_id, safe='')}", "EraseUser", fields)
+
+
+def erasure_call(erasure_id: str) -> Call[ErasureReceipt]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    fields = {"erasure_id": checked("erasure_id", erasure_id, TEXT)}
+    return Call(ErasureReceipt, "GET", f"/v1/erasures/{quote(erasure_id, safe='')}", "GetErasure", fields)
+
+
+def user_data_call(user_id: str) -> Call[UserData]:
+    """Build the call; the gRPC door has none. Raises TailraceError for a wrong value."""
+    return Call(UserData, "GET", f"/v1/users/{quote(checked('user_id', user_id, TEXT), safe='')}/data", None, {})
 
 
 def put_items_call(items: CatalogueItem | Iterable[CatalogueItem]) -> Call[ItemsPut]:

@@ -11,13 +11,17 @@ from tailrace_client.address import Tls, parse_address
 from tailrace_client.calls import (
     A,
     Call,
+    ErasureReceipt,
     Event,
     Explanation,
     Recommendation,
     RecommendOptions,
     Recorded,
+    UserData,
     batch_call,
     delete_item_call,
+    erase_call,
+    erasure_call,
     explain_call,
     get_item_call,
     patch_item_call,
@@ -26,6 +30,7 @@ from tailrace_client.calls import (
     recommend_call,
     record_call,
     similar_call,
+    user_data_call,
 )
 from tailrace_client.items import CatalogueItem, ItemDeleted, ItemsPut
 from tailrace_client.rest import AsyncRestDoor, RestDoor
@@ -98,6 +103,18 @@ class Client:
     def explain(self, request_id: str, *, deadline_ms: float = _LONG_MS) -> Explanation:
         """Explain how a recent request was answered; needs a key with the scope for it, and the REST door."""
         return self._answer(explain_call(request_id), deadline_ms)
+
+    def erase_user(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> ErasureReceipt:
+        """Erase a user; what is recorded after it begins a new history. Needs a key with the scope `erase`."""
+        return self._answer(erase_call(user_id), deadline_ms)
+
+    def erasure(self, erasure_id: str, *, deadline_ms: float = _LONG_MS) -> ErasureReceipt:
+        """Return what became of an erasure."""
+        return self._answer(erasure_call(erasure_id), deadline_ms)
+
+    def user_data(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> UserData:
+        """Return all that the server keeps of a user; needs the REST door."""
+        return self._answer(user_data_call(user_id), deadline_ms)
 
     def put_items(self, items: CatalogueItem | Iterable[CatalogueItem], *, deadline_ms: float = _LONG_MS) -> ItemsPut:
         """Replace what is stated of items of the live catalogue; an item that is wrong is refused by itself."""
@@ -188,6 +205,18 @@ class AsyncClient:
     async def explain(self, request_id: str, *, deadline_ms: float = _LONG_MS) -> Explanation:
         """Explain how a recent request was answered; needs a key with the scope for it, and the REST door."""
         return await self._answer(explain_call(request_id), deadline_ms)
+
+    async def erase_user(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> ErasureReceipt:
+        """Erase a user; what is recorded after it begins a new history. Needs a key with the scope `erase`."""
+        return await self._answer(erase_call(user_id), deadline_ms)
+
+    async def erasure(self, erasure_id: str, *, deadline_ms: float = _LONG_MS) -> ErasureReceipt:
+        """Return what became of an erasure."""
+        return await self._answer(erasure_call(erasure_id), deadline_ms)
+
+    async def user_data(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> UserData:
+        """Return all that the server keeps of a user; needs the REST door."""
+        return await self._answer(user_data_call(user_id), deadline_ms)
 
     async def put_items(
         self, items: CatalogueItem | Iterable[CatalogueItem], *, deadline_ms: float = _LONG_MS

@@ -9,7 +9,19 @@ from typing import Any
 import httpx
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import A, Batch, Call, Explanation, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import (
+    A,
+    Batch,
+    Call,
+    ErasureReceipt,
+    Explanation,
+    Item,
+    Recommendation,
+    Recorded,
+    UserData,
+    receipt_from,
+    recommendation_from,
+)
 from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut
 from tailrace_client.retry import Attempts, TailraceError, late
 
@@ -119,7 +131,7 @@ def _words(error: Exception) -> str:
 
 def _read(call: Call[A], answer: httpx.Response, num_attempts: int) -> A:
     body = _object(answer)
-    if answer.status_code != httpx.codes.OK or body is None:
+    if not answer.is_success or body is None:
         raise _refusal(answer, (body or {}).get("error"), call.request_id)
     try:
         read: A = _ANSWERS[call.answer](body, num_attempts)
@@ -179,6 +191,14 @@ def _explanation(body: dict[str, Any], num_attempts: int) -> Explanation:
     return Explanation(body["request_id"], body["outcome"], tuple(body["sentences"]), body, num_attempts)
 
 
+def _receipt(body: dict[str, Any], num_attempts: int) -> ErasureReceipt:
+    return receipt_from(body, {one["store"]: one["done_time_ms"] for one in body["stores"]}, num_attempts)
+
+
+def _user_data(body: dict[str, Any], num_attempts: int) -> UserData:
+    return UserData(body["user_id"], body, num_attempts)
+
+
 def _item(body: dict[str, Any], num_attempts: int) -> CatalogueItem:
     known = {name: value for name, value in body.items() if name in CatalogueItem.__slots__}
     if (categories := known.get("categories")) is not None:
@@ -199,6 +219,8 @@ _ANSWERS: dict[type, Any] = {
     Batch: _batch,
     Recorded: _recorded,
     Explanation: _explanation,
+    ErasureReceipt: _receipt,
+    UserData: _user_data,
     CatalogueItem: _item,
     ItemsPut: _items_put,
     ItemDeleted: lambda _body, num_attempts: ItemDeleted(num_attempts),

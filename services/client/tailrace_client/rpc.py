@@ -14,7 +14,17 @@ import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.calls import A, Batch, Call, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import (
+    A,
+    Batch,
+    Call,
+    ErasureReceipt,
+    Item,
+    Recommendation,
+    Recorded,
+    receipt_from,
+    recommendation_from,
+)
 from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut, message_of
 from tailrace_client.retry import Attempts, TailraceError, late
 from tailrace_client.values import refusal
@@ -58,6 +68,8 @@ _METHODS: dict[str, tuple[Any, Any]] = {
     "SimilarItems": (_message("tailrace.v1.SimilarItemsRequest"), _message("tailrace.v1.RecommendResponse")),
     "Popular": (_message("tailrace.v1.PopularRequest"), _message("tailrace.v1.RecommendResponse")),
     "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
+    "EraseUser": (_message("tailrace.v1.EraseUserRequest"), _message("tailrace.v1.ErasureReceipt")),
+    "GetErasure": (_message("tailrace.v1.GetErasureRequest"), _message("tailrace.v1.ErasureReceipt")),
     "PutItems": (_message("tailrace.v1.PutItemsRequest"), _message("tailrace.v1.PutItemsResponse")),
     "PatchItem": (_message("tailrace.v1.PatchItemRequest"), _message("tailrace.v1.CatalogueItem")),
     "GetItem": (_message("tailrace.v1.GetItemRequest"), _message("tailrace.v1.CatalogueItem")),
@@ -141,7 +153,7 @@ def _metadata(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tuple[Any, Any, float]:
     """Return the method, its message and its timeout. Raises TailraceError."""
     if call.method is None:
-        raise ValueError("the gRPC door has no explanations; make a client of the http:// address for them")
+        raise ValueError("the gRPC door does not have this call; make a client of the http:// address for it")
     now_s = time.monotonic()
     timeout_s = attempts.left_s(now_s)
     fields = call.with_deadline(attempts.server_deadline_ms(now_s))
@@ -218,6 +230,13 @@ def _recommendation(answer: Any, num_attempts: int) -> Recommendation:
     return recommendation_from(fields, items, num_attempts)
 
 
+def _receipt(answer: Any, num_attempts: int) -> ErasureReceipt:
+    fields = {field.name: getattr(answer, field.name) for field in answer.DESCRIPTOR.fields}
+    fields["remaining"] = [{"what": one.what, "until": one.until} for one in answer.remaining]
+    done = {one.store: one.done_time_ms if one.HasField("done_time_ms") else None for one in answer.stores}
+    return receipt_from(fields, done, num_attempts)
+
+
 def _batch(answer: Any, num_attempts: int) -> Batch:
     return Batch(
         tuple(
@@ -266,6 +285,7 @@ _ANSWERS: dict[type, Any] = {
     Recommendation: _recommendation,
     Batch: _batch,
     Recorded: _recorded,
+    ErasureReceipt: _receipt,
     CatalogueItem: _item,
     ItemsPut: _items_put,
     ItemDeleted: lambda _answer, num_attempts: ItemDeleted(num_attempts),

@@ -23,7 +23,7 @@ API_KEY = "x-api-key"
 
 _LOOPBACK_NAME = "localhost"
 _BEARER = "bearer "
-_CHANGING = frozenset({Scope.EVENTS, Scope.ITEMS, Scope.ADMIN})
+_CHANGING = frozenset({Scope.EVENTS, Scope.ITEMS, Scope.ERASE, Scope.ADMIN})
 """The scopes of calls that change something."""
 
 

@@ -208,20 +208,21 @@ class _Endpoint:
             response = error_response(failure, call.request_id, self.operation.errors)
         finally:  # a caller who leaves cancels the work, but not what it has done by then
             if self.operation.is_audited:
-                _audit(http, who, outcome, call.request_id)
+                path = self.operation.public_path if self.operation.is_private else http.url.path
+                _audit(http, path, who, outcome, call.request_id)
         response.headers.update(call.limits)
         self._app.echo(call, response)
         response.headers.update(call.answer_headers)
         return response
 
 
-def _audit(http: Request, who: str, outcome: str, request_id: str) -> None:
+def _audit(http: Request, path: str, who: str, outcome: str, request_id: str) -> None:
     """Log who called an audited operation, from where, and how it ended; refused calls too.
 
     `outcome` is ok, the error's code, or gone: the caller left before the answer, and the act may have been done.
     """
     origin = http.headers.get("x-forwarded-for") or (http.client.host if http.client else "unknown")
-    act = f"{http.method} {http.url.path}"
+    act = f"{http.method} {path}"
     log.warning("audit", act=act, who=who, origin=origin, outcome=outcome, request_id=request_id)
 
 

@@ -62,6 +62,7 @@ class Operation:
         headers: Sent with every answer.
         is_traced: Whether each call is a span.
         is_audited: Whether each call leaves an audit line.
+        is_private: Whether that line has the operation's path as it is described, since the path that was sent names a user.
         is_described: Whether the OpenAPI document has it.
     """
 
@@ -79,6 +80,7 @@ class Operation:
     headers: Mapping[str, str] = field(default_factory=dict)
     is_traced: bool = False
     is_audited: bool = False
+    is_private: bool = False
     is_described: bool = True
 
     @property

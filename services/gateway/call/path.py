@@ -9,7 +9,10 @@ from urllib.parse import unquote_to_bytes
 
 from services.errors import InvalidRequest
 
-WITH_PARAMETER = ("/v1/models/", "/v1/explanations/", "/v1/items/", "/console/page/")
+WITH_PARAMETER = (
+    *("/v1/models/", "/v1/explanations/", "/v1/items/", "/v1/users/", "/v1/erasures/"),
+    "/console/page/",
+)
 """What stands before a parameter. Only a parameter may be percent-encoded; it is decoded once, by the door."""
 AMBIGUOUS = (
     r"//|/([.]|%2[Ee]){1,2}(?![^/])"  # empty segments, and dot segments, which may be encoded themselves (RFC 3986, 6.2.2)

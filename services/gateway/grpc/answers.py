@@ -63,9 +63,13 @@ class GrpcContext(Protocol):
         ...
 
 
+Handler = Callable[[Call, dict[str, str]], Awaitable[M]]
+"""Takes the authorized call and the metadata."""
+
+
 async def guarded(
     context: GrpcContext,
-    handler: Callable[[Call, dict[str, str]], Awaitable[M]],
+    handler: Handler[M],
     empty: M,
     on_error: Callable[[str, str, str, str], None],
     *,
@@ -77,7 +81,7 @@ async def guarded(
 
     Args:
         context: The call.
-        handler: Takes the authorized call and the metadata.
+        handler: Answers the authorized call.
         empty: The message that is sent with an error.
         on_error: Called with the door, the error's code, its summary and the request's id.
         access: Authorizes the caller.

@@ -20,15 +20,17 @@ from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import Call, batch_size_from, deadline_ms_from, edge_mark_from
 from services.gateway.data_plane import DataPlane
 from services.gateway.grpc import items
-from services.gateway.grpc.answers import DOOR, GrpcContext, guarded, traced
+from services.gateway.grpc.answers import DOOR, GrpcContext, Handler, guarded, traced
 from services.gateway.grpc.schema import (
     format_batch,
+    format_receipt,
     format_recommendation,
     parse_batch,
     parse_events,
     parse_popular,
     parse_recommend,
     parse_similar,
+    parse_strictly,
     request_id_of,
 )
 from services.observability.tracing import Tracing
@@ -134,6 +136,39 @@ class RpcDoor:
         )
         return await traced(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
 
+    async def EraseUser(self, request: bytes, context: GrpcContext) -> pb.ErasureReceipt:
+        """Erase a user; answers OK when the broker has the erasure."""
+
+        async def handle(call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
+            message = parse_strictly(pb.EraseUserRequest, request, self._max_body_bytes)
+            return format_receipt(await self._plane().users.erase(message.user_id, DOOR, call.request_id))
+
+        return await self._about_users(context, "EraseUser", handle)
+
+    async def GetErasure(self, request: bytes, context: GrpcContext) -> pb.ErasureReceipt:
+        """Return the receipt of an erasure."""
+
+        async def handle(_call: Call, _: dict[str, str]) -> pb.ErasureReceipt:
+            message = parse_strictly(pb.GetErasureRequest, request, self._max_body_bytes)
+            return format_receipt(await self._plane().users.receipt(message.erasure_id))
+
+        return await self._about_users(context, "GetErasure", handle)
+
+    async def _about_users(
+        self, context: GrpcContext, act: str, handle: Handler[pb.ErasureReceipt]
+    ) -> pb.ErasureReceipt:
+        """Answer an audited call of the scope `erase`."""
+        method = f"{SERVICE}/{act}"
+        return await guarded(
+            context,
+            handle,
+            pb.ErasureReceipt(),
+            lambda *_: None,
+            access=self._access,
+            scope=Scope.ERASE,
+            act=method,
+        )
+
     async def PutItems(self, request: bytes, context: GrpcContext) -> pb.PutItemsResponse:
         """Replace what is stated of items; an entry that is wrong is refused by itself."""
 
@@ -209,6 +244,8 @@ def add_recommender_to_server(servicer: Any, server: Any) -> None:
         "SimilarItems": pb.RecommendResponse,
         "Popular": pb.RecommendResponse,
         "RecordEvents": pb.RecordEventsResponse,
+        "EraseUser": pb.ErasureReceipt,
+        "GetErasure": pb.ErasureReceipt,
     }
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name), None, answer.SerializeToString)

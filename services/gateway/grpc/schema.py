@@ -13,8 +13,17 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.batch import BatchAnswer, BatchEntry, check_batch_size, check_entry_deadline, entry_id
+from services.contracts.erasure import STORE_MEANINGS, ErasureReceipt
 from services.contracts.filters import BRANCHES, Expression, parse_expression
-from services.contracts.recommend import Filters, PopularIn, Recommendation, RecommendRequest, SimilarTo, check_id
+from services.contracts.recommend import (
+    Filters,
+    PopularIn,
+    Recommendation,
+    RecommendRequest,
+    SimilarTo,
+    check_id,
+    seconds_of,
+)
 from services.contracts.rules import NO_RULES, parse_rules
 from services.errors import InvalidRequest, RequestTooLarge
 from services.gateway.events.record import Draft, check_num_events
@@ -87,6 +96,10 @@ def _request(
         rationale=message.rationale,
         surface=message.surface or None,
         rules=parse_rules(_plain(message.rules, "rules"), "rules") if message.HasField("rules") else NO_RULES,
+        next=message.next or None,
+        avoid_shown_s=seconds_of("avoid_shown.within", message.avoid_shown.within)
+        if message.HasField("avoid_shown")
+        else None,
         subject=subject,
     )
 
@@ -134,6 +147,7 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
         feature_age_ms=answer.feature_age_ms,
         deadline_ms=answer.deadline_ms,
         stages_ms=answer.stages_ms,
+        next=answer.next,
         rationale=None if rationale is None else rationale.sentence,
         rationale_reason=None if rationale is None else rationale.outcome,
     )
@@ -181,6 +195,23 @@ def parse_strictly(kind: type[M], body: bytes, max_bytes: int) -> M:
     message = _parse(kind, body, max_bytes)
     _refuse_unknown(message)
     return message
+
+
+def format_receipt(receipt: ErasureReceipt) -> pb.ErasureReceipt:
+    """Write a receipt as a message."""
+    return pb.ErasureReceipt(
+        erasure_id=receipt.erasure_id,
+        accepted_time_ms=receipt.accepted_time_ms,
+        is_done_online=receipt.is_done_online,
+        is_done=receipt.is_done,
+        stores=[
+            pb.ErasedStore(store=store, meaning=STORE_MEANINGS[store], done_time_ms=done)
+            for store, done in receipt.stores.items()
+        ],
+        remaining=[
+            pb.Remaining(what=one.what, until=one.until, until_unix_ms=one.until_unix_ms) for one in receipt.remaining
+        ],
+    )
 
 
 def _draft(event: pb.Interaction) -> Draft:

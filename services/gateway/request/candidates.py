@@ -100,7 +100,7 @@ def masks_for(
 ) -> Masks:
     """Compose the live catalogue, filters, exclusions, dislikes and the history into masks; what is hidden, excluded or disliked is in neither.
 
-    `expressions` compiles the filters' expression, if they have one.
+    What was shown before is in neither too, and brings no seen items back: a list ends where its first page would have ended. `expressions` compiles the filters' expression, if they have one.
     """
     seen = items.indices(history) if request.exclude_seen else []
     wide = items.allowed(
@@ -110,12 +110,20 @@ def masks_for(
     )
     if (expression := request.filters.expression) is not None and expressions is not None:
         wide &= expressions.mask(expression)[: len(wide)]  # made after the other, so it has all of its items
+    narrow = _without(wide, seen) if request.exclude_seen else wide
+    if request.shown_before:
+        before, is_all_seen = items.indices(request.shown_before), not narrow.any()
+        narrow = _without(narrow, before)
+        wide = _without(wide, before) if is_all_seen else narrow
     num_wide = int(np.count_nonzero(wide))
-    if not request.exclude_seen:
-        return Masks(wide, wide, num_wide, num_wide)
-    narrow = wide.copy()
-    narrow[seen] = False
-    return Masks(narrow, wide, int(np.count_nonzero(narrow)), num_wide)
+    return Masks(narrow, wide, num_wide if narrow is wide else int(np.count_nonzero(narrow)), num_wide)
+
+
+def _without(mask: np.ndarray, indices: list[int]) -> np.ndarray:
+    """Return a mask without these items."""
+    left = mask.copy()
+    left[indices] = False
+    return left
 
 
 def check_named(request: RecommendRequest, items: ItemLayout) -> None:

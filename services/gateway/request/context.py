@@ -166,6 +166,14 @@ async def look_up_features(
         return FeatureLookup(UserFeatures(), is_unavailable=True)
 
 
+def avoided(request: RecommendRequest, features: UserFeatures, now_s: float) -> tuple[str, ...]:
+    """Return what the request leaves out because the user was shown it a short while before `now_s` (Unix s)."""
+    if request.avoid_shown_s is None:
+        return ()
+    since_s = now_s - request.avoid_shown_s
+    return tuple(item_id for item_id, last_s in features.shown_times_s.items() if last_s >= since_s)
+
+
 def build_context(
     request: RecommendRequest,
     surface: Surface,

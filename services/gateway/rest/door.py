@@ -46,6 +46,7 @@ from services.gateway.rest.schema import (
     parse_similar,
     request_id_of,
 )
+from services.gateway.rest.users import add_users
 from services.observability.tracing import Tracing
 from services.router.deadline import Arrival
 
@@ -91,6 +92,7 @@ def create_rest_app(
     app.serve(READYZ, door.readyz)
     app.serve(METRICS, door.metrics)
     app.serve(DOCS, door.docs)
+    add_users(app, plane)
     add_items(app, plane, max_body_bytes)
     add_openai(app, plane, max_body_bytes)
     return app

@@ -29,7 +29,9 @@ from services.contracts.recommend import (
     MAX_ID_CHARS,
     MAX_IDS_PER_FIELD,
     MAX_K,
+    MAX_NEXT_CHARS,
     MAX_SIMILAR_TO,
+    PERIOD,
     Filters,
     PopularIn,
     Reason,
@@ -38,6 +40,7 @@ from services.contracts.recommend import (
     SimilarTo,
     Tier,
     check_id,
+    seconds_of,
 )
 from services.contracts.rules import (
     MAX_BLOCKS,
@@ -63,11 +66,11 @@ _MAX_NUM_FAULTS = 100
 """pydantic formats every fault to return the first, which took 0.3 s of the event loop for a body full of unknown fields."""
 
 
-_ID_SCHEMA: JsonDict = {"minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
+ID_SCHEMA: JsonDict = {"minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
 _IDS_SCHEMA: JsonDict = {"maxItems": MAX_IDS_PER_FIELD}
 _AT_LEAST_ONE_SCHEMA: JsonDict = {"minItems": 1, "maxItems": MAX_IDS_PER_FIELD}
 
-Id = Annotated[str, Field(json_schema_extra=_ID_SCHEMA)]
+Id = Annotated[str, Field(json_schema_extra=ID_SCHEMA)]
 """The limits here and below are for the OpenAPI document; the contracts enforce them, for all doors alike."""
 
 
@@ -189,6 +192,14 @@ class RulesBody(Body):
     freshness: FreshnessBody | None = Field(None)
 
 
+class AvoidShownBody(Body):
+    """What was shown a short while ago, and is left out."""
+
+    within: str = Field(
+        description="A period of at most 30d", examples=["1h"], json_schema_extra={"pattern": f"^({PERIOD})$"}
+    )
+
+
 class RecommendBody(Body):
     """The user, the number of items and the deadline."""
 
@@ -233,6 +244,14 @@ class RecommendBody(Body):
         examples=[200],
     )
     request_id: Id | None = Field(None, description="Or header X-Request-Id; one is made when absent")
+    next: str | None = Field(
+        None,
+        description="Of this user's last answer: get items that it and those before it did not hold",
+        json_schema_extra={"minLength": 1, "maxLength": MAX_NEXT_CHARS},
+    )
+    avoid_shown: AvoidShownBody | None = Field(
+        None, description="Leave out what the user was shown lately; the newest 200 items are remembered"
+    )
     rationale: bool = Field(
         False, description="Add one sentence on why these items, if it can be written before the deadline"
     )
@@ -318,6 +337,9 @@ class RecommendationBody(Body):
     stages_ms: dict[str, float] = Field(description="Milliseconds by stage")
     rationale: str | None = Field(
         None, description="One sentence on why these items; absent when none was requested or written"
+    )
+    next: str | None = Field(
+        None, description="Send it as `next` for the items that follow, within an hour; absent: the list ends here"
     )
     rationale_reason: str | None = Field(
         None, description="written, or why not: late, busy, failed, no_text; absent when none was requested"
@@ -512,6 +534,8 @@ def _request(
         rationale=sent.rationale,
         surface=sent.surface,
         rules=NO_RULES if sent.rules is None else parse_rules(sent.rules, "rules"),
+        next=sent.next,
+        avoid_shown_s=None if sent.avoid_shown is None else seconds_of("avoid_shown.within", sent.avoid_shown.within),
         subject=subject,
     )
 
@@ -575,11 +599,16 @@ def format_recommendation(answer: Recommendation) -> dict[str, Any]:
         "deadline_ms": answer.deadline_ms,
         "stages_ms": dict(answer.stages_ms),
     }
+    if answer.next is not None:
+        plain["next"] = answer.next
     if answer.rationale is not None:
         plain["rationale_reason"] = answer.rationale.outcome
         if answer.rationale.sentence is not None:
             plain["rationale"] = answer.rationale.sentence
     return plain
+
+
+_PARTS: Mapping[str, type[Body]] = {"filters": FiltersBody, "avoid_shown": AvoidShownBody}
 
 
 def format_batch(answers: Sequence[BatchAnswer], error_body: Callable[[TailraceError, str], Any]) -> dict[str, Any]:
@@ -605,7 +634,8 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     if not first["loc"]:
         return InvalidRequest("body", "not a JSON object", "send one JSON object")
     if kind == "extra_forbidden":
-        model = FiltersBody if len(first["loc"]) > 1 else model
+        part = next((str(one) for one in first["loc"][:-1] if one in _PARTS), None)
+        model = model if part is None else _PARTS[part]
         return InvalidRequest(field, "unknown", f"the fields are {', '.join(sorted(model.model_fields))}")
     if named := _OF_TYPE.fullmatch(message):
         expected = f"{'an' if named[1][0] in 'aio' else 'a'} {named[1]}"

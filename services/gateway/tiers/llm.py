@@ -179,7 +179,7 @@ def rank_request(
         history_item_ids=context.history_item_ids,
         k=context.num_from_beams(beam_width),
         budget_ms=budget_s * 1_000,
-        excluded_item_ids=tuple(dict.fromkeys(seen + disliked + request.exclude_item_ids)),
+        excluded_item_ids=tuple(dict.fromkeys(seen + disliked + request.excluded_item_ids)),
         filters=_filters_of(context),
         priority=context.caller.priority,
         replicas=tuple(name for name in replicas if name),

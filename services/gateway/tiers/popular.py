@@ -95,7 +95,7 @@ class PopularTier:
 
     def items_from_memory(self, request: RecommendRequest, live: Live) -> tuple[ScoredItem, ...] | None:
         """Return the k most popular items that may be shown; None if filters, rules, a subject or a small catalogue need the masks."""
-        unwanted = {*request.exclude_item_ids, *(request.recent_item_ids if request.exclude_seen else ())}
+        unwanted = {*request.excluded_item_ids, *(request.recent_item_ids if request.exclude_seen else ())}
         k = request.num_items
         num_needed = k + len(unwanted)
         if request.filters != _NO_FILTERS or request.rules.reorder or request.subject not in (None, PopularIn()):

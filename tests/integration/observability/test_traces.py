@@ -16,7 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
+from services.features.erasing import RedisReceipts
 from services.features.explanations import RedisExplanations
+from services.features.page_key import RedisPageKey
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.gateway.data_plane import DataPlane, Ports, build_data_plane
@@ -34,7 +36,7 @@ from tests.support.spans import traceparent
 from tests.support.stream.stream_rig import TOPIC, Rig
 from tests.support.training.bundles import publish_bundle
 from tests.support.wait import until_answer
-from tests.unit.gateway.world import CONFIG
+from tests.unit.gateway.world import CONFIG, no_user_data
 
 TRACE = {"read": 0x5EED01, "click": 0x5EED02}
 
@@ -123,6 +125,9 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
         events=TopicProducer(settings.kafka_address, TOPIC, 10.0, 10),
         impressions=FakeLog(),
         explanations=RedisExplanations(settings.redis_address, 60, settings.explain_max_bytes),
+        receipts=RedisReceipts(settings.redis_address),
+        page_key=RedisPageKey(settings.redis_address),
+        user_data=no_user_data,
         registry=CollectorRegistry(),
     )
     admission = AdmissionLimits(max_in_flight=256, max_delay_s=60.0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from services.contracts.erasure import ErasureReceipt, ErasureStore
 from services.contracts.features import RecentPopularity, UserFeatures
 from services.contracts.items import decode_item
 from services.contracts.rank import EngineLoad, RankRequest, RankResult
@@ -178,6 +179,30 @@ class FakeShelf:
         if self.error is not None:
             raise self.error
         return self.records.get(request_id)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class FakeReceipts:
+    """Keeps receipts in a dict; `error` is raised."""
+
+    def __init__(self) -> None:
+        self.receipts: dict[str, ErasureReceipt] = {}
+        self.error: BaseException | None = None
+
+    async def open(self, erasure_id: str, accepted_ms: int, timeout_s: float) -> None:
+        """Begin a receipt."""
+        if self.error is not None:
+            raise self.error
+        stores = dict.fromkeys(ErasureStore, None)
+        self.receipts[erasure_id] = ErasureReceipt(erasure_id=erasure_id, accepted_time_ms=accepted_ms, stores=stores)
+
+    async def get(self, erasure_id: str, timeout_s: float) -> ErasureReceipt | None:
+        """Return one receipt."""
+        if self.error is not None:
+            raise self.error
+        return self.receipts.get(erasure_id)
 
     async def close(self) -> None:
         """Nothing to close."""

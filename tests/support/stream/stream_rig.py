@@ -12,11 +12,12 @@ from kafka import KafkaProducer
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
+from services.contracts.erasure import Erasure
 from services.contracts.events import Interaction
 from services.features.repo import RepoAddress
 from services.features.schema import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
-from services.observability.metrics import StreamMetrics
+from services.observability.metrics import ItemsMetrics, StreamMetrics
 from services.settings.settings import Settings
 from services.stream.__main__ import run_worker
 from services.stream.aggregate import LoggedEvent, apply, history_limits
@@ -47,13 +48,15 @@ class Rig:
     def __post_init__(self) -> None:
         self.registry = CollectorRegistry()
         self._metrics = StreamMetrics(self.registry)
+        self._item_metrics = ItemsMetrics(self.registry)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start_worker(self, pace: Pace = QUICK) -> None:
         """Start the worker."""
         self._stop.clear()
-        self._thread = threading.Thread(target=run_worker, args=(self.settings, self._stop, self._metrics, pace))
+        parts = (self.settings, self._stop, self._metrics, pace, None, self._item_metrics)
+        self._thread = threading.Thread(target=run_worker, args=parts)
         self._thread.start()
 
     def stop_worker(self) -> None:
@@ -75,8 +78,8 @@ class Rig:
             producer.send(TOPIC, key=event.key, value=value, headers=list(headers), partition=partition).get(10)
         producer.close()
 
-    def send(self, *values: Interaction | tuple[bytes | None, bytes]) -> None:
-        """Produce interactions, or raw (key, value) pairs, and wait until the broker has them."""
+    def send(self, *values: Interaction | Erasure | tuple[bytes | None, bytes]) -> None:
+        """Produce interactions, erasures, or raw (key, value) pairs, and wait until the broker has them."""
         producer = KafkaProducer(bootstrap_servers=self.settings.kafka_bootstrap, max_block_ms=10_000)
         pairs = [value if isinstance(value, tuple) else (value.key, value.encode()) for value in values]
         with closing(producer):
@@ -118,6 +121,12 @@ def click(number: int, user_id: str = "u", **changes: Any) -> Interaction:
     now_ms = time.time_ns() // 1_000_000
     fields = {"event_id": f"e{number}", "item_id": f"i{number}", "event_time_ms": 1_700_000_000_000 + number}
     return Interaction(user_id=user_id, accepted_time_ms=now_ms, **(fields | changes))
+
+
+def erasure(user_id: str, erasure_id: str = "x", accepted_time_ms: int | None = None) -> Erasure:
+    """Build the erasure of a user, accepted now."""
+    now_ms = time.time_ns() // 1_000_000
+    return Erasure(erasure_id=erasure_id, user_id=user_id, accepted_time_ms=accepted_time_ms or now_ms)
 
 
 def many_clicks(num_events: int, num_users: int, seed: int = 0) -> list[Interaction]:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from benchmarks.faults.tcp_proxy import TcpProxy, Wire
 from services.contracts.access import Scope
+from services.contracts.erasure import Erasure, ErasureStore, decode_record
 from services.errors import DependencyUnavailable, Overloaded
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.gateway.rest.door import create_rest_app
@@ -244,6 +245,53 @@ async def test_an_answer_is_explained_over_rest(case: Case) -> None:
 
     assert isinstance(told, Explanation)
     assert (told.outcome, told.fields["tier"], bool(told.sentences)) == ("ok", "llm", True)
+
+
+async def test_a_user_is_erased_and_the_receipt_is_read_again(case: Case) -> None:
+    """Over both doors: the event goes to the log of interactions under the user's key; the receipt names stores and what remains, and no user."""
+    accepted = await case.client.erase_user("u/1 ü")
+    found = await case.client.erasure(accepted.erasure_id)
+    with pytest.raises(TailraceError) as unknown:
+        await case.client.erasure("unknown")
+
+    (key, value), erasure = case.world.events.records[-1], decode_record(case.world.events.records[-1][1])
+    assert (key.decode(), erasure) == (
+        "u/1 ü",
+        Erasure(erasure_id=accepted.erasure_id, user_id="u/1 ü", accepted_time_ms=int(NOW_S * 1_000)),
+    )
+    assert value == erasure.encode()
+    assert set(found.stores) == {store.value for store in ErasureStore}
+    assert (found.is_done, found.is_done_online, set(found.stores.values())) == (False, False, {None})
+    assert len(found.remaining) == len(accepted.remaining) > 3
+    assert "u/1" not in repr(found)
+    assert unknown.value.code == "not_found"
+
+
+async def test_a_users_data_is_handed_out_over_rest(case: Case) -> None:
+    """All kinds of it; the gRPC door does not have the call, and the client names the one that does."""
+    if case.scheme == "grpc":
+        with pytest.raises(ValueError, match="http://"):
+            await case.client.user_data("u")
+        return
+
+    data = await case.client.user_data("u/1 ü")
+
+    assert data.user_id == "u/1 ü"
+    assert {"history", "shown", "lists", "explanations", "events", "impressions"} <= set(data.fields)
+
+
+async def test_a_list_goes_on_with_the_token_of_the_one_before(case: Case) -> None:
+    """No item comes twice; a period that is none, and a token that is none, are refused by their field before or at the server."""
+    first = await case.client.recommend("long", k=4, deadline_ms=5_000)
+    second = await case.client.recommend("long", k=4, next=first.next, avoid_shown_within="1h", deadline_ms=5_000)
+    refused = []
+    for options in ({"next": "x"}, {"avoid_shown_within": "an hour"}):
+        with pytest.raises(TailraceError) as error:
+            await case.client.recommend("long", **options)
+        refused.append(error.value.field)
+
+    assert {one.item_id for one in first.items}.isdisjoint(one.item_id for one in second.items)
+    assert refused == ["next", "avoid_shown.within"]
 
 
 async def test_an_event_whose_answer_is_lost_has_its_effect_once(case: Case) -> None:

@@ -17,6 +17,7 @@ from services.contracts.access import ANYONE, Priority
 from services.contracts.features import PrecomputedList, UserFeatures
 from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
 from services.contracts.text import TextWriter
+from services.features.page_key import FilePageKey
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, StoredKey, write_keys
@@ -24,10 +25,19 @@ from services.gateway.access.shared_rates import SharedRates
 from services.gateway.data_plane import DataPlane, PlaneConfig, Ports, build_data_plane
 from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.text.tier import TextLimits, TextTier
+from services.gateway.users.erase import BrokerKeeps
 from services.router.breaker import Breaker
 from services.router.deadline import Arrival, DeadlineLimits
 from services.router.policy import LlmRule
-from tests.support.gateway.fakes import FakeFeatures, FakeItemTopic, FakeLlm, FakeLog, FakeShelf, FakeStudent
+from tests.support.gateway.fakes import (
+    FakeFeatures,
+    FakeItemTopic,
+    FakeLlm,
+    FakeLog,
+    FakeReceipts,
+    FakeShelf,
+    FakeStudent,
+)
 
 NUM_ITEMS = 20
 VERSION = "v1"
@@ -97,6 +107,12 @@ def standard_users() -> dict[str, UserFeatures]:
     }
 
 
+def no_user_data(user_id: str) -> dict[str, Any]:
+    """Return the data of a user of whom nothing is kept."""
+    kept: dict[str, Any] = {name: [] for name in ("shown", "lists", "explanations", "events", "impressions")}
+    return {"user_id": user_id, "history": None, **kept}
+
+
 CONFIG = PlaneConfig(
     deadlines=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
     admission=AdmissionLimits(max_in_flight=256, max_delay_s=60.0, max_busy=1e9),
@@ -109,6 +125,7 @@ CONFIG = PlaneConfig(
     bundle_poll_s=60.0,
     popular_refresh_s=60.0,
     max_events_per_request=50,
+    broker_keeps=BrokerKeeps(events_ms=7 * 86_400_000, dead_letters_ms=30 * 86_400_000),
 )
 
 
@@ -124,6 +141,7 @@ class World:
     impressions: FakeLog
     shelf: FakeShelf
     registry: CollectorRegistry
+    receipts: FakeReceipts
     items: FakeItemTopic
 
     async def recommend(
@@ -153,7 +171,7 @@ def make_world(
     """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer."""
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
-    shelf, registry, items = FakeShelf(), CollectorRegistry(), FakeItemTopic()
+    shelf, registry, receipts, items = FakeShelf(), CollectorRegistry(), FakeReceipts(), FakeItemTopic()
     ports = Ports(
         bundles=BundleStore(root),
         load_student=lambda _bundle, _catalogue: student,
@@ -162,6 +180,9 @@ def make_world(
         events=events,
         impressions=impressions,
         explanations=shelf,
+        receipts=receipts,
+        page_key=FilePageKey(b"a key of these tests"),
+        user_data=no_user_data,
         live_items=items.live_items,
         item_reader=items,
         item_log=items,
@@ -171,7 +192,7 @@ def make_world(
     )
     deadlines = replace(CONFIG.deadlines, reserve_ms=reserve_ms)
     plane = build_data_plane(ports, replace(CONFIG, deadlines=deadlines, surfaces_file=surfaces_file))
-    return World(plane, features, llm, student, events, impressions, shelf, registry, items)
+    return World(plane, features, llm, student, events, impressions, shelf, registry, receipts, items)
 
 
 @asynccontextmanager

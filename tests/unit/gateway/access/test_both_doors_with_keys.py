@@ -1,13 +1,16 @@
 """Both doors with keys: which calls are admitted, the code of each refusal, and that a refusal reveals nothing."""
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.contracts import recommend_pb2, recommend_pb2_grpc
 from services.contracts.access import Priority, Scope
 from services.gateway.access.authorize import KeyedAccess
 from tests.support.gateway.keys import bearer, stored_key
@@ -156,6 +159,22 @@ async def test_every_administrative_act_leaves_one_audit_line(
     (line,) = [log for log in logs if log["event"] == "audit"]
     assert (line["act"], line["who"], line["outcome"]) == ("GET /v1/explanations/why", who, outcome)
     assert (line["origin"], line["request_id"]) == (origin, "r1")
+
+
+async def test_no_log_line_of_an_erasure_names_its_user(rest: RestClient, rpc: RpcClient) -> None:
+    """Both doors audit erasure and export, refused calls too, and no line has the id."""
+    message = recommend_pb2.EraseUserRequest(user_id="secret-user")
+    with structlog.testing.capture_logs() as lines:
+        for key in ("root", "shop"):
+            await rest.http.delete("/v1/users/secret-user", headers={"x-api-key": key})
+            await rest.http.get("/v1/users/secret-user/data", headers={"x-api-key": key})
+            with suppress(grpc.aio.AioRpcError):
+                await recommend_pb2_grpc.RecommenderStub(rpc.channel).EraseUser(message, metadata=(("x-api-key", key),))
+
+    audits = sorted((line["act"], line["outcome"]) for line in lines if line["event"] == "audit")
+    acts = ("DELETE /v1/users/{user_id}", "EraseUser", "GET /v1/users/{user_id}/data")
+    assert audits == sorted((act, outcome) for act in acts for outcome in ("ok", "not_allowed"))
+    assert "secret-user" not in str(lines)
 
 
 async def test_no_log_line_holds_a_key(door: Door) -> None:

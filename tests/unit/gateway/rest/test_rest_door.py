@@ -149,7 +149,7 @@ async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClie
         ("/v1/explanation/r1", "/v1/explanations/{request_id}"),
         ("/v1/chat/completion", "/v1/chat/completions"),
         ("/v1/" + "x" * 5_000, ""),
-        ("/v1/users/196", ""),
+        ("/v1/customers/196", ""),
     ],
 )
 async def test_an_unknown_path_is_answered_with_the_nearest(rest: RestClient, path: str, nearest: str) -> None:

@@ -1,0 +1,227 @@
+"""Erasure in Redis: what is removed of users beside the row that the worker's fence removes, and the receipts.
+
+    tailrace:erasure:<id>    hash: `accepted`, and each store that is done, with its time (Unix ms). Names no user; kept for 90 days
+
+The worker writes receipts, from one thread; gateways open and read them on their event loop.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from services.contracts.erasure import ErasureReceipt, ErasureStore
+from services.contracts.explanation import whose
+from services.errors import RowChanged
+from services.features.explanations import remove_explanations
+from services.features.layout import RowLayout
+from services.features.ownership import RowWrite, write_unowned
+from services.features.redis_calls import redis_as_dependency, within
+from services.features.repo import RepoAddress, open_store
+from services.features.schema import (
+    BASE_TOPIC,
+    BUNDLE_VERSION,
+    USER_HISTORY,
+    USER_ID,
+    USER_RECOMMENDATIONS,
+    USER_SHOWN,
+    LogPosition,
+)
+from services.features.shown import chosen, read_shown, shown_write
+from services.settings.addresses import RedisAddress
+
+_RECEIPT = "tailrace:erasure:"
+_KEEP_S = 90 * 86_400
+_PER_EXCHANGE = 1_000
+_SEEN = ("row_time_us", "topic_id", "partition", "offset")
+
+
+class ErasingWriter:
+    """Removes users and writes receipts. Used from one thread. Every call may be repeated, and raises DependencyUnavailable."""
+
+    def __init__(self, address: RepoAddress) -> None:
+        """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
+        from redis import Redis
+
+        store = open_store(address)
+        timeout_s = address.socket_timeout_s
+        self._client: Any = Redis(
+            **address.redis.client_options(), socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+        )
+        self._project = store.project
+        self._histories = RowLayout(USER_HISTORY, store.project)
+        self._lists = RowLayout(USER_RECOMMENDATIONS, store.project)
+        self._shown = RowLayout(USER_SHOWN, store.project)
+
+    def remove_base_rows(self, user_ids: Sequence[str]) -> None:
+        """Remove rows that base tables have brought back meanwhile: no event has reached them."""
+        for chunk in _chunks(user_ids):
+            self._remove_rows(chunk, lambda _user_id, position, _row_time_us: position.topic_id == BASE_TOPIC)
+
+    def remove_lists(self, user_ids: Sequence[str], versions: Collection[str]) -> None:
+        """Remove the lists that these bundles have stored for users."""
+        keys = [self._lists.key(user_id, version) for user_id in user_ids for version in versions]
+        with redis_as_dependency():
+            for chunk in _chunks(keys):
+                self._client.unlink(*chunk)
+
+    def remove_leftover_lists(self, user_ids: Collection[str]) -> None:
+        """Remove users' lists of whatever bundle, such as one that was never published; looks at the key of every list."""
+        from feast.infra.key_encoding_utils import serialize_entity_key_prefix
+
+        prefix = serialize_entity_key_prefix([USER_ID.name, BUNDLE_VERSION.name], entity_key_serialization_version=3)
+        with redis_as_dependency():
+            keys = self._client.scan_iter(match=prefix + b"*", count=_PER_EXCHANGE)
+            gone = [key for key in keys if self._user_of(key) in user_ids]
+            for chunk in _chunks(gone):
+                self._client.unlink(*chunk)
+
+    def remove_shown(self, until_ms: Mapping[str, int]) -> None:
+        """Remove what was shown to users until then (Unix ms), of which some may have arrived after their rows were removed."""
+        for chunk in _chunks(list(until_ms)):
+            for user_id, row in read_shown(self._client, self._shown, chunk).items():
+                later = [place for place, last_s in enumerate(row.times_s) if last_s * 1_000 > until_ms[user_id]]
+                if later and len(later) == len(row.item_ids):
+                    continue
+                write = shown_write(self._shown, chosen(row, later), row)
+                if not later and not self._client.hexists(write.key, self._histories.fields_of(_SEEN)[0]):
+                    write = replace(write, cells={}, is_replaced=True)  # nothing else is there
+                with suppress(RowChanged):  # an impression of now has arrived, and counts
+                    write_unowned(self._client, [write])
+
+    def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
+        """Remove explanations by their user and time (Unix ms)."""
+
+        def of_gone(record: bytes) -> bool:
+            user_id, at_ms = whose(record)
+            return user_id is not None and is_gone(user_id, at_ms)
+
+        remove_explanations(self._client, of_gone)
+
+    def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
+        """Remove the rows of users who are gone, by user, last position and row time (Unix µs), from a store that was restored; looks at every key.
+
+        Relies on how Feast writes a key: the entities' names, then their values, then the project.
+        """
+        from feast.infra.key_encoding_utils import serialize_entity_key_prefix
+
+        prefix = serialize_entity_key_prefix([USER_ID.name], entity_key_serialization_version=3)
+        with redis_as_dependency():
+            keys = self._client.scan_iter(match=prefix + b"*", count=_PER_EXCHANGE)
+            user_ids = [self._user_of(key) for key in keys]
+        for chunk in _chunks(user_ids):
+            self._remove_rows(chunk, is_gone)
+
+    def begin_rewrite(self) -> bool:
+        """Have Redis write its append-only file again, without what is gone; False where it has none, or lets itself not be asked."""
+        from redis.exceptions import ResponseError
+
+        with redis_as_dependency():
+            try:
+                if not self._client.info("persistence").get("aof_enabled"):
+                    return False
+                self._client.bgrewriteaof()
+            except ResponseError:  # no permission, or no such command at a provider
+                return False
+        return True
+
+    def is_rewriting(self) -> bool:
+        """Whether the append-only file is being written, or is about to be."""
+        with redis_as_dependency():
+            about = self._client.info("persistence")
+        return bool(about.get("aof_rewrite_in_progress") or about.get("aof_rewrite_scheduled"))
+
+    def mark(self, receipts: Iterable[tuple[str, int]], stores: Iterable[ErasureStore], now_ms: int) -> None:
+        """Record in receipts (id, acceptance in Unix ms) that these stores are done."""
+        done = dict.fromkeys((store.value for store in stores), now_ms)
+        with redis_as_dependency():
+            for chunk in _chunks(list(receipts)):
+                pipe = self._client.pipeline(transaction=False)
+                for erasure_id, accepted_ms in chunk:
+                    pipe.hset(_RECEIPT + erasure_id, mapping={"accepted": accepted_ms, **done})
+                    pipe.expire(_RECEIPT + erasure_id, _KEEP_S)
+                pipe.execute()
+
+    def lacking(self, erasure_ids: Sequence[str]) -> set[str]:
+        """Return those whose receipt the store lacks."""
+        found: list[int] = []
+        with redis_as_dependency():
+            for chunk in _chunks(erasure_ids):
+                pipe = self._client.pipeline(transaction=False)
+                for erasure_id in chunk:
+                    pipe.exists(_RECEIPT + erasure_id)
+                found += pipe.execute()
+        return {erasure_id for erasure_id, exists in zip(erasure_ids, found, strict=True) if not exists}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _user_of(self, key: bytes) -> str:
+        """Return the user in the key of a row or a list."""
+        from feast.infra.key_encoding_utils import deserialize_entity_key
+
+        entity: Any = deserialize_entity_key(key.removesuffix(self._project.encode()))
+        return str(entity.entity_values[list(entity.join_keys).index(USER_ID.name)].string_val)
+
+    def _remove_rows(self, user_ids: Sequence[str], is_gone: Callable[[str, LogPosition, int], bool]) -> None:
+        """Remove rows by user, last position and row time. A row that is written meanwhile stays: an event has reached it."""
+        fields = self._histories.fields_of(_SEEN)
+        with redis_as_dependency():
+            pipe = self._client.pipeline(transaction=False)
+            for user_id in user_ids:
+                pipe.hmget(self._histories.key(user_id), fields)
+            found = pipe.execute()
+        for user_id, cells in zip(user_ids, found, strict=True):
+            row_time_us, *place = self._histories.values(_SEEN, cells).values()
+            if cells[0] is not None and is_gone(user_id, LogPosition(*place), row_time_us):
+                expected = dict(zip(fields, cells, strict=True))
+                gone = RowWrite(self._histories.key(user_id), {}, expected=expected, is_replaced=True)
+                with suppress(RowChanged):
+                    write_unowned(self._client, [gone])
+
+
+class RedisReceipts:
+    """The receipts, for a gateway; constructed and used on one event loop."""
+
+    def __init__(self, address: RedisAddress) -> None:
+        """Make the client; a connection is made at the first use. Raises ConfigError for a bad password file."""
+        from redis.asyncio import Redis
+
+        self._client = Redis(**address.client_options())
+
+    async def open(self, erasure_id: str, accepted_ms: int, timeout_s: float) -> None:
+        """Begin a receipt, unless the worker has by now. Raises DependencyUnavailable."""
+        with redis_as_dependency():
+            await within(timeout_s, self._open(_RECEIPT + erasure_id, accepted_ms))
+
+    async def get(self, erasure_id: str, timeout_s: float) -> ErasureReceipt | None:
+        """Return a receipt; None without one, and after 90 days. Raises DependencyUnavailable."""
+        with redis_as_dependency():
+            found: Any = await within(timeout_s, self._read(_RECEIPT + erasure_id))
+        if b"accepted" not in found:
+            return None
+        done = {store: found.get(store.value.encode()) for store in ErasureStore}
+        return ErasureReceipt(
+            erasure_id=erasure_id,
+            accepted_time_ms=int(found[b"accepted"]),
+            stores={store: None if at is None else int(at) for store, at in done.items()},
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _open(self, key: str, accepted_ms: int) -> None:
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.hsetnx(key, "accepted", str(accepted_ms))
+            pipe.expire(key, _KEEP_S)
+            await pipe.execute()
+
+    async def _read(self, key: str) -> Any:
+        reading: Any = self._client.hgetall(key)
+        return await reading
+
+
+def _chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    return (values[at : at + _PER_EXCHANGE] for at in range(0, len(values), _PER_EXCHANGE))

@@ -1,0 +1,48 @@
+"""The key of the tokens of fresh lists, in Redis: made by the gateway that asks first, and the same for all."""
+
+import secrets
+from typing import Any
+
+from services.features.redis_calls import redis_as_dependency, within
+from services.settings.addresses import RedisAddress
+
+_KEY = "tailrace:page-key"
+_KEY_BYTES = 32
+
+
+class RedisPageKey:
+    """The key of one stack. Constructed and used on one event loop; a connection is made at the first use."""
+
+    def __init__(self, address: RedisAddress) -> None:
+        """Make the client. Raises ConfigError for a bad password file."""
+        from redis.asyncio import Redis
+
+        self._client = Redis(**address.client_options())
+
+    async def get(self, own: bytes | None, timeout_s: float) -> bytes:
+        """Return the key; where Redis has none, it becomes `own`, or a new one. Raises DependencyUnavailable."""
+        with redis_as_dependency():
+            return await within(timeout_s, self._get(own or secrets.token_bytes(_KEY_BYTES)))
+
+    async def _get(self, own: bytes) -> bytes:
+        call: Any = self._client.set(_KEY, own, nx=True, get=True)
+        before: bytes | None = await call
+        return before or own
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+class FilePageKey:
+    """A key that the operator gives, for example to several stacks behind one name."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    async def get(self, own: bytes | None, timeout_s: float) -> bytes:
+        """Return the key."""
+        return self._key
+
+    async def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,102 @@
+"""What users were shown, in the hash of their history: read and written by the worker of impressions under the fence of that topic's partitions.
+
+The worker of interactions writes it too, where a user acts on an item. So each writes only where the lists are as it has read them.
+"""
+
+import socket
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from services.features.layout import RowLayout
+from services.features.ownership import IMPRESSIONS_KEY, Partitions, PartitionWrite, RowWrite
+from services.features.redis_calls import redis_as_dependency
+from services.features.repo import RepoAddress, open_store
+from services.features.schema import USER_SHOWN, LogPosition, UserShown
+
+SHOWN_LISTS = ("shown_item_ids", "shown_counts", "shown_times_s")
+ShownChange = tuple[UserShown, UserShown]
+"""A row as it was read, and what becomes of it."""
+_NO_TIME_US = 0
+
+
+def without_items(shown: UserShown, item_ids: Collection[str]) -> UserShown:
+    """Return what was shown without these items."""
+    left = [place for place, item_id in enumerate(shown.item_ids) if item_id not in item_ids]
+    return chosen(shown, left)
+
+
+def chosen(shown: UserShown, places: Sequence[int]) -> UserShown:
+    """Return the items at these places."""
+    return UserShown(
+        user_id=shown.user_id,
+        item_ids=tuple(shown.item_ids[place] for place in places),
+        counts=tuple(shown.counts[place] for place in places),
+        times_s=tuple(shown.times_s[place] for place in places),
+        position=shown.position,
+    )
+
+
+def read_shown(client: Any, layout: RowLayout[UserShown], user_ids: Sequence[str]) -> dict[str, UserShown]:
+    """Read rows in one exchange; users without one are absent. Raises DependencyUnavailable."""
+    if not user_ids:
+        return {}
+    with redis_as_dependency():
+        pipe = client.pipeline(transaction=False)
+        for user_id in user_ids:
+            pipe.hmget(layout.key(user_id), layout.fields)
+        found = pipe.execute()
+    rows = (layout.row(user_id, cells) for user_id, cells in zip(user_ids, found, strict=True))
+    return {row.user_id: row for row in rows if row is not None}
+
+
+def shown_write(layout: RowLayout[UserShown], row: UserShown, before: UserShown | None) -> RowWrite:
+    """Return the write of a row if the store still has the lists of `before`, or none where that is None."""
+    names = SHOWN_LISTS if before is None else (*SHOWN_LISTS, "shown_offset")
+    seen = dict.fromkeys(layout.fields_of(names), b"") if before is None else layout.some(before, names)
+    return RowWrite(layout.key(row.user_id), layout.cells(row, _NO_TIME_US), expected=seen)
+
+
+class ShownWriter:
+    """Writes the rows of owned partitions of impressions. Used from one thread."""
+
+    def __init__(self, address: RepoAddress, owner: str = "") -> None:
+        """Open the store; no connection is made yet. `owner` names this process to people. Raises EnvironmentFault when no features were applied."""
+        from redis import Redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        timeout_s = address.socket_timeout_s
+        self._client: Any = Redis(
+            **address.redis.client_options(),
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._layout = RowLayout(USER_SHOWN, open_store(address).project)
+        self.partitions = Partitions(self._client, uuid.uuid4().hex, owner or socket.gethostname(), IMPRESSIONS_KEY)
+
+    def read(self, user_ids: Sequence[str]) -> dict[str, UserShown]:
+        """Read rows in one exchange; users without one are absent. Raises DependencyUnavailable."""
+        return read_shown(self._client, self._layout, user_ids)
+
+    def apply(self, changed: Mapping[LogPosition, Sequence[UserShown]], before: Mapping[str, UserShown]) -> None:
+        """Write rows in place of those read before, and that each partition's rows hold the log up to its position.
+
+        Raises OwnershipLost, RowChanged or DependencyUnavailable.
+        """
+        self.partitions.write_all(
+            [
+                PartitionWrite(
+                    at.partition,
+                    [shown_write(self._layout, row, before.get(row.user_id)) for row in rows],
+                    position=at,
+                )
+                for at, rows in changed.items()
+            ]
+        )
+
+    def close(self) -> None:
+        """Release what is owned, and close the connections."""
+        self.partitions.release()
+        self._client.close()

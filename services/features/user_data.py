@@ -1,0 +1,64 @@
+"""What Redis holds of one user: for handing it out. Blocks; never on a request's path."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from services.contracts.explanation import whose
+from services.features.explanations import each_explanation
+from services.features.layout import RowLayout
+from services.features.redis_calls import redis_as_dependency
+from services.features.repo import RepoAddress, open_store
+from services.features.schema import (
+    USER_HISTORY,
+    USER_RECOMMENDATIONS,
+    USER_SHOWN,
+    PrecomputedRow,
+    UserHistory,
+    UserShown,
+)
+
+
+class UserStore:
+    """Reads a user's rows. Every call raises DependencyUnavailable."""
+
+    def __init__(self, address: RepoAddress) -> None:
+        """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
+        from redis import Redis
+
+        project, timeout_s = open_store(address).project, address.socket_timeout_s
+        self._client: Any = Redis(
+            **address.redis.client_options(), socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+        )
+        self._histories = RowLayout(USER_HISTORY, project)
+        self._shown = RowLayout(USER_SHOWN, project)
+        self._lists = RowLayout(USER_RECOMMENDATIONS, project)
+
+    def history(self, user_id: str) -> UserHistory | None:
+        """Return a user's row."""
+        return self._histories.row(user_id, self._cells(self._histories, user_id))
+
+    def shown(self, user_id: str) -> UserShown | None:
+        """Return what a user was shown, as far as it is remembered."""
+        return self._shown.row(user_id, self._cells(self._shown, user_id))
+
+    def lists(self, user_id: str, versions: Iterable[str]) -> list[PrecomputedRow]:
+        """Return the lists that these bundles have stored for a user."""
+        found = []
+        for version in versions:
+            with redis_as_dependency():
+                cells = self._client.hmget(self._lists.key(user_id, version), self._lists.fields)
+            if any(cell is not None for cell in cells):
+                names = [column.name for column in USER_RECOMMENDATIONS.features]
+                values = self._lists.values(names, cells)
+                keys = {"user_id": [user_id], "bundle_version": [version]}
+                found += USER_RECOMMENDATIONS.from_columns(keys | {name: [value] for name, value in values.items()})
+        return found
+
+    def explanations(self, user_id: str) -> list[bytes]:
+        """Return the stored explanations of a user's requests."""
+        with redis_as_dependency():
+            return [record for _, _, record in each_explanation(self._client) if whose(record)[0] == user_id]
+
+    def _cells(self, layout: RowLayout[Any], user_id: str) -> Any:
+        with redis_as_dependency():
+            return self._client.hmget(layout.key(user_id), layout.fields)

@@ -1,0 +1,191 @@
+"""Fresh lists: the token `next` of an answer, which a following request sends to get items that were not shown yet. No state is kept.
+
+    token   base64url( format | expiry (Unix s) | number | marks of all items shown so far | HMAC-SHA256 of all this and the user, 16 bytes )
+
+A mark is 24 bits of a hash of the item's id, so a token outlives a bundle; one other item in sixty thousand has the mark of one of three
+hundred shown, and is left out too. Marks are sorted, and their differences Rice-coded: about 330 fit into a kilobyte. The key is the same for
+all gateways of a stack.
+"""
+
+import base64
+import hmac
+import struct
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import blake2b, sha256
+from typing import Protocol
+
+import numpy as np
+import structlog
+
+from services.contracts.recommend import MAX_NEXT_CHARS, RecommendRequest, ScoredItem
+from services.errors import DependencyUnavailable, InvalidRequest
+from services.gateway.periodic_task import PeriodicTask
+from services.gateway.request.live_bundle import Live, LiveBundle
+
+log = structlog.get_logger()
+
+KEEP_S = 3_600
+_FORMAT = 1
+_HEADER = struct.Struct(">BIH")
+_MAC_BYTES = 16
+_MARK_BITS, _MARK_BYTES = 24, 3
+_MAX_BYTES = MAX_NEXT_CHARS * 3 // 4
+_KEY_TIMEOUT_S, _KEY_EVERY_S = 1.0, 10.0
+_MAX_CATALOGUES = 2
+_FIX = "send the `next` of this user's last answer, or leave it out to begin again"
+
+
+class PageKey(Protocol):
+    """The key of the tokens, the same for all gateways."""
+
+    async def get(self, own: bytes | None, timeout_s: float) -> bytes:
+        """Return the key; where the store has none, it becomes `own`, or a new one. Raises DependencyUnavailable."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class Pages:
+    """Reads and makes tokens. One per process."""
+
+    def __init__(self, live: LiveBundle, key: PageKey, wall_clock: Callable[[], float] = time.time) -> None:
+        self._source = key
+        self._wall_clock = wall_clock
+        self._key: bytes | None = None
+        self._marks: dict[str, ItemMarks] = {}
+        self._refreshing = PeriodicTask(self.refresh, _KEY_EVERY_S)
+        live.before_swap(self._marks_of)
+
+    async def start(self) -> None:
+        """Get the key, and look for it in the background from now on: the store may lose it, and another gateway has it then."""
+        await self.refresh()
+        self._refreshing.start()
+
+    async def stop(self) -> None:
+        """Stop that."""
+        await self._refreshing.stop()
+        await self._source.close()
+
+    async def refresh(self) -> None:
+        """Get the key; the last one stays while the store is unavailable."""
+        with suppress(DependencyUnavailable):
+            self._key = await self._source.get(self._key, _KEY_TIMEOUT_S)
+
+    def shown_before(self, request: RecommendRequest, live: Live) -> tuple[str, ...]:
+        """Return the items of the pages before this one, which the live catalogue has. Raises InvalidRequest or DependencyUnavailable."""
+        if request.next is None:
+            return ()
+        marks = self._read(request.next, request.user_id)
+        return self._marks_of(live).items(marks, live)
+
+    def next_token(self, request: RecommendRequest, items: Sequence[ScoredItem]) -> str | None:
+        """Return the token for what follows these items; None where they are the last, or too many have been shown."""
+        if not items or self._key is None:
+            return None
+        before = [] if request.next is None else self._read(request.next, request.user_id)
+        marks = sorted({*before, *(mark_of(item.item_id) for item in items)})
+        if len(marks) > _MAX_BYTES:  # at least a byte each
+            return None
+        header = _HEADER.pack(_FORMAT, int(self._wall_clock()) + KEEP_S, len(marks))
+        content = header + encode_marks(marks)
+        if len(content) + _MAC_BYTES > _MAX_BYTES:
+            return None
+        return base64.urlsafe_b64encode(content + self._mac(content, request.user_id)).rstrip(b"=").decode()
+
+    def _read(self, token: str, user_id: str | None) -> list[int]:
+        """Return the marks of a token. Raises InvalidRequest for one that is forged, expired or another user's; DependencyUnavailable."""
+        if self._key is None:
+            raise DependencyUnavailable("features", _KEY_TIMEOUT_S)
+        try:
+            raw = base64.b64decode(token.encode() + b"=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        except ValueError as error:
+            raise InvalidRequest("next", "no token", _FIX) from error
+        content, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
+        is_canonical = base64.urlsafe_b64encode(raw).rstrip(b"=") == token.encode()
+        if not (is_canonical and len(content) > _HEADER.size and hmac.compare_digest(mac, self._mac(content, user_id))):
+            raise InvalidRequest("next", "not made for this user by this server", _FIX)
+        version, expires_s, num_marks = _HEADER.unpack_from(content)
+        if version != _FORMAT or expires_s < self._wall_clock():
+            raise InvalidRequest("next", "expired", _FIX)
+        return decode_marks(content[_HEADER.size :], num_marks)
+
+    def _mac(self, content: bytes, user_id: str | None) -> bytes:
+        assert self._key is not None
+        whose = b"-" if user_id is None else b"+" + user_id.encode()
+        return hmac.digest(self._key, content + whose, sha256)[:_MAC_BYTES]
+
+    def _marks_of(self, live: Live) -> "ItemMarks":
+        """Return the marks of a bundle's items; made where it is loaded, in the loading thread."""
+        found = self._marks.get(live.version)
+        if found is None:
+            found = ItemMarks(live)
+            others = [(version, marks) for version, marks in self._marks.items() if version != live.version]
+            self._marks = dict([*others, (live.version, found)][-_MAX_CATALOGUES:])
+        return found
+
+
+class ItemMarks:
+    """The items of one bundle, and those of the live catalogue beside it, by their marks."""
+
+    def __init__(self, live: Live) -> None:
+        """Take 0.7 s for a million items."""
+        marks = np.array([mark_of(item_id) for item_id in live.catalogue.item_ids], dtype=np.uint32)
+        self._order = np.argsort(marks, kind="stable").astype(np.int32)
+        self._sorted = marks[self._order]
+        self._new: list[int] = []
+        """The marks of the items that the bundle lacks, by their places behind its own."""
+
+    def items(self, marks: Sequence[int], live: Live) -> tuple[str, ...]:
+        """Return the items with one of these marks, which are sorted."""
+        wanted = np.array(marks, dtype=np.uint32)
+        first, last = (np.searchsorted(self._sorted, wanted, side=side) for side in ("left", "right"))
+        known = [self._order[place] for one, end in zip(first, last, strict=True) for place in range(one, end)]
+        items = live.items
+        first_new = items.num_known + len(self._new)
+        self._new += [mark_of(items.item_id(index)) for index in range(first_new, items.num_named)]
+        is_wanted = set(marks)
+        new = [items.num_known + place for place, mark in enumerate(self._new) if mark in is_wanted]
+        return tuple(items.item_id(int(index)) for index in (*known, *new))
+
+
+def mark_of(item_id: str) -> int:
+    """Return an item's mark."""
+    return int.from_bytes(blake2b(item_id.encode(errors="surrogatepass"), digest_size=_MARK_BYTES).digest())
+
+
+def encode_marks(marks: Sequence[int]) -> bytes:
+    """Encode different marks, sorted: the differences to the one before, Rice-coded (Golomb, with a power of two)."""
+    num_low = _low_bits(len(marks))
+    words, before = [], -1
+    for mark in marks:
+        gap, before = mark - before - 1, mark
+        words.append("1" * (gap >> num_low) + "0" + format(gap & ((1 << num_low) - 1), f"0{num_low}b") * bool(num_low))
+    bits = "".join(words)
+    return int("1" + bits, 2).to_bytes(len(bits) // 8 + 1)
+
+
+def decode_marks(data: bytes, num_marks: int) -> list[int]:
+    """Decode so many marks. Raises InvalidRequest for anything else."""
+    bits = bin(int.from_bytes(data))[3:]  # without 0b and the leading 1
+    num_low = _low_bits(num_marks)
+    marks: list[int] = []
+    place, before = 0, -1
+    try:
+        for _ in range(num_marks):
+            end = bits.index("0", place)
+            low = bits[end + 1 : end + 1 + num_low]
+            before += 1 + ((end - place) << num_low) + (int(low, 2) if num_low else 0)
+            place = end + 1 + num_low
+            marks.append(before)
+    except ValueError as error:
+        raise InvalidRequest("next", "cut short", _FIX) from error
+    return marks
+
+
+def _low_bits(num_marks: int) -> int:
+    """Return the bits of a difference that are written as they are: as many as an average one has."""
+    return max(0, ((1 << _MARK_BITS) * 7 // 10 // max(1, num_marks)).bit_length() - 1)

@@ -1,0 +1,1 @@
+"""A user's own data: erased with a receipt, and handed out."""

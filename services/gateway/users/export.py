@@ -1,0 +1,32 @@
+"""Hands out all that is kept of one user, in a thread: it reads the offline logs."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from services.contracts.recommend import check_id
+from services.errors import DependencyUnavailable, Overloaded
+
+_MAX_AT_ONCE = 2
+_RETRY_AFTER_S = 5.0
+
+
+class ExportUser:
+    """Reads one user's data. `read` blocks, and raises DependencyUnavailable or OSError."""
+
+    def __init__(self, read: Callable[[str], Mapping[str, Any]]) -> None:
+        self._read = read
+        self._num_running = 0
+
+    async def __call__(self, user_id: str) -> Mapping[str, Any]:
+        """Return a user's data as plain values; of an unknown user, none. Raises InvalidRequest, Overloaded or DependencyUnavailable."""
+        check_id("user_id", user_id)
+        if self._num_running >= _MAX_AT_ONCE:
+            raise Overloaded("export", _RETRY_AFTER_S)
+        self._num_running += 1
+        try:
+            return await asyncio.to_thread(self._read, user_id)
+        except OSError as error:
+            raise DependencyUnavailable("offline log", _RETRY_AFTER_S) from error
+        finally:
+            self._num_running -= 1

@@ -1,0 +1,282 @@
+"""Takes erased users out of every store but their rows, which the worker's fence has removed by then; writes what was done into the receipts.
+
+    ledger ─▶ lists, shown, explanations ─▶ Redis' file
+           └▶ offline logs ─▶ base histories, point-in-time table ─▶ stage outputs ─▶ the ledger forgets the id
+
+Every step may be repeated: a crash at any point, or a step that fails, costs its repetition. What the ledger has is worked off in batches, one
+at a time, in a thread of its own, so that the worker's events do not wait.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from services.contracts.erasure import ONLINE_STORES, ErasureStore
+from services.errors import DependencyUnavailable
+from services.features.schema import LogPosition
+from services.stream.erasure.ledger import Ledger, Tombstone
+from services.stream.erasure.tables import remove_outputs, replacing_tables, write_without
+from services.stream.offline_log import Erasing
+
+_log = structlog.get_logger()
+_RECEIPTS_KEEP_MS = 90 * 86_400_000
+_REWRITE_EVERY_S, _SCRUB_EVERY_S = 60.0, 3_600.0
+_S = ErasureStore
+
+
+class ErasingStore(Protocol):
+    """What is removed in Redis, and the receipts there. Every call may be repeated, and raises DependencyUnavailable."""
+
+    def remove_base_rows(self, user_ids: Sequence[str]) -> None:
+        """Remove rows that base tables have brought back meanwhile."""
+        ...
+
+    def remove_lists(self, user_ids: Sequence[str], versions: Collection[str]) -> None:
+        """Remove the lists that these bundles have stored for users."""
+        ...
+
+    def remove_shown(self, until_ms: Mapping[str, int]) -> None:
+        """Remove what was shown to users until then (Unix ms)."""
+        ...
+
+    def remove_leftover_lists(self, user_ids: Collection[str]) -> None:
+        """Remove users' lists of whatever bundle."""
+        ...
+
+    def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
+        """Remove explanations by their user and time (Unix ms)."""
+        ...
+
+    def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
+        """Remove rows by their user, last position and row time (Unix µs), of whoever has one."""
+        ...
+
+    def begin_rewrite(self) -> bool:
+        """Have the store's own file written again; False where there is nothing to be done."""
+        ...
+
+    def is_rewriting(self) -> bool:
+        """Whether it is being written."""
+        ...
+
+    def mark(self, receipts: Iterable[tuple[str, int]], stores: Iterable[ErasureStore], now_ms: int) -> None:
+        """Record in receipts (id, acceptance) that stores are done."""
+        ...
+
+    def lacking(self, erasure_ids: Sequence[str]) -> set[str]:
+        """Return those whose receipt the store lacks."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class ErasingLog(Protocol):
+    """An offline log."""
+
+    def erase(self, partition: int, changed_since_s: float = 0.0) -> Erasing:
+        """Write those of a partition's files again that hold what came before an erasure."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasingFiles:
+    """The files with users' rows: the logs by their store, and tables that may not exist."""
+
+    logs: dict[ErasureStore, ErasingLog]
+    offline_log_dir: Path
+    base_histories: Path
+    offline_features: Path
+    stages_dir: Path
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The stores that are done, of the erasures that are not done everywhere."""
+
+    done: dict[str, set[ErasureStore]] = field(default_factory=dict)
+
+    def lack(self, tombstones: Iterable[Tombstone], *stores: ErasureStore) -> list[Tombstone]:
+        """Return those that lack one of these stores."""
+        return [one for one in tombstones if not self.done.setdefault(one.erasure_id, set()).issuperset(stores)]
+
+
+class Eraser:
+    """Works off the ledger. `begin` is called from the worker's thread, all else runs in a thread of this object.
+
+    Args:
+        ledger: The erasures.
+        store: Redis, used from that thread alone.
+        files: The files.
+        versions: Returns the bundles that may have stored lists.
+        settle_s: How long after an erasure's acceptance an answer that was under way may still leave traces of the user.
+        every_s: Between two rounds.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: ErasingStore,
+        files: ErasingFiles,
+        versions: Callable[[], Collection[str]],
+        settle_s: float = 10.0,
+        every_s: float = 1.0,
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._files = files
+        self._versions = versions
+        self._settle_s = settle_s
+        self._every_s = every_s
+        self._thread = ThreadPoolExecutor(1, "erasure")
+        self._round: Future[None] | None = None
+        self._next_s = 0.0
+        self._progress = _Progress()
+        self._restored: set[int] = set()
+        self._rewrite: list[Tombstone] | None = None
+        self._rewritten_s = self._scrubbed_s = 0.0
+
+    def begin(self, partitions: Collection[int]) -> BaseException | None:
+        """Begin a round for these owned partitions, unless one runs or the last one was a moment ago. Return why that one failed, if it did."""
+        if (self._round is not None and not self._round.done()) or time.monotonic() < self._next_s:
+            return None
+        failure = self._round.exception() if self._round is not None else None
+        self._next_s = time.monotonic() + self._every_s
+        self._round = self._thread.submit(self.work, tuple(partitions))
+        return failure
+
+    def own(self, partitions: Collection[int]) -> None:
+        """Look at all of these partitions again: the store may have lost what was written."""
+        if self._round is not None:
+            self._round.exception()  # wait for it
+        self._progress = _Progress()
+        self._restored -= set(partitions)
+        self._rewrite = None
+
+    def remove_restored(self, partition: int, position: LogPosition | None) -> None:
+        """Remove rows of erased users from a store that went back to this position, or lost it, before it is replayed. Raises DependencyUnavailable."""
+        erased = self._ledger.erased(partition)
+        if any(position is None or not position.covers(one.position) for one in self._ledger.tombstones(partition)):
+            self._store.remove_restored(erased.covers_row)
+
+    def close(self) -> None:
+        """End the round that runs, and close the connections."""
+        self._thread.shutdown()
+        self._store.close()
+
+    def work(self, partitions: Collection[int]) -> None:
+        """Do what can be done now for the erasures of these partitions. Raises DependencyUnavailable or OSError; then some was done."""
+        for partition in partitions:
+            self._restore_receipts(partition)
+        opened = {number: [one for one in self._ledger.tombstones(number) if one.user_id] for number in partitions}
+        failures: list[Exception] = []
+        for step in (self._erase_online, self._erase_logs, self._erase_tables, self._erase_outputs, self._rewrite_file):
+            try:
+                step(opened)
+            except (DependencyUnavailable, OSError) as error:  # the others go on
+                failures.append(error)
+        for number, ones in opened.items():
+            if done := [one.erasure_id for one in ones if self._progress.done.get(one.erasure_id, set()) >= set(_S)]:
+                self._ledger.close(number, done, _now_ms())
+                _log.info("erasure.done", partition=number, num_erasures=len(done))
+        self._scrub(partitions)
+        for failure in failures:
+            raise failure
+
+    def _scrub(self, partitions: Collection[int]) -> None:
+        """Look once an hour at the files that changed in the last two: a process that was paused may have merged what it had read before."""
+        now_s = time.time()
+        if now_s < self._scrubbed_s + _SCRUB_EVERY_S:
+            return
+        for log in self._files.logs.values():
+            for number in partitions:
+                if self._ledger.tombstones(number):
+                    log.erase(number, changed_since_s=now_s - 2 * _SCRUB_EVERY_S)
+        self._scrubbed_s = now_s
+
+    def _erase_online(self, opened: dict[int, list[Tombstone]]) -> None:
+        every = [one for ones in opened.values() for one in ones]
+        if new := self._progress.lack(every, _S.FEATURES):
+            users = [str(one.user_id) for one in new]
+            self._store.remove_base_rows(users)
+            self._store.remove_lists(users, self._versions())
+            self._done(new, _S.FEATURES)
+        settled_ms = _now_ms() - int(self._settle_s * 1_000)
+        settled = [one for one in every if one.accepted_time_ms <= settled_ms]
+        if new := self._progress.lack(settled, _S.LISTS, _S.SHOWN, _S.EXPLANATIONS):
+            until_ms = {str(one.user_id): one.accepted_time_ms for one in new}
+            self._store.remove_leftover_lists(until_ms)
+            self._store.remove_shown(until_ms)
+            self._store.remove_explanations(lambda user_id, at_ms: at_ms <= until_ms.get(user_id, -1))
+            self._done(new, _S.LISTS, _S.SHOWN, _S.EXPLANATIONS)
+
+    def _erase_logs(self, opened: dict[int, list[Tombstone]]) -> None:
+        for store, log in self._files.logs.items():
+            for number, ones in opened.items():
+                if (new := self._progress.lack(ones, store)) and log.erase(number).is_clean:
+                    self._done(new, store)
+
+    def _erase_tables(self, opened: dict[int, list[Tombstone]]) -> None:
+        new = self._progress.lack(
+            [one for ones in opened.values() for one in ones], _S.BASE_HISTORIES, _S.OFFLINE_FEATURES
+        )
+        if not new:
+            return
+        files = self._files
+        with replacing_tables(files.offline_log_dir):
+            erased = self._ledger.everybody()
+            if files.base_histories.exists():
+                write_without(files.base_histories, files.base_histories, erased, keeps_id=True)
+            self._done(new, _S.BASE_HISTORIES)
+            if files.offline_features.exists():
+                write_without(files.offline_features, files.offline_features, erased)
+            self._done(new, _S.OFFLINE_FEATURES)
+
+    def _erase_outputs(self, opened: dict[int, list[Tombstone]]) -> None:
+        if new := self._progress.lack([one for ones in opened.values() for one in ones], _S.STAGE_CACHE):
+            users = {one.user_id for one in new}
+            if remove_outputs(self._files.stages_dir, users.__contains__):
+                self._done(new, _S.STAGE_CACHE)
+
+    def _rewrite_file(self, opened: dict[int, list[Tombstone]]) -> None:
+        """Have Redis write its file again for all that is gone from Redis, at most once a minute; then wait for its end."""
+        if self._rewrite is not None:
+            if not self._store.is_rewriting():
+                self._done(self._rewrite, _S.STORE_FILES)
+                self._rewrite = None
+            return
+        gone = self._progress.lack([one for ones in opened.values() for one in ones], _S.STORE_FILES)
+        lacking = {one.erasure_id for one in self._progress.lack(gone, *ONLINE_STORES)}
+        ready = [one for one in gone if one.erasure_id not in lacking]
+        if ready and time.monotonic() >= self._rewritten_s + _REWRITE_EVERY_S * bool(self._rewritten_s):
+            if self._store.begin_rewrite():
+                self._rewritten_s = time.monotonic()
+                self._rewrite = ready
+            else:
+                self._done(ready, _S.STORE_FILES)
+
+    def _restore_receipts(self, partition: int) -> None:
+        """Write the receipts of what is done that the store has lost, once for each time that the partition is owned."""
+        if partition in self._restored:
+            return
+        since_ms = _now_ms() - _RECEIPTS_KEEP_MS
+        done = {one.erasure_id: one for one in self._ledger.tombstones(partition) if (one.done_time_ms or 0) > since_ms}
+        for erasure_id in self._store.lacking(list(done)):
+            one = done[erasure_id]
+            self._store.mark([(erasure_id, one.accepted_time_ms)], _S, one.done_time_ms or 0)
+        self._restored.add(partition)
+
+    def _done(self, tombstones: Sequence[Tombstone], *stores: ErasureStore) -> None:
+        self._store.mark([(one.erasure_id, one.accepted_time_ms) for one in tombstones], stores, _now_ms())
+        for one in tombstones:
+            self._progress.done.setdefault(one.erasure_id, set()).update(stores)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,119 @@
+"""Tables of users' rows beside the log: the base histories, the point-in-time table, and the outputs of the pipeline's stages.
+
+The pipeline replaces the first two whole, from tables that may still hold an erased user, and the worker takes erased users out of them: both
+under one lock, so that whichever comes last has asked the ledger. Outputs of stages are a cache, and are removed with the user in them.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import structlog
+from filelock import FileLock, Timeout
+
+from models.files import file_sha256, rename_durably
+from services.stream.erasure.ledger import Erased
+
+STAGES_LOCK = "LOCK"
+"""In the folder of stage outputs; held by a run of the pipeline."""
+_BASE_ID = b"tailrace.base_id"
+_LOCK_TIMEOUT_S = 600.0
+_log = structlog.get_logger()
+
+
+@contextmanager
+def replacing_tables(offline_log_dir: Path) -> Iterator[None]:
+    """Hold the lock under which the base histories and the point-in-time table are replaced. Raises OSError after ten minutes without it."""
+    offline_log_dir.mkdir(parents=True, exist_ok=True)
+    with FileLock(offline_log_dir / "TABLES.lock", timeout=_LOCK_TIMEOUT_S):
+        yield
+
+
+def base_id(table: Path) -> str:
+    """Return the id of these base tables, which stays when erased users are taken out; empty without any."""
+    if not table.exists():
+        return ""
+    try:
+        kept = (pq.read_schema(table).metadata or {}).get(_BASE_ID, b"")
+    except pa.ArrowException:
+        kept = b""
+    return kept.decode() or file_sha256(table)
+
+
+def write_without(source: Path, target: Path, erased: Erased, *, keeps_id: bool = False) -> bool:
+    """Write a table of users' rows without those at or before their user's erasure, by `row_time_us`; whether there were any.
+
+    Without any, a target that is the source stays as it is. Holds one row group in memory. With `keeps_id` the source's base id is kept.
+    Raises OSError, also where the source is no such table.
+    """
+    try:
+        has_gone = bool(erased) and any(_gone(batch, erased) for batch in _columns(source, ["user_id", "row_time_us"]))
+        if not has_gone and source == target:
+            return False
+        scratch = target.with_suffix(".tmp")
+        if has_gone:
+            _write(source, scratch, erased, {_BASE_ID: base_id(source).encode()} if keeps_id else {})
+        else:
+            shutil.copyfile(source, scratch)
+        rename_durably(scratch, target)
+    except pa.ArrowException as error:
+        raise OSError(f"{source} cannot be read: {error}") from error
+    return has_gone
+
+
+def remove_outputs(stages_dir: Path, is_erased: Callable[[str], bool]) -> bool:
+    """Remove the outputs of stages that hold rows of these users; False while a run of the pipeline uses the folder. Raises OSError."""
+    if not stages_dir.exists():
+        return True
+    try:
+        with FileLock(stages_dir / STAGES_LOCK, timeout=0):
+            for output in sorted(stages_dir.glob("*/*/")):
+                if any(_holds(table, is_erased) for table in output.rglob("*.parquet")):
+                    _log.info("erasure.output_removed", path=str(output))
+                    shutil.rmtree(output)
+    except Timeout:
+        return False
+    return True
+
+
+def _write(source: Path, scratch: Path, erased: Erased, metadata: dict[bytes, bytes]) -> None:
+    with pq.ParquetFile(source) as file:
+        schema = file.schema_arrow.with_metadata({**(file.schema_arrow.metadata or {}), **metadata})
+        with pq.ParquetWriter(scratch, schema, compression="zstd") as writer:
+            for number in range(file.num_row_groups):
+                table = file.read_row_group(number).cast(schema)
+                kept = [not gone for gone in _gone_rows(table, erased)]
+                writer.write_table(table.filter(pa.array(kept, pa.bool_())))
+
+
+def _gone(table: pa.Table, erased: Erased) -> bool:
+    return any(_gone_rows(table, erased))
+
+
+def _gone_rows(table: pa.Table, erased: Erased) -> Iterator[bool]:
+    """Yield of each row whether it is at or before its user's erasure."""
+    users = table["user_id"].to_pylist()
+    until_ms = {user_id: found.accepted_time_ms for user_id in set(users) if (found := erased.of(user_id))}
+    for user_id, time_us in zip(users, table["row_time_us"].to_pylist(), strict=True):
+        yield user_id in until_ms and time_us // 1_000 <= until_ms[user_id]
+
+
+def _holds(path: Path, is_erased: Callable[[str], bool]) -> bool:
+    """Whether a table has a row of such a user. What cannot be read is a cache's too, and counts."""
+    try:
+        if "user_id" not in pq.read_schema(path).names:
+            return False
+        users = {one for batch in _columns(path, ["user_id"]) for one in pc.unique(batch["user_id"]).to_pylist()}
+    except pa.ArrowException:
+        return True
+    return any(is_erased(str(user_id)) for user_id in users)
+
+
+def _columns(path: Path, columns: list[str]) -> Iterator[pa.Table]:
+    with pq.ParquetFile(path) as file:
+        for number in range(file.num_row_groups):
+            yield file.read_row_group(number, columns=columns)

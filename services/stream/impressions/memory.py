@@ -1,0 +1,35 @@
+"""What a user was shown, as a bounded memory: the effect of an impression on it. Pure."""
+
+from collections.abc import Sequence
+
+from services.features.schema import UserShown
+from services.stream.decode import LoggedImpression
+
+MAX_SHOWN_ITEMS = 200
+"""Those shown last. A row of them has about 6 KB."""
+
+
+def remember(
+    row: UserShown | None, impressions: Sequence[LoggedImpression], max_items: int = MAX_SHOWN_ITEMS
+) -> UserShown | None:
+    """Return one user's row after impressions in log order; the very row from before where it has them all.
+
+    An item counts once an impression. Of one impression those at the top are remembered longest.
+    """
+    for one in impressions:
+        if row is not None and row.position.covers(one.position):
+            continue
+        shown = {} if row is None else dict(zip(row.item_ids, zip(row.counts, row.times_s, strict=True), strict=True))
+        time_s = one.impression.shown_time_ms // 1_000
+        for item_id in reversed(dict.fromkeys(one.impression.item_ids)):
+            num_before, before_s = shown.pop(item_id, (0, 0))
+            shown[item_id] = (num_before + 1, max(before_s, time_s))
+        kept = list(shown.items())[-max_items:]
+        row = UserShown(
+            user_id=str(one.impression.user_id),
+            item_ids=tuple(item_id for item_id, _ in kept),
+            counts=tuple(count for _, (count, _) in kept),
+            times_s=tuple(last_s for _, (_, last_s) in kept),
+            position=one.position,
+        )
+    return row

@@ -1,0 +1,262 @@
+"""Erasure through a real broker, a real Valkey and a real worker: what goes, what comes back, and what a crash leaves."""
+
+import asyncio
+import base64
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow.parquet as pq
+import pytest
+from redis import Redis
+
+from pipelines.features.tables import build_tables, serve
+from pipelines.runner.stage import silent
+from services.contracts.erasure import Erasure, ErasureReceipt
+from services.contracts.events import Interaction
+from services.contracts.explanation import OWN_FIELDS, encode_explanation
+from services.features.erasing import RedisReceipts
+from services.features.explanations import RedisExplanations
+from services.features.schema import USER_HISTORY, PrecomputedRow
+from services.features.user_data import UserStore
+from services.features.writer import FeatureWriter
+from services.settings.settings import inherited_environment
+from services.stream.erasure.ledger import Ledger
+from services.stream.export import UserExport
+from tests.support.servers import HOST
+from tests.support.stream.stream_rig import Rig, click, erasure
+from tests.support.training.bundles import publish_bundle
+from tests.support.training.synthetic import ratings, write_arrivals
+from tests.support.wait import wait_for
+
+SECRET = "user-müller/7"
+OTHER = "other"
+
+
+def receipt_of(rig: Rig, erasure_id: str) -> ErasureReceipt | None:
+    """Read a receipt as a gateway does."""
+
+    async def read() -> ErasureReceipt | None:
+        """Read it on a loop of its own."""
+        receipts = RedisReceipts(rig.settings.redis_address)
+        try:
+            return await receipts.get(erasure_id, 5.0)
+        finally:
+            await receipts.close()
+
+    return asyncio.run(read())
+
+
+def is_done(rig: Rig, erasure_id: str) -> bool:
+    """Whether an erasure is done everywhere."""
+    found = receipt_of(rig, erasure_id)
+    return found is not None and found.is_done
+
+
+def until_done(rig: Rig, *erasure_ids: str) -> None:
+    """Wait until erasures are done everywhere."""
+    for erasure_id in erasure_ids:
+        wait_for(lambda one=erasure_id: is_done(rig, one), 90.0, f"the receipt: {receipt_of(rig, erasure_id)}")
+
+
+def traces_of(rig: Rig, user_id: str) -> list[str]:
+    """Return where a user's id still is: keys and values of Redis, its own file, and files of the state folder, raw and in the usual encodings."""
+    raw = user_id.encode()
+    forms = {raw, quote(user_id, safe="").encode(), json.dumps(user_id)[1:-1].encode(), raw.hex().encode()}
+    forms.add(base64.b64encode(raw).rstrip(b"="))
+    found = []
+    with Redis(host=HOST, port=rig.features.redis.port) as client:
+        for key in client.scan_iter():
+            if any(form in key + (client.dump(key) or b"") for form in forms):
+                found.append(repr(key))
+            kind = client.type(key)
+            values = client.hgetall(key) if kind == b"hash" else {}
+            if any(form in name + value for name, value in values.items() for form in forms):
+                found.append(f"a field of {key!r}")
+        own_folder = Path(client.config_get("dir")["dir"])
+    for path in (*Path(rig.settings.state_dir).rglob("*"), *own_folder.rglob("*")):
+        if not path.is_file() or "broker" in path.parts:
+            continue
+        content = path.read_bytes()
+        if path.suffix == ".parquet":  # compressed
+            content += "\n".join(map(str, pq.ParquetFile(path).read().to_pylist())).encode()
+        found += [str(path) for form in forms if form in content]
+    return found
+
+
+def test_what_came_before_leaves_and_what_comes_after_begins_a_new_history(rig: Rig) -> None:
+    """A user's past leaves row and log, others' stay; an event behind the erasure is a new history, and the log holds it."""
+    rig.start_worker()
+    rig.send(*(click(number, SECRET) for number in range(1, 6)), click(6, OTHER))
+    wait_for(lambda: len(rig.logged()) == 6, what="the log")
+    rig.send(click(7, SECRET), erasure(SECRET), click(8, SECRET), click(9, OTHER))
+
+    wait_for(lambda: rig.rows(SECRET) and rig.rows(SECRET)[SECRET].item_ids == ("i8",), what="the new history")
+    until_done(rig, "x")
+    rig.stop_worker()
+
+    assert rig.rows(OTHER)[OTHER].item_ids == ("i6", "i9")
+    assert sorted(event_id for event_id, _, _ in rig.logged()) == ["e6", "e8", "e9"]
+
+
+def test_an_erased_user_is_in_no_file_and_no_key(rig: Rig) -> None:
+    """After the receipt is done, a scan of Redis and of every file finds no form of the id."""
+    rig.start_worker()
+    rig.send(*(click(number, SECRET) for number in range(1, 30)), click(30, OTHER))
+    wait_for(lambda: len(rig.logged()) == 30, what="the log")
+    assert traces_of(rig, SECRET)
+
+    rig.send(erasure(SECRET))
+    until_done(rig, "x")
+    rig.stop_worker()
+
+    assert traces_of(rig, SECRET) == []
+    assert traces_of(rig, OTHER)
+
+
+def explain(rig: Rig, user_id: str) -> None:
+    """Store the explanation of a request of this user, as a gateway does."""
+
+    async def put() -> None:
+        """Store it on a loop of its own."""
+        store = RedisExplanations(rig.settings.redis_address, 900, 2**20)
+        values = {"request_id": f"r-{user_id}", "user_id": user_id, "at_unix_ms": time.time_ns() // 1_000_000}
+        own = [values.get(name) for name in OWN_FIELDS]
+        await store.put([(f"r-{user_id}", encode_explanation(own, (), None, ()))], 5.0)
+        await store.close()
+
+    asyncio.run(put())
+
+
+def serve_past(rig: Rig, folder: Path, *user_ids: str) -> None:
+    """Serve base tables with five events of each of these users, from an output of the pipeline's stages."""
+    output = rig.settings.stages_dir / "features" / "0123456789abcdef"
+    output.mkdir(parents=True)
+    write_arrivals(ratings(*((user_id, f"old{place}") for user_id in user_ids for place in range(5))), folder)
+    build_tables(folder, 30, output, silent)
+    serve(output, rig.features, rig.settings.offline_log_dir, silent)
+
+
+def export_of(rig: Rig, user_id: str) -> dict[str, object]:
+    """Read a user's data as a gateway hands it out."""
+    store = UserStore(rig.features)
+    return UserExport(store, rig.settings.offline_log_dir, 4, lambda: ("v1",))(user_id)
+
+
+def test_a_user_leaves_base_tables_lists_explanations_and_stage_outputs(
+    rig: Rig, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever holds the user: the export shows it before, and a scan finds nothing of it after, in Redis' own file neither. Others' data stays."""
+    serve_past(rig, tmp_path_factory.mktemp("given"), SECRET, OTHER)
+    publish_bundle(rig.settings.bundle_root, "v1")
+    lists = [
+        PrecomputedRow(user_id=user, item_ids=("a",), scores=(1.0,), bundle_version=version, made_from_row_us=1)
+        for user in (SECRET, OTHER)
+        for version in ("v1", "never published")
+    ]
+    FeatureWriter(rig.features).write_precomputed(lists, 1_000_000)
+    for user_id in (SECRET, OTHER):
+        explain(rig, user_id)
+    rig.start_worker()
+    rig.send(click(1, SECRET), click(2, OTHER))
+    wait_for(lambda: len(rig.logged()) == 2, what="the log")
+    before = export_of(rig, SECRET)
+
+    rig.send(erasure(SECRET))
+    until_done(rig, "x")
+    rig.stop_worker()
+    after, others = export_of(rig, SECRET), export_of(rig, OTHER)
+
+    assert all(before[kind] for kind in ("history", "lists", "explanations", "events"))
+    assert not any(after[kind] for kind in ("history", "lists", "explanations", "events", "shown", "impressions"))
+    assert all(others[kind] for kind in ("history", "lists", "explanations", "events"))
+    assert traces_of(rig, SECRET) == []
+    base = pq.read_table(rig.settings.offline_log_dir / "base_histories.parquet")
+    assert base["user_id"].to_pylist() == [OTHER]
+    assert rig.features.table_path(USER_HISTORY.name).exists()
+    assert not list(rig.settings.stages_dir.glob("*/*/"))
+
+
+def test_neither_a_lost_nor_a_restored_store_nor_the_pipeline_brings_a_user_back(rig: Rig, tmp_path: Path) -> None:
+    """After the erasure: a backup of before is put back, then the store is emptied, then the pipeline serves tables of before. Others come back."""
+    serve_past(rig, tmp_path, SECRET, OTHER)
+    kept = rig.settings.stages_dir.rename(tmp_path / "kept")
+    rig.start_worker()
+    rig.send(click(1, SECRET), click(2, OTHER))
+    wait_for(lambda: len(rig.logged()) == 2, what="the log")
+    rig.stop_worker()
+    with Redis(host=HOST, port=rig.features.redis.port) as client:
+        backup = {key: client.dump(key) for key in client.scan_iter()}
+        rig.start_worker()
+        rig.send(erasure(SECRET), click(3, SECRET), click(4, OTHER))
+        until_done(rig, "x")
+        rig.stop_worker()
+        client.flushall()
+        for key, value in backup.items():
+            client.restore(key, 0, value)
+        assert len(rig.rows(SECRET)[SECRET].item_ids) == 6
+        for what in ("restored", "emptied"):
+            rig.start_worker()
+            wait_for(
+                lambda: OTHER in rig.rows(OTHER) and rig.rows(OTHER)[OTHER].num_events == 7, what=f"{what}, others"
+            )
+            wait_for(lambda: SECRET in rig.rows(SECRET) and rig.rows(SECRET)[SECRET].item_ids == ("i3",), what=what)
+            rig.stop_worker()
+            client.flushall()
+
+    serve(next(kept.glob("features/*")), rig.features, rig.settings.offline_log_dir, silent)
+    assert set(rig.rows(SECRET, OTHER)) == {OTHER}
+    rig.start_worker()
+    wait_for(lambda: is_done(rig, "x"), what="the receipt, written again")
+    wait_for(
+        lambda: SECRET in rig.rows(SECRET) and rig.rows(SECRET)[SECRET].item_ids == ("i3",), what="the new history"
+    )
+
+
+def test_erasures_survive_a_worker_that_is_killed_at_any_moment(rig: Rig) -> None:
+    """Events and erasures of many users, workers killed in between: each user has the events behind their last erasure, in row and log."""
+    draw, sent = random.Random(5), list[Interaction | Erasure]()
+    environment = {**inherited_environment(), **rig.settings.as_environment()}
+    for life in range(6):
+        worker = subprocess.Popen([sys.executable, "-m", "services.stream"], env=environment)
+        for _ in range(8):
+            batch: list[Interaction | Erasure] = []
+            for _ in range(12):
+                user_id, number = f"user-{draw.randrange(15)}", len(sent) + len(batch)
+                is_erasure = draw.random() < 0.15
+                batch.append(erasure(user_id, f"x{number}") if is_erasure else click(number, user_id))
+            rig.send(*batch)
+            sent += batch
+            time.sleep(draw.random() / 2)
+        time.sleep(draw.uniform(1, 8) if life else 15)
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+    rig.start_worker()
+    erasures = [one for one in sent if isinstance(one, Erasure)]
+    wait_for(lambda: all(is_done(rig, one.erasure_id) for one in erasures[-3:]), 120.0, "the last receipts")
+    until_done(rig, *(one.erasure_id for one in erasures))
+    rig.stop_worker()
+
+    expected: dict[str, list[str]] = {one.user_id: [] for one in sent}
+    for one in sent:
+        if isinstance(one, Erasure):
+            expected[one.user_id].clear()
+        else:
+            expected[one.user_id].append(one.item_id)
+    rows = rig.rows(*expected)
+    assert {user: list(rows[user].item_ids) if user in rows else [] for user in expected} == {
+        user: items[-30:] for user, items in expected.items()
+    }
+    assert sorted(event_id for event_id, _, _ in rig.logged()) == sorted(
+        "e" + item[1:] for items in expected.values() for item in items
+    )
+    ledger = Ledger(rig.settings.offline_log_dir)
+    tombstones = [one for partition in ledger.partitions for one in ledger.tombstones(partition)]
+    assert sorted(one.erasure_id for one in tombstones) == sorted(one.erasure_id for one in erasures)
+    assert all(one.user_id is None for one in tombstones)

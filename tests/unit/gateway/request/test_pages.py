@@ -1,0 +1,164 @@
+"""The tokens of fresh lists: what they hold, who may use them, and how long."""
+
+import asyncio
+import base64
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.contracts.access import Priority
+from services.contracts.recommend import MAX_NEXT_CHARS, Reason, RecommendRequest, ScoredItem, Tier
+from services.errors import DependencyUnavailable, InvalidRequest
+from services.features.page_key import FilePageKey
+from services.gateway.request.pages import KEEP_S, ItemMarks, Pages, decode_marks, encode_marks, mark_of
+from tests.unit.gateway.world import NOW_S, started_world
+
+REQUEST = RecommendRequest(request_id="r", user_id="u", recent_item_ids=("a",))
+
+
+class Unlive:
+    """A live bundle that never loads another."""
+
+    def before_swap(self, prepare: object) -> None:
+        """Nothing will be loaded."""
+
+
+def pages(key: bytes = b"a key", now_s: float = NOW_S) -> Pages:
+    """Make the reader and maker of tokens with this key, at this time."""
+    made = Pages(Unlive(), FilePageKey(key), lambda: now_s)  # type: ignore[arg-type]
+    asyncio.run(made.refresh())
+    return made
+
+
+def scored(*item_ids: str) -> list[ScoredItem]:
+    """Return these items as an answer has them."""
+    return [ScoredItem(item_id=item_id, score=0.0, title="", source=Tier.LLM) for item_id in item_ids]
+
+
+def token_of(*item_ids: str, request: RecommendRequest = REQUEST) -> str:
+    """Return the token after these items."""
+    token = pages().next_token(request, scored(*item_ids))
+    assert token is not None
+    return token
+
+
+def refusal(token: str, user_id: str | None = "u", key: bytes = b"a key", now_s: float = NOW_S) -> InvalidRequest:
+    """Return the error for a token."""
+    with pytest.raises(InvalidRequest) as caught:
+        pages(key, now_s).next_token(replace(REQUEST, next=token, user_id=user_id), scored("z"))
+    assert caught.value.field == "next"
+    return caught.value
+
+
+@given(st.sets(st.integers(0, 2**24 - 1), max_size=400))
+def test_marks_are_read_as_they_were_written(marks: set[int]) -> None:
+    """Any set of marks."""
+    assert decode_marks(encode_marks(sorted(marks)), len(marks)) == sorted(marks)
+
+
+@given(st.data())
+def test_no_changed_token_is_accepted(data: st.DataObject) -> None:
+    """One that differs in a bit, a character or its length is refused, and names its field."""
+    token = token_of("a", "b", "c")
+    place = data.draw(st.integers(0, len(token) - 1))
+    changed = data.draw(
+        st.one_of(
+            st.characters(codec="ascii").map(lambda one: token[:place] + one + token[place + 1 :]),
+            st.just(token[:place]),
+            st.text(min_size=1, max_size=5).map(lambda more: token + more),
+        )
+    )
+    if changed not in {token, ""}:
+        refusal(changed)
+
+
+@given(st.integers(0, 10_000))
+def test_no_token_with_a_flipped_bit_is_accepted(place: int) -> None:
+    """Whichever bit of the token's bytes it is."""
+    raw = bytearray(base64.urlsafe_b64decode(token_of("a", "b", "c") + "=="))
+    raw[place // 8 % len(raw)] ^= 1 << place % 8
+
+    refusal(base64.urlsafe_b64encode(raw).rstrip(b"=").decode())
+
+
+def test_a_token_is_its_users_its_servers_and_an_hours() -> None:
+    """Another user's, a visitor's, another key's and an old one are refused; each names what is wrong."""
+    token = token_of("a")
+
+    assert "not made for this user" in refusal(token, user_id="other").problem
+    assert "not made for this user" in refusal(token, user_id=None).problem
+    assert "not made for this user" in refusal(token, key=b"another key").problem
+    assert refusal(token, now_s=NOW_S + KEEP_S + 1).problem == "expired"
+
+
+def test_three_hundred_items_fit_and_more_end_the_list() -> None:
+    """A token never exceeds a kilobyte; where it would, there is none."""
+    token = token_of(*(f"item {number}" for number in range(300)))
+
+    assert len(token) <= MAX_NEXT_CHARS
+    assert pages().next_token(REQUEST, scored(*(f"item {number}" for number in range(1_000)))) is None
+    assert pages().next_token(REQUEST, []) is None
+
+
+def test_without_a_key_there_is_no_token_and_none_can_be_read() -> None:
+    """Before the store has answered once."""
+    keyless = Pages(Unlive(), FilePageKey(b""), lambda: NOW_S)  # type: ignore[arg-type]
+
+    assert keyless.next_token(REQUEST, scored("a")) is None
+    with pytest.raises(DependencyUnavailable):
+        keyless.shown_before(replace(REQUEST, next=token_of("a")), None)  # type: ignore[arg-type]
+
+
+async def test_marks_find_their_items(tmp_path: Path) -> None:
+    """Those of the catalogue, and nothing for others."""
+    async with started_world(tmp_path) as world:
+        live = world.plane.live.current()
+        wanted = sorted(mark_of(item_id) for item_id in ("i03", "i17", "unknown"))
+
+        assert set(ItemMarks(live).items(wanted, live)) == {"i03", "i17"}
+
+
+@pytest.mark.parametrize("user_id", ["long", "listed", "short", "nobody", "sated"])
+async def test_pages_of_every_tier_hold_each_item_once_until_none_are_left(tmp_path: Path, user_id: str) -> None:
+    """Whoever answers, the pages together are all that may be shown, none twice, and then the list ends."""
+    async with started_world(tmp_path) as world:
+        whole = await world.recommend(user_id, k=20)
+        seen: list[str] = []
+        token = None
+        for _ in range(10):
+            page = await world.recommend(user_id, k=4, next=token)
+            seen += [item.item_id for item in page.items]
+            token = page.next
+            if token is None:
+                break
+
+    assert len(set(seen)) == len(seen)
+    assert set(seen) == {item.item_id for item in whole.items}
+
+
+async def test_a_shed_page_holds_nothing_of_the_page_before(tmp_path: Path) -> None:
+    """An answer from memory leaves out what the token names."""
+    async with started_world(tmp_path) as world:
+        world.strain(1)
+        first = await world.recommend("long", Priority.LOW, k=4)
+        second = await world.recommend("long", Priority.LOW, k=4, next=first.next)
+
+    assert (first.reason, second.reason) == (Reason.SHED, Reason.SHED)
+    assert {one.item_id for one in first.items}.isdisjoint(one.item_id for one in second.items)
+
+
+async def test_what_was_shown_lately_is_avoided(tmp_path: Path) -> None:
+    """Items of the last hour are left out, older ones are not."""
+    async with started_world(tmp_path) as world:
+        now_s = int(NOW_S)
+        world.features.users["long"] = replace(
+            world.features.users["long"], shown_times_s={"i05": now_s - 60, "i06": now_s - 7_200}
+        )
+        answer = await world.recommend("long", k=16, avoid_shown_s=3_600)
+
+    shown = {item.item_id for item in answer.items}
+    assert "i05" not in shown
+    assert "i06" in shown
