@@ -37,6 +37,11 @@ class Bundle:
         return self._verified("student.onnx")
 
     @property
+    def student_weights_path(self) -> Path | None:
+        """The student's weights, verified; None in a bundle without them."""
+        return self._verified("student.safetensors") if "student.safetensors" in self.manifest["files"] else None
+
+    @property
     def judged_dir(self) -> Path:
         """The folder of the pair that the gate judged: the bundle's own, where the judged pair serves. Not verified."""
         return self.path / JUDGED if f"{JUDGED}/catalogue.parquet" in self.manifest["files"] else self.path

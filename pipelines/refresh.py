@@ -5,12 +5,8 @@
 A list is unused from its user's next event on, and the decoder answers instead.
 """
 
-from typing import cast
-
 from rich.console import Console
 
-from models.bundle import learned_repeats, lists_version
-from models.catalogue import load_catalogue
 from models.registry import BundleStore
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication import precompute
@@ -19,7 +15,6 @@ from pipelines.runner.run_lock import run_lock_if_free
 from pipelines.runner.stage import StageCache
 from pipelines.stages import ingest_events, store_lists
 from services.errors import ConfigError
-from services.llm.engine.config import WeightKind
 
 
 def refresh_lists(options: PipelineOptions, places: Places, console: Console) -> int:
@@ -37,15 +32,7 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
         if options.events is None and (made_from := live.manifest.get("dataset", options.dataset)) != options.dataset:
             own = f"{live.version} was made from the table {made_from!r} and not from {options.dataset}"
             raise ConfigError(f"--events: {own}; give --events and --items as for the training")
-        catalogue = load_catalogue(live.path / "catalogue.parquet")
-        ranker = precompute.BatchRanker(
-            live.path / "decoder",
-            catalogue,
-            lists_version(live.manifest, live.version),
-            repeats=learned_repeats(live.manifest),
-            weight_kind=cast("WeightKind", live.weight_kind),
-            **live.manifest["prompt"],
-        )
+        ranker = precompute.ranker_of(live)
         with Bars(console) as bars:
             bars.begin("ingest")
             ingested = ingest_events(stages, options, places)

@@ -422,6 +422,8 @@ def plane_config(settings: Settings) -> PlaneConfig:
         popular_refresh_s=settings.popular_refresh_s,
         max_events_per_request=settings.max_events_per_request,
         num_llm_replicas=settings.llm_replicas,
+        llm_beam_width=settings.default_beam_width,
+        surfaces_file=settings.surfaces_file,
         broker_keeps=BrokerKeeps(events_ms=EVENTS_KEEP_MS, dead_letters_ms=DEAD_LETTERS_KEEP_MS),
         text=TextLimits(
             max_tokens=settings.text_max_tokens,

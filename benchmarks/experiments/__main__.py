@@ -1,8 +1,8 @@
 """Verdicts on canaries, reports, off-policy estimates and the join, against simulations whose truth is known.
 
-    python -m benchmarks.experiments --json OUT [--only release|reports|off-policy|join] [--num N]
+    python -m benchmarks.experiments --json OUT [--only release|worse|reports|off-policy|join] [--num N] [--processes N]
 
-`release`: an equal candidate, five guards, a look each minute of a day: how often it is found worse; and how soon worse ones are. `reports`: the same for A/A
+`release`: an equal candidate, five guards, a look each minute of a day: how often it is found worse. `worse`: how soon worse ones are. `reports`: the same for A/A
 experiments with daily looks, intervals, users divided wrongly. `off-policy`: how often intervals hold the truth, by kind of log, and which logs are
 refused. `join`: 10^5 impressions with late, doubled and foreign clicks, equal to a slow search. With `--only` the file's other parts stay. A quarter of an hour on one core.
 """
@@ -10,6 +10,7 @@ refused. `join`: 10^5 impressions with late, doubled and foreign clicks, equal t
 import json
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,12 +28,13 @@ def main() -> None:
     parser = report_parser(__doc__ or "")
     parser.add_argument("--only", choices=sorted(_PARTS), help="run one part alone")
     parser.add_argument("--num", type=at_least_one, default=1_000, help="simulations of a rate (1000)")
+    parser.add_argument("--processes", type=at_least_one, default=1, help="that simulate releases (1)")
     options = parser.parse_args()
     report: dict[str, Any] = json.loads(options.json.read_text()) if options.only and options.json.exists() else {}
     report = about_run("experiments") | {key: one for key, one in report.items() if key in _PARTS}
     for name in [options.only] if options.only else _PARTS:
         started = time.monotonic()
-        found = _PARTS[name](options.num)
+        found = _PARTS[name](options)
         report[name] = {**found, "seconds": round(time.monotonic() - started, 1)}
         print(json.dumps({name: report[name]}, indent=1))
         write_report(options.json, report)
@@ -40,24 +42,33 @@ def main() -> None:
         sys.exit("the join is not the truth")
 
 
-def _release(num: int) -> dict[str, Any]:
-    return {"cases": detections(max(1, num // 10)), **false_alarms(num)}
+def _release(options: Namespace) -> dict[str, Any]:
+    return false_alarms(options.num, options.processes)
 
 
-def _reports(num: int) -> dict[str, Any]:
-    half = max(1, num // 2)
-    return {"a_a": a_a(num), "intervals": always_covered(half), "mismatch": mismatches(num)}
+def _worse(options: Namespace) -> dict[str, Any]:
+    return {"cases": detections(max(1, options.num // 20), options.processes)}
 
 
-def _off_policy(num: int) -> dict[str, Any]:
-    return {"logs": [coverage(kind, max(1, num // 2)) for kind in _LOGS]}
+def _reports(options: Namespace) -> dict[str, Any]:
+    half = max(1, options.num // 2)
+    return {"a_a": a_a(options.num), "intervals": always_covered(half), "mismatch": mismatches(options.num)}
 
 
-_PARTS: Mapping[str, Callable[[int], dict[str, Any]]] = {
-    "join": joined,
+def _off_policy(options: Namespace) -> dict[str, Any]:
+    return {"logs": [coverage(kind, max(1, options.num // 2)) for kind in _LOGS]}
+
+
+def _join(options: Namespace) -> dict[str, Any]:
+    return joined(seed=options.num)
+
+
+_PARTS: Mapping[str, Callable[[Namespace], dict[str, Any]]] = {
+    "join": _join,
     "off-policy": _off_policy,
     "reports": _reports,
     "release": _release,
+    "worse": _worse,
 }
 
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
 from benchmarks.experiments.traffic import GUARDS, Traffic, looks
 from pipelines.experiments.verdict import Outcome, verdict
 
-DAY = Traffic(rate=2, minutes=1_440, num_users=10_000)
+DAY = Traffic(rate=1, minutes=1_440, num_users=5_000)
 _HALF_HOUR = Traffic(rate=50, minutes=30)
 _LIMIT_S = 600
 WORSE: Mapping[str, Traffic] = {
@@ -31,9 +33,9 @@ def found_after_s(traffic: Traffic, seed: int) -> tuple[int, str] | None:
     return None
 
 
-def false_alarms(num: int, traffic: Traffic = DAY) -> dict[str, Any]:
+def false_alarms(num: int, processes: int, traffic: Traffic = DAY) -> dict[str, Any]:
     """Return how many equal candidates were found worse, with the reasons."""
-    found = [one for seed in range(num) if (one := found_after_s(traffic, seed))]
+    found = [one for one in _each(traffic, num, processes) if one]
     return {
         f"false_alarms_of_{num}": len(found),
         "requests_per_s": traffic.rate,
@@ -43,12 +45,17 @@ def false_alarms(num: int, traffic: Traffic = DAY) -> dict[str, Any]:
     }
 
 
-def detections(num: int) -> list[dict[str, Any]]:
+def _each(traffic: Traffic, num: int, processes: int) -> list[tuple[int, str] | None]:
+    """Return what was found in each of `num` releases, by so many processes."""
+    with get_context("spawn").Pool(processes) as pool:
+        return pool.map(partial(found_after_s, traffic), range(num), chunksize=10)
+
+
+def detections(num: int, processes: int) -> list[dict[str, Any]]:
     """Return a row for each way to be worse: how many of `num` were found within ten minutes, and when."""
     rows = []
     for name, traffic in WORSE.items():
-        found = [one[0] if (one := found_after_s(traffic, seed)) else None for seed in range(num)]
-        times = [one for one in found if one is not None]
+        times = [one[0] for one in _each(traffic, num, processes) if one]
         rows.append(
             {
                 "name": name,

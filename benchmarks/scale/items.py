@@ -24,7 +24,9 @@ from services.contracts.recommend import RecommendRequest
 from services.gateway.request.candidates import as_items, choose
 from services.gateway.request.context import FeatureLookup, StageTimer, build_context
 from services.gateway.request.live_bundle import Live
+from services.gateway.surfaces.surface import NO_SURFACE
 from services.gateway.tiers.student import StudentTier
+from services.items.expression import Expressions
 from services.items.live_items import LiveItems
 from services.router.deadline import DeadlineLimits, deadline_from
 from services.student.ranker import StudentRanker
@@ -40,12 +42,14 @@ def main(num_items: int) -> None:
         catalogue = catalogue_of(num_items)
         catalogue.index_of  # noqa: B018 - fills the cached property
         before_mb = _resident_mb()
+        items = LiveItems().lay(catalogue)
         live = Live(
             version="v",
             catalogue=catalogue,
             student=StudentRanker(Path(folder) / "student.onnx"),
             manifest={},
-            items=LiveItems().lay(catalogue),
+            items=items,
+            expressions=Expressions(items),
             similar=empty_table(len(catalogue.item_ids)),
         )
         requests = np.load(Path(folder) / "requests.npz")
@@ -79,7 +83,7 @@ async def _answer_all(live: Live, histories: np.ndarray) -> list[_Answered]:
         request = RecommendRequest(request_id=f"r{number}", user_id="u", k=20, exclude_seen=True)
         started_s, worked_s, arrived_s = time.perf_counter(), time.thread_time(), time.monotonic()
         deadline, timer = deadline_from(arrived_s, None, _LIMITS), StageTimer(time.monotonic, arrived_s)
-        context = build_context(request, ANYONE, deadline, live, features, timer)
+        context = build_context(request, NO_SURFACE, ANYONE, deadline, live, features, timer)
         started = tier.rank(context)
         ranking = (await started if isinstance(started, asyncio.Task) else started).ranking
         chosen = choose(

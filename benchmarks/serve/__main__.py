@@ -86,4 +86,4 @@ async def _case(send: Send, door: str, tier: str, deadline_ms: int, options: arg
 
 
 if __name__ == "__main__":
-    run_named({"overload": "benchmarks.serve.overload"}, main)
+    run_named({"overload": "benchmarks.serve.overload", "lists": "benchmarks.serve.lists"}, main)

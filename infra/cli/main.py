@@ -347,6 +347,26 @@ def precompute(
 
 
 @app.command()
+def recommend(
+    users: Annotated[Path, typer.Option(help="Text file with one user's id a line.")],
+    out_file: Annotated[Path, typer.Option("--out", help="JSON Lines, a row for each user; appears when it is whole.")],
+    k: Annotated[int, typer.Option(help="Items of a list.")] = 10,
+    category: Annotated[list[str] | None, typer.Option(help="Only items of any of these; repeat it.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Never these items; repeat it.")] = None,
+    seen: Annotated[
+        bool | None, typer.Option(help="Whether lists hold seen items.", show_default="as the bundle learned")
+    ] = None,
+    histories: Annotated[str, typer.Option(help="Where histories come from: store, or offline tables.")] = "store",
+) -> None:
+    """Write lists for many users into a file, as for a mail run. A killed run goes on where it was."""
+    from infra.cli.user_lists import write_user_lists
+    from pipelines.publication.user_lists import ListOptions
+
+    options = ListOptions(k=k, categories=(*(category or ()),), exclude_item_ids=(*(exclude or ()),), with_seen=seen)
+    write_user_lists(_settings(), users, out_file, options, histories, out)
+
+
+@app.command()
 def optimize(
     version: Annotated[str, typer.Argument(help="Version of `tailrace bundles`.", show_default=False)],
     budget: Annotated[str, typer.Option(help="Share of the decoder's NDCG@10 that a variant may lose.")] = "ndcg=1%",
@@ -385,7 +405,19 @@ def optimize(
 
 @app.command("add-items")
 def add_items(
-    items: Annotated[Path, typer.Argument(help="Items, as for `tailrace pipeline`; known ones stay as they are.")],
+    items: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Items, as for `tailrace pipeline`; known ones stay as they are.",
+            show_default="those of the live catalogue",
+        ),
+    ] = None,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            help="Add those of the live catalogue again and again, each time after this many minutes.", min=10
+        ),
+    ] = None,
     lift: Annotated[
         float, typer.Option(help="Factor on the rows of new items; above 1 they are shown more often among all.")
     ] = 1.0,
@@ -397,10 +429,20 @@ def add_items(
     from models.registry import BundleStore
     from pipelines.data.sources import read_table
     from pipelines.publication.add_items import append_items
+    from pipelines.publication.new_items import add_new_items, keep_adding
 
     settings = _settings()
+    store = BundleStore.of(settings)
+    if items is None:
+        with audited(settings.state_dir, "add-items"):
+            if every is not None:
+                keep_adding(store, settings.items_snapshot, 60 * every, _print_line, settings.keep_bundles)
+            if not add_new_items(store, settings.items_snapshot, _print_line, settings.keep_bundles):
+                _print_line("the live catalogue has no new items with a title")
+        return
+    if every is not None:
+        raise typer.BadParameter("--every: adds the items of the live catalogue; leave the file out")
     with audited(settings.state_dir, "add-items"):
-        store = BundleStore.of(settings)
         bundle, num_new = append_items(
             store, read_table(items), items.name, datetime.now(UTC), lift, _print_line, force=force
         )

@@ -17,9 +17,19 @@ def role_of(roles: EventRoles) -> pl.Expr:
 
 
 def with_labels(events: pl.DataFrame, roles: EventRoles) -> pl.DataFrame:
-    """Add `role`, and by the rule's weight `weight`, with which the event is learned from (0: it is not), and `count`, what it counts in popularity and similar items."""
+    """Add `role`, and by the rule's weight `weight`, with which the event is learned from (0: it is not), and `count`, what it counts in popularity and similar items.
+
+    What a user dislikes in the end, by a negative event that no positive one follows, counts nothing of that user's: it is no label, and lifts no list. `events` are in order of time.
+    """
     weight, count = (_by_type(roles, of) for of in (_weight, _count))
-    return events.with_columns(role=role_of(roles), weight=weight.cast(pl.Float32), count=count.cast(pl.Float32))
+    labelled = events.with_columns(role=role_of(roles), weight=weight, count=count)
+    decides = pl.col("role").is_in([Role.POSITIVE.value, Role.NEGATIVE.value])
+    final = pl.col("role").filter(decides).last().over("user_id", "item_id")
+    is_taken_back = (final == Role.NEGATIVE.value).fill_null(value=False)
+    return labelled.with_columns(
+        pl.when(is_taken_back).then(0.0).otherwise(pl.col(name)).cast(pl.Float32).alias(name)
+        for name in ("weight", "count")
+    )
 
 
 def repeat_share(events: pl.DataFrame) -> float:

@@ -92,7 +92,7 @@ def join(
         until: The day after the last; None: the log's last.
 
     Raises:
-        DataError: A folder has no Parquet file, or lacks a column that nothing can replace.
+        DataError: A folder has no Parquet file, or one that cannot be read, or lacks a column that nothing can replace.
     """
     shown, clicks = _scan(impressions, ("request_id", "user_id", "shown_time_ms", "item_ids")), _scan(events, _REQUIRED)
     span = shown.select(first=pl.col("shown_time_ms").min(), last=pl.col("shown_time_ms").max()).collect().row(0)
@@ -126,6 +126,11 @@ def _scan(place: Path, required: Iterable[str]) -> pl.LazyFrame:
     files = sorted(place.rglob("*.parquet")) if place.is_dir() else [place]
     if not files or not files[0].is_file():
         raise DataError("", f"{place} has no Parquet file", "the folder in which the worker lands the log")
+    for file in files:
+        try:
+            pl.read_parquet_schema(file)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise DataError("", f"{file} cannot be read; replace or remove it", "a Parquet file of the log") from error
     frames = [pl.scan_parquet(file, hive_partitioning=False) for file in files]
     table = pl.concat(frames, how="diagonal_relaxed") if len(frames) > 1 else frames[0]
     for name in required:

@@ -98,7 +98,7 @@ def read_lists(
         if name not in there:
             raise DataError(name, f"{table} lacks it", f"one of {', '.join(there)}")
     whole = pl.scan_parquet(files)
-    num_lists, shown = whole.select(_LIST).unique().select(pl.len()).collect().item(), _times_shown(files)
+    num_lists, shown = sum(map(_num_lists, files)), _times_shown(files)
     cuts = {name: _cut(whole, name) for name in ("value", "elapsed_ms")}
     parts, tiers, outside = [], [], 0
     for day, file in enumerate(files):
@@ -125,6 +125,10 @@ def _cut(table: pl.LazyFrame, name: str) -> float | None:
     column = pl.col(name)
     cut, most = table.filter(column > 0).select(at=column.quantile(CUT), most=column.max()).collect().row(0)
     return None if cut == most else float(cut)
+
+
+def _num_lists(file: Path) -> int:
+    return int(pl.scan_parquet(file).select(_LIST).unique().select(pl.len()).collect().item())
 
 
 def _times_shown(files: Sequence[Path]) -> pl.DataFrame:

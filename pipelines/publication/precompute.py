@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import polars as pl
 import torch
 
+from models.bundle import Bundle, learned_repeats, lists_version
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
@@ -52,6 +54,18 @@ class BatchRanker:
     """How the engine that serves stores the decoder's weights."""
 
 
+def ranker_of(live: Bundle) -> BatchRanker:
+    """Return what ranks as a published bundle serves."""
+    return BatchRanker(
+        live.decoder_dir,
+        live.catalogue(),
+        lists_version(live.manifest, live.version),
+        repeats=learned_repeats(live.manifest),
+        weight_kind=cast("WeightKind", live.weight_kind),
+        **live.manifest["prompt"],
+    )
+
+
 def key(bundle_version: str, histories: Sequence[UserHistory], options: PrecomputeOptions) -> str:
     """Return the content key of these users' lists."""
     inputs = [bundle_version, *(f"{row.user_id}@{row.row_time_us}" for row in histories)]
@@ -62,7 +76,7 @@ def precompute(
     ranker: BatchRanker, histories: Sequence[UserHistory], options: PrecomputeOptions, out: Path, progress: Progress
 ) -> None:
     """Rank for these histories and write the table."""
-    engine, catalogue = _engine(ranker, len(histories)), ranker.catalogue
+    engine, catalogue = batch_engine(ranker, len(histories)), ranker.catalogue
     for history in histories:
         items = catalogue.indices(history.item_ids)
         prompt = prompt_tokens(catalogue, items, ranker.max_items, ranker.stride)
@@ -71,7 +85,7 @@ def precompute(
         engine.add_rank(history.user_id, prompt, k=options.list_len, allowed=allowed)
     row_times_us = {history.user_id: history.row_time_us for history in histories}
     rows = []
-    for outcome in _run(engine):
+    for outcome in outcomes_of(engine):
         rows.append(
             PrecomputedRow(
                 user_id=outcome.request_id,
@@ -95,13 +109,15 @@ def read_rows(folder: Path) -> list[PrecomputedRow]:
     return USER_RECOMMENDATIONS.from_columns(pl.read_parquet(folder / _TABLE).to_dict(as_series=False))
 
 
-def _engine(ranker: BatchRanker, num_requests: int) -> Engine:
+def batch_engine(ranker: BatchRanker, num_requests: int) -> Engine:
+    """Return an engine in which so many requests may wait."""
     catalogue, decoder = ranker.catalogue, load_decoder(ranker.decoder_dir, torch.float32, "cpu")
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     config = EngineConfig(max_waiting=max(1, num_requests), weight_kind=ranker.weight_kind)
     return Engine(decoder, config, items=items, bundle_version=ranker.bundle_version)
 
 
-def _run(engine: Engine) -> Iterator[EngineOutcome]:
+def outcomes_of(engine: Engine) -> Iterator[EngineOutcome]:
+    """Yield the outcomes of all requests, as they end."""
     while engine.has_work:
         yield from engine.step(0.0)

@@ -32,7 +32,8 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from models.prompt import STRIDE_ITEMS
 from pipelines.codes.embedding import read_texts
-from pipelines.data.examples import Cases, Labelled, Split, read_cases, read_labelled_sequences, sample_cases
+from pipelines.data.examples import Cases, Split, read_cases, read_labelled_sequences, sample_cases
+from pipelines.data.labelled import Labelled
 from pipelines.planner.devices import Gpus, device_of_driver
 from pipelines.runner.stage import Progress
 from pipelines.scoring.beams import decoder_scorer

@@ -44,6 +44,19 @@ class LlmPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RuledItem:
+    """One item's place (from 1) in the ranking before any rule and in the list after them; None: it was or is not there.
+
+    `rules` are those that moved it, by themselves or by moving others past it.
+    """
+
+    item_id: str
+    before: int | None
+    after: int | None
+    rules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """One request. `outcome` is "ok" or the error's code; fields that a refusal lacks are None or empty.
 
@@ -71,9 +84,12 @@ class Explanation:
     elapsed_ms: float | None = None
     feature_age_ms: int | None = None
     list_state: str | None = None
+    surface: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     llm: LlmPart | None = None
     stages: tuple[StageTime, ...] = ()
+    ruled: tuple[RuledItem, ...] = ()
+    """The first items before and after the rules, where the request had some that reorder."""
 
     def as_plain(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
@@ -81,7 +97,11 @@ class Explanation:
 
 
 def encode_explanation(
-    own: Sequence[Any], facts: Sequence[Any], llm: Sequence[Any] | None, stages: Sequence[Any]
+    own: Sequence[Any],
+    facts: Sequence[Any],
+    llm: Sequence[Any] | None,
+    stages: Sequence[Any],
+    ruled: Sequence[Any] = (),
 ) -> bytes:
     """Return the stored form: one JSON array of values without names, since one is written per request and few are read.
 
@@ -90,13 +110,14 @@ def encode_explanation(
         facts: In the order of the reader's fact names.
         llm: In the order of LlmPart's fields, if a request was sent to the LLM.
         stages: One (name, offset in s, duration in s) each.
+        ruled: One (item id, place before, place after, names of rules) each.
     """
-    return to_json((own, facts, llm, stages))
+    return to_json((own, facts, llm, stages, ruled))
 
 
 def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> Explanation:
     """Read the stored form. Raises ValueError or TypeError for anything else."""
-    own, facts, llm, stages = from_json(stored)
+    own, facts, llm, stages, ruled = from_json(stored)
     return Explanation(
         **dict(zip(OWN_FIELDS, own, strict=True)),
         facts=dict(zip(fact_names, facts, strict=True)) if facts else {},
@@ -104,6 +125,10 @@ def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> Explanation:
         if llm is None
         else LlmPart(**{name: _rounded(value) for name, value in zip(_LLM_FIELDS, llm, strict=True)}),
         stages=tuple(_stage(*stage) for stage in sorted(stages, key=lambda stage: float(stage[1]))),
+        ruled=tuple(
+            RuledItem(item_id=one, before=before, after=after, rules=tuple(rules))
+            for one, before, after, rules in ruled
+        ),
     )
 
 
@@ -125,6 +150,6 @@ def _rounded(value: Any) -> Any:
     return round(value, 3) if isinstance(value, float) else value
 
 
-OWN_FIELDS = tuple(one.name for one in fields(Explanation) if one.name not in {"facts", "llm", "stages"})
+OWN_FIELDS = tuple(one.name for one in fields(Explanation) if one.name not in {"facts", "llm", "stages", "ruled"})
 _USER_ID, _AT = OWN_FIELDS.index("user_id"), OWN_FIELDS.index("at_unix_ms")
 _LLM_FIELDS = tuple(one.name for one in fields(LlmPart))

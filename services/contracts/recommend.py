@@ -9,10 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from services.contracts.filters import Expression
+from services.contracts.plain import MAX_TEXT_CHARS
+from services.contracts.rules import MAX_PLACES, NO_RULES, Rules
 from services.errors import InvalidRequest
 
-MAX_ID_CHARS = 256
-MAX_K = 2_000
+MAX_ID_CHARS = MAX_TEXT_CHARS
+MAX_K = MAX_PLACES
+DEFAULT_K = 10
 MAX_IDS_PER_FIELD = 2_000
 MAX_DEADLINE_MS = 60_000
 MAX_NEXT_CHARS = 1_024
@@ -51,6 +55,7 @@ class Reason(StrEnum):
     BUNDLE_MISMATCH = "bundle_mismatch"
     FEATURES_UNAVAILABLE = "features_unavailable"
     STUDENT_FAILED = "student_failed"
+    NOT_ON_SURFACE = "not_on_surface"
     SHED = "shed"
     SIMILAR_ASKED = "similar_asked"
     POPULAR_ASKED = "popular_asked"
@@ -78,10 +83,11 @@ class Rationale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """Which items may be shown: those of any of `categories`, and within `allowed_item_ids`. None means no limit."""
+    """Which items may be shown: those of any of `categories`, within `allowed_item_ids`, for which `expression` holds. None means no limit."""
 
     categories: tuple[str, ...] | None = None
     allowed_item_ids: tuple[str, ...] | None = None
+    expression: Expression | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,8 @@ class RecommendRequest:
     """Which items to show to a user, how many, by when.
 
     `user_id` is None for an anonymous visitor, whose `recent_item_ids` (oldest first) then are the history; for a known
-    user they are appended to the stored history. `deadline_ms` counts from the request's arrival; None means the default.
+    user they are appended to the stored history. `deadline_ms` counts from the request's arrival. `surface` names the place in the product
+    whose `k`, deadline, filter and rules apply; None in these means the surface's, or the default.
     `next` is that of this user's last answer: items that it and those before it held are left out. `avoid_shown_s` leaves out what the user
     was shown in so many seconds, as far as the features remember it. `shown_before` are the items that follow from these two.
     `exclude_seen` None means as the live bundle was trained. `subject` is what the list is about instead of the user. `rationale` asks for one sentence on why these items, written in what is left of the deadline.
@@ -122,13 +129,15 @@ class RecommendRequest:
 
     request_id: str
     user_id: str | None = None
-    k: int = 10
+    k: int | None = None
     recent_item_ids: tuple[str, ...] = ()
     exclude_item_ids: tuple[str, ...] = ()
     exclude_seen: bool | None = None
     filters: Filters = field(default_factory=Filters)
     deadline_ms: int | None = None
     rationale: bool = False
+    surface: str | None = None
+    rules: Rules = NO_RULES
     next: str | None = None
     avoid_shown_s: int | None = None
     shown_before: tuple[str, ...] = ()
@@ -141,10 +150,12 @@ class RecommendRequest:
         if self.user_id is not None:
             check_id("user_id", self.user_id)
         check_id("request_id", self.request_id)
-        if not 1 <= self.k <= MAX_K:
+        if self.k is not None and not 1 <= self.k <= MAX_K:
             raise InvalidRequest("k", f"{self.k} is out of range", f"send 1 to {MAX_K}")
         if self.deadline_ms is not None and not 1 <= self.deadline_ms <= MAX_DEADLINE_MS:
             raise InvalidRequest("deadline_ms", f"{self.deadline_ms} is out of range", f"send 1 to {MAX_DEADLINE_MS}")
+        if self.surface is not None:
+            check_id("surface", self.surface)
         if self.next is not None and not 1 <= len(self.next) <= MAX_NEXT_CHARS:
             raise InvalidRequest("next", f"{len(self.next)} characters long", f"send 1 to {MAX_NEXT_CHARS}")
         if self.avoid_shown_s is not None and not 1 <= self.avoid_shown_s <= MAX_AVOID_SHOWN_S:
@@ -159,6 +170,11 @@ class RecommendRequest:
                 check_ids(name, ids)
                 if not ids:
                     raise InvalidRequest(name, "empty, so nothing could be shown", "leave it out, or name at least one")
+
+    @property
+    def num_items(self) -> int:
+        """How many items are wanted."""
+        return DEFAULT_K if self.k is None else self.k
 
     @property
     def excluded_item_ids(self) -> tuple[str, ...]:
@@ -180,8 +196,8 @@ class RecommendRequest:
 
     def check_k(self, max_k: int) -> None:
         """Refuse more items than this caller may ask for. Raises InvalidRequest."""
-        if self.k > max_k:
-            raise InvalidRequest("k", f"{self.k} is out of range", f"send 1 to {max_k}")
+        if self.num_items > max_k:
+            raise InvalidRequest("k", f"{self.num_items} is out of range", f"send 1 to {max_k}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

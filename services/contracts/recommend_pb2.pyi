@@ -1,3 +1,4 @@
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,12 +8,95 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Filters(_message.Message):
-    __slots__ = ("categories", "allowed_item_ids")
+    __slots__ = ("categories", "allowed_item_ids", "must", "should", "must_not")
     CATEGORIES_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
+    MUST_FIELD_NUMBER: _ClassVar[int]
+    SHOULD_FIELD_NUMBER: _ClassVar[int]
+    MUST_NOT_FIELD_NUMBER: _ClassVar[int]
     categories: _containers.RepeatedScalarFieldContainer[str]
     allowed_item_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, categories: _Optional[_Iterable[str]] = ..., allowed_item_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    must: _containers.RepeatedCompositeFieldContainer[Clause]
+    should: _containers.RepeatedCompositeFieldContainer[Clause]
+    must_not: _containers.RepeatedCompositeFieldContainer[Clause]
+    def __init__(self, categories: _Optional[_Iterable[str]] = ..., allowed_item_ids: _Optional[_Iterable[str]] = ..., must: _Optional[_Iterable[_Union[Clause, _Mapping]]] = ..., should: _Optional[_Iterable[_Union[Clause, _Mapping]]] = ..., must_not: _Optional[_Iterable[_Union[Clause, _Mapping]]] = ...) -> None: ...
+
+class Clause(_message.Message):
+    __slots__ = ("key", "eq", "range", "exists", "must", "should", "must_not")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EQ_FIELD_NUMBER: _ClassVar[int]
+    IN_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    EXISTS_FIELD_NUMBER: _ClassVar[int]
+    MUST_FIELD_NUMBER: _ClassVar[int]
+    SHOULD_FIELD_NUMBER: _ClassVar[int]
+    MUST_NOT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    eq: _struct_pb2.Value
+    range: Range
+    exists: bool
+    must: _containers.RepeatedCompositeFieldContainer[Clause]
+    should: _containers.RepeatedCompositeFieldContainer[Clause]
+    must_not: _containers.RepeatedCompositeFieldContainer[Clause]
+    def __init__(self, key: _Optional[str] = ..., eq: _Optional[_Union[_struct_pb2.Value, _Mapping]] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., exists: _Optional[bool] = ..., must: _Optional[_Iterable[_Union[Clause, _Mapping]]] = ..., should: _Optional[_Iterable[_Union[Clause, _Mapping]]] = ..., must_not: _Optional[_Iterable[_Union[Clause, _Mapping]]] = ..., **kwargs) -> None: ...
+
+class Range(_message.Message):
+    __slots__ = ("gte", "gt", "lte", "lt")
+    GTE_FIELD_NUMBER: _ClassVar[int]
+    GT_FIELD_NUMBER: _ClassVar[int]
+    LTE_FIELD_NUMBER: _ClassVar[int]
+    LT_FIELD_NUMBER: _ClassVar[int]
+    gte: float
+    gt: float
+    lte: float
+    lt: float
+    def __init__(self, gte: _Optional[float] = ..., gt: _Optional[float] = ..., lte: _Optional[float] = ..., lt: _Optional[float] = ...) -> None: ...
+
+class Rules(_message.Message):
+    __slots__ = ("boosts", "pins", "blocks", "caps", "diversity", "decay", "freshness")
+    class Boost(_message.Message):
+        __slots__ = ("where", "factor")
+        WHERE_FIELD_NUMBER: _ClassVar[int]
+        FACTOR_FIELD_NUMBER: _ClassVar[int]
+        where: Clause
+        factor: float
+        def __init__(self, where: _Optional[_Union[Clause, _Mapping]] = ..., factor: _Optional[float] = ...) -> None: ...
+    class Pin(_message.Message):
+        __slots__ = ("item_id", "position")
+        ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+        POSITION_FIELD_NUMBER: _ClassVar[int]
+        item_id: str
+        position: int
+        def __init__(self, item_id: _Optional[str] = ..., position: _Optional[int] = ...) -> None: ...
+    class Cap(_message.Message):
+        __slots__ = ("attribute", "most")
+        ATTRIBUTE_FIELD_NUMBER: _ClassVar[int]
+        MOST_FIELD_NUMBER: _ClassVar[int]
+        attribute: str
+        most: int
+        def __init__(self, attribute: _Optional[str] = ..., most: _Optional[int] = ...) -> None: ...
+    class Freshness(_message.Message):
+        __slots__ = ("half_life_h", "factor")
+        HALF_LIFE_H_FIELD_NUMBER: _ClassVar[int]
+        FACTOR_FIELD_NUMBER: _ClassVar[int]
+        half_life_h: float
+        factor: float
+        def __init__(self, half_life_h: _Optional[float] = ..., factor: _Optional[float] = ...) -> None: ...
+    BOOSTS_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CAPS_FIELD_NUMBER: _ClassVar[int]
+    DIVERSITY_FIELD_NUMBER: _ClassVar[int]
+    DECAY_FIELD_NUMBER: _ClassVar[int]
+    FRESHNESS_FIELD_NUMBER: _ClassVar[int]
+    boosts: _containers.RepeatedCompositeFieldContainer[Rules.Boost]
+    pins: _containers.RepeatedCompositeFieldContainer[Rules.Pin]
+    blocks: _containers.RepeatedCompositeFieldContainer[Clause]
+    caps: _containers.RepeatedCompositeFieldContainer[Rules.Cap]
+    diversity: float
+    decay: float
+    freshness: Rules.Freshness
+    def __init__(self, boosts: _Optional[_Iterable[_Union[Rules.Boost, _Mapping]]] = ..., pins: _Optional[_Iterable[_Union[Rules.Pin, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[Clause, _Mapping]]] = ..., caps: _Optional[_Iterable[_Union[Rules.Cap, _Mapping]]] = ..., diversity: _Optional[float] = ..., decay: _Optional[float] = ..., freshness: _Optional[_Union[Rules.Freshness, _Mapping]] = ...) -> None: ...
 
 class AvoidShown(_message.Message):
     __slots__ = ("within",)
@@ -21,7 +105,7 @@ class AvoidShown(_message.Message):
     def __init__(self, within: _Optional[str] = ...) -> None: ...
 
 class RecommendRequest(_message.Message):
-    __slots__ = ("user_id", "k", "recent_item_ids", "exclude_item_ids", "exclude_seen", "filters", "deadline_ms", "request_id", "next", "avoid_shown", "rationale")
+    __slots__ = ("user_id", "k", "recent_item_ids", "exclude_item_ids", "exclude_seen", "filters", "deadline_ms", "request_id", "next", "avoid_shown", "rationale", "surface", "rules")
     USER_ID_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     RECENT_ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +117,8 @@ class RecommendRequest(_message.Message):
     NEXT_FIELD_NUMBER: _ClassVar[int]
     AVOID_SHOWN_FIELD_NUMBER: _ClassVar[int]
     RATIONALE_FIELD_NUMBER: _ClassVar[int]
+    SURFACE_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
     user_id: str
     k: int
     recent_item_ids: _containers.RepeatedScalarFieldContainer[str]
@@ -44,7 +130,9 @@ class RecommendRequest(_message.Message):
     next: str
     avoid_shown: AvoidShown
     rationale: bool
-    def __init__(self, user_id: _Optional[str] = ..., k: _Optional[int] = ..., recent_item_ids: _Optional[_Iterable[str]] = ..., exclude_item_ids: _Optional[_Iterable[str]] = ..., exclude_seen: _Optional[bool] = ..., filters: _Optional[_Union[Filters, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., next: _Optional[str] = ..., avoid_shown: _Optional[_Union[AvoidShown, _Mapping]] = ..., rationale: _Optional[bool] = ...) -> None: ...
+    surface: str
+    rules: Rules
+    def __init__(self, user_id: _Optional[str] = ..., k: _Optional[int] = ..., recent_item_ids: _Optional[_Iterable[str]] = ..., exclude_item_ids: _Optional[_Iterable[str]] = ..., exclude_seen: _Optional[bool] = ..., filters: _Optional[_Union[Filters, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., next: _Optional[str] = ..., avoid_shown: _Optional[_Union[AvoidShown, _Mapping]] = ..., rationale: _Optional[bool] = ..., surface: _Optional[str] = ..., rules: _Optional[_Union[Rules, _Mapping]] = ...) -> None: ...
 
 class ScoredItem(_message.Message):
     __slots__ = ("item_id", "score", "title", "source")

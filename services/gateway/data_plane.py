@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
@@ -31,9 +32,12 @@ from services.gateway.records.answer import RefusalRecord, RefusalSink
 from services.gateway.records.explanations import Explanations, ExplanationStore
 from services.gateway.records.metrics import AnswerMetrics
 from services.gateway.records.sinks import Impressions, RecordSink, log_answer, log_refusal, set_span_attributes
+from services.gateway.request.candidates import check_rules
 from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
 from services.gateway.request.pages import PageKey, Pages
+from services.gateway.surfaces.surface import Surface
+from services.gateway.surfaces.surfaces import Surfaces
 from services.gateway.text.metrics import TextReport
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier
@@ -92,6 +96,7 @@ class DataPlane:
         record: RecordEvents,
         live: LiveBundle,
         items: ItemOperations,
+        surfaces: Surfaces,
         popular: PopularTier,
         producers: Sequence[Producer],
         metrics: AnswerMetrics,
@@ -121,6 +126,7 @@ class DataPlane:
         self.load = load
         self.clock = clock
         self.edge = EdgeWatch(load, clock, wall_clock)
+        self._surfaces = surfaces
         self._record = record
         self._producers = producers
         self._metrics = metrics
@@ -133,6 +139,7 @@ class DataPlane:
             producer.start()
         await self.live.start()
         await self.items.start()
+        await self._surfaces.start()
         await self.popular.start()
         self.load.start()
         await self.explanations.start()
@@ -142,6 +149,7 @@ class DataPlane:
         """End the background work; records that wait are sent for at most two seconds each."""
         self.load.stop()
         await self.popular.stop()
+        await self._surfaces.stop()
         await self.live.stop()
         await self.items.stop()
         await self.explanations.stop()
@@ -237,7 +245,7 @@ class Ports:
 class PlaneConfig:
     """The values that the data plane needs.
 
-    `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured, for a metric.
+    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`: where surfaces are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured, for a metric.
     """
 
     deadlines: DeadlineLimits
@@ -255,6 +263,8 @@ class PlaneConfig:
     text: TextLimits = field(default_factory=TextLimits)
     text_num_places: int = NUM_PLACES
     num_llm_replicas: int = 1
+    llm_beam_width: int = 32
+    surfaces_file: Path | None = None
 
 
 def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
@@ -275,7 +285,8 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     gate = LlmGate(
         lambda: Replica(_breaker(config), LatencyPredictor(config.first_llm_prediction_s)), config.max_llm_in_flight
     )
-    llm = LlmTier(ports.llm, gate, config.llm_rule, metrics.breaker_open, ports.clock)
+    llm = LlmTier(ports.llm, gate, config.llm_rule, config.llm_beam_width, metrics.breaker_open, ports.clock)
+    surfaces = Surfaces(config.surfaces_file, lambda one: _check_surface(one, live), metrics.surfaces_state.set)
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
     pages = Pages(live, ports.page_key, ports.wall_clock)
@@ -283,6 +294,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     text = _text_tier(ports, config, load, text_report)
     recommend = Recommend(
         live=live,
+        surfaces=surfaces,
         features=ports.features,
         tiers=_tiers(llm, StudentTier(ports.clock)),
         last=popular,
@@ -307,6 +319,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         record=RecordEvents(ports.events, config.max_events_per_request, ports.wall_clock),
         live=live,
         items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items),
+        surfaces=surfaces,
         popular=popular,
         producers=(ports.events, ports.impressions, ports.item_log),
         metrics=answer_metrics,
@@ -344,6 +357,15 @@ async def warm_up(features: Features, llm: Llm) -> None:
 def _tiers(llm: LlmTier, student: StudentTier) -> Sequence[RankingTier]:
     """Return the tiers before the last one, in order of quality."""
     return (PrecomputedTier(), llm, student, SimilarTier())
+
+
+def _check_surface(surface: Surface, live: LiveBundle) -> None:
+    """Refuse a surface that names attributes which no item of the live bundle has. Raises InvalidRequest."""
+    if live.is_loaded:
+        expressions = live.current().expressions
+        if surface.filter is not None:
+            expressions.check(surface.filter, f"{surface.name}.filter")
+        check_rules(surface.rules, f"{surface.name}.rules", expressions)
 
 
 def _text_tier(ports: Ports, config: PlaneConfig, load: LoadMonitor, report: TextReport) -> TextTier | None:

@@ -24,7 +24,7 @@ from services.contracts.recommend import (
 from services.gateway.overload.admission import Verdict
 from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.records.answer import AnswerRecord, AnswerSink, RoutingRecord
-from services.gateway.request.candidates import ItemRanking, as_items, check_named, choose
+from services.gateway.request.candidates import Chosen, ItemRanking, as_items, check_items, choose
 from services.gateway.request.context import (
     UNREAD,
     FeatureLookup,
@@ -37,6 +37,9 @@ from services.gateway.request.context import (
 )
 from services.gateway.request.live_bundle import LiveBundle
 from services.gateway.request.pages import Pages
+from services.gateway.rules.slate import Known
+from services.gateway.rules.stage import Ruled, apply_rules
+from services.gateway.surfaces.surfaces import Surfaces
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.tiers.tier import LastTier, RankingTier, TierResult
 from services.observability.tracing import trace_id
@@ -64,6 +67,7 @@ class Recommend:
         self,
         *,
         live: LiveBundle,
+        surfaces: Surfaces,
         features: Features,
         tiers: Sequence[RankingTier],
         last: LastTier,
@@ -78,6 +82,7 @@ class Recommend:
     ) -> None:
         """Take the parts. `tiers` are in order of quality; `last` fills what they leave open."""
         self._live = live
+        self._surfaces = surfaces
         self._features = features
         self._tiers: Mapping[Tier, RankingTier] = {tier.tier: tier for tier in (*tiers, last)}
         self._last = last
@@ -95,14 +100,15 @@ class Recommend:
     ) -> Recommendation:
         """Answer a request of `caller` that arrived through `door`. `features` are read from here instead of the store.
 
-        Raises InvalidRequest for more items than the caller may request and for filters that name what the catalogue lacks, NotFound for such an item,
+        Raises InvalidRequest for more items than the caller may request, an unknown surface, and filters or rules that name what the catalogue lacks, NotFound for such an item,
         DependencyUnavailable before the first bundle, Overloaded if this priority gets no answer even from memory, or past the deadline.
         """
-        request.check_k(caller.max_k)
         live = self._live.current()
-        live.items.check_filters(request.filters.categories, request.filters.allowed_item_ids)
-        check_named(request, live.items)
-        request = request.excluding_seen(default=not live.repeats).after(self._pages.shown_before(request, live))
+        check_items(request, live.items, live.expressions)
+        surface = self._surfaces.find(request.surface)
+        request = request.after(self._pages.shown_before(request, live))
+        request = surface.applied_to(request.excluding_seen(default=not live.repeats))
+        request.check_k(caller.max_k)
         deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits)
         is_in_time = await self._load.queue.begin(caller.priority, deadline)
         if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:  # a slow upload is no queue
@@ -123,19 +129,18 @@ class Recommend:
             )
         with stages.measure("route"):
             request = request.after(avoided(request, lookup.features, self._wall_clock()))
-            context = build_context(request, caller, deadline, live, lookup, stages)
+            context = build_context(request, surface, caller, deadline, live, lookup, stages)
             budget_s = deadline.budget_s(self._clock())
             facts = context.facts((tier.facts(context, budget_s) for tier in self._tiers.values()), budget_s)
             planned = policy.plan(facts)
         with self._load.working(), stages.measure("rank"):
             decided, results = await self._rank(context, planned)
         with stages.measure("answer"):
-            rankings = self._in_order(context, results)
-            available = live.items.columns.available
-            items = as_items(choose(rankings, context.masks.showable, request.k, available), live.items)
+            chosen, ruled = self._choose(context, results, decided.tier)
+            items = as_items(chosen, live.items)
         rationale = await self._write_rationale(context, items) if request.rationale else None
 
-        routing = RoutingRecord(context=context, facts=facts, results=results)
+        routing = RoutingRecord(context=context, facts=facts, results=results, ruled=ruled)
         return self._answered(admitted, planned, decided, items, stages.as_ms(), rationale, routing)
 
     def _answer_from_memory(self, admitted: _Admitted, items: tuple[ScoredItem, ...]) -> Recommendation:
@@ -222,6 +227,26 @@ class Recommend:
             started.cancel()
             if fallback is not None:
                 fallback.cancel()
+
+    def _choose(
+        self, context: RequestContext, results: Mapping[Tier, TierResult], answering: Tier
+    ) -> tuple[list[Chosen], Ruled | None]:
+        """Choose the items from the rankings, by the request's rules where it has some."""
+        rankings, showable, rules = self._in_order(context, results), context.masks.showable, context.request.rules
+        available = context.live.items.columns.available
+        if not rules.reorder:
+            return choose(rankings, showable, context.request.num_items, available), None
+        known = Known(
+            expressions=context.live.expressions,
+            index=context.live.items.index,
+            showable=showable,
+            available=available,
+            vectors=context.live.vectors,
+            shown=context.lookup.features.shown,
+            now_ms=int(self._wall_clock() * 1_000),
+        )
+        ruled = apply_rules(rankings, rules, known, context.num_wanted, context.num_candidates, answering)
+        return ruled.chosen, ruled
 
     def _in_order(self, context: RequestContext, results: Mapping[Tier, TierResult]) -> Iterator[ItemRanking]:
         """Yield the rankings in the order in which they fill the answer; the last tier ranks only if it is needed."""

@@ -5,13 +5,26 @@ cell in place and the column's revision, so that what was computed from a column
 come with a longer copy, which is another object.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 Kind = Literal["text", "number", "flag"]
+Rows = slice | np.ndarray
+"""Which items: indices, or all."""
+ALL: Rows = slice(None)
+
+_NUM_CHANGES_KEPT = 1_024
+_FEW_CODES = 3
+"""So many are compared in turn sooner than all items' codes are looked up in a table."""
+
+
+def _changes() -> deque[tuple[int, int]]:
+    """The newest changes of single cells, each with its revision and index: what was computed from a column can be mended there alone."""
+    return deque(maxlen=_NUM_CHANGES_KEPT)
 
 
 @dataclass(slots=True)
@@ -25,29 +38,38 @@ class TextColumn:
     values: list[tuple[str, ...]] = field(default_factory=lambda: [()])
     code_of: dict[tuple[str, ...], int] = field(default_factory=lambda: {(): 0})
     revision: int = 0
+    changes: deque[tuple[int, int]] = field(default_factory=_changes)
     _codes_by_text: dict[str, list[int]] = field(default_factory=dict)
     _num_indexed: int = 0
 
     def codes_with(self, text: str) -> list[int]:
-        """Return the codes of all values that hold this text. The first call goes through all values."""
+        """Return the codes of all values that hold this text. The first call goes through all values; those with one text are found without an index."""
         for code in range(self._num_indexed, len(self.values)):
-            for one in dict.fromkeys(self.values[code]):
-                self._codes_by_text.setdefault(one, []).append(code)
+            if len(self.values[code]) > 1:
+                for one in dict.fromkeys(self.values[code]):
+                    self._codes_by_text.setdefault(one, []).append(code)
             self._num_indexed = code + 1
-        return self._codes_by_text.get(text, [])
+        alone = self.code_of.get((text,))
+        return [*(() if alone is None else (alone,)), *self._codes_by_text.get(text, ())]
 
-    def holding(self, texts: Iterable[str]) -> np.ndarray:
-        """Return which items have any of these texts, (num_items,) bool."""
+    def holding(self, texts: Iterable[str], rows: Rows = ALL) -> np.ndarray:
+        """Return which of these items have any of these texts, (num_rows,) bool."""
+        wanted = [code for text in texts for code in self.codes_with(text)]
+        if len(wanted) <= _FEW_CODES:
+            mask = np.zeros(len(self.codes[rows]), dtype=bool)
+            for code in wanted:
+                mask |= self.codes[rows] == code
+            return mask
         has_any = np.zeros(len(self.values) + 1, dtype=bool)
-        for text in texts:
-            has_any[self.codes_with(text)] = True
-        return has_any.take(self.codes, mode="clip")  # what was added meanwhile is the last, which is false
+        has_any[wanted] = True
+        return has_any.take(self.codes[rows], mode="clip")  # what was added meanwhile is the last, which is false
 
     def set(self, index: int, texts: tuple[str, ...]) -> None:
         """Give an item these texts."""
         code = self.code(texts)
         if self.codes[index] != code:
             self.codes[index] = code
+            self.changes.append((self.revision + 1, index))
             self.revision += 1
 
     def code(self, texts: tuple[str, ...]) -> int:
@@ -59,9 +81,15 @@ class TextColumn:
             self.code_of[texts] = code
         return code
 
+    def all_codes(self, values: Sequence[tuple[str, ...]]) -> np.ndarray:
+        """Return the places (n,) int32 of many texts at once; see `code`."""
+        for texts in set(values) - self.code_of.keys():
+            self.code(texts)
+        return np.fromiter(map(self.code_of.__getitem__, values), dtype=np.int32, count=len(values))
+
     def grown(self, num_items: int) -> "TextColumn":
         """Return a copy for more items, which shares `values`."""
-        return TextColumn(_grown(self.codes, num_items, 0), self.values, self.code_of, self.revision)
+        return TextColumn(_grown(self.codes, num_items, 0), self.values, self.code_of, self.revision, self.changes)
 
 
 @dataclass(slots=True)
@@ -70,12 +98,14 @@ class NumberColumn:
 
     numbers: np.ndarray
     revision: int = 0
+    changes: deque[tuple[int, int]] = field(default_factory=_changes)
 
     def set(self, index: int, number: float) -> None:
         """Give an item this number, NaN for none."""
         before = self.numbers[index]
         if before != number and not (number != number and before != before):
             self.numbers[index] = number
+            self.changes.append((self.revision + 1, index))
             self.revision += 1
 
     def grown(self, num_items: int) -> "NumberColumn":
@@ -89,12 +119,14 @@ class FlagColumn:
 
     flags: np.ndarray
     revision: int = 0
+    changes: deque[tuple[int, int]] = field(default_factory=_changes)
 
     def set(self, index: int, flag: bool | None) -> None:
         """Give an item this flag, None for none."""
         cell = -1 if flag is None else int(flag)
         if self.flags[index] != cell:
             self.flags[index] = cell
+            self.changes.append((self.revision + 1, index))
             self.revision += 1
 
     def grown(self, num_items: int) -> "FlagColumn":

@@ -67,6 +67,7 @@ class ItemFollower:
         write_every_s: float | None = None,
         on_refused: Callable[[int], object] = lambda _number: None,
         on_unavailable: Callable[[int], object] = lambda _is_unavailable: None,
+        on_look: Callable[[], object] = lambda: None,
     ) -> None:
         """Keep the parts; nothing is read yet.
 
@@ -79,6 +80,7 @@ class ItemFollower:
             write_every_s: How often changes are written to the snapshot, in the process that does; None: never.
             on_refused: Called with a number of records that cannot be read.
             on_unavailable: Called with 1 when the topic cannot be read, with 0 when it can be again.
+            on_look: Called every two seconds or so while it can be, in the reading thread.
         """
         self._items = items
         self._kafka = kafka
@@ -88,6 +90,7 @@ class ItemFollower:
         self._write_every_s = write_every_s
         self._on_refused = on_refused
         self._on_unavailable = on_unavailable
+        self._on_look = on_look
         self._positions = Positions("", {})
         self._has_changed = False
         self._written_s = 0.0
@@ -217,6 +220,7 @@ class ItemFollower:
                 checked_s = now_s
                 if self._describe(admin) != (topic_id, numbers):
                     return
+                self._on_look()
                 self._write()
         self._write()
 

@@ -49,8 +49,7 @@ class ItemLayout:
         column = self.columns.text("categories")
         if categories is not None:
             column.values, column.code_of = categories.values, categories.code_of
-        codes = map(column.code, catalogue.categories)
-        column.codes[: self.num_known] = np.fromiter(codes, dtype=np.int32, count=self.num_known)
+        column.codes[: self.num_known] = column.all_codes(catalogue.categories)
         popularity = self.columns.number("popularity").numbers
         popularity[:] = 0.0
         popularity[: self.num_known] = catalogue.popularity
@@ -245,8 +244,15 @@ class ItemLayout:
 
     def places(self, item_ids: Sequence[str]) -> np.ndarray:
         """Return the indices (n,) int64 of these items, which differ; those that are not known yet get one."""
-        named = zip(item_ids, map(self.index, item_ids), strict=True)
-        return np.array([self._new_place(one) if at is None else at for one, at in named], dtype=np.int64)
+        found = list(map(self.catalogue.index_of.get, item_ids))
+        if None in found:
+            found = [self._place(item_id) if at is None else at for item_id, at in zip(item_ids, found, strict=True)]
+        return np.array(found, dtype=np.int64)
+
+    def _place(self, item_id: str) -> int:
+        """Return the index of an item that the catalogue lacks, a new one if it is not known yet."""
+        index = self._new_index.get(item_id)
+        return self._new_place(item_id) if index is None else index
 
     def _new_place(self, item_id: str) -> int:
         index = self.num_named

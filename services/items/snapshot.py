@@ -7,6 +7,7 @@ A file that is missing or damaged (its pages have checksums) is as none: the top
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,11 +89,12 @@ def _table_of(layout: ItemLayout) -> pa.Table:
 
 def _fill(layout: ItemLayout, file: pq.ParquetFile) -> None:
     """Write a snapshot's states into a layout of which little or nothing is stated yet, part after part: so it takes no more memory than it needs."""
-    for batch in file.iter_batches(_ROWS, use_threads=False):
-        _fill_part(layout, batch)
+    known: Mapping[str, dict[str, int]] = defaultdict(dict)
+    for part in file.iter_batches(_ROWS, use_threads=False):
+        _fill_part(layout, part, known)
 
 
-def _fill_part(layout: ItemLayout, part: pa.RecordBatch) -> None:
+def _fill_part(layout: ItemLayout, part: pa.RecordBatch, known: Mapping[str, dict[str, int]]) -> None:
     titles, status = part["title"], part["status"].to_numpy()
     places = layout.places(part["item_id"].to_pylist())
     layout.status[places] = status
@@ -104,7 +106,7 @@ def _fill_part(layout: ItemLayout, part: pa.RecordBatch) -> None:
         match f"{kind}:":
             case "text:":
                 column = layout.columns.text(own)
-                codes = _codes(part[name], column)
+                codes = _codes(part[name], column, known[own])
                 has_own = (status & HAS_CATEGORIES) > 0 if own == "categories" else slice(None)
                 column.codes[places[has_own]] = codes[has_own]
                 column.revision += 1
@@ -116,9 +118,11 @@ def _fill_part(layout: ItemLayout, part: pa.RecordBatch) -> None:
                 layout.columns.flag(own).revision += 1
 
 
-def _codes(cells: pa.DictionaryArray, column: TextColumn) -> np.ndarray:
-    """Return the codes (n,) int32 of JSON lists, by the column's table of texts."""
-    used, places = np.unique(cells.indices.to_numpy(), return_inverse=True)
-    words = cells.dictionary.take(pa.array(used)).to_pylist()
-    own = np.array([column.code(tuple(json.loads(word))) for word in words], dtype=np.int32)
-    return own[places]
+def _codes(cells: pa.DictionaryArray, column: TextColumn, known: dict[str, int]) -> np.ndarray:
+    """Return the codes (n,) int32 of JSON lists, by the column's table of texts. `known` are those of the parts before: each part has all words."""
+    words = cells.dictionary.to_pylist()
+    for word in words:
+        if word not in known:
+            known[word] = column.code(tuple(json.loads(word)))
+    codes: np.ndarray = np.array([known[word] for word in words], dtype=np.int32)[cells.indices.to_numpy()]
+    return codes

@@ -121,6 +121,13 @@ class GatewayMetrics(_Metrics):
         "tailrace_unknown_item_events_total", "Accepted events of items that the live catalogue lacks", "door"
     )
     answers = _counter("tailrace_answers_total", "Answers by tier and bundle", "tier bundle_version")
+    surface_answers = _counter(
+        "tailrace_surface_answers_total", "Answers to requests that name a surface", "surface tier"
+    )
+    surfaces_state = _gauge(
+        "tailrace_surfaces_file_state",
+        "Surfaces: 0 as in the file; 1 as in the last right file, because the present one is refused or gone",
+    )
     attributed_events = _counter(
         "tailrace_attributed_events_total",
         "Events attributed to an answer of this gateway by their request_id, by tier",

@@ -65,7 +65,8 @@ class Facts:
     """Everything that the plan depends on.
 
     `num_history` counts the catalogue items in this user's history (stored and sent along). `llm_pays`: for such a history the
-    bundle's evaluation showed the LLM to rank better than the student, or routing does not depend on it. `num_allowed` counts items that
+    bundle's evaluation showed the LLM to rank better than the student, or routing does not depend on it. `llm_allowed`, `student_allowed`: the
+    surface has this tier. `num_allowed` counts items that
     may be shown, `num_allowed_if_seen` the same with seen items allowed again. `list_covers`: the stored list is fresh and
     covers this request. `is_shed`: admission keeps this request from the features and the tiers that need them. `budget_s`
     is the time left for ranking. `asked` is the tier of a list that is about items or popularity, and not the user.
@@ -80,6 +81,8 @@ class Facts:
     user_known: bool
     num_history: int
     min_history_for_llm: int
+    llm_allowed: bool
+    student_allowed: bool
     llm_pays: bool
     breaker_allows: bool
     num_in_flight: int
@@ -103,7 +106,11 @@ def plan(facts: Facts) -> RoutingDecision:
     if facts.num_history == 0:
         return RoutingDecision(Tier.POPULAR, _no_history_reason(facts))
     refusal = _llm_refusal(facts)
-    return RoutingDecision(Tier.LLM, Reason.LLM_IN_TIME) if refusal is None else RoutingDecision(Tier.STUDENT, refusal)
+    if refusal is None:
+        return RoutingDecision(Tier.LLM, Reason.LLM_IN_TIME)
+    if not facts.student_allowed:
+        return RoutingDecision(Tier.POPULAR, Reason.NOT_ON_SURFACE)
+    return RoutingDecision(Tier.STUDENT, refusal)
 
 
 def failure_of(outcome: LlmOutcome) -> Reason | None:
@@ -147,6 +154,8 @@ def _no_history_reason(facts: Facts) -> Reason:
 def _llm_refusal(facts: Facts) -> Reason | None:
     if facts.features_unavailable:
         return Reason.FEATURES_UNAVAILABLE
+    if not facts.llm_allowed:
+        return Reason.NOT_ON_SURFACE
     if facts.num_history < facts.min_history_for_llm:
         return Reason.SHORT_HISTORY
     if not facts.llm_pays:

@@ -149,6 +149,9 @@ class Settings(BaseSettings):
     max_llm_in_flight: int = Field(64, ge=1)
     """Calls of the LLM that one gateway has under way at most."""
 
+    surfaces_file: Path | None = None
+    """TOML file of the surfaces that requests may name, reloaded when it changes. None: there are none."""
+
     # serving
     gateway_replicas: int = Field(2, ge=1)
     """Gateway processes; where Ray scales them (Kubernetes), the most: `max_replicas` in serve.yaml."""

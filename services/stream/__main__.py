@@ -84,10 +84,11 @@ def run_worker(
     impressions = OfflineLog(settings.offline_log_dir, kind=IMPRESSIONS, ledger=log.ledger)
     address = _log_address(settings)
     items = ListedItems()
-    item_follower = _item_follower(settings, item_metrics or ItemsMetrics(REGISTRY))
+    counted = _Counted(items)
     follower = BundleFollower(
-        BundleStore.of(settings), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
+        BundleStore.of(settings), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), counted.replace
     )
+    item_follower = _item_follower(settings, counted, item_metrics or ItemsMetrics(REGISTRY))
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
     worker = StreamWorker(
         open_consumer=lambda: PartitionConsumer(address),
@@ -118,6 +119,34 @@ def run_worker(
     follower.stop()
     item_follower.stop()
     tracing.stop()
+
+
+class _Counted:
+    """Lists the items whose popularity is counted: the live bundle's, and those that only the live catalogue has."""
+
+    def __init__(self, listed: ListedItems) -> None:
+        self.live_items = LiveItems()
+        self._listed = listed
+        self._lock = threading.Lock()
+        self._of_bundle: tuple[str, ...] = ()
+        self._num_stated = 0
+
+    def replace(self, of_bundle: tuple[str, ...]) -> None:
+        """List another bundle's items."""
+        with self._lock:
+            self._of_bundle = of_bundle
+            self._list()
+
+    def look(self) -> None:
+        """List the items that are new in the live catalogue."""
+        with self._lock:
+            if self.live_items.layout.num_named != self._num_stated:
+                self._list()
+
+    def _list(self) -> None:
+        self._num_stated = self.live_items.layout.num_named
+        stated = self.live_items.read(lambda layout: layout.new_ids)
+        self._listed.replace(tuple(dict.fromkeys((*self._of_bundle, *stated))))
 
 
 def _eraser(
@@ -158,11 +187,11 @@ def _impression_worker(
     )
 
 
-def _item_follower(settings: Settings, metrics: ItemsMetrics) -> ItemFollower:
+def _item_follower(settings: Settings, counted: _Counted, metrics: ItemsMetrics) -> ItemFollower:
     """Return what makes the topic of items and, in the first worker, keeps its snapshot."""
     is_first = settings.worker_index == 0
     return ItemFollower(
-        LiveItems(),
+        counted.live_items,
         settings.kafka_address,
         settings.items_topic,
         settings.items_snapshot,
@@ -170,6 +199,7 @@ def _item_follower(settings: Settings, metrics: ItemsMetrics) -> ItemFollower:
         write_every_s=_SNAPSHOT_EVERY_S if is_first else None,
         on_refused=metrics.refused.inc,
         on_unavailable=metrics.unavailable.set,
+        on_look=counted.look,
     )
 
 

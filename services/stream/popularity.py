@@ -7,11 +7,12 @@
         _Leaders       the items with the highest totals
 
 Pure: the time is an argument. A window reaches back its length plus at most one bucket. A user counts once per item and window, at the time
-of the newest touch, so what is delivered twice counts once; that is remembered for a bounded number of pairs, and a pair that is forgotten
-counts once more. Items that the catalogue lacks are not counted. An event with a time in the future is counted from that time on.
+of the newest touch and by the largest weight of any, so what is delivered twice counts once; that is remembered for a bounded number of pairs, and a pair that is forgotten
+counts once more. Weights are counted in whole units: of 1, or of a tenth where the rules have fractions. Items that the catalogue lacks are not counted. An event with a time in the future is counted from that time on.
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -25,8 +26,9 @@ from services.stream.aggregate import LoggedEvent
 _BUCKETS_PER_WINDOW = 12
 _MOST_PER_BUCKET = 65_535
 _WAYS = 4
-_TIME_BITS = 32
-_TIME_MASK = (1 << _TIME_BITS) - 1
+_TIME_BITS, _KIND_BITS = 32, 4
+_TIME_MASK, _KIND_MASK = (1 << _TIME_BITS) - 1, (1 << _KIND_BITS) - 1
+_TENTHS = 10
 _FEWEST_LEADERS, _MOST_LEADERS = 512, 2_048
 """Leaders after a choice, and before the next."""
 _PLACE_BITS = 32
@@ -76,8 +78,13 @@ class PopularityCounter:
     ) -> None:
         self._items = items
         self._roles = roles
+        weights = _weights_of(roles)
+        unit = 1 if all(weight == int(weight) for weight in weights) else _TENTHS
+        self._units = sorted({round(weight * unit) for weight in weights})[-1 - _KIND_MASK :]
+        """What a touch of each kind counts; of more than sixteen weights the lowest count as the next."""
+        self._unit = unit
         self._windows = {
-            name: _Window(length_ms // _BUCKETS_PER_WINDOW // 1_000) for name, length_ms in WINDOW_MS.items()
+            name: _Window(length_ms // _BUCKETS_PER_WINDOW // 1_000, unit) for name, length_ms in WINDOW_MS.items()
         }
         self._touches = LastTouches(num_remembered_pairs)
         self._position: LogPosition | None = None
@@ -92,16 +99,20 @@ class PopularityCounter:
         if self._position is not None and self._position.covers(event.position):
             return
         self._position = event.position
-        if self._roles.role(event.event_type, event.value) not in HISTORY_ROLES:
+        rule = self._roles.rule(event.event_type)
+        role = rule.role_of(event.value)
+        if role not in HISTORY_ROLES:
             return
         listing = self._items.current
         number = listing.number_of.get(event.item_id)
         if number is None or not listing.is_listed[number]:
             return
         time_s = event.event_time_us // 1_000_000
-        before_s = self._touches.touch(event.user_id, event.item_id, time_s)
+        kind = bisect_left(self._units, round(rule.count_of(role) * self._unit))
+        before = self._touches.touch(event.user_id, event.item_id, time_s, kind)
+        before_s, before_units = (None, 0) if before is None else (before[0], self._units[before[1]])
         for window in self._windows.values():
-            window.touch(number, before_s, time_s, listing)
+            window.touch(number, before_s, before_units, time_s, self._units[kind], listing)
 
     def slide(self, now_ms: int) -> None:
         """Leave out what the windows that end at `now_ms` do not reach. Call before a log is counted: its past would take a bucket for every five minutes."""
@@ -117,23 +128,28 @@ class PopularityCounter:
 class _Window:
     """The total sums the buckets from `_oldest` to `_newest`; later events wait in their bucket."""
 
-    def __init__(self, bucket_s: int) -> None:
+    def __init__(self, bucket_s: int, unit: int) -> None:
         self._bucket_s = bucket_s
+        self._unit = unit
         self._buckets: dict[int, np.ndarray] = {}
         self._total = np.zeros(0, dtype=np.int32)
         self._leaders = _Leaders()
         self._oldest = 0
         self._newest = -1
 
-    def touch(self, number: int, before_s: int | None, time_s: int, listing: Listing) -> None:
-        """Count a user's touch of an item instead of the same user's touch before."""
+    def touch(
+        self, number: int, before_s: int | None, before_units: int, time_s: int, units: int, listing: Listing
+    ) -> None:
+        """Count a user's touch of an item instead of the same user's touch before; what counted more goes on to."""
         bucket = time_s // self._bucket_s
         if before_s is not None:
             before = before_s // self._bucket_s
             if before >= bucket:
+                if units > before_units:
+                    self._change(number, before, units - before_units, listing)
                 return
-            self._change(number, before, -1, listing)
-        self._change(number, bucket, 1, listing)
+            self._change(number, before, -before_units, listing)
+        self._change(number, bucket, max(units, before_units), listing)
 
     def _change(self, number: int, bucket: int, by: int, listing: Listing) -> None:
         if bucket < self._oldest:
@@ -163,7 +179,8 @@ class _Window:
         self.slide(now_s)
         best = self._leaders.best(num_items, self._total, listing)
         return PopularWindow(
-            tuple(listing.item_ids[number] for number in best), tuple(int(self._total[number]) for number in best)
+            tuple(listing.item_ids[number] for number in best),
+            tuple(max(1, round(int(self._total[number]) / self._unit)) for number in best),
         )
 
     def slide(self, now_s: int) -> None:
@@ -252,33 +269,43 @@ class _Leaders:
 
 
 class LastTouches:
-    """Remembers the last time of about `num_pairs` (user, item) pairs, a power of two. What was touched longest ago is forgotten first, roughly.
+    """Remembers the last time of about `num_pairs` (user, item) pairs, a power of two, and the highest kind of touch. What was touched longest ago is forgotten first, roughly.
 
-    One entry of eight bytes per pair. Its bucket follows from the pair's hash, and half of the hash stays in the entry: two pairs are taken
-    for one about once in a billion.
+    One entry of eight bytes per pair. Its bucket follows from the pair's hash, and a part of the hash stays in the entry: two pairs are taken
+    for one about once in sixty million.
     """
 
     def __init__(self, num_pairs: int) -> None:
         self._entries = array("Q", bytes(8 * num_pairs))
         self._mask = num_pairs - _WAYS
 
-    def touch(self, user_id: str, item_id: str, time_s: int) -> int | None:
-        """Record a touch at this time (Unix s), and return the latest one before this call; None if none is remembered."""
+    def touch(self, user_id: str, item_id: str, time_s: int, kind: int = 0) -> tuple[int, int] | None:
+        """Record a touch of this kind (0 to 15) at this time (Unix s), and return the latest time and the highest kind before this call; None if none is remembered."""
         pair = int.from_bytes(blake2b(f"{user_id}\0{item_id}".encode(), digest_size=8).digest())
-        mark = pair >> _TIME_BITS
+        mark = pair >> (_TIME_BITS + _KIND_BITS)
         first = pair & self._mask
         entries = self._entries
         oldest = first
         for slot in range(first, first + _WAYS):
             entry = entries[slot]
-            if entry >> _TIME_BITS == mark and entry:
-                before_s = entry & _TIME_MASK
-                entries[slot] = mark << _TIME_BITS | max(before_s, time_s)
-                return before_s
+            if entry >> (_TIME_BITS + _KIND_BITS) == mark and entry:
+                before_s, before_kind = entry & _TIME_MASK, entry >> _TIME_BITS & _KIND_MASK
+                entries[slot] = _entry(mark, max(before_kind, kind), max(before_s, time_s))
+                return before_s, before_kind
             if entry & _TIME_MASK < entries[oldest] & _TIME_MASK:
                 oldest = slot
-        entries[oldest] = mark << _TIME_BITS | time_s
+        entries[oldest] = _entry(mark, kind, time_s)
         return None
+
+
+def _entry(mark: int, kind: int, time_s: int) -> int:
+    return (mark << _KIND_BITS | kind) << _TIME_BITS | time_s
+
+
+def _weights_of(roles: EventRoles) -> set[float]:
+    """Return what events of these rules may count."""
+    rules = (*roles.rules.values(), roles.other)
+    return {1.0} | {rule.count_of(role) for rule in rules for role in (rule.role, rule.below) if role in HISTORY_ROLES}
 
 
 def _extended(counts: np.ndarray, num_items: int) -> np.ndarray:

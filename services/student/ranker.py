@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from models.bundle import Bundle
 from models.catalogue import Catalogue
@@ -18,6 +20,8 @@ from services.student.table import TABLE, load_table
 
 START_ROW = 0
 """The model's input row for the beginning of a history; item i is row i + 1."""
+_EMBEDDING = "embedding.weight"
+"""The tensor of the input rows, which are the output rows too."""
 _BLOCK = 1_024
 """Items of one block, of which there are at least four for each item wanted."""
 _FORMS = {"rows", "embedded"}
@@ -44,6 +48,7 @@ class StudentRanker:
             raise BundleCorrupt(f"{path}: not a student ({error})") from error
         if taken.name not in _FORMS:
             raise BundleCorrupt(f"{path}: a student that takes {taken.name!r}")
+        self._vectors_VD: np.ndarray | None = None
         self._table = load_table(path.parent / TABLE) if taken.name == "embedded" else None
         if self._table is not None and self._table.rows_VD.shape[1] != taken.shape[1]:
             raise BundleCorrupt(f"{path.parent / TABLE}/rows.npy: not the embeddings of {path.name}")
@@ -63,6 +68,21 @@ class StudentRanker:
         best = candidates[np.argsort(-scores_V[candidates], kind="stable")[:k]]
         return best, scores_V[best]
 
+    def read_vectors(self, path: Path) -> None:
+        """Read the items' vectors from a file of the weights; a student with a table has them there. Raises BundleCorrupt."""
+        if self._table is None:
+            try:
+                embedding_VD = load_file(path)[_EMBEDDING][START_ROW + 1 :]
+            except (OSError, KeyError, SafetensorError) as error:
+                raise BundleCorrupt(f"{path}: no weights of a student ({error})") from error
+            self._vectors_VD = _unit(embedding_VD.astype(np.float32))
+
+    def vectors(self, items: np.ndarray) -> np.ndarray | None:
+        """Return the unit vectors (n, D) float32 of these items (n,); None where none were read."""
+        if self._table is not None:
+            return _unit(self._table.embedded(items))
+        return None if self._vectors_VD is None else self._vectors_VD[items]
+
     def score(self, history: Sequence[int]) -> np.ndarray:
         """Return the logits (num_items,) float32 of all items, by item index."""
         if self._table is not None:
@@ -80,6 +100,13 @@ class StudentRanker:
 
     def _newest(self, history: Sequence[int]) -> np.ndarray:
         return np.asarray(history[-self._max_items :], dtype=np.int64)
+
+
+def _unit(rows_ND: np.ndarray) -> np.ndarray:
+    """Return the rows at length 1; rows of length 0 stay."""
+    lengths_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
+    unit_ND: np.ndarray = rows_ND / np.where(lengths_N1 > 0, lengths_N1, 1)
+    return unit_ND
 
 
 def _floor(scores_V: np.ndarray, k: int) -> float:
@@ -102,4 +129,6 @@ def load_student(bundle: Bundle, catalogue: Catalogue) -> StudentRanker:
     num_scored, num_items = len(ranker.score([])), len(catalogue.item_ids)
     if num_scored != num_items:
         raise BundleCorrupt(f"{bundle.path}: the student scores {num_scored} items, the catalogue has {num_items}")
+    if bundle.student_weights_path is not None:
+        ranker.read_vectors(bundle.student_weights_path)
     return ranker

@@ -278,6 +278,8 @@ def _facts(view: LlmView, budget_s: float) -> Facts:
         user_known=True,
         num_history=_LIGHT_ITEMS,
         min_history_for_llm=3,
+        llm_allowed=True,
+        student_allowed=True,
         llm_pays=True,
         breaker_allows=view.breaker_allows,
         num_in_flight=view.num_in_flight,

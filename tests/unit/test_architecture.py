@@ -104,7 +104,7 @@ def test_a_package_imports_without_what_it_does_not_need(package: str, heavy: se
 ALONE_WITH_TORCH = """
 import importlib, sys
 from importlib.metadata import packages_distributions
-import numpy, safetensors.torch, tokenizers, torch, torch.distributed.checkpoint, torch.distributed.tensor
+import numpy, safetensors.torch, tokenizers, torch._dynamo, torch.distributed.checkpoint, torch.distributed.pipelining, torch.distributed.tensor
 
 class Missing:
     names = set(packages_distributions()) - {name.partition(".")[0] for name in sys.modules} - set(sys.argv[1].split(","))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from models.catalogue import BOS_TOKEN, Catalogue
-from pipelines.data.examples import Labelled, items_of, weights_of
+from pipelines.data.labelled import Labelled, items_of, weights_of
 
 IGNORED = -1
 

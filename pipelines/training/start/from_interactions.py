@@ -12,7 +12,7 @@ import torch
 from models.catalogue import Catalogue
 from models.decoder.decoder import Decoder
 from pipelines.codes.embedding import PRIOR_EVENTS, item_use
-from pipelines.data.examples import Labelled, items_of
+from pipelines.data.labelled import Labelled, items_of
 from pipelines.training.start.text_rows import by_token
 
 _STD = 0.05

@@ -15,7 +15,7 @@ from torch import Tensor
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Decoder
 from models.student import START
-from pipelines.data.examples import Labelled, Weighted, items_of, weights_of
+from pipelines.data.labelled import Labelled, Weighted, items_of, weights_of
 from pipelines.scoring.beams import BeamScorer
 from pipelines.scoring.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED

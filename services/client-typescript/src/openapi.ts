@@ -21,6 +21,57 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/recommendations:batch": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Recommend items to several users, under one deadline; counts as as many calls as it holds requests */
+        post: operations["recommendBatch"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/items/{item_id}/similar": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** List items that are like one, or like those of a cart */
+        post: operations["similarItems"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/popular": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List what is popular, by window and category */
+        get: operations["popular"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/events": {
         parameters: {
             query?: never;
@@ -123,6 +174,94 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/users/{user_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** Erase a user: what the broker has of them by now leaves every store, what comes after begins a new history */
+        delete: operations["eraseUser"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/users/{user_id}/data": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return all that is kept of a user */
+        get: operations["userData"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/erasures/{erasure_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return the receipt of an erasure */
+        get: operations["erasure"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/items/{item_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return an item as it stands in answers */
+        get: operations["getItem"];
+        /** Replace what is stated of an item; answers when the broker has it, and every answer follows within a second */
+        put: operations["putItem"];
+        post?: never;
+        /** Delete an item, from later bundles too */
+        delete: operations["deleteItem"];
+        options?: never;
+        head?: never;
+        /** Change some fields of an item (a JSON merge patch) */
+        patch: operations["patchItem"];
+        trace?: never;
+    };
+    "/v1/items": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Replace what is stated of many items, each with its outcome */
+        put: operations["putItems"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/health": {
         parameters: {
             query?: never;
@@ -213,6 +352,59 @@ export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
         /**
+         * AvoidShownBody
+         * @description What was shown a short while ago, and is left out.
+         */
+        AvoidShownBody: {
+            /**
+             * Within
+             * @description A period of at most 30d
+             * @example 1h
+             */
+            within: string;
+        };
+        /**
+         * BatchAnswersBody
+         * @description The answers, in the order of the requests.
+         */
+        BatchAnswersBody: {
+            /**
+             * Answers
+             * @description Each a recommendation, or the error that this request alone would have got
+             */
+            answers: (components["schemas"]["RecommendationBody"] | components["schemas"]["ErrorBody"])[];
+        };
+        /**
+         * BatchBody
+         * @description Requests for several users; each is answered, or refused, as if it came alone.
+         */
+        BatchBody: {
+            /**
+             * Requests
+             * @description Each without deadline_ms
+             */
+            requests: components["schemas"]["RecommendBody"][];
+            /**
+             * Deadline Ms
+             * @description For all of them together, from arrival; or header X-Deadline-Ms
+             * @example 1000
+             */
+            deadline_ms?: number | null;
+        };
+        /**
+         * BoostBody
+         * @description Items that count as more likely, or below 1 as less.
+         */
+        BoostBody: {
+            /** Where */
+            where: components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"];
+            /**
+             * Factor
+             * Format: double
+             */
+            factor: number;
+        };
+        /**
          * BundleBody
          * @description The live bundle.
          */
@@ -238,6 +430,19 @@ export interface components {
             manifest: {
                 [key: string]: unknown;
             };
+        };
+        /**
+         * CapBody
+         * @description At most so many items of each value of an attribute.
+         */
+        CapBody: {
+            /**
+             * Attribute
+             * @example categories
+             */
+            attribute: string;
+            /** Most */
+            most: number;
         };
         /**
          * ChatAnswerBody
@@ -601,6 +806,58 @@ export interface components {
             } | null;
         };
         /**
+         * ConditionBody
+         * @description One test of one attribute: exactly one of `eq`, `in`, `range` and `exists`.
+         */
+        ConditionBody: {
+            /**
+             * Key
+             * @description The attribute's name, or `item_id`
+             * @example categories
+             */
+            key: string;
+            /**
+             * Eq
+             * @description Equal to this
+             * @example Comedy
+             */
+            eq?: string | number | boolean | null;
+            /**
+             * In
+             * @description Equal to one of these
+             */
+            in?: (string | number | boolean)[] | null;
+            /** @description A number within bounds */
+            range?: components["schemas"]["RangeBody"] | null;
+            /**
+             * Exists
+             * @description Whether the item has the attribute at all
+             */
+            exists?: boolean | null;
+        } & (unknown | unknown | unknown | unknown);
+        /**
+         * ErasedStoreBody
+         * @description One store of which a user is taken out.
+         */
+        ErasedStoreBody: {
+            /**
+             * Store
+             * @example features
+             */
+            store: string;
+            /**
+             * Meaning
+             * @description What of the user it held
+             */
+            meaning: string;
+            /**
+             * Done Time Ms
+             * Format: int64
+             * @description Unix milliseconds; null: not done yet
+             */
+            done_time_ms: number | null;
+        };
+        /**
          * ErrorBody
          * @description The body of every error.
          */
@@ -761,6 +1018,8 @@ export interface components {
              * @description Whether the user's stored list was usable
              */
             list_state: string | null;
+            /** Surface */
+            surface: string | null;
             /**
              * Facts
              * @description The policy's inputs
@@ -772,10 +1031,36 @@ export interface components {
             /** Stages */
             stages: components["schemas"]["StageTimeBody"][];
             /**
+             * Ruled
+             * @description The first items before and after the rules
+             */
+            ruled: components["schemas"]["RuledItemBody"][];
+            /**
              * Sentences
              * @description The explanation in words
              */
             sentences: string[];
+        };
+        /**
+         * ExpressionBody
+         * @description Clauses in the place of one condition.
+         */
+        ExpressionBody: {
+            /**
+             * Must
+             * @description All of these hold
+             */
+            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Should
+             * @description At least one of these holds
+             */
+            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Must Not
+             * @description None of these holds
+             */
+            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
         };
         /**
          * FiltersBody
@@ -795,6 +1080,43 @@ export interface components {
              * @description Only these items; each must be in the catalogue
              */
             allowed_item_ids?: string[] | null;
+            /**
+             * Must
+             * @description All of these hold
+             * @example [
+             *       {
+             *         "eq": "Comedy",
+             *         "key": "categories"
+             *       }
+             *     ]
+             */
+            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Should
+             * @description At least one of these holds, if there are any
+             */
+            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Must Not
+             * @description None of these holds
+             */
+            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+        };
+        /**
+         * FreshnessBody
+         * @description An item published now counts as `factor` times as likely; what exceeds 1 halves every `half_life_h` hours.
+         */
+        FreshnessBody: {
+            /**
+             * Half Life H
+             * Format: double
+             */
+            half_life_h: number;
+            /**
+             * Factor
+             * Format: double
+             */
+            factor: number;
         };
         /**
          * ItemBody
@@ -817,6 +1139,122 @@ export interface components {
              * @example llm
              */
             source: string;
+        };
+        /**
+         * ItemOutcomeBody
+         * @description What became of one entry: without an error the broker has it.
+         */
+        ItemOutcomeBody: {
+            /** Item Id */
+            item_id: string;
+            error: components["schemas"]["RefusalBody"] | null;
+        };
+        /**
+         * ItemPatchBody
+         * @description Fields to change; null takes a field or an attribute away, others stay.
+         */
+        ItemPatchBody: {
+            /**
+             * Title
+             * @description Absent: as in the live bundle
+             */
+            title?: string | null;
+            /**
+             * Categories
+             * @description Absent: as in the live bundle
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            categories?: string[] | null;
+            /**
+             * Attributes
+             * @description Attributes to change by name; null takes one away, others stay
+             */
+            attributes?: {
+                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean | null;
+            } | null;
+            /**
+             * Available
+             * @description Whether it may be shown at all; absent: yes
+             */
+            available?: boolean | null;
+            /**
+             * Published Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may be shown
+             */
+            published_ms?: number | null;
+            /**
+             * Expires Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may not
+             */
+            expires_ms?: number | null;
+            /**
+             * Value
+             * Format: double
+             * @description What a sale is worth, in any unit
+             */
+            value?: number | null;
+        };
+        /**
+         * ItemStateBody
+         * @description What is stated of an item; what is left out has no value, or the bundle's.
+         */
+        ItemStateBody: {
+            /**
+             * Title
+             * @description Absent: as in the live bundle
+             */
+            title?: string | null;
+            /**
+             * Categories
+             * @description Absent: as in the live bundle
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            categories?: string[] | null;
+            /**
+             * Attributes
+             * @description Texts, numbers and flags by name, for filters and rules
+             * @example {
+             *       "colour": "red",
+             *       "new": true,
+             *       "price": 9.5,
+             *       "sizes": [
+             *         "s",
+             *         "m"
+             *       ]
+             *     }
+             */
+            attributes?: {
+                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean;
+            } | null;
+            /**
+             * Available
+             * @description Whether it may be shown at all; absent: yes
+             */
+            available?: boolean | null;
+            /**
+             * Published Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may be shown
+             */
+            published_ms?: number | null;
+            /**
+             * Expires Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may not
+             */
+            expires_ms?: number | null;
+            /**
+             * Value
+             * Format: double
+             * @description What a sale is worth, in any unit
+             */
+            value?: number | null;
         };
         /**
          * JsonSchemaBody
@@ -985,6 +1423,19 @@ export interface components {
             code: string;
         };
         /**
+         * PinBody
+         * @description An item and its place.
+         */
+        PinBody: {
+            /** Item Id */
+            item_id: string;
+            /**
+             * Position
+             * @description From 1
+             */
+            position: number;
+        };
+        /**
          * PromptDetailsBody
          * @description Details of the prompt's tokens.
          */
@@ -995,6 +1446,88 @@ export interface components {
              * @description Tokens that earlier prompts of this key left in the prefix cache
              */
             cached_tokens: number;
+        };
+        /**
+         * PutItemsBody
+         * @description Many items; an entry that is wrong is refused by itself.
+         */
+        PutItemsBody: {
+            /** Items */
+            items: (components["schemas"]["StatedItemBody"] | Record<string, never>)[];
+        };
+        /**
+         * PutOutcomesBody
+         * @description The outcome of each entry, in the order sent.
+         */
+        PutOutcomesBody: {
+            /**
+             * Accepted
+             * Format: int64
+             */
+            accepted: number;
+            /** Outcomes */
+            outcomes: components["schemas"]["ItemOutcomeBody"][];
+        };
+        /**
+         * RangeBody
+         * @description Bounds of a number, at least one.
+         */
+        RangeBody: {
+            /**
+             * Gte
+             * Format: double
+             * @description At least
+             */
+            gte?: number | null;
+            /**
+             * Gt
+             * Format: double
+             * @description More than, in place of gte
+             */
+            gt?: number | null;
+            /**
+             * Lte
+             * Format: double
+             * @description At most
+             */
+            lte?: number | null;
+            /**
+             * Lt
+             * Format: double
+             * @description Less than, in place of lte
+             */
+            lt?: number | null;
+        };
+        /**
+         * ReceiptBody
+         * @description What became of an erasure. Names no user.
+         */
+        ReceiptBody: {
+            /** Erasure Id */
+            erasure_id: string;
+            /**
+             * Accepted Time Ms
+             * Format: int64
+             * @description Unix milliseconds
+             */
+            accepted_time_ms: number;
+            /**
+             * Is Done Online
+             * @description No answer depends on the user's past any more
+             */
+            is_done_online: boolean;
+            /**
+             * Is Done
+             * @description Every store is done
+             */
+            is_done: boolean;
+            /** Stores */
+            stores: components["schemas"]["ErasedStoreBody"][];
+            /**
+             * Remaining
+             * @description What is left, and until when
+             */
+            remaining: components["schemas"]["RemainingBody"][];
         };
         /**
          * RecommendBody
@@ -1008,12 +1541,16 @@ export interface components {
              */
             user_id?: string | null;
             /**
+             * Surface
+             * @description The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply
+             */
+            surface?: string | null;
+            /**
              * K
-             * @description How many items
-             * @default 10
+             * @description How many items; absent: the surface's, or 10
              * @example 10
              */
-            k?: number;
+            k?: number | null;
             /**
              * Recent Item Ids
              * @description Oldest first; what the store cannot know yet. Items that the catalogue lacks have no effect
@@ -1031,6 +1568,36 @@ export interface components {
             exclude_seen?: boolean | null;
             filters?: components["schemas"]["FiltersBody"] | null;
             /**
+             * RulesBody
+             * @description How the ranking is reordered; each comes in the place of the surface's, but blocks add up.
+             */
+            rules?: {
+                /** Boosts */
+                boosts?: components["schemas"]["BoostBody"][] | null;
+                /** Pins */
+                pins?: components["schemas"]["PinBody"][] | null;
+                /**
+                 * Blocks
+                 * @description Items for which any of these holds are not shown
+                 */
+                blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+                /** Caps */
+                caps?: components["schemas"]["CapBody"][] | null;
+                /**
+                 * Diversity
+                 * Format: double
+                 * @description The weight of unlikeness in maximal marginal relevance
+                 */
+                diversity?: number | null;
+                /**
+                 * Decay
+                 * Format: double
+                 * @description How likely an item counts after each time that it was shown and not clicked
+                 */
+                decay?: number | null;
+                freshness?: components["schemas"]["FreshnessBody"] | null;
+            } | null;
+            /**
              * Deadline Ms
              * @description From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out
              * @example 200
@@ -1041,6 +1608,13 @@ export interface components {
              * @description Or header X-Request-Id; one is made when absent
              */
             request_id?: string | null;
+            /**
+             * Next
+             * @description Of this user's last answer: get items that it and those before it did not hold
+             */
+            next?: string | null;
+            /** @description Leave out what the user was shown lately; the newest 200 items are remembered */
+            avoid_shown?: components["schemas"]["AvoidShownBody"] | null;
             /**
              * Rationale
              * @description Add one sentence on why these items, if it can be written before the deadline
@@ -1069,6 +1643,7 @@ export interface components {
              *     - `precomputed`: A list that the offline pipeline stored for this user. Used if the live bundle made it and no event of the user is newer.
              *     - `llm`: The decoder generates the next items from the history. Called if its predicted finish meets the deadline.
              *     - `student`: A small model distilled from the decoder, run in the gateway's process in under a millisecond. Always computed, so a late language model costs nothing.
+             *     - `similar`: The neighbours of the items that the request names, counted and computed by the pipeline. Answers only requests for similar items.
              *     - `popular`: The items that are popular now, held in memory. Needs no network and cannot fail.
              * @example llm
              */
@@ -1089,7 +1664,10 @@ export interface components {
              *     - `bundle_mismatch`: The language model serves another bundle than the gateway, as it may for a moment during a promotion; the student answered.
              *     - `features_unavailable`: The feature store did not answer in its share of the deadline, so the user's history is not known.
              *     - `student_failed`: The student failed or was not done in time; the popular tier answered.
+             *     - `not_on_surface`: The request's surface does not allow the better tiers, so the next one answered.
              *     - `shed`: The gateway is overloaded, and requests of this priority class are answered from memory.
+             *     - `similar_asked`: The request asked for items like those that it names.
+             *     - `popular_asked`: The request asked for what is popular.
              *     - `everything_seen`: The user has seen every item that may be shown, so seen items are shown again.
              *     - `nothing_allowed`: The filters and exclusions leave no item.
              * @example llm_in_time
@@ -1131,6 +1709,11 @@ export interface components {
              */
             rationale?: string | null;
             /**
+             * Next
+             * @description Send it as `next` for the items that follow, within an hour; absent: the list ends here
+             */
+            next?: string | null;
+            /**
              * Rationale Reason
              * @description written, or why not: late, busy, failed, no_text; absent when none was requested
              */
@@ -1153,6 +1736,34 @@ export interface components {
              * @description Items of these events that the live catalogue lacks, each once; their events are recorded all the same
              */
             unknown_items: string[];
+        };
+        /**
+         * RefusalBody
+         * @description Why an entry was refused.
+         */
+        RefusalBody: {
+            /** Field */
+            field: string;
+            /** Message */
+            message: string;
+            /** Fix */
+            fix: string;
+        };
+        /**
+         * RemainingBody
+         * @description What an erasure leaves.
+         */
+        RemainingBody: {
+            /** What */
+            what: string;
+            /** Until */
+            until: string;
+            /**
+             * Until Unix Ms
+             * Format: int64
+             * @description Null: `until` alone says it
+             */
+            until_unix_ms: number | null;
         };
         /**
          * ReplyBody
@@ -1181,6 +1792,127 @@ export interface components {
             json_schema?: components["schemas"]["JsonSchemaBody"] | null;
         };
         /**
+         * RuledItemBody
+         * @description An item's place before the rules and after them, from 1; null: it was or is not there.
+         */
+        RuledItemBody: {
+            /** Item Id */
+            item_id: string;
+            /**
+             * Before
+             * Format: int64
+             */
+            before: number | null;
+            /**
+             * After
+             * Format: int64
+             */
+            after: number | null;
+            /**
+             * Rules
+             * @description Those that moved it, or others past it
+             */
+            rules: string[];
+        };
+        /**
+         * SimilarBody
+         * @description For whom the similar items are, if for anybody, and which of them may be shown. All fields are optional.
+         */
+        SimilarBody: {
+            /**
+             * User Id
+             * @description Absent for an anonymous visitor, who needs recent_item_ids
+             * @example 196
+             */
+            user_id?: string | null;
+            /**
+             * Surface
+             * @description The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply
+             */
+            surface?: string | null;
+            /**
+             * K
+             * @description How many items; absent: the surface's, or 10
+             * @example 10
+             */
+            k?: number | null;
+            /**
+             * Recent Item Ids
+             * @description Oldest first; what the store cannot know yet. Items that the catalogue lacks have no effect
+             */
+            recent_item_ids?: string[];
+            /**
+             * Exclude Item Ids
+             * @description Never show these; ids that the catalogue lacks have no effect
+             */
+            exclude_item_ids?: string[];
+            /**
+             * Exclude Seen
+             * @description Leave out what the user has seen; absent: unless the live bundle learned that users come back to items
+             */
+            exclude_seen?: boolean | null;
+            filters?: components["schemas"]["FiltersBody"] | null;
+            /**
+             * RulesBody
+             * @description How the ranking is reordered; each comes in the place of the surface's, but blocks add up.
+             */
+            rules?: {
+                /** Boosts */
+                boosts?: components["schemas"]["BoostBody"][] | null;
+                /** Pins */
+                pins?: components["schemas"]["PinBody"][] | null;
+                /**
+                 * Blocks
+                 * @description Items for which any of these holds are not shown
+                 */
+                blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+                /** Caps */
+                caps?: components["schemas"]["CapBody"][] | null;
+                /**
+                 * Diversity
+                 * Format: double
+                 * @description The weight of unlikeness in maximal marginal relevance
+                 */
+                diversity?: number | null;
+                /**
+                 * Decay
+                 * Format: double
+                 * @description How likely an item counts after each time that it was shown and not clicked
+                 */
+                decay?: number | null;
+                freshness?: components["schemas"]["FreshnessBody"] | null;
+            } | null;
+            /**
+             * Deadline Ms
+             * @description From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out
+             * @example 200
+             */
+            deadline_ms?: number | null;
+            /**
+             * Request Id
+             * @description Or header X-Request-Id; one is made when absent
+             */
+            request_id?: string | null;
+            /**
+             * Next
+             * @description Of this user's last answer: get items that it and those before it did not hold
+             */
+            next?: string | null;
+            /** @description Leave out what the user was shown lately; the newest 200 items are remembered */
+            avoid_shown?: components["schemas"]["AvoidShownBody"] | null;
+            /**
+             * Rationale
+             * @description Add one sentence on why these items, if it can be written before the deadline
+             * @default false
+             */
+            rationale?: boolean;
+            /**
+             * Item Ids
+             * @description Further items beside the one of the path, such as those of a cart
+             */
+            item_ids?: string[];
+        };
+        /**
          * StageTimeBody
          * @description One stage; stages may overlap.
          */
@@ -1201,6 +1933,66 @@ export interface components {
              * Format: double
              */
             duration_ms: number;
+        };
+        /**
+         * StatedItemBody
+         * @description An item of the live catalogue.
+         */
+        StatedItemBody: {
+            /**
+             * Title
+             * @description Absent: as in the live bundle
+             */
+            title?: string | null;
+            /**
+             * Categories
+             * @description Absent: as in the live bundle
+             * @example [
+             *       "Comedy"
+             *     ]
+             */
+            categories?: string[] | null;
+            /**
+             * Attributes
+             * @description Texts, numbers and flags by name, for filters and rules
+             * @example {
+             *       "colour": "red",
+             *       "new": true,
+             *       "price": 9.5,
+             *       "sizes": [
+             *         "s",
+             *         "m"
+             *       ]
+             *     }
+             */
+            attributes?: {
+                [key: string]: string | components["schemas"]["AttributesStringList"] | number | boolean;
+            } | null;
+            /**
+             * Available
+             * @description Whether it may be shown at all; absent: yes
+             */
+            available?: boolean | null;
+            /**
+             * Published Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may be shown
+             */
+            published_ms?: number | null;
+            /**
+             * Expires Ms
+             * Format: int64
+             * @description Unix milliseconds from which it may not
+             */
+            expires_ms?: number | null;
+            /**
+             * Value
+             * Format: double
+             * @description What a sale is worth, in any unit
+             */
+            value?: number | null;
+            /** Item Id */
+            item_id: string;
         };
         /**
          * StatusBody
@@ -1274,10 +2066,61 @@ export interface components {
             total_tokens: number;
             prompt_tokens_details: components["schemas"]["PromptDetailsBody"];
         };
+        /**
+         * UserDataBody
+         * @description All that is kept of one user.
+         */
+        UserDataBody: {
+            /** User Id */
+            user_id: string;
+            /**
+             * History
+             * @description Null: none
+             */
+            history: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Shown
+             * @description What the user was shown, as far as it is remembered
+             */
+            shown: {
+                [key: string]: unknown;
+            }[];
+            /**
+             * Lists
+             * @description Stored lists, by bundle
+             */
+            lists: {
+                [key: string]: unknown;
+            }[];
+            /**
+             * Explanations
+             * @description Of the user's recent requests
+             */
+            explanations: {
+                [key: string]: unknown;
+            }[];
+            /**
+             * Events
+             * @description Of the offline log; null: this gateway does not see it
+             */
+            events: {
+                [key: string]: unknown;
+            }[] | null;
+            /**
+             * Impressions
+             * @description As events
+             */
+            impressions: {
+                [key: string]: unknown;
+            }[] | null;
+        };
         StopStringList: string[];
         PromptStringList: string[];
         PromptIntegerList: number[];
         PromptIntegerListList: number[][];
+        AttributesStringList: string[];
         ContentTextPartBodyList: components["schemas"]["TextPartBody"][];
     };
     responses: never;
@@ -1349,6 +2192,329 @@ export interface operations {
             };
             /** @description The body is larger than the door takes */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    recommendBatch: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Milliseconds from arrival; the body's deadline_ms wins */
+                "X-Deadline-Ms"?: number;
+                /** @description The number of requests; without it the edge counts the call as 100 */
+                "X-Batch-Size"?: number;
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BatchBody"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BatchAnswersBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The body is larger than the door takes */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    similarItems: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Milliseconds from arrival; the body's deadline_ms wins */
+                "X-Deadline-Ms"?: number;
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description An item of the catalogue */
+                item_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SimilarBody"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RecommendationBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description No such name, or it is no longer kept */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The body is larger than the door takes */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    popular: {
+        parameters: {
+            query?: {
+                /** @description Scores are the users of this window; absent: shares over all windows and the training events */
+                window?: "1h" | "24h" | "7d";
+                /** @description Of the catalogue */
+                category?: string;
+                /** @description How many items */
+                k?: number;
+            };
+            header?: {
+                /** @description Milliseconds from arrival; the body's deadline_ms wins */
+                "X-Deadline-Ms"?: number;
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RecommendationBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1817,6 +2983,802 @@ export interface operations {
             /** @description An internal error; it is logged under the request id */
             500: {
                 headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    eraseUser: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The user */
+                user_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Accepted; the receipt is kept for 90 days */
+            202: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReceiptBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    userData: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The user */
+                user_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UserDataBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    erasure: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description Of the erasure's answer */
+                erasure_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReceiptBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description No such name, or it is no longer kept */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    getItem: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The item's id */
+                item_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StatedItemBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description No such name, or it is no longer kept */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    putItem: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The item's id */
+                item_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ItemStateBody"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StatedItemBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The body is larger than the door takes */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    deleteItem: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The item's id */
+                item_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StatusBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    patchItem: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The item's id */
+                item_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ItemPatchBody"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StatedItemBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description No such name, or it is no longer kept */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The body is larger than the door takes */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    putItems: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PutItemsBody"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PutOutcomesBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The body is larger than the door takes */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
                     [name: string]: unknown;
                 };
                 content: {

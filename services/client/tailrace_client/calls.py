@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from tailrace_client.items import CatalogueItem, ItemDeleted, ItemsPut, item_path, put_fields
 from tailrace_client.retry import TailraceError
-from tailrace_client.values import FLAG, INT_32, INT_64, NUMBER, TEXT, checked, checked_texts, refusal
+from tailrace_client.values import FLAG, INT_32, INT_64, NUMBER, OBJECT, TEXT, checked, checked_texts, refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,10 @@ _MUST_BE_THERE = frozenset({"user_id", "item_id", "event_id"})
 _PLACES = {"categories": "filters.categories", "allowed_item_ids": "filters.allowed_item_ids"}
 _SHOWN = {"avoid_shown_within": "avoid_shown.within"}
 _KINDS = {
-    **dict.fromkeys(("user_id", "item_id", "event_type", "event_id", "request_id"), TEXT),
+    **dict.fromkeys(("user_id", "item_id", "event_type", "event_id", "request_id", "surface"), TEXT),
     **dict.fromkeys(("next", "avoid_shown_within", "erasure_id"), TEXT),
     **dict.fromkeys(("exclude_seen", "rationale"), FLAG),
+    **dict.fromkeys(("filters", "rules"), OBJECT),
     "k": INT_32,
     "event_time_ms": INT_64,
     "value": NUMBER,
@@ -168,6 +169,9 @@ class RecommendOptions(TypedDict, total=False):
         exclude_seen: Whether to leave out what the user has seen; if absent, unless the live bundle learned that users come back to items.
         categories: Only items of any of these.
         allowed_item_ids: Only these items.
+        filters: An expression over attributes of items: `must`, `should` and `must_not`, as in REST.
+        surface: The place in the product whose k, deadline, filter and rules apply.
+        rules: How the ranking is reordered, as in REST.
         next: That of this user's last recommendation, for items that it and those before it did not hold.
         avoid_shown_within: Leave out what the user was shown in this period, such as `1h`.
         rationale: Whether to add a sentence on why these items, if it can be written before the deadline.
@@ -180,6 +184,9 @@ class RecommendOptions(TypedDict, total=False):
     exclude_seen: bool
     categories: Sequence[str]
     allowed_item_ids: Sequence[str]
+    filters: Mapping[str, Any]
+    surface: str
+    rules: Mapping[str, Any]
     next: str
     avoid_shown_within: str
     rationale: bool
@@ -223,7 +230,8 @@ def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recom
     filters = {name: fields.pop(name) for name in _PLACES if name in fields}
     if empty := next((name for name, values in filters.items() if not values), None):
         raise refusal(_PLACES[empty], _EMPTY, "leave it out, or name at least one", request_id)
-    fields |= {"filters": filters} if filters else {}
+    if filters:
+        fields["filters"] = fields.get("filters", {}) | filters
     if (within := fields.pop("avoid_shown_within", None)) is not None:
         fields["avoid_shown"] = {"within": within}
     fields |= {} if user_id is None else {"user_id": checked("user_id", user_id, TEXT)}

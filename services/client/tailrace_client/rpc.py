@@ -11,8 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
 from tailrace_client.address import Address, Tls
 from tailrace_client.calls import (
@@ -47,6 +46,7 @@ _CODES = {
     "DEADLINE_EXCEEDED": "deadline_exceeded",
 }
 """For statuses without details, which the server's own have."""
+_OF_ITEMS = (CatalogueItem, ItemsPut, ItemDeleted)
 
 
 def _message_types() -> Callable[[str], Any]:
@@ -156,15 +156,23 @@ def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tu
         raise ValueError("the gRPC door does not have this call; make a client of the http:// address for it")
     now_s = time.monotonic()
     timeout_s = attempts.left_s(now_s)
-    fields, kind = call.with_deadline(attempts.server_deadline_ms(now_s)), _METHODS[call.method][0]
-    if call.answer in (CatalogueItem, ItemsPut, ItemDeleted):
-        try:
-            return methods[call.method], ParseDict(message_of(call.method, fields), kind()), timeout_s
-        except ParseError as error:
-            raise refusal("items", str(error), "send what the fields of a CatalogueItem hold") from None
+    fields = call.with_deadline(attempts.server_deadline_ms(now_s))
+    if call.answer in _OF_ITEMS:
+        fields = message_of(call.method, fields)
     if call.rpc_only is not None:
         fields = {**call.rpc_only, "request": fields}
-    return methods[call.method], kind(**fields), timeout_s
+    return methods[call.method], _message_of(call, _METHODS[call.method][0], fields), timeout_s
+
+
+def _message_of(call: Call[Any], kind: Any, fields: dict[str, Any]) -> Any:
+    """Return the message; filters and rules have in JSON the form that REST has. Raises TailraceError for what it has no place for."""
+    if call.answer is Recorded:  # flat, and many
+        return kind(**fields)
+    try:
+        return json_format.ParseDict(fields, kind())
+    except json_format.ParseError as error:
+        field = "items" if call.answer in _OF_ITEMS else "filters or rules"
+        raise refusal(field, str(error), "send what recommend.proto has", call.request_id) from None
 
 
 def _refusal(error: Any, request_id: str | None) -> TailraceError:

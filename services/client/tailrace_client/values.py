@@ -1,11 +1,12 @@
 """What the fields of a call may hold, checked before anything is sent: JSON and messages would fail on a wrong type in different words."""
 
+import json
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 from tailrace_client.retry import TailraceError
 
@@ -80,6 +81,13 @@ def _integer(num_bits: int) -> Callable[[Any], int]:
     return read
 
 
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError
+    return cast("dict[str, Any]", json.loads(json.dumps(value, allow_nan=False)))
+
+
+OBJECT = Kind("a mapping of what JSON can hold", _object)
 TEXT, FLAG, NUMBER = Kind("a str", _text), Kind("a bool", _flag), Kind("a number", _number)
 INT_32, INT_64 = Kind("an int of at most 32 bits", _integer(32)), Kind("an int of at most 64 bits", _integer(64))
 MILLISECONDS = Kind("a number of milliseconds below 2**31", _milliseconds)

@@ -18,20 +18,23 @@ def suit_generators(schemas: Schemas, bodies: Iterable[str]) -> None:
 
     Answers may gain fields, which a client must ignore: only what requests contain forbids unknown ones.
     """
-    lists: Schemas = {}
+    named: Schemas = {}
     for schema in schemas.values():
-        _suit(schema, lists)
-    schemas |= lists
+        _suit(schema, named, "")
+    schemas |= named
     for name in schemas.keys() - _reachable(bodies, schemas):
         schemas[name].pop("additionalProperties", None)
 
 
-def _suit(schema: Any, lists: Schemas) -> None:
+def _suit(schema: Any, named: Schemas, title: str) -> None:
+    """Change a schema and all within it; `title` is that of the nearest schema around it that has one."""
+    if isinstance(schema, dict) and isinstance(schema.get("title"), str):
+        title = schema["title"]
     for one in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        _suit(one, lists)
+        _suit(one, named, title)
     if isinstance(schema, dict):
         _join_null(schema)
-        _name_lists(schema, lists)
+        _name_forms(schema, named, title)
         _state_width(schema)
         _drop_default(schema)
 
@@ -44,19 +47,19 @@ def _join_null(schema: Schemas) -> None:
             schema |= {**form, "type": [kind, "null"]}
 
 
-def _name_lists(schema: Schemas, lists: Schemas) -> None:
-    """Give each list among the forms of a field a name: Java has no class literal for a list of texts."""
+def _name_forms(schema: Schemas, named: Schemas, title: str) -> None:
+    """Give each list among the forms of a field a name: Java has no class literal for a list of texts, nor for a map."""
     forms = schema.get("anyOf")
-    if not isinstance(forms, list) or not isinstance(schema.get("title"), str):
-        return
-    for place, form in enumerate(forms):
+    for place, form in enumerate(forms if isinstance(forms, list) else ()):
+        if form.get("type") == "object" and form.get("additionalProperties") is True:
+            del form["additionalProperties"]  # which is the default
         if form.get("type") == "array":
-            name = schema["title"].replace(" ", "") + _type_name(form)
-            if lists.setdefault(name, form) != form:
+            name = title.replace(" ", "") + _type_name(form)
+            if named.setdefault(name, form) != form:
                 raise ValueError(
-                    f"{name}: two lists that differ have this name; give one of their fields another title"
+                    f"{name}: two schemas that differ have this name; give one of their fields another title"
                 )
-            forms[place] = {"$ref": _PLACE + name}
+            schema["anyOf"][place] = {"$ref": _PLACE + name}
 
 
 def _type_name(schema: Schemas) -> str:

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.batch import BatchAnswer, BatchEntry, check_batch_size, check_entry_deadline, entry_id
 from services.contracts.erasure import STORE_MEANINGS, ErasureReceipt
+from services.contracts.filters import BRANCHES, Expression, parse_expression
 from services.contracts.recommend import (
     Filters,
     PopularIn,
@@ -22,6 +24,7 @@ from services.contracts.recommend import (
     check_id,
     seconds_of,
 )
+from services.contracts.rules import NO_RULES, parse_rules
 from services.errors import InvalidRequest, RequestTooLarge
 from services.gateway.events.record import Draft, check_num_events
 
@@ -80,16 +83,19 @@ def _request(
     return RecommendRequest(
         request_id=message.request_id or request_id,
         user_id=message.user_id or None,
-        k=message.k if message.HasField("k") else 10,
+        k=message.k if message.HasField("k") else None,
         recent_item_ids=tuple(message.recent_item_ids),
         exclude_item_ids=tuple(message.exclude_item_ids),
         exclude_seen=message.exclude_seen if message.HasField("exclude_seen") else None,
         filters=Filters(
             categories=tuple(message.filters.categories) or None,
             allowed_item_ids=tuple(message.filters.allowed_item_ids) or None,
+            expression=_expression(message.filters),
         ),
         deadline_ms=message.deadline_ms if message.HasField("deadline_ms") else deadline_ms,
         rationale=message.rationale,
+        surface=message.surface or None,
+        rules=parse_rules(_plain(message.rules, "rules"), "rules") if message.HasField("rules") else NO_RULES,
         next=message.next or None,
         avoid_shown_s=seconds_of("avoid_shown.within", message.avoid_shown.within)
         if message.HasField("avoid_shown")
@@ -145,6 +151,23 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
         rationale=None if rationale is None else rationale.sentence,
         rationale_reason=None if rationale is None else rationale.outcome,
     )
+
+
+def _expression(filters: pb.Filters) -> Expression | None:
+    if not (filters.must or filters.should or filters.must_not):
+        return None
+    plain = _plain(filters, "filters")
+    return parse_expression({name: plain[name] for name in BRANCHES if name in plain}, "filters")
+
+
+def _plain(message: Message, path: str) -> dict[str, Any]:
+    """Return a message as the plain values of its JSON form, which the contract reads for all doors. Raises InvalidRequest."""
+    try:
+        return json_format.MessageToDict(message, preserving_proto_field_name=True)
+    except (json_format.Error, ValueError) as error:
+        raise InvalidRequest(
+            path, f"a value without a JSON form ({error})", "send finite numbers, texts and flags"
+        ) from error
 
 
 def format_batch(answers: Sequence[BatchAnswer]) -> pb.RecommendBatchResponse:

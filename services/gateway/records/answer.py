@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from services.contracts.access import Caller
 from services.contracts.recommend import Recommendation, RecommendRequest, Tier
 from services.gateway.request.context import RequestContext
+from services.gateway.rules.stage import Ruled
 from services.gateway.tiers.tier import TierResult
 from services.router.deadline import Deadline
 from services.router.policy import Facts, RoutingDecision
@@ -16,11 +17,12 @@ from services.router.policy import Facts, RoutingDecision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingRecord:
-    """How a request was routed and ranked: the facts, and the result of each tier that ranked."""
+    """How a request was routed and ranked: the facts, the result of each tier that ranked, and what rules made of them, where there were any."""
 
     context: RequestContext
     facts: Facts
     results: Mapping[Tier, TierResult]
+    ruled: Ruled | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

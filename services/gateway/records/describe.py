@@ -15,6 +15,7 @@ _LIST_SENTENCES: Mapping[str, str] = {
 
 
 _DAY_MS = 86_400_000
+_NUM_MOVES = 3
 
 
 def describe(explanation: Explanation) -> list[str]:
@@ -25,6 +26,7 @@ def describe(explanation: Explanation) -> list[str]:
         _answer_sentence(explanation),
         reason_sentence(explanation),
         _list_sentence(explanation),
+        _rules_sentence(explanation),
         *_llm_sentences(explanation),
         _deadline_sentence(explanation),
         _longest_stage_sentence(explanation),
@@ -62,6 +64,19 @@ def _answer_sentence(explanation: Explanation) -> str:
 def _list_sentence(explanation: Explanation) -> str:
     is_used = explanation.tier == Tier.PRECOMPUTED
     return "" if is_used else _LIST_SENTENCES.get(explanation.list_state or "", "")
+
+
+def _rules_sentence(explanation: Explanation) -> str:
+    """Return which rules were at work, and the items that they moved most, as places before and after."""
+    moved = [one for one in explanation.ruled if one.before != one.after]
+    if not explanation.ruled:
+        return ""
+    if not moved:
+        return "The rules left the ranking as it was."
+    names = dict.fromkeys(name for one in explanation.ruled for name in one.rules)
+    brought = [one for one in moved if one.after is not None][:_NUM_MOVES]
+    parts = [f"{one.item_id} from {one.before or 'outside'} to {one.after}" for one in brought]
+    return f"The rules {', '.join(names)} changed {len(moved)} places, for example {', '.join(parts)}."
 
 
 def _llm_sentences(explanation: Explanation) -> list[str]:
@@ -106,4 +121,5 @@ def _age_sentence(explanation: Explanation) -> str:
 def _request_sentence(explanation: Explanation) -> str:
     moment = datetime.fromtimestamp(explanation.at_unix_ms / 1_000, UTC).isoformat(timespec="milliseconds")
     caller = f" of caller {explanation.caller}, priority {explanation.priority}," if explanation.caller else ""
-    return f"Request {explanation.request_id}{caller} through {explanation.door} at {moment}."
+    surface = f" for the surface {explanation.surface}" if explanation.surface else ""
+    return f"Request {explanation.request_id}{surface}{caller} through {explanation.door} at {moment}."

@@ -18,6 +18,8 @@ from services.contracts.recommend import Tier
 from services.errors import DependencyUnavailable, NotFound
 from services.gateway.periodic_task import PeriodicTask
 from services.gateway.records.answer import AnswerRecord, RefusalRecord
+from services.gateway.request.context import RequestContext
+from services.gateway.rules.stage import Ruled, moves_of
 from services.gateway.tiers.llm import LlmResult
 from services.gateway.tiers.precomputed import list_state
 from services.router.policy import Facts
@@ -28,6 +30,8 @@ _FLUSH_EVERY_S = 0.2
 _MAX_WAITING = 80
 _FIND_TIMEOUT_S = 1.0
 _WRITE_TIMEOUT_S = 1.0
+_MAX_RULED = 100
+"""Items before and after rules that an explanation holds."""
 _NOT_EXPLAINED = frozenset({"unauthenticated", "not_allowed"})
 """Refusals of callers who were not let in: they must not be able to overwrite the explanations of others."""
 _FACT_NAMES = tuple(one.name for one in fields(Facts) if one.name != "asked")  # the reason says what was asked for
@@ -135,8 +139,17 @@ def _encoded(record: AnswerRecord | RefusalRecord) -> tuple[str, bytes]:
         return record.answer.request_id, encode_explanation(own_fields, (), None, ())
     llm = routing.results.get(Tier.LLM)
     llm_fields = _llm_fields(llm) if isinstance(llm, LlmResult) else None
-    stages = routing.context.stages.raw()
-    return record.answer.request_id, encode_explanation(own_fields, _facts_of(routing.facts), llm_fields, stages)
+    stages, facts = routing.context.stages.raw(), _facts_of(routing.facts)
+    ruled = () if routing.ruled is None else _ruled_items(routing.ruled, routing.context)
+    return record.answer.request_id, encode_explanation(own_fields, facts, llm_fields, stages, ruled)
+
+
+def _ruled_items(ruled: Ruled, context: RequestContext) -> list[tuple[str, int | None, int | None, tuple[str, ...]]]:
+    """Return the first items before and after the rules, in the order of RuledItem's fields."""
+    items = context.live.items
+    return [(items.item_id(index), before, after, rules) for index, before, after, rules in moves_of(ruled)][
+        :_MAX_RULED
+    ]
 
 
 def _own_fields(record: AnswerRecord) -> tuple[object, ...]:
@@ -163,6 +176,7 @@ def _own_fields(record: AnswerRecord) -> tuple[object, ...]:
         round(record.elapsed_s * 1_000, 3),
         answer.feature_age_ms,
         ListState.NOT_READ if record.routing is None else list_state(record.routing.context),
+        record.request.surface,
     )
 
 

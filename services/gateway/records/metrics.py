@@ -63,6 +63,8 @@ class AnswerMetrics:
             metrics.stage_seconds.labels(stage).observe(milliseconds / 1_000)
         if answer.feature_age_ms is not None:
             metrics.feature_age_seconds.observe(answer.feature_age_ms / 1_000)
+        if record.request.surface is not None:  # known, hence one of the few names of the file
+            metrics.surface_answers.labels(record.request.surface, answer.tier.value).inc()
         if is_late:
             metrics.deadline_missed.labels(record.door).inc()
         if record.routing is not None:

@@ -105,6 +105,11 @@ REASONS: Mapping[Reason, ReasonText] = {
         "The student failed or was not done in time; the popular tier answered.",
         ended="The student was to answer ({planned_reason}), and failed or was not done in time.",
     ),
+    Reason.NOT_ON_SURFACE: ReasonText(
+        "The request's surface does not allow the better tiers, so the next one answered.",
+        planned="The request's surface does not allow a better tier.",
+        ended="The tier that was called did not answer, and the request's surface does not allow the student.",
+    ),
     Reason.SHED: ReasonText(
         "The gateway is overloaded, and requests of this priority class are answered from memory.",
         planned="The gateway was overloaded and shed this caller's class: it was answered from memory, nothing was read.",

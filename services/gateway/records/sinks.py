@@ -31,6 +31,7 @@ def log_answer(record: AnswerRecord) -> None:
         door=record.door,
         tier=answer.tier.value,
         reason=answer.reason.value,
+        surface=record.request.surface,
         num_items=len(answer.items),
         bundle_version=answer.bundle_version,
         deadline_ms=answer.deadline_ms,
@@ -67,6 +68,8 @@ def _attributes(record: AnswerRecord) -> Attributes:
         "tailrace.deadline_ms": answer.deadline_ms,
         "tailrace.num_items": len(answer.items),
     }
+    if record.request.surface is not None:
+        attributes["tailrace.surface"] = record.request.surface
     if routing is not None:
         if isinstance(llm := routing.results.get(Tier.LLM), LlmResult):
             attributes["tailrace.llm.outcome"] = llm.outcome.value
@@ -123,6 +126,7 @@ def impression_of(record: AnswerRecord, routing: RoutingRecord) -> Impression:
         history_len=len(features.history_item_ids),
         history_digest=features.history_digest,
         features_as_of_us=features.as_of_us,
+        surface=record.request.surface,
         scores=tuple(item.score for item in answer.items),
         elapsed_ms=round(record.elapsed_s * 1_000, 3),
         deadline_ms=answer.deadline_ms,

@@ -11,8 +11,15 @@ import numpy as np
 
 from models.catalogue import Catalogue
 from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
-from services.errors import NotFound
+from services.contracts.rules import NO_RULES, Rules
+from services.errors import InvalidRequest, NotFound
+from services.items.expression import Expressions
 from services.items.layout import ItemLayout
+
+NUM_CANDIDATES = 200
+"""How many candidates rules choose from, for lists of up to half as many."""
+Chosen = tuple[int, float, Tier]
+"""An item of a list: its index, its score and the tier that ranked it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +65,42 @@ def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str
     return stored + recent
 
 
+def check_items(request: RecommendRequest, items: ItemLayout, expressions: Expressions) -> None:
+    """Refuse filters and rules that name what neither the bundle nor the live catalogue has: categories, items, attributes. Raises InvalidRequest naming the entry, NotFound for a subject."""
+    check_named(request, items)
+    filters, rules = request.filters, request.rules
+    items.check_filters(filters.categories, filters.allowed_item_ids)
+    if filters.expression is not None:
+        expressions.check(filters.expression, "filters")
+    if rules is NO_RULES:
+        return
+    check_rules(rules, "rules", expressions)
+    for place, pin in enumerate(rules.pins or ()):
+        if items.index(pin.item_id) is None:
+            fix = "name an item of the catalogue"
+            raise InvalidRequest(f"rules.pins[{place}].item_id", f"unknown item {pin.item_id!r}", fix)
+
+
+def check_rules(rules: Rules, path: str, expressions: Expressions) -> None:
+    """Refuse rules that name attributes which no item has. Raises InvalidRequest naming the entry."""
+    for place, boost in enumerate(rules.boosts or ()):
+        expressions.check(boost.where, f"{path}.boosts[{place}].where")
+    for place, clause in enumerate(rules.blocks or ()):
+        expressions.check(clause, f"{path}.blocks[{place}]")
+    for place, cap in enumerate(rules.caps or ()):
+        expressions.check_attribute(cap.attribute, f"{path}.caps[{place}].attribute")
+
+
 def masks_for(
-    request: RecommendRequest, history: Iterable[str], items: ItemLayout, disliked: tuple[str, ...] = ()
+    request: RecommendRequest,
+    history: Iterable[str],
+    items: ItemLayout,
+    disliked: tuple[str, ...] = (),
+    expressions: Expressions | None = None,
 ) -> Masks:
     """Compose the live catalogue, filters, exclusions, dislikes and the history into masks; what is hidden, excluded or disliked is in neither.
 
-    What was shown before is in neither too, and brings no seen items back: a list ends where its first page would have ended.
+    What was shown before is in neither too, and brings no seen items back: a list ends where its first page would have ended. `expressions` compiles the filters' expression, if they have one.
     """
     seen = items.indices(history) if request.exclude_seen else []
     wide = items.allowed(
@@ -71,6 +108,8 @@ def masks_for(
         allowed_item_ids=request.filters.allowed_item_ids,
         excluded_item_ids=request.exclude_item_ids + request.subject_item_ids + disliked,
     )
+    if (expression := request.filters.expression) is not None and expressions is not None:
+        wide &= expressions.mask(expression)[: len(wide)]  # made after the other, so it has all of its items
     narrow = _without(wide, seen) if request.exclude_seen else wide
     if request.shown_before:
         before, is_all_seen = items.indices(request.shown_before), not narrow.any()
@@ -105,15 +144,13 @@ def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: 
     return order[kept].tolist(), scores[kept].tolist()
 
 
-def choose(
-    rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, available: np.ndarray
-) -> list[tuple[int, float, Tier]]:
+def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, available: np.ndarray) -> list[Chosen]:
     """Take the first k allowed items over the rankings in turn, none twice. Later rankings are drawn only when needed.
 
     `available` (at least as many items, bool) is the live catalogue now: what was hidden since `allowed` was made is left out too.
     A later ranking's scores are moved down where needed, so that scores never rise along the list.
     """
-    chosen: dict[int, tuple[int, float, Tier]] = {}
+    chosen: dict[int, Chosen] = {}
     last_score = float("inf")
     for ranking in rankings:
         fresh: dict[int, float] = {}
@@ -129,7 +166,7 @@ def choose(
     return list(chosen.values())
 
 
-def as_items(chosen: Iterable[tuple[int, float, Tier]], items: ItemLayout) -> tuple[ScoredItem, ...]:
+def as_items(chosen: Iterable[Chosen], items: ItemLayout) -> tuple[ScoredItem, ...]:
     """Name the chosen items."""
     return tuple(
         ScoredItem(item_id=items.item_id(index), score=score, title=items.title(index), source=tier)

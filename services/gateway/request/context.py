@@ -14,8 +14,9 @@ from opentelemetry.trace import Span, SpanKind
 from services.contracts.access import Caller
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import PopularIn, RecommendRequest, SimilarTo, Tier
-from services.gateway.request.candidates import ItemRanking, Masks, masks_for, merge_history
+from services.gateway.request.candidates import NUM_CANDIDATES, ItemRanking, Masks, masks_for, merge_history
 from services.gateway.request.live_bundle import Live
+from services.gateway.surfaces.surface import Surface
 from services.observability.tracing import here, span
 from services.router.deadline import Deadline
 from services.router.policy import Facts, list_covers, list_is_fresh
@@ -100,6 +101,7 @@ class RequestContext:
     """
 
     request: RecommendRequest
+    surface: Surface
     caller: Caller
     deadline: Deadline
     live: Live
@@ -113,12 +115,23 @@ class RequestContext:
     @property
     def num_wanted(self) -> int:
         """How many items an answer should hold: k, or fewer if fewer may be shown."""
-        return min(self.request.k, self.masks.num_showable)
+        return min(self.request.num_items, self.masks.num_showable)
+
+    @property
+    def num_candidates(self) -> int:
+        """How many candidates an answer is chosen from: as many as it holds, or more where rules reorder them."""
+        if not self.request.rules.reorder:
+            return self.num_wanted
+        return min(max(2 * self.request.num_items, NUM_CANDIDATES), self.masks.num_showable)
 
     @property
     def num_ranked(self) -> int:
-        """How many items LLM and student rank: enough to compare them too. The LLM has `default_beam_width` beams either way."""
-        return min(max(self.request.k, NUM_COMPARED), self.masks.num_showable)
+        """How many items the student ranks, and the LLM as many as it has beams for: enough to compare them too."""
+        return min(max(self.num_candidates, NUM_COMPARED), self.masks.num_showable)
+
+    def num_from_beams(self, beam_width: int) -> int:
+        """How many items the LLM ranks: it has `beam_width` beams where fewer are wanted, so that many cost no more."""
+        return min(self.num_ranked, max(self.request.num_items, NUM_COMPARED, beam_width))
 
     @property
     def has_recent_items(self) -> bool:
@@ -163,6 +176,7 @@ def avoided(request: RecommendRequest, features: UserFeatures, now_s: float) -> 
 
 def build_context(
     request: RecommendRequest,
+    surface: Surface,
     caller: Caller,
     deadline: Deadline,
     live: Live,
@@ -171,10 +185,12 @@ def build_context(
 ) -> RequestContext:
     """Compose the history, the masks and the stored list."""
     history_item_ids = merge_history(lookup.features.history_item_ids, request.recent_item_ids)
-    masks = masks_for(request, history_item_ids, live.items, lookup.features.disliked_item_ids)
+    disliked = lookup.features.disliked_item_ids
+    masks = masks_for(request, history_item_ids, live.items, disliked, live.expressions)
     has_recent_items = len(history_item_ids) > len(lookup.features.history_item_ids)
     return RequestContext(
         request=request,
+        surface=surface,
         caller=caller,
         deadline=deadline,
         live=live,
@@ -200,6 +216,6 @@ def _usable_list(
         holds_seen=live.repeats,
         num_survivors=num_survivors,
         num_allowed=masks.num_allowed,
-        k=request.k,
+        k=request.num_items,
     )
     return ranking if covers else None

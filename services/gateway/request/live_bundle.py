@@ -19,6 +19,7 @@ from models.catalogue import Catalogue
 from models.registry import BundleStore
 from models.similar import SimilarTable
 from services.errors import DependencyUnavailable
+from services.items.expression import Expressions
 from services.items.layout import ItemLayout
 from services.items.live_items import LiveItems
 
@@ -36,6 +37,10 @@ class Student(Protocol):
         """
         ...
 
+    def vectors(self, items: np.ndarray) -> np.ndarray | None:
+        """Return the unit vectors (n, D) of these items (n,) by index, likes pointing alike; None where this student has none."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Live:
@@ -46,6 +51,7 @@ class Live:
     student: Student
     manifest: dict[str, Any]
     items: ItemLayout
+    expressions: Expressions
     similar: SimilarTable
 
     @property
@@ -57,6 +63,12 @@ class Live:
     def lists_version(self) -> str:
         """The version under whose name the store has this bundle's lists."""
         return lists_version(self.manifest, self.version)
+
+    def vectors(self, items: np.ndarray) -> np.ndarray | None:
+        """Return the unit vectors (n, D) of these items (n,) by index, zeros for those that the bundle lacks; None where its student has none."""
+        is_known = items < self.items.num_known
+        found = self.student.vectors(np.where(is_known, items, 0))
+        return found if found is None or is_known.all() else found * is_known[:, None]
 
     def llm_pays(self, num_history: int) -> bool:
         """Whether the bundle's evaluation shows a gain of the LLM for histories of this many known items, or has not looked."""
@@ -116,8 +128,8 @@ class LiveBundle:
     def _load(self, bundle: Bundle) -> Live:
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue)
-        laid, similar = self.catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
-        live = Live(bundle.version, catalogue, student, bundle.manifest, laid, similar)
+        items, similar = self.catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
+        live = Live(bundle.version, catalogue, student, bundle.manifest, items, Expressions(items), similar)
         _warm(live)
         for prepare in self._prepare:
             prepare(live)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, SkipValidation, ValidationError
 from pydantic.config import JsonDict
 
 from services.contracts.batch import (
@@ -22,7 +22,9 @@ from services.contracts.batch import (
     entry_id,
 )
 from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS, REMEMBERED_EVENTS
+from services.contracts.filters import BRANCHES, MAX_CONDITIONS, TESTS, parse_expression
 from services.contracts.recommend import (
+    DEFAULT_K,
     MAX_DEADLINE_MS,
     MAX_ID_CHARS,
     MAX_IDS_PER_FIELD,
@@ -39,6 +41,16 @@ from services.contracts.recommend import (
     Tier,
     check_id,
     seconds_of,
+)
+from services.contracts.rules import (
+    MAX_BLOCKS,
+    MAX_BOOSTS,
+    MAX_CAPS,
+    MAX_FACTOR,
+    MAX_PINS,
+    MIN_FACTOR,
+    NO_RULES,
+    parse_rules,
 )
 from services.errors import InvalidRequest, TailraceError
 from services.gateway.call.http import field_path
@@ -75,6 +87,45 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
+class RangeBody(Body):
+    """Bounds of a number, at least one."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    gte: float | None = Field(None, description="At least")
+    gt: float | None = Field(None, description="More than, in place of gte")
+    lte: float | None = Field(None, description="At most")
+    lt: float | None = Field(None, description="Less than, in place of lte")
+
+
+class ConditionBody(Body):
+    """One test of one attribute: exactly one of `eq`, `in`, `range` and `exists`."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [test]} for test in TESTS]})
+
+    key: Id = Field(description="The attribute's name, or `item_id`", examples=["categories"])
+    eq: Id | float | bool | None = Field(None, description="Equal to this", examples=["Comedy"])
+    in_: list[Id | float | bool] | None = Field(None, alias="in", description="Equal to one of these", min_length=1)
+    range: RangeBody | None = Field(None, description="A number within bounds")
+    exists: bool | None = Field(None, description="Whether the item has the attribute at all")
+
+
+_Clauses = Annotated[
+    list["ConditionBody | ExpressionBody"], SkipValidation, Field(json_schema_extra={"maxItems": MAX_CONDITIONS})
+]
+"""The contract reads these, for all doors alike; the types are for the OpenAPI document."""
+
+
+class ExpressionBody(Body):
+    """Clauses in the place of one condition."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    must: _Clauses | None = Field(None, description="All of these hold")
+    should: _Clauses | None = Field(None, description="At least one of these holds")
+    must_not: _Clauses | None = Field(None, description="None of these holds")
+
+
 class FiltersBody(Body):
     """Which items may be shown."""
 
@@ -84,6 +135,61 @@ class FiltersBody(Body):
     allowed_item_ids: Annotated[list[Id], Field(fail_fast=True, json_schema_extra=_AT_LEAST_ONE_SCHEMA)] | None = Field(
         None, description="Only these items; each must be in the catalogue"
     )
+    must: _Clauses | None = Field(
+        None, description="All of these hold", examples=[[{"key": "categories", "eq": "Comedy"}]]
+    )
+    should: _Clauses | None = Field(None, description="At least one of these holds, if there are any")
+    must_not: _Clauses | None = Field(None, description="None of these holds")
+
+
+class BoostBody(Body):
+    """Items that count as more likely, or below 1 as less."""
+
+    where: ConditionBody | ExpressionBody
+    factor: float = Field(json_schema_extra={"minimum": MIN_FACTOR, "maximum": MAX_FACTOR})
+
+
+class PinBody(Body):
+    """An item and its place."""
+
+    item_id: Id
+    position: int = Field(description="From 1", json_schema_extra={"minimum": 1, "maximum": MAX_K})
+
+
+class CapBody(Body):
+    """At most so many items of each value of an attribute."""
+
+    attribute: Id = Field(examples=["categories"])
+    most: int = Field(json_schema_extra={"minimum": 1, "maximum": MAX_K})
+
+
+class FreshnessBody(Body):
+    """An item published now counts as `factor` times as likely; what exceeds 1 halves every `half_life_h` hours."""
+
+    half_life_h: float = Field(json_schema_extra={"minimum": 0.01, "maximum": 100_000})
+    factor: float = Field(json_schema_extra={"minimum": 1, "maximum": MAX_FACTOR})
+
+
+class RulesBody(Body):
+    """How the ranking is reordered; each comes in the place of the surface's, but blocks add up."""
+
+    boosts: list[BoostBody] | None = Field(None, json_schema_extra={"maxItems": MAX_BOOSTS})
+    pins: list[PinBody] | None = Field(None, json_schema_extra={"maxItems": MAX_PINS})
+    blocks: list[ConditionBody | ExpressionBody] | None = Field(
+        None, description="Items for which any of these holds are not shown", json_schema_extra={"maxItems": MAX_BLOCKS}
+    )
+    caps: list[CapBody] | None = Field(None, json_schema_extra={"maxItems": MAX_CAPS})
+    diversity: float | None = Field(
+        None,
+        description="The weight of unlikeness in maximal marginal relevance",
+        json_schema_extra={"minimum": 0, "maximum": 1},
+    )
+    decay: float | None = Field(
+        None,
+        description="How likely an item counts after each time that it was shown and not clicked",
+        json_schema_extra={"minimum": MIN_FACTOR, "maximum": 1},
+    )
+    freshness: FreshnessBody | None = Field(None)
 
 
 class AvoidShownBody(Body):
@@ -107,7 +213,13 @@ class RecommendBody(Body):
     user_id: Id | None = Field(
         None, description="Absent for an anonymous visitor, who needs recent_item_ids", examples=["196"]
     )
-    k: int = Field(10, description="How many items", examples=[10], json_schema_extra={"minimum": 1, "maximum": MAX_K})
+    surface: Id | None = Field(
+        None,
+        description="The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply",
+    )
+    k: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_K})] | None = Field(
+        None, description=f"How many items; absent: the surface's, or {DEFAULT_K}", examples=[10]
+    )
     recent_item_ids: list[Id] = Field(
         [],
         fail_fast=True,
@@ -125,6 +237,7 @@ class RecommendBody(Body):
         description="Leave out what the user has seen; absent: unless the live bundle learned that users come back to items",
     )
     filters: FiltersBody | None = None
+    rules: Annotated[RulesBody, SkipValidation] | None = Field(None, description="How the ranking is reordered")
     deadline_ms: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_DEADLINE_MS})] | None = Field(
         None,
         description="From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out",
@@ -276,6 +389,15 @@ class LlmPartBody(Body):
     decode_ms: float | None
 
 
+class RuledItemBody(Body):
+    """An item's place before the rules and after them, from 1; null: it was or is not there."""
+
+    item_id: str
+    before: int | None
+    after: int | None
+    rules: list[str] = Field(description="Those that moved it, or others past it")
+
+
 class ExplanationBody(Body):
     """How a request was answered; fields that a refusal does not have are null."""
 
@@ -299,9 +421,11 @@ class ExplanationBody(Body):
     elapsed_ms: float | None
     feature_age_ms: int | None
     list_state: str | None = Field(description="Whether the user's stored list was usable")
+    surface: str | None
     facts: dict[str, bool | int | float] = Field(description="The policy's inputs")
     llm: LlmPartBody | None
     stages: list[StageTimeBody]
+    ruled: list[RuledItemBody] = Field(description="The first items before and after the rules")
     sentences: list[str] = Field(description="The explanation in words")
 
 
@@ -404,9 +528,12 @@ def _request(
         filters=Filters(
             categories=None if filters.categories is None else tuple(filters.categories),
             allowed_item_ids=None if filters.allowed_item_ids is None else tuple(filters.allowed_item_ids),
+            expression=parse_expression({name: getattr(filters, name) for name in BRANCHES}, "filters"),
         ),
         deadline_ms=deadline_ms if sent.deadline_ms is None else sent.deadline_ms,
         rationale=sent.rationale,
+        surface=sent.surface,
+        rules=NO_RULES if sent.rules is None else parse_rules(sent.rules, "rules"),
         next=sent.next,
         avoid_shown_s=None if sent.avoid_shown is None else seconds_of("avoid_shown.within", sent.avoid_shown.within),
         subject=subject,

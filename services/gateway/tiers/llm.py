@@ -11,13 +11,14 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import structlog
 from opentelemetry.trace import SpanKind
 from prometheus_client import Gauge
 
 from models.prompt import prompt_window
 from services.contracts.rank import RankRequest, RankResult
-from services.contracts.recommend import Tier
+from services.contracts.recommend import Filters, Tier
 from services.errors import BundleError, DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
 from services.gateway.request.candidates import ItemRanking
 from services.gateway.request.context import RequestContext
@@ -28,6 +29,8 @@ from services.router.policy import LlmOutcome, LlmRule, failure_of
 from services.router.replica import RankSize, Sent
 
 log = structlog.get_logger()
+
+_MAX_IDS_SENT = 500
 
 
 class Llm(Protocol):
@@ -63,12 +66,14 @@ class LlmTier:
         llm: Llm,
         gate: LlmGate,
         rule: LlmRule,
+        beam_width: int,
         breaker_open: Gauge,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._llm = llm
         self._gate = gate
         self._rule = rule
+        self._beam_width = beam_width
         self._breaker_open = breaker_open
         self._clock = clock
         self._trials: set[asyncio.Task[TierResult]] = set()
@@ -83,6 +88,7 @@ class LlmTier:
         view, rule = self.view(context, budget_s), self._rule
         return {
             "min_history_for_llm": rule.min_history,
+            "llm_allowed": self.tier in context.surface.tiers,
             "llm_pays": not rule.needs_gain or context.live.llm_pays(len(context.history)),
             "breaker_allows": view.breaker_allows,
             "num_in_flight": view.num_in_flight,
@@ -116,7 +122,7 @@ class LlmTier:
 
     async def _rank(self, context: RequestContext, replicas: Sequence[str]) -> TierResult:
         budget_s = context.deadline.budget_s(self._clock())
-        outcome, reply = await self._outcome(rank_request(context, budget_s, replicas), budget_s)
+        outcome, reply = await self._outcome(rank_request(context, budget_s, self._beam_width, replicas), budget_s)
         if reply is None:
             return LlmResult(failure=failure_of(outcome), outcome=outcome)
         ranking = ItemRanking.of(Tier.LLM, reply.item_ids, reply.scores, context.live.catalogue)
@@ -155,11 +161,13 @@ def rank_size(context: RequestContext) -> RankSize:
         session=f"user {request.user_id}" if request.user_id is not None else f"request {request.request_id}",
         window_start=window_start,
         num_prompt_tokens=1 + num_items * catalogue.depth,
-        num_beam_rows=context.num_ranked * (catalogue.depth - 1),
+        num_beam_rows=context.num_from_beams(1) * (catalogue.depth - 1),
     )
 
 
-def rank_request(context: RequestContext, budget_s: float, replicas: Sequence[str] = ()) -> RankRequest:
+def rank_request(
+    context: RequestContext, budget_s: float, beam_width: int, replicas: Sequence[str] = ()
+) -> RankRequest:
     """Return the request for a replica, under an id of its own: callers may use one id twice at once."""
     request = context.request
     seen = context.history_item_ids if request.exclude_seen else ()
@@ -169,14 +177,23 @@ def rank_request(context: RequestContext, budget_s: float, replicas: Sequence[st
         user_id=request.user_id,
         bundle_version=context.live.version,
         history_item_ids=context.history_item_ids,
-        k=context.num_ranked,
+        k=context.num_from_beams(beam_width),
         budget_ms=budget_s * 1_000,
         excluded_item_ids=tuple(dict.fromkeys(seen + disliked + request.excluded_item_ids)),
-        filters=request.filters,
+        filters=_filters_of(context),
         priority=context.caller.priority,
         replicas=tuple(name for name in replicas if name),
         trace=trace_headers(),
     )
+
+
+def _filters_of(context: RequestContext) -> Filters:
+    """Return the filters as a replica takes them: an expression that leaves few items as their ids, which need no compiling there."""
+    filters, masks = context.request.filters, context.masks
+    if filters.expression is None or not 0 < masks.num_allowed_if_seen <= _MAX_IDS_SENT:
+        return filters
+    item_ids = context.live.catalogue.item_ids
+    return Filters(allowed_item_ids=tuple(item_ids[index] for index in np.flatnonzero(masks.allowed_if_seen).tolist()))
 
 
 def _outcome_of(error: Exception) -> LlmOutcome:

@@ -80,7 +80,9 @@ class PopularTier:
         Where a window is asked for, its items are first, with their users in it as scores; the others follow with 0.
         """
         popular, showable = self.ranking(context.live), context.masks.showable
-        indices, scores = best_allowed(popular.order, popular.scores, showable, 2 * context.num_wanted)
+        indices, scores = best_allowed(
+            popular.order, popular.scores, showable, max(2 * context.num_wanted, context.num_candidates)
+        )
         subject = context.request.subject
         if isinstance(subject, PopularIn) and subject.window is not None:
             found = (
@@ -92,17 +94,18 @@ class PopularTier:
         return TierResult(ranking=ItemRanking(Tier.POPULAR, indices, scores))
 
     def items_from_memory(self, request: RecommendRequest, live: Live) -> tuple[ScoredItem, ...] | None:
-        """Return the k most popular items that may be shown; None if filters, a subject or a small catalogue need the masks."""
+        """Return the k most popular items that may be shown; None if filters, rules, a subject or a small catalogue need the masks."""
         unwanted = {*request.excluded_item_ids, *(request.recent_item_ids if request.exclude_seen else ())}
-        num_needed = request.k + len(unwanted)
-        if request.filters != _NO_FILTERS or request.subject not in (None, PopularIn()):
+        k = request.num_items
+        num_needed = k + len(unwanted)
+        if request.filters != _NO_FILTERS or request.rules.reorder or request.subject not in (None, PopularIn()):
             return None
         head = self._first(num_needed, live)
         if len(head) < num_needed:
             return None
         if not unwanted:
-            return head[: request.k]
-        return tuple(item for item in head[:num_needed] if item.item_id not in unwanted)[: request.k]
+            return head[:k]
+        return tuple(item for item in head[:num_needed] if item.item_id not in unwanted)[:k]
 
     def _first(self, num_items: int, live: Live) -> tuple[ScoredItem, ...]:
         """Return the most popular items that may be shown, at least so many if there are, formatted again where one was hidden or shown."""

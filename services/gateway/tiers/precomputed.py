@@ -15,8 +15,8 @@ class PrecomputedTier:
     tier = Tier.PRECOMPUTED
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, bool]:
-        """Return whether the stored list covers the request."""
-        return {"list_covers": context.listed is not None}
+        """Return whether the stored list covers the request, on a surface that shows it."""
+        return {"list_covers": context.listed is not None and self.tier in context.surface.tiers}
 
     def rank(self, context: RequestContext) -> TierResult:
         """Return the stored list; the policy chooses this tier only if the list covers the request."""

@@ -23,5 +23,5 @@ class SimilarTier:
         named = live.catalogue.indices(
             context.request.subject_item_ids
         )  # the live catalogue's own have no neighbours yet
-        best = live.similar.best(named, context.masks.showable, context.num_wanted)
+        best = live.similar.best(named, context.masks.showable, context.num_candidates)
         return TierResult(ranking=ItemRanking(Tier.SIMILAR, *best))

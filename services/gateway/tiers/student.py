@@ -31,11 +31,13 @@ class StudentTier:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="student")
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
-        """Return nothing: the student can always be asked."""
-        return {}
+        """Return whether the surface allows the student, which can always be asked."""
+        return {"student_allowed": self.tier in context.surface.tiers}
 
     def rank(self, context: RequestContext) -> "TierResult | asyncio.Task[TierResult]":
-        """Rank the allowed items by the history: at once, or in the thread for a large catalogue."""
+        """Rank the allowed items by the history: at once, or in the thread for a large catalogue. Not as a fallback on a surface without it."""
+        if self.tier not in context.surface.tiers:
+            return TierResult(failure=Reason.NOT_ON_SURFACE)
         if len(context.masks.allowed) <= _MAX_ITEMS_ON_THE_LOOP:
             return _rank(context)
         return asyncio.create_task(self._rank_in_thread(context))

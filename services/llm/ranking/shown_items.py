@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.contracts.recommend import Filters
+from services.items.expression import Expressions
 from services.items.layout import ItemLayout
 
 _KEPT_S = 0.5
@@ -28,6 +29,7 @@ class ShownItems:
 
     def __init__(self, items: ItemLayout) -> None:
         self._items = items
+        self._expressions = Expressions(items)
         self._kept = _Kept(None, -1, 0.0)
 
     def masks(self, filters: Filters, now_s: float) -> tuple[np.ndarray | None, list[int]]:
@@ -38,6 +40,8 @@ class ShownItems:
         items = self._items
         if filters != _NO_FILTERS:
             allowed = items.allowed(categories=filters.categories, allowed_item_ids=filters.allowed_item_ids)
+            if filters.expression is not None:
+                allowed &= self._expressions.mask(filters.expression)[: len(allowed)]
             return allowed[: items.num_known], []
         kept = self._kept
         if kept.revision == items.revision:

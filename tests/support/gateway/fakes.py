@@ -93,7 +93,12 @@ class FakeStudent:
 
     def __init__(self) -> None:
         self.order: Sequence[int] = ()
+        self.rows: np.ndarray | None = None
         self.error: BaseException | None = None
+
+    def vectors(self, items: np.ndarray) -> np.ndarray | None:
+        """Return these items' rows, if a test gave some."""
+        return None if self.rows is None else self.rows[items]
 
     def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rank."""

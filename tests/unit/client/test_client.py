@@ -345,9 +345,9 @@ def test_a_wrong_address_is_refused_at_once(address: str) -> None:
 
 
 def test_an_option_that_does_not_exist_is_named_with_those_that_do() -> None:
-    """As `filters`, which is a field of the request but no option of the client."""
-    with Client("http://localhost:1") as client, pytest.raises(TypeError, match=r"no option filters; .*categories"):
-        client.recommend("u", filters={"categories": ["a"]})  # type: ignore[call-arg]
+    """As `fliters`, a slip."""
+    with Client("http://localhost:1") as client, pytest.raises(TypeError, match=r"no option fliters; .*categories"):
+        client.recommend("u", fliters={"categories": ["a"]})  # type: ignore[call-arg]
 
 
 class Refused(grpc.RpcError):

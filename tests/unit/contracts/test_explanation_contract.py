@@ -12,20 +12,22 @@ def test_values_survive(text: str, stages: list[tuple[str, float, float]], numbe
     """Any text, facts by name, and stages with times to the microsecond come back, these in the order of their start."""
     own = (text, "grpc", "ok", number, text, *[None] * (len(OWN_FIELDS) - 5))
 
-    found = decode_explanation(encode_explanation(own, (number, True), None, stages), ("n", "b"))
+    ruled = ((text, 3, 1, ("pins", "caps")), ("i", None, 2, ()))
+    found = decode_explanation(encode_explanation(own, (number, True), None, stages, ruled), ("n", "b"))
 
     expected = [
         StageTime(name=name, offset_ms=round(offset_s * 1e3, 3), duration_ms=round(duration_s * 1e3, 3))
         for name, offset_s, duration_s in stages
     ]
     assert (found.request_id, found.door, found.at_unix_ms, found.message) == (text, "grpc", number, text)
+    assert [(one.item_id, one.before, one.after, one.rules) for one in found.ruled] == list(ruled)
     assert found.facts == {"n": number, "b": True}
     assert sorted(found.stages, key=repr) == sorted(expected, key=repr)
     assert [stage.offset_ms for stage in found.stages] == sorted(stage.offset_ms for stage in expected)
 
 
 @pytest.mark.parametrize(
-    "stored", [b"", b"{}", b"[]", b"nonsense", b'[["only"],[],null,[]]', b'{"a":1,"b":2,"c":3,"d":4}']
+    "stored", [b"", b"{}", b"[]", b"nonsense", b'[["only"],[],null,[],[]]', b'{"a":1,"b":2,"c":3,"d":4,"e":5}']
 )
 def test_other_content_is_refused(stored: bytes) -> None:
     """Malformed content raises; it never becomes a wrong explanation."""

@@ -6,8 +6,8 @@ from functools import cache
 
 from tests.support.pages import ROOT
 
-QUESTIONS = "abcdefghijklmnoprstu"
-RECIPES = set("fgim")
+QUESTIONS = "abcdefghijklmnopqrstu"
+RECIPES = set("fgimo")
 MOST_STEPS = 4
 STEP = re.compile(r"`(?P<path>[\w./-]+\.\w+)`: (?P<symbols>`[^`]+`(?:, `[^`]+`(?!:))*)")
 BARE = re.compile(r"`([\w.-]+/[\w./-]+)`")

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import grpc
 import httpx
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, ParseDict
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2_grpc
 from starlette.types import ASGIApp
@@ -109,7 +109,9 @@ class RpcClient:
 
     async def recommend(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
         """Request a recommendation."""
-        return await self.call(self._stub.Recommend, recommend_pb2.RecommendRequest(**body), headers)
+        nested = {name: plain for name, plain in body.items() if isinstance(plain, dict)}
+        message = recommend_pb2.RecommendRequest(**{name: body[name] for name in body.keys() - nested.keys()})
+        return await self.call(self._stub.Recommend, ParseDict(nested, message), headers)
 
     async def batch(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
         """Request recommendations for several users, with the form of answers that REST has."""

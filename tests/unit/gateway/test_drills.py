@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.contracts.features import RecentPopularity
 from services.contracts.rank import RankRequest
 from services.errors import DependencyUnavailable
 from services.gateway.drills import HOLD_S, DrilledLlm, DrilledStore, Drills, DrillTarget, read_drills
@@ -82,7 +83,7 @@ async def test_a_drilled_part_is_unavailable_in_every_call_until_the_drill_ends(
     ranked, *read = [await call() for call in calls]
 
     assert (ranked.item_ids, len(inner.requests)) == (("i01", "i02"), 1)
-    assert read == [user("i00"), [], ["u"]]
+    assert read == [user("i00"), RecentPopularity([]), ["u"]]
 
 
 async def test_a_drill_ends_by_itself_or_by_a_switch_and_leaves_the_others(tmp_path: Path, clock: Clock) -> None:

@@ -165,7 +165,9 @@ class World:
             self.plane.load.admission.looked(look_s, 1_200.0, 0.0)
 
 
-def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float = 8.0) -> World:
+def make_world(
+    root: Path, writer: TextWriter | None = None, reserve_ms: float = 8.0, surfaces_file: Path | None = None
+) -> World:
     """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer."""
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
@@ -189,17 +191,21 @@ def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float =
         wall_clock=lambda: NOW_S,
     )
     deadlines = replace(CONFIG.deadlines, reserve_ms=reserve_ms)
-    plane = build_data_plane(ports, replace(CONFIG, deadlines=deadlines))
+    plane = build_data_plane(ports, replace(CONFIG, deadlines=deadlines, surfaces_file=surfaces_file))
     return World(plane, features, llm, student, events, impressions, shelf, registry, receipts, items)
 
 
 @asynccontextmanager
 async def started_world(
-    root: Path, writer: TextWriter | None = None, reserve_ms: float = 8.0, **about: Any
+    root: Path,
+    writer: TextWriter | None = None,
+    reserve_ms: float = 8.0,
+    surfaces_file: Path | None = None,
+    **about: Any,
 ) -> AsyncIterator[World]:
     """Yield a started plane on a bundle that is published below `root`; `about` is added to its manifest."""
     publish(root / "bundles", VERSION, catalogue_of(), **about)
-    world = make_world(root / "bundles", writer, reserve_ms)
+    world = make_world(root / "bundles", writer, reserve_ms, surfaces_file)
     await world.plane.start()
     yield world
     await world.plane.stop()

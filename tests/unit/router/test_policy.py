@@ -24,14 +24,13 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
     seen: set[Reason | None] = set()
     both = (True, False)
     times = ((0.1, 0.1), (0.11, 0.1), (0.0, 0.0))
-    asks = (None, Tier.SIMILAR, Tier.POPULAR)
-    kinds = itertools.product(
-        ((0, 0), (0, 9), (9, 9)), asks, both, both, both, both, (0, 2, 3), both, both, (0, 7, 8), times
-    )
+    asks, places = (None, Tier.SIMILAR, Tier.POPULAR), tuple(itertools.product(both, both))
+    masks = ((0, 0), (0, 9), (9, 9))
+    kinds = itertools.product(masks, asks, both, both, both, both, (0, 2, 3), both, both, (0, 8), times, places)
     for allowed, asked, covers, shed, unavailable, known, history, pays, breaker, flight, (
         predicted_s,
         budget_s,
-    ) in kinds:
+    ), (llm, student) in kinds:
         case = Facts(
             num_allowed=allowed[0],
             num_allowed_if_seen=allowed[1],
@@ -42,6 +41,8 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             user_known=known,
             num_history=history,
             min_history_for_llm=3,
+            llm_allowed=llm,
+            student_allowed=student,
             llm_pays=pays,
             breaker_allows=breaker,
             num_in_flight=flight,
@@ -49,6 +50,16 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             predicted_s=predicted_s,
             budget_s=budget_s,
         )
+        refusals = [
+            (unavailable, Tier.STUDENT, Reason.FEATURES_UNAVAILABLE),
+            (not llm, Tier.STUDENT, Reason.NOT_ON_SURFACE),
+            (history < 3, Tier.STUDENT, Reason.SHORT_HISTORY),
+            (not pays, Tier.STUDENT, Reason.STUDENT_SUFFICES),
+            (not breaker, Tier.STUDENT, Reason.LLM_UNAVAILABLE),
+            (flight >= 8, Tier.STUDENT, Reason.LLM_OVERLOADED),
+            (predicted_s > budget_s or not budget_s, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+        ]
+        is_refused = any(applies for applies, _, _ in refusals)
         rules = [
             (allowed == (0, 0), Tier.POPULAR, Reason.NOTHING_ALLOWED),
             (allowed[0] == 0, Tier.POPULAR, Reason.EVERYTHING_SEEN),
@@ -59,12 +70,8 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             (history == 0 and unavailable, Tier.POPULAR, Reason.FEATURES_UNAVAILABLE),
             (history == 0 and known, Tier.POPULAR, Reason.SHORT_HISTORY),
             (history == 0, Tier.POPULAR, Reason.UNKNOWN_USER),
-            (unavailable, Tier.STUDENT, Reason.FEATURES_UNAVAILABLE),
-            (history < 3, Tier.STUDENT, Reason.SHORT_HISTORY),
-            (not pays, Tier.STUDENT, Reason.STUDENT_SUFFICES),
-            (not breaker, Tier.STUDENT, Reason.LLM_UNAVAILABLE),
-            (flight >= 8, Tier.STUDENT, Reason.LLM_OVERLOADED),
-            (predicted_s > budget_s or not budget_s, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+            (is_refused and not student, Tier.POPULAR, Reason.NOT_ON_SURFACE),
+            *refusals,
             (True, Tier.LLM, Reason.LLM_IN_TIME),
         ]
         expected = next(RoutingDecision(tier, reason) for applies, tier, reason in rules if applies)

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from services.contracts.event_roles import parse_event_roles
 from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
 from services.stream import popularity
 from services.stream.aggregate import LoggedEvent
@@ -42,6 +43,33 @@ def test_windows_slide_without_events() -> None:
     assert [top["1h"].item_ids for top in tops] == [("now",), (), ("ahead",), (), ()]
     assert ["now" in top["24h"].item_ids for top in tops] == [True, True, False, False, False]
     assert ["now" in top["7d"].item_ids for top in tops] == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("weights", "top"),
+    [
+        ("[types.buy]\nweight = 5", {"a": 6, "b": 5, "new": 1}),
+        ("[types.view]\nrole = 'weak'\nweight = 0.4\n[types.buy]\nweight = 2.5", {"a": 3, "b": 2}),
+        ("[types.buy]\nweight = 0", {"new": 1, "a": 2, "b": 1}),
+    ],
+)
+def test_a_touch_counts_by_its_types_weight(weights: str, top: dict[str, int]) -> None:
+    """A user's purchase counts as so many views, once, in whatever order both come; a type that counts nothing leaves what the user's others count."""
+    counts = PopularityCounter(ListedItems(NAMES), NUM_PAIRS, parse_event_roles(weights))
+    touches = [
+        ("u", "a", "view"),
+        ("u", "a", "buy"),
+        ("v", "a", "view"),
+        ("u", "b", "buy"),
+        ("u", "b", "view"),
+        ("u", "new", "view"),
+    ]
+    for offset, (user_id, item_id, event_type) in enumerate(touches):
+        counts.add(replace(event(offset, item_id, user_id=user_id), event_type=event_type))
+
+    found = counts.top(NOW_MS, 10)["1h"]
+
+    assert {item_id: found.counts[found.item_ids.index(item_id)] for item_id in top} == top
 
 
 def test_a_log_that_is_counted_after_sliding_keeps_no_past_buckets() -> None:
@@ -97,7 +125,7 @@ def test_old_pairs_are_forgotten_first() -> None:
     for time_s in range(10 * NUM_PAIRS):
         assert touches.touch(f"u{time_s}", "i", time_s) is None
 
-    known = [touches.touch(f"u{time_s}", "i", 0) == time_s for time_s in range(10 * NUM_PAIRS)]
+    known = [touches.touch(f"u{time_s}", "i", 0) == (time_s, 0) for time_s in range(10 * NUM_PAIRS)]
 
     assert all(known[-NUM_PAIRS // 8 :])
     assert not any(known[: 5 * NUM_PAIRS])

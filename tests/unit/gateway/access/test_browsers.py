@@ -52,7 +52,7 @@ def test_a_name_that_is_not_ours_is_refused(scope: Scope) -> None:
     ],
 )
 def test_another_sites_post_is_refused_where_it_changes_something(headers: dict[str, str], field: str | None) -> None:
-    """Events, erasures and drills accept calls of our own pages and of programs; what changes nothing is not refused."""
+    """Events, items, erasures and drills accept calls of our own pages and of programs; what changes nothing is not refused."""
     for scope in Scope:
-        expected = field if scope in {Scope.EVENTS, Scope.ERASE, Scope.ADMIN} else None
+        expected = field if scope in {Scope.EVENTS, Scope.ITEMS, Scope.ERASE, Scope.ADMIN} else None
         assert refused_field(scope, host=HERE, **headers) == expected

@@ -54,6 +54,36 @@ ANSWERS: list[tuple[str, dict[str, Any], str, str, list[str]]] = [
         ["i08", "i10"],
     ),
     ("seen items wanted", {"user_id": "listed", "k": 1, "exclude_seen": False}, "llm", "llm_in_time", ["i04"]),
+    (
+        "an expression",
+        {
+            "user_id": "long",
+            "k": 3,
+            "filters": {
+                "must": [{"key": "categories", "eq": "even"}, {"key": "popularity", "range": {"lt": 14}}],
+                "must_not": [{"should": [{"key": "item_id", "in": ["i08"]}, {"key": "categories", "exists": False}]}],
+            },
+        },
+        "llm",
+        "llm_in_time",
+        ["i10", "i12", "i14"],
+    ),
+    (
+        "rules",
+        {
+            "user_id": "long",
+            "k": 4,
+            "rules": {
+                "boosts": [{"where": {"key": "item_id", "eq": "i09"}, "factor": 100}],
+                "pins": [{"item_id": "i15", "position": 2}],
+                "blocks": [{"key": "item_id", "in": ["i04"]}],
+                "caps": [{"attribute": "categories", "most": 2}],
+            },
+        },
+        "llm",
+        "llm_in_time",
+        ["i09", "i15", "i06", "i08"],
+    ),
     ("top up", {"user_id": "short", "k": 2_000}, "student", "short_history", [f"i{i:02}" for i in range(19, 0, -1)]),
 ]
 
@@ -79,6 +109,28 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
     ("user id missing", {}, {}, "user_id"),
     ("unknown item", {"filters": {"allowed_item_ids": ["i01", "zz"]}, **USER}, {}, "filters.allowed_item_ids[1]"),
     ("unknown category", {"filters": {"categories": ["zz"]}, **USER}, {}, "filters.categories[0]"),
+    ("unknown attribute", {"filters": {"must": [{"key": "pirce", "eq": 1}]}, **USER}, {}, "filters.must[0].key"),
+    (
+        "two tests",
+        {"filters": {"must": [{"key": "categories", "eq": "a", "exists": True}]}, **USER},
+        {},
+        "filters.must[0]",
+    ),
+    (
+        "a number for a text",
+        {"filters": {"should": [{"must": [{"key": "categories", "eq": 1}]}]}, **USER},
+        {},
+        "filters.should[0].must[0].eq",
+    ),
+    (
+        "a range of texts",
+        {"rules": {"blocks": [{"key": "categories", "range": {"gt": 1}}]}, **USER},
+        {},
+        "rules.blocks[0].range",
+    ),
+    ("a rule out of range", {"rules": {"diversity": 2}, **USER}, {}, "rules.diversity"),
+    ("a pin of nothing", {"rules": {"pins": [{"item_id": "zz", "position": 1}]}, **USER}, {}, "rules.pins[0].item_id"),
+    ("unknown surface", {"surface": "home", **USER}, {}, "surface"),
     ("empty item id", {"exclude_item_ids": ["a", ""], **USER}, {}, "exclude_item_ids[1]"),
     ("long request id", {"request_id": "r" * 300, **USER}, {}, "request_id"),
     ("long request id in a header", USER, {"x-request-id": "r" * 300}, "x-request-id"),

@@ -143,6 +143,6 @@ def test_chart_steps_are_rates_per_second_by_tier() -> None:
 
     (shown,) = chart_steps([step], now_s=13.0)
 
-    assert shown.rates == {"precomputed": 0.0, "llm": 0.0, "student": 2.0, "popular": 0.0}
+    assert shown.rates == {tier.value: 2.0 * (tier is Tier.STUDENT) for tier in Tier}
     assert (shown.age_s, shown.span_s, shown.num_refused, shown.num_late) == (1.0, 2.0, 1, 0)
     assert shown.p50_ms == pytest.approx(3.75)

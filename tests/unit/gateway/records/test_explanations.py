@@ -122,6 +122,24 @@ async def test_the_llms_own_numbers_are_included(world: World, rest: RestClient)
     assert (without["planned_tier"], without["tier"], without["reason"]) == ("llm", "student", "llm_unavailable")
 
 
+async def test_the_ranking_before_and_after_the_rules_is_included(world: World, rest: RestClient) -> None:
+    """Each item of both has its places and the rules that moved it, and a sentence names the largest part."""
+    rules = {"pins": [{"item_id": "i09", "position": 1}], "blocks": [{"key": "item_id", "eq": "i05"}]}
+    await rest.recommend({"user_id": "long", "k": 2, "request_id": "r1", "rules": rules})
+    await rest.recommend({"user_id": "long", "k": 2, "request_id": "r2"})
+
+    found, plain = await explained(world, rest, "r1"), await explained(world, rest, "r2")
+
+    assert [(one["item_id"], one["before"], one["after"]) for one in found["ruled"]] == [
+        ("i09", 5, 1),
+        ("i04", 1, 2),
+        ("i06", 2, None),
+    ]
+    assert {name for one in found["ruled"] for name in one["rules"]} == {"pins"}
+    assert "The rules pins changed 3 places, for example i09 from 5 to 1, i04 from 1 to 2." in found["sentences"]
+    assert plain["ruled"] == []
+
+
 async def test_a_refused_request_has_an_explanation(world: World, door: Door, rest: RestClient) -> None:
     """It has the code and the message that the caller got."""
     await door.recommend({"user_id": "long", "k": 0}, {"x-request-id": "refused"})
@@ -154,8 +172,8 @@ async def test_what_cannot_be_explained_says_why(
     """Unknown, of another version, which shares the store during an upgrade, or kept in a store that does not answer."""
     await rest.recommend({"user_id": "long", "request_id": "r1"})
     await world.plane.explanations.flush()
-    own, facts, llm, stages = json.loads(world.shelf.records["r1"])
-    world.shelf.records["foreign"] = json.dumps([own, [*facts, "one more"], llm, stages]).encode()
+    own, facts, *others = json.loads(world.shelf.records["r1"])
+    world.shelf.records["foreign"] = json.dumps([own, [*facts, "one more"], *others]).encode()
     world.shelf.error = store_error
 
     found = await rest.http.get(f"/v1/explanations/{request_id}", headers={"x-request-id": "mine"})

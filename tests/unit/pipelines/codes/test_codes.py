@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.bundle import Bundle
+from models.bundle import Bundle, lists_version
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
 from models.registry import BundleStore
@@ -156,7 +156,7 @@ def test_new_items_get_codes_and_old_codes_stay(deep: Built) -> None:
 
 def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store: BundleStore) -> None:
     """Appended to the live bundle, an item can be returned by decoder and student, whose answers on old items stay; old codes stay too. A lift is refused."""
-    bundle = deep.assembled / "bundle"
+    bundle, prefixes = deep.assembled / "bundle", store.live().prefix_version
 
     live, num_new = append_items(store, NEW, "items", MADE_AT)
 
@@ -170,6 +170,8 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store
     assert live.manifest["lineage"] == {"seed": 0, "items_added_to": "first"}
     assert (live.path / CARD).read_text().startswith("This bundle is first with 1 items more, without training;")
     assert np.array_equal(now.codes[rows], before.codes)
+    assert live.prefix_version == prefixes  # the decoder's cached prefixes hold on
+    assert lists_version(live.manifest, live.version) == "first"
     assert now.titles[now.index_of["i03"]] == "Item i03"
     np.testing.assert_allclose(widened[rows], StudentRanker(bundle / "student.onnx").score(history), atol=1e-4)
     assert np.isfinite(beams[now.index_of["a-new"]])

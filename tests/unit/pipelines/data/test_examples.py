@@ -56,6 +56,21 @@ def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
     assert (weights_of(bob) == 0).tolist() == [True, False, True]
 
 
+def test_what_a_user_dislikes_in_the_end_is_no_label() -> None:
+    """A negative event takes the user's own events with the item back, whatever came before; a later positive one, and no weak one, gives them back. Weights are those of the rules."""
+    roles = parse_event_roles("[types.buy]\nweight = 5\n[types.view]\nrole = 'weak'\nweight = 0.5")
+    rows = [
+        ("ann", "a", "buy"), ("ann", "b", "click"), ("bob", "a", "click"), ("ann", "a", "dislike"), ("ann", "b", "hide"),
+        ("ann", "b", "buy"), ("ann", "a", "view"), ("cid", "c", "view"),
+    ]  # fmt: skip
+    events = pl.DataFrame(rows, schema=["user_id", "item_id", "event_type"], orient="row")
+
+    found = with_labels(events.with_columns(value=1.0), roles)
+
+    assert found["weight"].to_list() == [0.0, 1.0, 1.0, 0.0, 0.0, 5.0, 0.0, 0.5]
+    assert found["count"].to_list() == found["weight"].to_list()
+
+
 @pytest.mark.parametrize("max_items", [1, 2, 4, 5, 7])
 @pytest.mark.parametrize(
     "num_events", [2, 3, 9, 23, *(pytest.param(num, marks=pytest.mark.grid) for num in range(1, 24))]

@@ -117,3 +117,14 @@ def test_a_missing_column_or_log_is_named(tmp_path: Path) -> None:
         list(join(write(tmp_path / "i", [{"request_id": "r", "user_id": "u", "shown_time_ms": 1}]), events, tmp_path))
     with pytest.raises(DataError, match="no Parquet file"):
         list(join(tmp_path / "none", events, tmp_path))
+
+
+def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    """A file of the log whose end is missing is an error that names it; nothing is written."""
+    impressions, events = write(tmp_path / "i", [SHOWN]), write(tmp_path / "e", [CLICK])
+    (events / "1.parquet").write_bytes((events / "0.parquet").read_bytes()[:-9])
+
+    with pytest.raises(DataError, match=r"1\.parquet"):
+        list(join(impressions, events, tmp_path / "out"))
+
+    assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ import torch
 from structlog.testing import capture_logs
 from torch import nn
 
-from pipelines.data.examples import Weighted
+from pipelines.data.labelled import Weighted
 from pipelines.planner.mesh import Layout
 from pipelines.runner.stage import silent
 from pipelines.training.fit.batches import Batch, make_batch

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.utils import parametrize
 
+from models.bundle import lists_version
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.weights import load_decoder
 from models.registry import BundleStore
@@ -19,13 +20,17 @@ from pipelines.codes.tokenize import tokenize
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.pair import load_pair
 from pipelines.publication.add_items import append_items
+from pipelines.publication.new_items import add_new_items
 from pipelines.runner.stage import silent
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.dense import DecoderScorer, hidden_states
 from pipelines.scoring.metrics import ndcg, rank_labels
 from pipelines.training.start.text_rows import ITEM_TEXT, TextRows, add_text, folded, learned_text, load_item_text
 from pipelines.training.train_decoder import new_decoder, train
+from services.contracts.items import ItemState
 from services.errors import BundleCorrupt, ConfigError
+from services.items.live_items import LiveItems
+from services.items.snapshot import Positions, write_snapshot
 from services.student.ranker import StudentRanker
 from tests.support.training.bundles import build_catalogue, with_judged_pair
 from tests.support.training.synthetic import histories_from, write_ingested
@@ -225,6 +230,34 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
     tokens = now.tokens(now.indices(["a-new", "z-new"]))
     torch.testing.assert_close(decoder.head_weight_VD[tokens].detach(), text.rows(["Item i03", "Item z"]))
     assert append_items(store, raw, "items", MADE_AT) == (live, 0)
+
+
+def test_new_items_of_the_live_catalogue_join_the_live_bundle(learned: Built, tmp_path: Path) -> None:
+    """Those that are shown and have a title, once, as a child under which stored lists hold; the decoder's cached prefixes do not, since tokens moved."""
+    store, snapshot, items = (
+        live_store(tmp_path, learned.assembled / "bundle"),
+        tmp_path / "snapshot.parquet",
+        LiveItems(),
+    )
+    states = [
+        ItemState(item_id="z-new", title="Item z", categories=("a", "b")),
+        ItemState(item_id="hidden", title="Item h", available=False),
+        ItemState(item_id="untitled"),
+        ItemState(item_id="i03", title="Renamed"),
+    ]
+    items.apply([*((one.item_id, one) for one in states), ("gone", None)])
+    write_snapshot(snapshot, items, Positions("topic", {}))
+    first = store.live()
+
+    assert add_new_items(store, snapshot, lambda _sentence: None, keep_bundles=5) == 1
+    child = store.live()
+    assert set(child.item_ids()) - set(first.item_ids()) == {"z-new"}
+    assert child.catalogue().categories[child.item_ids().index("z-new")] == ("a", "b")
+    assert lists_version(child.manifest, child.version) == "first"
+    assert lists_version(child.manifest, "another") == "another"
+    assert child.prefix_version != first.prefix_version
+    assert add_new_items(store, snapshot, lambda _sentence: None, keep_bundles=5) == 0
+    assert store.live_version() == child.version
 
 
 def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, tmp_path: Path) -> None:

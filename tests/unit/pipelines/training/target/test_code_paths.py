@@ -6,7 +6,7 @@ import torch
 
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Decoder
-from pipelines.data.examples import Weighted
+from pipelines.data.labelled import Weighted
 from pipelines.scoring.beams import BeamScorer
 from pipelines.training.fit.batches import make_batch
 from pipelines.training.target.code_paths import CodePaths

@@ -113,3 +113,27 @@ def test_the_logq_correction_keeps_the_sum_over_items() -> None:
 
     assert float(sampler.rate_V.sum()) == pytest.approx(12, rel=1e-4)
     assert float(sums.mean()) == pytest.approx(float(weight_V.sum()), abs=4 * float(sums.std()) / 4_000**0.5)
+
+
+@pytest.mark.parametrize("has_teacher", [False, True])
+def test_a_weighted_loss_is_that_of_repeated_labels(has_teacher: bool) -> None:
+    """A label of weight 2 has the loss and the gradients of the same label twice, over as many labels as before; weights of 1 change no bit."""
+    torch.manual_seed(0)
+    head, labels = torch.randn(7, 4), torch.tensor([1, 3, 6])
+    hidden = torch.randn(3, 4)
+    places = torch.tensor([0, 1, 1, 2])
+
+    def of(rows: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The summed loss over these rows, and the gradient of the output matrix."""
+        own = head.clone().requires_grad_()
+        teacher = Teacher(hidden[rows], head.flip(0), 0.4) if has_teacher else None
+        loss = catalogue_loss(hidden[rows], own, labels[rows], None, teacher, weights) * len(rows)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert own.grad is not None
+        return loss.detach(), own.grad
+
+    plain, even = of(torch.arange(3), None), of(torch.arange(3), torch.ones(3))
+    weighted, repeated = of(torch.arange(3), torch.tensor([1.0, 2.0, 1.0])), of(places, None)
+
+    torch.testing.assert_close(weighted, repeated)
+    torch.testing.assert_close(even, plain)

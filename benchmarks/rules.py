@@ -1,0 +1,200 @@
+"""What filters and rules cost: a request with them beside one without, the rule stage alone, and an expression over a million items.
+
+    python -m benchmarks.rules --json OUT [--pairs 300] [--items 1000000] [--url HOST:PORT] [--up]
+
+Requests with and without alternate, one at a time over REST, for each tier of the running stack (`--up` starts one), so that both meet the same
+machine. The stage and the expressions need no stack: 200 candidates under all rules at once, and columns with as many items as asked for.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.load.audience import TIERS, Audience, find_audience
+from benchmarks.load.clients import RequestFields, RestClient
+from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.open_loop import percentile
+from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.scale.row import catalogue_of
+from services.contracts.filters import Clause, parse_clause
+from services.contracts.recommend import Tier
+from services.contracts.rules import parse_rules
+from services.gateway.request.candidates import ItemRanking, choose
+from services.gateway.rules.slate import Known
+from services.gateway.rules.stage import apply_rules
+from services.items.expression import Expressions
+from services.items.layout import ItemLayout
+from services.settings.settings import load_settings
+
+DEADLINE_MS = 1_000
+NUM_WARM = 20
+NUM_CANDIDATES, NUM_SHOWN, K, HIDDEN_SIZE = 200, 50, 10, 64
+NUM_EXPRESSIONS, NUM_STAGES = 40, 500
+NOW_MS = 1_800_000_000_000
+FILTERS = {
+    "must": [{"key": "popularity", "range": {"gte": 0}}, {"key": "categories", "exists": True}],
+    "must_not": [{"key": "popularity", "range": {"lt": 2}}],
+}
+RULES = {
+    "boosts": [{"where": {"key": "popularity", "range": {"lt": 50}}, "factor": 1.5}],
+    "caps": [{"attribute": "categories", "most": 4}],
+    "diversity": 0.3,
+    "decay": 0.8,
+    "freshness": {"half_life_h": 72, "factor": 2},
+}
+
+
+def main() -> None:
+    """Measure, print a table, write the JSON."""
+    settings = load_settings()
+    parser = report_parser(__doc__)
+    parser.add_argument("--pairs", type=at_least_one, default=300, help="requests of each kind and tier")
+    parser.add_argument(
+        "--items", type=at_least_one, default=1_000_000, help="items of the columns that are compiled over"
+    )
+    add_stack_options(parser, settings)
+    options = parser.parse_args()
+    with stack_for(settings, is_started=options.up):
+        requests = asyncio.run(_measure_requests(options))
+    report = {"requests": requests, "stage": measure_stage(), "expressions": measure_expressions(options.items)}
+    print(f"stage {report['stage']}\nexpressions {report['expressions']}")
+    write_report(options.json, about_run("rules") | report)
+
+
+async def _measure_requests(options: argparse.Namespace) -> list[dict[str, Any]]:
+    async with RestClient(*options.url) as rest:
+        await require_ready(rest)
+        audience = await find_audience(rest)
+        return [case for tier in TIERS if (case := await _case(rest, audience, tier, options.pairs)) is not None]
+
+
+async def _case(rest: RestClient, audience: Audience, tier: str, num_pairs: int) -> dict[str, Any] | None:
+    """Time pairs of requests that this tier answers, plain and with filters and rules. Pairs that another tier answered are left out."""
+    asks = audience.asks(tier)
+    if asks is None:
+        print(f"{tier:12} no user for this tier", file=sys.stderr)
+        return None
+    plain_ms, ruled_ms = [], []
+    for number in range(NUM_WARM + num_pairs):
+        pair = [await _timed(rest, asks(number), extra) for extra in ({}, {"filters": FILTERS, "rules": RULES})]
+        if number >= NUM_WARM and all(answered_by == tier for answered_by, _ in pair):
+            plain_ms.append(pair[0][1])
+            ruled_ms.append(pair[1][1])
+    if not plain_ms:
+        print(f"{tier:12} answered by other tiers", file=sys.stderr)
+        return None
+    shares = {f"p{share}": (percentile(plain_ms, share / 100), percentile(ruled_ms, share / 100)) for share in (50, 95)}
+    case: dict[str, Any] = {"tier": tier, "num_pairs": len(plain_ms)}
+    for share, (plain, ruled) in shares.items():
+        case |= {f"plain_{share}_ms": round(plain, 3), f"ruled_{share}_ms": round(ruled, 3)}
+    case["ruled_over_plain_p50"] = round(shares["p50"][1] / shares["p50"][0], 3)
+    print(case)
+    return case
+
+
+async def _timed(rest: RestClient, ask: RequestFields, extra: RequestFields) -> tuple[str, float]:
+    started_s = time.perf_counter()
+    outcome = await rest.recommend({**ask, **extra, "deadline_ms": DEADLINE_MS})
+    return outcome.tier, 1_000 * (time.perf_counter() - started_s)
+
+
+def measure_stage() -> dict[str, float]:
+    """Time the stage over 200 candidates with every rule set, and the choice without rules."""
+    scene = _Scene.of(2_000)
+    rules = parse_rules({**RULES, "pins": [{"item_id": scene.items.item_id(7), "position": 2}]}, "rules")
+    drawn = np.random.default_rng(1).permutation(2_000)[:NUM_CANDIDATES]
+    ranking = ItemRanking(Tier.STUDENT, drawn.tolist(), np.linspace(0, -9, NUM_CANDIDATES).tolist())
+    known = Known(
+        expressions=scene.expressions,
+        index=scene.items.index,
+        showable=scene.items.columns.available.copy(),
+        available=scene.items.columns.available,
+        vectors=lambda indices: scene.vectors[indices],
+        shown={scene.items.item_id(index): 3 for index in range(NUM_SHOWN)},
+        now_ms=NOW_MS,
+    )
+    args = known.showable, NUM_CANDIDATES, known.available
+    return {
+        "num_candidates": NUM_CANDIDATES,
+        "choose_ms": _median_ms(lambda: choose([ranking], *args), NUM_STAGES),
+        "choose_and_rules_ms": _median_ms(
+            lambda: apply_rules([ranking], rules, known, K, NUM_CANDIDATES, Tier.STUDENT), NUM_STAGES
+        ),
+    }
+
+
+def measure_expressions(num_items: int) -> dict[str, float]:
+    """Time expressions of four conditions over a catalogue: never seen, kept, and after a change of one item."""
+    scene = _Scene.of(num_items)
+    clauses = [_expression(limit) for limit in range(NUM_EXPRESSIONS)]
+    compiled_ms = [_median_ms(partial(scene.expressions.mask, clause), 1) for clause in clauses]
+    kept = clauses[-1]
+    prices, changed_ms = scene.items.columns.number("price"), []
+    for number in range(NUM_EXPRESSIONS):
+        prices.set(number, float(number))
+        changed_ms.append(_median_ms(lambda: scene.expressions.mask(kept), 1))
+    return {
+        "num_items": num_items,
+        "compile_p50_ms": round(percentile(compiled_ms, 0.5), 3),
+        "compile_max_ms": round(max(compiled_ms), 3),
+        "kept_ms": _median_ms(lambda: scene.expressions.mask(kept), NUM_STAGES),
+        "after_a_change_ms": round(percentile(changed_ms, 0.5), 4),
+    }
+
+
+def _expression(limit: int) -> Clause:
+    return parse_clause(
+        {
+            "must": [{"key": "price", "range": {"gte": limit, "lt": 80}}, {"key": "new", "eq": True}],
+            "should": [{"key": "brand", "in": [f"b{number}" for number in range(limit, limit + 20)]}],
+            "must_not": [{"key": "recalled", "exists": True}],
+        },
+        "filters",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """Items with a price, a brand, a flag and a time, most of them, and a vector each."""
+
+    items: ItemLayout
+    expressions: Expressions
+    vectors: np.ndarray
+
+    @classmethod
+    def of(cls, num_items: int) -> "_Scene":
+        draw, items = np.random.default_rng(0), ItemLayout(catalogue_of(num_items))
+        columns = items.columns
+        prices = np.where(draw.random(num_items) < 0.9, draw.random(num_items) * 100, np.nan)
+        columns.number("price").numbers[:num_items] = prices
+        columns.number("published_ms").numbers[:num_items] = NOW_MS - draw.random(num_items) * 1e9
+        columns.flag("new").flags[:num_items] = draw.integers(-1, 2, num_items)
+        columns.flag("recalled").flags[:num_items] = np.where(draw.random(num_items) < 0.01, 1, -1)
+        brands = columns.text("brand")
+        codes = np.array([brands.code((f"b{number}",)) for number in range(1_000)], dtype=np.int32)
+        brands.codes[:num_items] = codes[draw.integers(0, 1_000, num_items)]
+        categories = columns.text("categories")
+        pairs = [categories.code((f"c{one}", f"c{one // 2}x")) for one in range(20)]
+        categories.codes[:num_items] = np.array(pairs, dtype=np.int32)[draw.integers(0, 20, num_items)]
+        vectors = draw.normal(size=(min(num_items, 10_000), HIDDEN_SIZE)).astype(np.float32)
+        return cls(items, Expressions(items), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+def _median_ms(work: Callable[[], object], num_times: int) -> float:
+    spent_ms = []
+    for _ in range(num_times):
+        started_s = time.perf_counter()
+        work()
+        spent_ms.append(1_000 * (time.perf_counter() - started_s))
+    return round(percentile(spent_ms, 0.5), 4)
+
+
+if __name__ == "__main__":
+    main()

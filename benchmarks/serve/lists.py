@@ -1,0 +1,170 @@
+"""Lists: similar items beside popular ones and a call that does nothing, and what an answer costs alone, in a batch and in `tailrace recommend`.
+
+    python -m benchmarks.serve lists --json OUT [--rounds 400] [--users 900] [--batch 50] [--up] [--url ...]
+
+Uses the running stack of this environment's settings; `--up` starts one and stops it afterwards. `latency`: one call after another over one connection, the kinds in turn, so that a slow moment hits all
+alike. `cost`: answers by the language model, by processor seconds of all of the stack's processes less what these use idle; of `tailrace recommend` by those of its process, without the start of Python.
+One core is one processor second a second.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.capacity.footprint import Groups, cpu_seconds, find_groups
+from benchmarks.load.clients import RestClient
+from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from infra.local.supervisor.ports import of_running_stack
+from models.registry import BundleStore
+from pipelines.publication.precompute import ranker_of
+from pipelines.publication.user_lists import ListOptions, table_reader, write_lists
+from pipelines.runner.stage import silent
+from services.settings.settings import Settings, load_settings
+from services.stream.rebuild import base_table
+
+_IDLE_S = 5.0
+_AT_ONCE = 4
+_DEADLINE_MS = 5_000
+_STRANGER = "nobody-of-benchmarks"
+Call = Callable[[], Awaitable[tuple[int, bytes]]]
+
+
+def main() -> None:
+    """Measure, and write the file."""
+    settings = load_settings()
+    options = _options(settings)
+    with stack_for(settings, is_started=options.up):
+        running = of_running_stack(settings)
+        report = asyncio.run(_measure(running, options))
+        report["cost"].append(_cost_of_command(running, options.users))
+    by_kind = {row["kind"]: row["answers_per_core_s"] for row in report["cost"]}
+    report["command_over_single"] = round(by_kind["command"] / by_kind["single"], 1)
+    write_report(options.json, about_run("serve lists") | report)
+
+
+async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    async with RestClient(*options.url) as rest:
+        await require_ready(rest)
+        item_id = BundleStore.of(settings).live().item_ids()[0]
+        latency = await _latencies(rest, item_id, options.rounds)
+        groups = find_groups(settings.state_dir)
+        users = [str(number) for number in range(1, options.users + 1)]
+        idle_per_s = await _idle(groups)
+        single = await _cost(groups, idle_per_s, "single", [_single(rest, user) for user in users], 1)
+        batches = [users[first : first + options.batch] for first in range(0, len(users), options.batch)]
+        batch = await _cost(groups, idle_per_s, "batch", [_batch(rest, one) for one in batches], options.batch)
+    return {"latency": latency, "cost": [single, batch]}
+
+
+async def _latencies(rest: RestClient, item_id: str, rounds: int) -> list[dict[str, Any]]:
+    path = f"/v1/items/{item_id}/similar".encode()
+    kinds: dict[str, Call] = {
+        "noop": lambda: rest.call(b"GET", b"/healthz", b""),
+        "popular tier": _post(rest, b"/v1/recommendations", {"user_id": _STRANGER, "k": 10}),
+        "popular": lambda: rest.call(b"GET", b"/v1/popular?k=10", b""),
+        "similar": _post(rest, path, {"k": 10}),
+        "similar to a user": _post(rest, path, {"k": 10, "user_id": _STRANGER}),
+    }
+    spent_ms: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for number in range(rounds + 20):
+        for kind, call in kinds.items():
+            began_s = time.perf_counter()
+            status, _ = await call()
+            if status != 200:
+                sys.exit(f"error: {kind} answers {status}")
+            if number >= 20:
+                spent_ms[kind].append((time.perf_counter() - began_s) * 1_000)
+    rows: list[dict[str, Any]] = [
+        {"kind": kind, "p50_ms": float(np.median(ms)), "p99_ms": float(np.percentile(ms, 99))}
+        for kind, ms in spent_ms.items()
+    ]
+    popular = next(row["p50_ms"] for row in rows if row["kind"] == "popular tier")
+    return [row | {"p50_over_popular_tier": round(row["p50_ms"] / popular, 2)} for row in rows]
+
+
+async def _idle(groups: Groups) -> float:
+    before_s = sum(cpu_seconds(groups).values())
+    await asyncio.sleep(_IDLE_S)
+    return (sum(cpu_seconds(groups).values()) - before_s) / _IDLE_S
+
+
+async def _cost(groups: Groups, idle_per_s: float, kind: str, calls: Sequence[Call], each: int) -> dict[str, Any]:
+    """Make the calls, some at once, and return what they cost."""
+    before_s, began_s, waiting = sum(cpu_seconds(groups).values()), time.monotonic(), list(calls)
+    tiers: dict[str, int] = {}
+
+    async def work() -> None:
+        while waiting:
+            _, body = await waiting.pop()()
+            answers = json.loads(body)
+            for one in answers.get("answers", [answers]):
+                tier = one.get("tier", "error")
+                tiers[tier] = tiers.get(tier, 0) + 1
+
+    await asyncio.gather(*(work() for _ in range(_AT_ONCE if each == 1 else 1)))
+    wall_s = time.monotonic() - began_s
+    cpu_s = sum(cpu_seconds(groups).values()) - before_s - idle_per_s * wall_s
+    num = sum(tiers.values())
+    return {
+        "kind": kind,
+        "answers": num,
+        "tiers": tiers,
+        "cpu_s": round(cpu_s, 2),
+        "answers_per_core_s": round(num / cpu_s, 1),
+    }
+
+
+def _cost_of_command(settings: Settings, num_users: int) -> dict[str, Any]:
+    """Write lists as `tailrace recommend` does, in this process, and return what they cost."""
+    ranker = ranker_of(BundleStore.of(settings).live())
+    available, read = (
+        np.ones(len(ranker.catalogue.item_ids), dtype=bool),
+        table_reader(base_table(settings.offline_log_dir)),
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        users, out = Path(scratch) / "users.txt", Path(scratch) / "lists.jsonl"
+        users.write_text("".join(f"{number}\n" for number in range(1, num_users + 1)))
+        before_s = time.process_time()
+        num = write_lists(ranker, available, users, read, ListOptions(), out, silent)
+        cpu_s = time.process_time() - before_s
+        tiers = [json.loads(line)["tier"] for line in out.read_text().splitlines()]
+    counted = {tier: tiers.count(tier) for tier in sorted(set(tiers))}
+    return {
+        "kind": "command",
+        "answers": num,
+        "tiers": counted,
+        "cpu_s": round(cpu_s, 2),
+        "answers_per_core_s": round(num / cpu_s, 1),
+    }
+
+
+def _single(rest: RestClient, user_id: str) -> Call:
+    return _post(rest, b"/v1/recommendations", {"user_id": user_id, "k": 10, "deadline_ms": _DEADLINE_MS})
+
+
+def _batch(rest: RestClient, user_ids: Sequence[str]) -> Call:
+    entries = [{"user_id": user_id, "k": 10} for user_id in user_ids]
+    return _post(rest, b"/v1/recommendations:batch", {"requests": entries, "deadline_ms": _DEADLINE_MS})
+
+
+def _post(rest: RestClient, path: bytes, body: dict[str, Any]) -> Call:
+    encoded = json.dumps(body).encode()
+    return lambda: rest.call(b"POST", path, encoded)
+
+
+def _options(settings: Settings) -> argparse.Namespace:
+    parser = report_parser(__doc__)
+    parser.add_argument("--rounds", type=at_least_one, default=400, help="calls of each kind")
+    parser.add_argument("--users", type=at_least_one, default=900, help="users 1, 2, ... of the data")
+    parser.add_argument("--batch", type=at_least_one, default=50, help="users a call")
+    add_stack_options(parser, settings)
+    return parser.parse_args()

@@ -1,0 +1,205 @@
+"""Lists of many users into one file, as for a mail run: ranked by the engine in batches, without the doors.
+
+    OUT              JSON Lines, a row for each user in the order given; appears when it is whole
+    OUT.part         what is done of it, cut back to whole rows when a run goes on
+    OUT.part.json    how far it is, and of which run
+
+A row is {user_id, item_ids, scores, tier, bundle_version}. The decoder ranks for users with items of the catalogue in their history (`llm`), popularity for the others (`popular`). No list
+holds what its user dislikes, what is hidden now, what the options leave out, and none of the user's history unless the bundle learned repeats or the options ask for it. A killed run goes on from the last
+batch that is on the disk, by the bundle that it began with.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from models.files import file_sha256, rename_durably
+from models.prompt import prompt_tokens
+from pipelines.publication.precompute import BatchRanker, batch_engine, outcomes_of
+from pipelines.runner.stage import Progress
+from services.contracts.recommend import MAX_K, Tier
+from services.errors import ConfigError
+from services.features.schema import USER_HISTORY, UserHistory
+
+_BATCH = 512
+ReadHistories = Callable[[Sequence[str]], Mapping[str, UserHistory]]
+"""Users' rows by id; users without one are absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOptions:
+    """What each list holds: `k` items of any of these categories, without these, and with seen ones or as the bundle learned."""
+
+    k: int = 10
+    categories: tuple[str, ...] = ()
+    exclude_item_ids: tuple[str, ...] = ()
+    with_seen: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be listed. Raises ConfigError naming the option."""
+        if not 1 <= self.k <= MAX_K:
+            raise ConfigError(f"--k: {self.k} is out of range; give 1 to {MAX_K}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """How far a run is: rows and bytes that are on the disk."""
+
+    num_rows: int
+    num_bytes: int
+
+
+def read_user_ids(path: Path) -> list[str]:
+    """Read one id a line; empty lines are left out. Raises ConfigError."""
+    try:
+        user_ids = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--users: {path} cannot be read ({error}); give a text file with one id a line") from error
+    if not any(user_ids):
+        raise ConfigError(f"--users: {path} names nobody; give one id a line")
+    return [user_id for user_id in user_ids if user_id]
+
+
+def table_reader(table: Path) -> ReadHistories:
+    """Return what reads rows from an offline table with one row a user. Raises ConfigError where it is missing."""
+    if not table.is_file():
+        raise ConfigError(f"--histories offline: no file {table}; run `tailrace pipeline`, or read the store")
+
+    def read(user_ids: Sequence[str]) -> Mapping[str, UserHistory]:
+        rows = pl.scan_parquet(table).filter(pl.col("user_id").is_in(list(user_ids))).collect()
+        return {row.user_id: row for row in USER_HISTORY.from_columns(rows.to_dict(as_series=False))}
+
+    return read
+
+
+def started_version(out: Path) -> str | None:
+    """Return the bundle that an unfinished run of this file began with; None without one."""
+    about = _read_progress(out)
+    return None if about is None else about["run"]["bundle_version"]
+
+
+def write_lists(
+    ranker: BatchRanker,
+    available: np.ndarray,
+    users: Path,
+    read_histories: ReadHistories,
+    options: ListOptions,
+    out: Path,
+    progress: Progress,
+) -> int:
+    """Write the file, and return how many rows this run added. Raises ConfigError where an unfinished file is another run's.
+
+    Args:
+        ranker: The bundle.
+        available: (num_items,) bool by the bundle's index: what is not hidden.
+        users: One id a line.
+        read_histories: Reads the rows of a batch.
+        options: What lists hold.
+        out: The file.
+        progress: Called after each batch.
+    """
+    user_ids = read_user_ids(users)
+    run = asdict(options) | {"bundle_version": ranker.bundle_version, "users": file_sha256(users)}
+    done = _resume(out, json.loads(json.dumps(run)))
+    lists = _Lists(ranker, available, options)
+    num_before = done.num_rows
+    with _part(out).open("r+b" if done.num_bytes else "wb") as part:
+        part.truncate(done.num_bytes)
+        part.seek(done.num_bytes)
+        while batch := user_ids[done.num_rows : done.num_rows + _BATCH]:
+            rows = lists.of(batch, read_histories(list(dict.fromkeys(batch))))
+            part.write("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode())
+            part.flush()
+            os.fsync(part.fileno())
+            done = _Done(done.num_rows + len(batch), part.tell())
+            _save_progress(out, done, run)
+            progress(done.num_rows, len(user_ids), f"{done.num_rows} of {len(user_ids)} users")
+    rename_durably(_part(out), out)
+    _progress_file(out).unlink()
+    return done.num_rows - num_before
+
+
+class _Lists:
+    """Ranks batches with one engine."""
+
+    def __init__(self, ranker: BatchRanker, available: np.ndarray, options: ListOptions) -> None:
+        self._ranker, self._catalogue, self._k = ranker, ranker.catalogue, options.k
+        self._catalogue.check_filters(options.categories or None, None)
+        shown = self._catalogue.allowed(
+            categories=options.categories or None, excluded_item_ids=options.exclude_item_ids
+        )
+        self._shown = shown & available
+        self._shows_seen = ranker.repeats if options.with_seen is None else options.with_seen
+        self._engine = batch_engine(ranker, _BATCH)
+        self._popular = np.argsort(-self._catalogue.popularity, kind="stable")
+        self._popular = self._popular[self._shown[self._popular]]
+
+    def of(self, user_ids: Sequence[str], rows: Mapping[str, UserHistory]) -> Iterator[dict[str, Any]]:
+        """Yield the users' rows in their order."""
+        ranked: dict[str, tuple[list[int], list[float]]] = {}
+        for user_id, row in rows.items():
+            if history := self._catalogue.indices(row.item_ids):
+                prompt = prompt_tokens(self._catalogue, history, self._ranker.max_items, self._ranker.stride)
+                self._engine.add_rank(user_id, prompt, k=self._k, allowed=self._shown, excluded=self._unwanted(row))
+        for outcome in outcomes_of(self._engine):
+            ranked[outcome.request_id] = outcome.item_indices.tolist(), outcome.scores.tolist()
+        for user_id in user_ids:
+            tier = Tier.LLM if user_id in ranked else Tier.POPULAR
+            indices, scores = ranked[user_id] if user_id in ranked else self._most_popular(rows.get(user_id))
+            yield {
+                "user_id": user_id,
+                "item_ids": [self._catalogue.item_ids[index] for index in indices],
+                "scores": [round(score, 6) for score in scores],
+                "tier": tier.value,
+                "bundle_version": self._ranker.bundle_version,
+            }
+
+    def _unwanted(self, row: UserHistory) -> list[int]:
+        seen = () if self._shows_seen else row.item_ids
+        return self._catalogue.indices((*seen, *row.disliked_item_ids))
+
+    def _most_popular(self, row: UserHistory | None) -> tuple[list[int], list[float]]:
+        unwanted = set() if row is None else set(self._unwanted(row))
+        indices = list(islice((index for index in self._popular.tolist() if index not in unwanted), self._k))
+        return indices, self._catalogue.popularity[indices].tolist()
+
+
+def _resume(out: Path, run: dict[str, Any]) -> _Done:
+    """Return how far this run is. Raises ConfigError naming what differs from that of an unfinished file."""
+    about = _read_progress(out)
+    if about is None:
+        return _Done(0, 0)
+    if differing := [name for name, value in run.items() if about["run"].get(name) != value]:
+        raise ConfigError(
+            f"--out: {_part(out)} is of a run with other {', '.join(differing)}; finish that one, or remove it and {_progress_file(out).name}"
+        )
+    return _Done(about["num_rows"], about["num_bytes"])
+
+
+def _read_progress(out: Path) -> dict[str, Any] | None:
+    try:
+        about: dict[str, Any] = json.loads(_progress_file(out).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return about if _part(out).is_file() and _part(out).stat().st_size >= about["num_bytes"] else None
+
+
+def _save_progress(out: Path, done: _Done, run: Mapping[str, Any]) -> None:
+    scratch = _progress_file(out).with_suffix(".tmp")
+    scratch.write_text(json.dumps({"num_rows": done.num_rows, "num_bytes": done.num_bytes, "run": run}))
+    rename_durably(scratch, _progress_file(out))
+
+
+def _part(out: Path) -> Path:
+    return out.with_name(f"{out.name}.part")
+
+
+def _progress_file(out: Path) -> Path:
+    return out.with_name(f"{out.name}.part.json")

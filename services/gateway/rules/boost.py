@@ -1,0 +1,14 @@
+"""Boosts: items for which an expression holds count as `factor` times as likely, or as unlikely below 1. Several factors multiply."""
+
+import numpy as np
+
+from services.contracts.rules import Rules
+from services.gateway.rules.slate import Known, Slate
+
+
+def boost(slate: Slate, rules: Rules, known: Known) -> Slate:
+    """Weigh the candidates."""
+    factors = np.ones(len(slate.indices))
+    for one in rules.boosts or ():
+        factors[known.expressions.mask(one.where)[slate.indices]] *= one.factor
+    return slate.weighted(factors)

@@ -1,0 +1,18 @@
+"""Decay: an item counts as `decay` times as likely after each time that it was shown to this user and not clicked."""
+
+import numpy as np
+
+from services.contracts.rules import Rules
+from services.gateway.rules.slate import Known, Slate
+
+_MAX_TIMES = 100
+"""More than this changes no order that anybody would see, and keeps the factor above zero."""
+
+
+def decay(slate: Slate, rules: Rules, known: Known) -> Slate:
+    """Weigh the candidates."""
+    if rules.decay is None or not known.shown:
+        return slate
+    times_of = {known.index(item_id): times for item_id, times in known.shown.items()}
+    times = np.array([times_of.get(index, 0) for index in slate.indices.tolist()])
+    return slate.weighted(rules.decay ** np.minimum(_MAX_TIMES, times))

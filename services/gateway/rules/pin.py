@@ -1,0 +1,21 @@
+"""Pins: an item at a position of the list, whatever its score. What may not be shown is not pinned either; blocks and filters come first."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from services.contracts.rules import Rules
+from services.gateway.rules.slate import Known, Slate
+
+
+def pin(slate: Slate, rules: Rules, known: Known) -> Slate:
+    """Reserve the positions, and take the pinned items out of the candidates."""
+    pinned = {}
+    for one in rules.pins or ():
+        index = known.index(one.item_id)
+        if index is None or index >= len(known.showable) or one.position > slate.num_wanted:
+            continue
+        if known.showable[index] and known.available[index]:
+            pinned[one.position] = index
+    is_free = ~np.isin(slate.indices, list(pinned.values()))
+    return replace(slate, indices=slate.indices[is_free], scores=slate.scores[is_free], pinned=pinned)

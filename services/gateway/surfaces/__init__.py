@@ -1,0 +1,1 @@
+"""Surfaces: the places in a product, and what applies at each."""

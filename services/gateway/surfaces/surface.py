@@ -1,0 +1,116 @@
+"""A surface: a place in a product (home, cart, mail), with what applies to the requests that name it. Pure.
+
+    [cart]
+    k = 6
+    deadline_ms = 80
+    tiers = ["student", "popular"]
+    filter = { must_not = [{ key = "categories", eq = "Gift cards" }] }
+    locked = ["caps"]
+
+    [cart.rules]
+    caps = [{ attribute = "categories", most = 2 }]
+
+A request's own `k`, deadline and rules come before the surface's; its filter is added to the surface's, as blocks are. What is `locked`, no
+request may set. The popular tier is always allowed: there is an answer to every request.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.contracts.filters import BRANCHES, Expression, all_of, parse_expression
+from services.contracts.plain import nearest, read_int, read_list, read_object, read_text
+from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K, RecommendRequest, Tier
+from services.contracts.rules import NAMES, NO_RULES, Rules, parse_rules
+from services.errors import InvalidRequest
+from services.gateway.rules.block import without_blocked
+
+MODEL = "default"
+LOCKABLE = ("k", "deadline_ms", "filters", *NAMES)
+_FIELDS = ("model", "k", "deadline_ms", "filter", "rules", "tiers", "locked")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surface:
+    """What applies at one place; `name` is None for requests that name none."""
+
+    name: str | None = None
+    model: str = MODEL
+    k: int | None = None
+    deadline_ms: int | None = None
+    filter: Expression | None = None
+    rules: Rules = NO_RULES
+    tiers: frozenset[Tier] = frozenset(Tier)
+    locked: frozenset[str] = frozenset()
+
+    def applied_to(self, request: RecommendRequest) -> RecommendRequest:
+        """Return the request with all that the surface decides: its filters then hold the surface's and the blocks too. Raises InvalidRequest."""
+        if self.name is None and not request.rules.blocks:
+            return request
+        self._refuse_locked(request)
+        rules = self.rules.overridden_by(request.rules)
+        expression = all_of(self.filter, request.filters.expression, without_blocked(rules))
+        return replace(
+            request,
+            k=self.k if request.k is None else request.k,
+            deadline_ms=self.deadline_ms if request.deadline_ms is None else request.deadline_ms,
+            filters=replace(request.filters, expression=expression),
+            rules=rules,
+        )
+
+    def _refuse_locked(self, request: RecommendRequest) -> None:
+        for name in self.locked:
+            is_rule = name in NAMES
+            field = f"rules.{name}" if is_rule else name
+            sent = getattr(request.rules if is_rule else request, name)
+            if sent is not None and (name != "filters" or sent != type(sent)()):
+                raise InvalidRequest(field, f"the surface {self.name} allows no other", "leave it out")
+
+
+NO_SURFACE = Surface()
+
+
+def parse_surface(name: str, plain: Any) -> Surface:
+    """Read one surface from plain values. Raises InvalidRequest naming the path."""
+    given = read_object(name, plain, _FIELDS)
+    return Surface(name=name, **{field: _READERS[field](value, f"{name}.{field}") for field, value in given.items()})
+
+
+def _model(plain: Any, path: str) -> str:
+    if (model := read_text(path, plain)) != MODEL:
+        raise InvalidRequest(path, f"unknown model {model!r}", f"this stack serves {MODEL}")
+    return model
+
+
+def _filter(plain: Any, path: str) -> Expression | None:
+    return parse_expression(read_object(path, plain, BRANCHES), path)
+
+
+def _tiers(plain: Any, path: str) -> frozenset[Tier]:
+    tiers = {Tier.POPULAR}
+    for place, one in enumerate(read_list(path, plain, len(Tier))):
+        if one not in list(Tier):
+            raise InvalidRequest(
+                f"{path}[{place}]", f"unknown tier {one!r}", nearest(str(one), [tier.value for tier in Tier])
+            )
+        tiers.add(Tier(one))
+    return frozenset(tiers)
+
+
+def _locked(plain: Any, path: str) -> frozenset[str]:
+    names = [read_text(f"{path}[{place}]", one) for place, one in enumerate(read_list(path, plain, len(LOCKABLE)))]
+    for place, name in enumerate(names):
+        if name not in LOCKABLE:
+            raise InvalidRequest(f"{path}[{place}]", f"unknown {name!r}", nearest(name, LOCKABLE))
+    return frozenset(names)
+
+
+_READERS: Mapping[str, Any] = {
+    "model": _model,
+    "k": lambda plain, path: read_int(path, plain, 1, MAX_K),
+    "deadline_ms": lambda plain, path: read_int(path, plain, 1, MAX_DEADLINE_MS),
+    "filter": _filter,
+    "rules": parse_rules,
+    "tiers": _tiers,
+    "locked": _locked,
+}

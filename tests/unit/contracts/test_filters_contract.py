@@ -1,0 +1,138 @@
+"""Expressions and rules are read strictly: what is wrong is refused by its path in the whole."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.contracts.filters import MAX_CONDITIONS, MAX_VALUES, all_of, parse_clause, parse_expression
+from services.contracts.rules import NAMES, NO_RULES, Rules, parse_rules
+from services.errors import InvalidRequest
+
+OK = {"key": "a", "eq": 1}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """An expression of so many levels."""
+    return {"must": [OK if depth == 1 else nested(depth - 1)]}
+
+
+@pytest.mark.parametrize(
+    ("plain", "path", "problem"),
+    [
+        ({"must": OK}, "f.must", "not a list"),
+        ({"must": [3]}, "f.must[0]", "not an object"),
+        ({"must": [{"eq": 1}]}, "f.must[0].key", "missing"),
+        ({"must": [{"key": "", "eq": 1}]}, "f.must[0].key", "0 characters long"),
+        ({"must": [{"key": "a"}]}, "f.must[0]", "no test"),
+        ({"must": [{"key": "a", "eq": None}]}, "f.must[0]", "no test"),
+        ({"must": [{**OK, "exists": True}]}, "f.must[0]", "eq and exists at once"),
+        ({"must": [{"key": "a", "eq": [1]}]}, "f.must[0].eq", "neither text, number nor flag"),
+        ({"must": [{"key": "a", "eq": float("nan")}]}, "f.must[0].eq", "not a finite number"),
+        ({"must": [{"key": "a", "eq": 10**400}]}, "f.must[0].eq", "not a finite number"),
+        ({"must": [{"key": "a", "eq": "x\n"}]}, "f.must[0].eq", "has control characters"),
+        ({"must": [{"key": "a", "in": []}]}, "f.must[0].in", "empty, so it holds for no item"),
+        ({"must": [{"key": "a", "in": [1, {}]}]}, "f.must[0].in[1]", "neither text, number nor flag"),
+        ({"must": [OK, {"key": "a", "range": 3}]}, "f.must[1].range", "not an object"),
+        ({"must": [OK, {"key": "a", "range": {}}]}, "f.must[1].range", "without bounds"),
+        ({"must": [OK, {"key": "a", "range": {"lt": True}}]}, "f.must[1].range.lt", "not a number"),
+        ({"must": [OK, {"key": "a", "range": {"lt": 1, "lte": 2}}]}, "f.must[1].range.lt", "beside lte"),
+        ({"must": [OK, {"key": "a", "range": {"max": 1}}]}, "f.must[1].range.max", "unknown"),
+        ({"should": [{"key": "a", "exists": "yes"}]}, "f.should[0].exists", "neither true nor false"),
+        ({"should": [{"key": "a", "equals": 1}]}, "f.should[0].equals", "unknown"),
+        ({"must_not": [{"must": [OK], "key": "a"}]}, "f.must_not[0].key", "beside must, should or must_not"),
+        ({"must_not": [{"must": []}]}, "f.must_not[0]", "without any clause"),
+        (nested(6), "f.must[0].must[0].must[0].must[0].must[0]", "nested too deep"),
+        ({"must": [{"should": [OK] * 60}, {"should": [OK] * 60}]}, "f", f"more than {MAX_CONDITIONS} conditions"),
+        ({"must": [{"key": "a", "in": [0] * 1_500}] * 2}, "f", f"more than {MAX_VALUES} values"),
+    ],
+)
+def test_a_wrong_expression_is_refused_by_its_path(plain: dict[str, Any], path: str, problem: str) -> None:
+    """The first thing that is wrong, in the order of the expression."""
+    with pytest.raises(InvalidRequest) as refused:
+        parse_expression(plain, "f")
+
+    assert (refused.value.field, refused.value.problem) == (path, problem)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["key", "eq", "in", "range", "exists", "must", "should", "must_not", "lt", "x", *NAMES]),
+            inner,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_any_json_is_read_or_refused(plain: Any) -> None:
+    """Nothing else happens, and what is read has one text however often it is read."""
+    for parse in (parse_clause, parse_rules):
+        first, second = outcome_of(parse, plain), outcome_of(parse, plain)
+        assert first == second
+        assert not isinstance(first, str) or first.startswith("f")
+
+
+def outcome_of(parse: Callable[[Any, str], object], plain: Any) -> object:
+    """Return what is read, or the field that is refused."""
+    try:
+        return parse(plain, "f")
+    except InvalidRequest as error:
+        return error.field
+
+
+def test_no_clause_is_no_expression() -> None:
+    """Absent, null and empty branches are all the same; an expression within none is itself."""
+    assert parse_expression({}, "f") is parse_expression({"must": [], "should": None}, "f") is None
+    one = parse_expression({"must": [OK]}, "f")
+    assert all_of(None, one) is one
+    assert all_of(None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("plain", "path"),
+    [
+        ([], "r"),
+        ({"boost": []}, "r.boost"),
+        ({"boosts": [{"factor": 2}]}, "r.boosts[0].where"),
+        ({"boosts": [{"where": OK, "factor": 0}]}, "r.boosts[0].factor"),
+        ({"boosts": [{"where": {"key": "a"}, "factor": 2}]}, "r.boosts[0].where"),
+        ({"pins": [{"item_id": "a", "position": 0}]}, "r.pins[0].position"),
+        ({"pins": [{"item_id": "a", "position": 1.5}]}, "r.pins[0].position"),
+        ({"pins": [{"item_id": "a", "position": 1}, {"item_id": "a", "position": 2}]}, "r.pins[1].item_id"),
+        ({"pins": [{"item_id": "a", "position": 1}, {"item_id": "b", "position": 1}]}, "r.pins[1].position"),
+        ({"blocks": [OK, {}]}, "r.blocks[1].key"),
+        ({"caps": [{"attribute": "a", "most": 0}]}, "r.caps[0].most"),
+        ({"diversity": 1.1}, "r.diversity"),
+        ({"decay": 0}, "r.decay"),
+        ({"freshness": {"factor": 2}}, "r.freshness.half_life_h"),
+        ({"freshness": {"factor": 0.5, "half_life_h": 1}}, "r.freshness.factor"),
+        ({"pins": [{"item_id": f"i{n}", "position": n + 1} for n in range(21)]}, "r.pins"),
+    ],
+)
+def test_a_wrong_rule_is_refused_by_its_path(plain: Any, path: str) -> None:
+    """By what each rule is limited to."""
+    with pytest.raises(InvalidRequest) as refused:
+        parse_rules(plain, "r")
+
+    assert refused.value.field == path
+
+
+def test_a_request_s_rules_come_in_the_place_of_the_surface_s_and_blocks_add_up() -> None:
+    """Also an empty list or zero, which turn a rule off."""
+    surface = parse_rules({"diversity": 0.5, "caps": [{"attribute": "a", "most": 1}], "blocks": [OK]}, "r")
+    own = parse_rules({"diversity": 0, "caps": [], "blocks": [{"key": "b", "exists": True}], "decay": 0.5}, "r")
+
+    both = surface.overridden_by(own)
+
+    assert (both.diversity, both.caps, both.decay) == (0, (), 0.5)
+    assert both.blocks == (surface.blocks or ()) + (own.blocks or ())
+    assert surface.overridden_by(NO_RULES) == surface
+    assert surface.reorder
+    assert not Rules(blocks=surface.blocks, caps=(), diversity=0.0).reorder

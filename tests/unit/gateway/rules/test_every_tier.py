@@ -1,0 +1,130 @@
+"""Filters and rules hold in every tier alike, and in what fills its list."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.contracts.filters import Condition, Expression, OneOf, Range
+from services.contracts.items import ItemState
+from services.contracts.recommend import Filters, Tier
+from services.contracts.rules import Boost, Cap, Pin, Rules
+from services.errors import DependencyUnavailable
+from tests.unit.gateway.world import NOW_S, World, user
+
+EVEN = Expression.of(must=[Condition.of("categories", OneOf(("even",)))])
+I10 = Condition.of("item_id", OneOf(("i10",)))
+
+
+def shed(world: World) -> None:
+    """Put a strain on the gateway under which this priority gets no more than an answer from memory."""
+    world.strain(2)
+
+
+TIERS = [
+    pytest.param("listed", lambda _: None, Tier.PRECOMPUTED, id="stored list"),
+    pytest.param("long", lambda _: None, Tier.LLM, id="llm"),
+    pytest.param("short", lambda _: None, Tier.STUDENT, id="student"),
+    pytest.param("nobody", lambda _: None, Tier.POPULAR, id="popular"),
+    pytest.param(
+        "long",
+        lambda world: vars(world.llm).update(error=DependencyUnavailable("llm", 1.0)),
+        Tier.STUDENT,
+        id="fallback",
+    ),
+    pytest.param("long", shed, Tier.POPULAR, id="shed"),
+]
+
+
+@pytest.mark.parametrize(("user_id", "spoil", "tier"), TIERS)
+async def test_an_expression_holds(world: World, user_id: str, spoil: Callable[[World], object], tier: Tier) -> None:
+    """No item is shown for which it does not, and as many are shown as there are."""
+    spoil(world)
+
+    answer = await world.recommend(user_id, k=4, filters=Filters(expression=EVEN))
+
+    assert answer.tier is tier
+    assert len(answer.items) == 4
+    assert all(int(item.item_id[1:]) % 2 == 0 for item in answer.items)
+
+
+@pytest.mark.parametrize(("user_id", "spoil", "tier"), TIERS)
+async def test_rules_hold(world: World, user_id: str, spoil: Callable[[World], object], tier: Tier) -> None:
+    """A pin has its place, a cap its number, a block no item; and one who asks for little gets a full list."""
+    rules = Rules(
+        pins=(Pin("i15", 2),),
+        caps=(Cap("categories", 2),),
+        blocks=(Condition.of("popularity", Range(gt=13.0)),),
+        boosts=(Boost(I10, 100.0), Boost(I10, 100.0)),
+    )
+    spoil(world)
+
+    answer = await world.recommend(user_id, k=4, rules=rules)
+
+    shown = [item.item_id for item in answer.items]
+    assert answer.tier is tier
+    assert len(set(shown)) == 4
+    assert shown[:2] == ["i10", "i15"]
+    assert sorted(int(one[1:]) % 2 for one in shown) == [0, 0, 1, 1]
+    assert all(int(one[1:]) >= 7 for one in shown)
+    scores = [item.score for item in answer.items]
+    assert scores == sorted(scores, reverse=True)
+
+
+async def test_what_was_shown_and_not_clicked_sinks(world: World) -> None:
+    """By the memory that comes with the features; the more often, the deeper."""
+    known = user("i00", "i01", "i02", "i03")
+    world.features.users["long"] = type(known)(
+        **{name: getattr(known, name) for name in known.__slots__} | {"shown": {"i04": 10, "i05": 1}}
+    )
+
+    answer = await world.recommend("long", k=4, rules=Rules(decay=0.3))
+
+    assert [item.item_id for item in answer.items] == ["i06", "i05", "i07", "i08"]
+
+
+async def test_variety_comes_from_the_student_s_vectors(world: World) -> None:
+    """Items of one direction are not shown one after another, whichever tier ranked them; an item without a vector is like no other."""
+    world.student.rows = np.eye(2, dtype=np.float32)[np.arange(20) // 10]  # i00 to i09, i10 to i19
+
+    answer = await world.recommend("long", k=3, rules=Rules(diversity=0.9))
+
+    assert answer.tier is Tier.LLM
+    assert [int(item.item_id[1:]) // 10 for item in answer.items][:2] == [0, 1]
+
+
+async def test_the_llm_ranks_as_many_as_it_has_beams_for(world: World) -> None:
+    """Rules have that many candidates without more beams; without rules it ranks what is shown and compared."""
+    await world.recommend("long", k=3)
+    await world.recommend("long", k=3, rules=Rules(diversity=0.1))
+
+    assert [request.k for request in world.llm.requests] == [10, 16]
+
+
+async def test_an_expression_that_leaves_few_items_reaches_the_llm_as_their_ids(world: World) -> None:
+    """A replica need not compile it; the mask here has the last word in either case."""
+    await world.recommend("long", k=3, filters=Filters(expression=EVEN), exclude_item_ids=("i06",))
+
+    (request,) = world.llm.requests
+    assert request.filters.expression is None
+    assert request.filters.allowed_item_ids == tuple(f"i{index:02}" for index in range(0, 20, 2) if index != 6)
+
+
+@pytest.mark.parametrize(
+    "change", [{"attributes": {"price": 3.0}}, {"attributes": {"price": 30.0}}, {"available": False}]
+)
+async def test_an_attribute_that_changes_counts_at_once(world: World, change: dict[str, Any]) -> None:
+    """A mask that was compiled before follows each item."""
+    cheap = Filters(expression=Expression.of(must=[Condition.of("price", Range(lt=10.0))]))
+    items = world.plane.live.current().items
+    for index in range(4, 9):
+        items.put(f"i{index:02}", ItemState(item_id=f"i{index:02}", attributes={"price": 3.0}), int(NOW_S * 1_000))
+    before = await world.recommend("long", filters=cheap, k=5)
+
+    items.put("i04", ItemState(item_id="i04", **change), int(NOW_S * 1_000))
+    after = await world.recommend("long", filters=cheap, k=5)
+
+    shown = [[item.item_id for item in answer.items] for answer in (before, after)]
+    is_cheap = change == {"attributes": {"price": 3.0}}
+    assert shown == [["i04", "i05", "i06", "i07", "i08"], ["i04"] * is_cheap + ["i05", "i06", "i07", "i08"]]

@@ -1,0 +1,287 @@
+"""The rules, each held to its definition, and all together: nothing is lost or doubled, pins, caps and blocks hold."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.catalogue import Catalogue
+from services.contracts.filters import Condition, OneOf, Range
+from services.contracts.items import ItemState
+from services.contracts.recommend import RecommendRequest, Tier
+from services.contracts.rules import Boost, Cap, Freshness, Pin, Rules
+from services.gateway.request.candidates import ItemRanking, masks_for
+from services.gateway.rules.block import without_blocked
+from services.gateway.rules.slate import Known
+from services.gateway.rules.stage import Ruled, apply_rules, moves_of
+from services.items.expression import Expressions
+from services.items.layout import ItemLayout
+
+NUM_ITEMS = 12
+COLOURS = ("red", "green", "blue")
+NOW_MS = 1_800_000_000_000
+HOUR_MS = 3_600_000
+VECTORS = np.random.default_rng(7).normal(size=(NUM_ITEMS, 3)).astype(np.float32)
+VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
+
+
+def layout() -> ItemLayout:
+    """Twelve items: i0, i1, ... in turn red, green and blue, the first six with a price, published an hour apart."""
+    names = tuple(f"i{index}" for index in range(NUM_ITEMS))
+    colours = tuple((COLOURS[index % 3],) for index in range(NUM_ITEMS))
+    codes = np.arange(NUM_ITEMS, dtype=np.int32)[:, None]
+    items = ItemLayout(Catalogue(names, names, colours, codes, (NUM_ITEMS,), np.ones(NUM_ITEMS)))
+    for index, name in enumerate(names):
+        attributes = {"price": float(index)} if index < 6 else {}
+        published_ms = NOW_MS - index * HOUR_MS
+        items.put(name, ItemState(item_id=name, attributes=attributes, published_ms=published_ms), NOW_MS)
+    return items
+
+
+ITEMS = layout()
+KNOWN = Known(
+    expressions=Expressions(ITEMS),
+    index=ITEMS.index,
+    showable=ITEMS.columns.available.copy(),
+    available=ITEMS.columns.available,
+    vectors=lambda indices: VECTORS[indices],
+    shown={},
+    now_ms=NOW_MS,
+)
+
+
+def run(
+    ranking: Sequence[int],
+    rules: Rules,
+    k: int = 5,
+    scores: Sequence[float] | None = None,
+    known: Known = KNOWN,
+    num_candidates: int = NUM_ITEMS,
+) -> Ruled:
+    """Apply rules to one ranking of the student."""
+    given = scores or [-float(place) for place in range(len(ranking))]
+    return apply_rules([ItemRanking(Tier.STUDENT, ranking, given)], rules, known, k, num_candidates, Tier.STUDENT)
+
+
+def chosen(ruled: Ruled) -> list[int]:
+    """Return the items of the list."""
+    return [index for index, _, _ in ruled.chosen]
+
+
+ROWS = st.permutations(range(NUM_ITEMS)).flatmap(lambda row: st.integers(0, NUM_ITEMS).map(lambda size: row[:size]))
+CLAUSES = st.one_of(
+    st.sampled_from(COLOURS).map(lambda colour: Condition.of("categories", OneOf((colour,)))),
+    st.integers(0, 8).map(lambda limit: Condition.of("price", Range(lt=float(limit)))),
+)
+PINS = st.lists(
+    st.builds(Pin, st.integers(0, NUM_ITEMS + 1).map(lambda index: f"i{index}"), st.integers(1, NUM_ITEMS)),
+    unique_by=(lambda pin: pin.item_id, lambda pin: pin.position),  # type: ignore[arg-type]
+    max_size=4,
+).map(tuple)
+RULES = st.builds(
+    Rules,
+    boosts=st.lists(st.builds(Boost, CLAUSES, st.floats(0.01, 100)), max_size=2).map(tuple),
+    pins=PINS,
+    caps=st.lists(st.builds(Cap, st.sampled_from(["categories", "price", "none"]), st.integers(1, 3)), max_size=2).map(
+        tuple
+    ),
+    diversity=st.none() | st.floats(0, 1),
+    decay=st.none() | st.floats(0.01, 1),
+    freshness=st.none() | st.builds(Freshness, st.floats(0.01, 100), st.floats(1, 100)),
+)
+SHOWN = st.dictionaries(st.integers(0, NUM_ITEMS + 1).map(lambda index: f"i{index}"), st.integers(0, 1_000))
+MASKS = st.lists(st.booleans(), min_size=NUM_ITEMS, max_size=NUM_ITEMS)
+
+
+@given(ROWS, RULES, st.integers(1, NUM_ITEMS), SHOWN, MASKS)
+def test_no_item_is_lost_or_doubled(
+    row: list[int], rules: Rules, k: int, shown: dict[str, int], showable: list[bool]
+) -> None:
+    """The list holds each item once, only items that may be shown, as many as there are; scores never rise; sources are those of the tiers."""
+    mask = np.zeros(len(KNOWN.showable), dtype=bool)
+    mask[:NUM_ITEMS] = showable
+    known = replace(KNOWN, shown=shown, showable=mask)
+    pinned = {pin.item_id for pin in rules.pins or () if pin.position <= k}
+    offered = {index for index in {*row, *(ITEMS.indices(pinned))} if mask[index]}
+
+    ruled = run(row, rules, k, known=known)
+
+    assert len(chosen(ruled)) == len(set(chosen(ruled))) == min(k, len(offered))
+    assert set(chosen(ruled)) <= offered
+    scores = [score for _, score, _ in ruled.chosen]
+    assert scores == sorted(scores, reverse=True)
+    assert all(math.isfinite(score) for score in scores)
+    assert {tier for _, _, tier in ruled.chosen} <= {Tier.STUDENT}
+
+
+@given(ROWS, RULES, st.integers(1, NUM_ITEMS))
+def test_pins_hold(row: list[int], rules: Rules, k: int) -> None:
+    """A pinned item is at its position whatever else is set; in a list that is shorter it is all the same, behind those pinned before it."""
+    found = chosen(run(row, rules, k))
+
+    pins = sorted(
+        (pin.position, index)
+        for pin in rules.pins or ()
+        if pin.position <= k and (index := ITEMS.index(pin.item_id)) is not None
+    )
+    for position, index in pins:
+        if position <= len(found):
+            assert found[position - 1] == index
+    behind = [index for position, index in pins if position > len(found)]
+    assert [index for index in found if index in behind] == behind
+
+
+@given(ROWS, RULES, st.integers(1, NUM_ITEMS))
+def test_caps_hold_until_nothing_else_is_left(row: list[int], rules: Rules, k: int) -> None:
+    """Each free place has the first candidate that fits under the caps, as counted so far and with all pins; only where none fits, the first."""
+    ruled = run(row, rules, k)
+    without = run(row, replace(rules, caps=()), k)
+    order = without.steps[-1][1].indices.tolist() if without.steps else row
+    if rules.diversity:  # looks further where there are caps
+        before_caps = [slate for name, slate in ruled.steps if name == "diversity"]
+        order = before_caps[-1].indices.tolist()
+    pinned = dict(ruled.steps[0][1].pinned) if rules.pins else {}
+
+    assert [index for index in chosen(ruled) if index not in pinned.values()] == slow_caps(
+        order, rules.caps or (), list(pinned.values()), len(chosen(ruled)) - len(pinned)
+    )
+
+
+def slow_caps(order: list[int], caps: Sequence[Cap], pinned: list[int], num_places: int) -> list[int]:
+    """Fill place by place, counting from scratch each time."""
+    left, taken = list(order), []
+    for _ in range(num_places):
+        for fits in (True, False):
+            found = [index for index in left if not fits or all(room(cap, [*pinned, *taken], index) for cap in caps)]
+            if found:
+                break
+        taken.append(found[0])
+        left.remove(found[0])
+    return taken
+
+
+def room(cap: Cap, listed: list[int], index: int) -> bool:
+    """Whether this item keeps within a cap beside these."""
+    counts = Counter(value for one in listed for value in values(cap.attribute, one))
+    return all(counts[value] < cap.most for value in values(cap.attribute, index))
+
+
+def values(attribute: str, index: int) -> tuple[object, ...]:
+    """An item's values, by how the items were made."""
+    match attribute:
+        case "categories":
+            return (COLOURS[index % 3],)
+        case "price":
+            return (float(index),) if index < 6 else ()
+    return ()
+
+
+@given(
+    ROWS.filter(lambda row: len(row) > 1),
+    st.lists(st.floats(-20, 20), min_size=NUM_ITEMS, max_size=NUM_ITEMS),
+    st.floats(0.01, 1),
+    st.integers(2, NUM_ITEMS),
+)
+def test_diversity_is_maximal_marginal_relevance(row: list[int], raw: list[float], weight: float, k: int) -> None:
+    """Each place has an item of the largest value by the slow definition; those after the list stay in their order."""
+    scores = sorted(raw[: len(row)], reverse=True)
+    ruled = run(row, Rules(diversity=weight), k, scores)
+    found = ruled.steps[-1][1].indices.tolist()
+    span = scores[0] - scores[-1]
+    relevance = {index: (score - scores[-1]) / span if span else 1.0 for index, score in zip(row, scores, strict=True)}
+
+    for place in range(min(k, len(row))):
+        value = {
+            index: (1 - weight) * relevance[index]
+            - weight * max((float(VECTORS[index] @ VECTORS[one]) for one in found[:place]), default=0.0)
+            for index in found[place:]
+        }
+        assert value[found[place]] >= max(value.values()) - 1e-5
+    assert found[k:] == [index for index in row if index in found[k:]]
+
+
+@given(ROWS, CLAUSES, st.floats(0.01, 100), st.floats(0.01, 1), SHOWN)
+def test_weights_are_factors_of_likelihood(
+    row: list[int], where: Condition, factor: float, share: float, shown: dict[str, int]
+) -> None:
+    """After boosts, freshness and decay the order is that of the product of all factors and the likelihood; ties keep their order."""
+    fresh = Freshness(half_life_h=2.0, factor=3.0)
+    rules, known = Rules(boosts=(Boost(where, factor),), decay=share, freshness=fresh), replace(KNOWN, shown=shown)
+
+    slate = run(row, rules, known=known).steps[-1][1]
+
+    log_weight = {}
+    for place, index in enumerate(row):
+        held = slow_holds(where, index)
+        log_factor = math.log(factor) if held else 0.0
+        log_factor += math.log(1 + 2.0 * 2 ** (-index / 2.0))
+        log_factor += min(100, shown.get(f"i{index}", 0)) * math.log(share)
+        log_weight[index] = -float(place) + log_factor
+    assert slate.scores == pytest.approx([log_weight[index] for index in slate.indices.tolist()], abs=1e-9)
+    assert (np.diff(slate.scores) <= 0).all()
+
+
+def slow_holds(where: Condition, index: int) -> bool:
+    """Whether a condition holds, by how the items were made."""
+    match where.test:
+        case OneOf(colours):
+            return COLOURS[index % 3] in colours
+        case Range() as within:
+            assert within.lt is not None
+            return index < min(6, within.lt)
+    raise AssertionError
+
+
+def test_popularity_counts_as_a_likelihood() -> None:
+    """A boost moves an item as far in the popular tier, whose scores are shares, as where scores are logarithms."""
+    shares, rules = [0.5, 0.3, 0.2], Rules(boosts=(Boost(Condition.of("categories", OneOf(("blue",))), 2.0),))
+    popular = ItemRanking(Tier.POPULAR, [0, 1, 2], shares)
+    student = ItemRanking(Tier.STUDENT, [0, 1, 2], [math.log(share) for share in shares])
+
+    lists = [apply_rules([one], rules, KNOWN, 3, 12, one.tier) for one in (popular, student)]
+
+    assert [chosen(one) for one in lists] == [[0, 2, 1]] * 2
+
+
+@given(ROWS, st.lists(CLAUSES, min_size=1, max_size=3).map(tuple))
+def test_blocks_hold_for_every_ranking(row: list[int], blocks: tuple[Condition, ...]) -> None:
+    """A blocked item is in no mask, so that no tier ranks it and no pin brings it back."""
+    expression = without_blocked(Rules(blocks=blocks))
+    request = RecommendRequest(request_id="r", user_id="u", exclude_seen=False)
+    request = replace(request, filters=replace(request.filters, expression=expression))
+    masks = masks_for(request, (), ITEMS, expressions=KNOWN.expressions)
+    pins = tuple(Pin(f"i{index}", index + 1) for index in range(NUM_ITEMS))
+
+    found = chosen(run(row, Rules(pins=pins), 12, known=replace(KNOWN, showable=masks.showable)))
+
+    assert sorted(found) == [index for index in range(NUM_ITEMS) if not any(slow_holds(one, index) for one in blocks)]
+
+
+def test_an_item_without_a_vector_or_time_is_as_it_was() -> None:
+    """No vectors, no diversity; no time of publication, no freshness: the order stays."""
+    known = replace(KNOWN, vectors=lambda indices: None)
+    items = ItemLayout(ITEMS.catalogue)
+    timeless = replace(KNOWN, expressions=Expressions(items))
+
+    assert chosen(run([3, 1, 2], Rules(diversity=0.9), known=known)) == [3, 1, 2]
+    assert chosen(run([3, 1, 2], Rules(freshness=Freshness(1.0, 9.0)), known=timeless)) == [3, 1, 2]
+
+
+def test_the_moves_are_told_by_place_and_rule() -> None:
+    """Each item of the list before and after has both places and the rules at which its place changed."""
+    rules = Rules(pins=(Pin("i9", 1),), caps=(Cap("categories", 1),))
+
+    moves = {index: move for index, *move in moves_of(run([0, 3, 1, 2], rules, k=3))}
+
+    assert moves == {
+        9: [None, 1, ("pins",)],
+        1: [3, 2, ("pins", "caps")],
+        2: [4, 3, ("pins", "caps")],
+        0: [1, None, ("pins", "caps")],
+        3: [2, None, ("pins", "caps")],
+    }

@@ -1,0 +1,181 @@
+"""A surface decides what a request leaves open; its file is read again when it changes, and a bad one changes nothing."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import structlog
+
+from services.contracts.filters import Condition, Expression, OneOf
+from services.contracts.recommend import Filters, Reason, RecommendRequest, Tier
+from services.contracts.rules import Cap, Pin, Rules
+from services.errors import ConfigError, InvalidRequest
+from services.gateway.surfaces.surfaces import POLL_S, Surfaces, SurfacesState
+from tests.support.wait import until, until_answer
+from tests.unit.gateway.world import started_world
+
+CART = """
+[cart]
+k = 4
+deadline_ms = 300
+tiers = ["student"]
+filter = { must = [{ key = "categories", eq = "even" }] }
+locked = ["caps"]
+
+[cart.rules]
+caps = [{ attribute = "categories", most = 2 }]
+pins = [{ item_id = "i02", position = 1 }]
+blocks = [{ key = "item_id", eq = "i18" }]
+"""
+ODD, I16 = Condition.of("categories", OneOf(("odd",))), Condition.of("item_id", OneOf(("i16",)))
+
+
+def write(file: Path, text: str) -> None:
+    """Write the file."""
+    file.write_text(text)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file, with one surface."""
+    file = tmp_path / "surfaces.toml"
+    file.write_text(CART)
+    return file
+
+
+def request(**fields: object) -> RecommendRequest:
+    """A request that names the cart."""
+    return RecommendRequest(**{"request_id": "r", "user_id": "u", "surface": "cart", **fields})
+
+
+def test_what_a_request_leaves_open_is_the_surface_s(path: Path) -> None:
+    """k, deadline and rules come from the surface where the request has none; filters and blocks add up."""
+    cart = Surfaces(path).find("cart")
+
+    plain, own = (
+        cart.applied_to(request()),
+        cart.applied_to(
+            request(
+                k=2,
+                deadline_ms=20,
+                filters=Filters(expression=Expression.of(must=[ODD])),
+                rules=Rules(pins=(Pin("i04", 2),), blocks=(I16,)),
+            )
+        ),
+    )
+
+    assert (plain.k, plain.deadline_ms) == (4, 300)
+    assert (own.k, own.deadline_ms) == (2, 20)
+    assert (own.rules.pins, own.rules.caps) == ((Pin("i04", 2),), (Cap("categories", 2),))
+    assert len(own.rules.blocks or ()) == 2
+    assert plain.filters.expression is not None
+    assert own.filters.expression is not None
+    assert all(text in own.filters.expression.text for text in ("odd", "even", "i16", "i18"))
+    assert "odd" not in plain.filters.expression.text
+
+
+def test_what_is_locked_no_request_may_set(path: Path) -> None:
+    """The error names the field and the surface."""
+    with pytest.raises(InvalidRequest, match=r"rules\.caps: the surface cart allows no other"):
+        Surfaces(path).find("cart").applied_to(request(rules=Rules(caps=())))
+
+
+def test_an_unknown_surface_is_refused_with_the_nearest(path: Path) -> None:
+    """Or with the hint that there are none."""
+    with pytest.raises(InvalidRequest, match="surface: unknown surface 'crat'; the nearest: 'cart'"):
+        Surfaces(path).find("crat")
+    with pytest.raises(InvalidRequest, match="leave it out, no surfaces are set up"):
+        Surfaces(None).find("cart")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[cart", "not TOML"),
+        ("[cart]\nkk = 3", "cart.kk: unknown; the fields are model, k"),
+        ("[cart]\nk = 0", "cart.k: 0 is out of range"),
+        ('[cart]\nmodel = "fr"', "cart.model: unknown model 'fr'; this stack serves default"),
+        ('[cart]\ntiers = ["lm"]', "cart.tiers.0.: unknown tier 'lm'; the nearest: 'llm'"),
+        ('[cart]\nlocked = ["cap"]', "cart.locked.0.: unknown 'cap'; the nearest: 'caps'"),
+        (
+            '[cart]\nfilter = { must = [{ key = "a", range = { lt = nan } }] }',
+            r"cart.filter.must.0..range.lt: not a finite",
+        ),
+        ("[cart.rules]\ncaps = [{ most = 2 }]", r"cart.rules.caps.0..attribute: missing"),
+        (
+            "[cart.rules]\npins = [{ item_id = 'a', position = 1 }, { item_id = 'b', position = 1 }]",
+            r"cart.rules.pins.1..position: 1 is there twice",
+        ),
+        ("['my cart']", "'my cart' is no name"),
+        ("\n".join(f"[s{number}]" for number in range(65)), "65 surfaces"),
+    ],
+)
+def test_a_bad_file_stops_the_start_and_is_refused_by_entry(tmp_path: Path, text: str, error: str) -> None:
+    """The message names the file, the entry and what is allowed."""
+    path = tmp_path / "surfaces.toml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError, match=rf"surfaces file .*surfaces.toml: {error}"):
+        Surfaces(path)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda file: file.write_text("[cart"), Path.unlink, lambda file: file.write_bytes(b"\xff")]
+)
+def test_a_bad_file_changes_nothing_and_says_why(path: Path, spoil: Callable[[Path], object]) -> None:
+    """The surfaces before it stay, the state is reported until the file is right again, and a log line has the reason."""
+    states: list[SurfacesState] = []
+    surfaces = Surfaces(path, on_state=states.append)
+
+    with structlog.testing.capture_logs() as logs:
+        spoil(path)
+        surfaces.refresh()
+        surfaces.refresh()
+    kept = surfaces.find("cart").k
+    path.write_text("[cart]\nk = 7")
+    surfaces.refresh()
+
+    assert kept == 4
+    assert surfaces.find("cart").k == 7
+    assert states == [SurfacesState.CURRENT, SurfacesState.OUTDATED, SurfacesState.CURRENT]
+    assert [line["event"] for line in logs] == ["surfaces_refused"]
+    assert "surfaces.toml" in logs[0]["error"]
+
+
+async def test_a_request_that_names_a_surface_gets_what_applies_there(path: Path, tmp_path: Path) -> None:
+    """The tier, the filter and the rules, of which records, metric and impression know the surface; a change holds without a restart."""
+    async with started_world(tmp_path, surfaces_file=path) as world:
+        answer = await world.recommend("long", k=None, surface="cart")
+        counted = world.metric("tailrace_surface_answers_total", surface="cart", tier="student")
+        write(path, CART.replace("k = 4", "k = 1"))
+        ask = partial(world.recommend, "long", k=None, surface="cart")
+        await until_answer(ask, lambda answer: len(answer.items) == 1, timeout_s=10 * POLL_S)
+
+    assert (answer.tier, answer.reason) == (Tier.STUDENT, Reason.NOT_ON_SURFACE)
+    assert [item.item_id for item in answer.items] == ["i16", "i14", "i12", "i10"]
+    assert answer.deadline_ms == 300
+    assert counted == 1
+    assert not world.llm.requests
+    assert b'"surface":"cart"' in world.impressions.records[0][1]
+
+
+async def test_a_surface_that_names_an_unknown_attribute_is_refused_later_and_reported_at_the_start(
+    path: Path, tmp_path: Path
+) -> None:
+    """A gateway starts all the same: the items may come later. A change to such a file changes nothing."""
+    slip = CART.replace('key = "categories"', 'key = "category"')
+    write(path, slip)
+    async with started_world(tmp_path, surfaces_file=path) as world:
+        assert world.metric("tailrace_surfaces_file_state") == SurfacesState.OUTDATED
+        write(path, CART)
+        await until(
+            lambda: world.metric("tailrace_surfaces_file_state") == SurfacesState.CURRENT, timeout_s=10 * POLL_S
+        )
+        write(path, slip)
+        await until(
+            lambda: world.metric("tailrace_surfaces_file_state") == SurfacesState.OUTDATED, timeout_s=10 * POLL_S
+        )
+        answer = await world.recommend("long", k=None, surface="cart")
+
+    assert len(answer.items) == 4

@@ -1,0 +1,116 @@
+"""What is hidden is in no answer, whichever tier makes it, however it is shed, and whenever it was hidden."""
+
+import asyncio
+
+import pytest
+
+from services.contracts.access import Priority
+from services.contracts.items import ItemState
+from services.contracts.recommend import Filters, Tier
+from services.gateway.overload.admission import Verdict
+from tests.unit.gateway.world import VERSION, World, started_world, user
+
+
+def state(world: World, *item_ids: str, **fields: object) -> None:
+    """State the same of these items."""
+    world.items.live_items.apply((item_id, ItemState(item_id=item_id, **fields)) for item_id in item_ids)  # type: ignore[arg-type]
+
+
+def hide(world: World, *item_ids: str) -> None:
+    """Hide these items."""
+    state(world, *item_ids, available=False)
+
+
+@pytest.mark.parametrize(
+    ("user_id", "tier"), [("listed", "precomputed"), ("long", "llm"), ("short", "student"), ("nobody", "popular")]
+)
+async def test_no_tier_shows_what_is_hidden(world: World, user_id: str, tier: str) -> None:
+    """The tier stays the same, the first items of its answer are gone, and the next take their places."""
+    before = [item.item_id for item in (await world.recommend(user_id, k=10)).items]
+    hide(world, *before[:2])
+    after = await world.recommend(user_id, k=8)
+
+    assert after.tier == tier
+    assert [item.item_id for item in after.items] == before[2:]
+
+
+async def test_an_item_that_is_hidden_while_the_llm_ranks_is_not_shown(world: World) -> None:
+    """The answer is filled by the next tier."""
+    first = (await world.recommend("long")).items[0].item_id
+    world.llm.delay_s = 0.2
+    asking = asyncio.create_task(world.recommend("long"))
+    await asyncio.sleep(0.05)
+    hide(world, first)
+    answer = await asking
+
+    assert answer.tier == Tier.LLM
+    assert first not in [item.item_id for item in answer.items]
+    assert len(answer.items) == 3
+
+
+async def test_answers_from_memory_follow_the_live_catalogue(world: World) -> None:
+    """A shed request gets the head of the popular items without what was hidden since it was formatted, and again with it."""
+    world.strain(2)
+    heads = []
+    for available in (True, False, True):
+        state(world, "i00", available=available)
+        answer = await world.recommend("long", priority=Priority.LOW)
+        heads.append((answer.reason, answer.items[0].item_id))
+
+    assert world.plane.load.judge(Priority.LOW) is Verdict.SHED
+    assert heads == [("shed", "i00"), ("shed", "i01"), ("shed", "i00")]
+
+
+async def test_a_new_item_is_popular_once_it_is_used_and_found_by_its_category(world: World) -> None:
+    """Without events it stands behind all items, the newest first; recent use ranks it like any other."""
+    state(world, "older", published_ms=1_700_000_000_000, categories=("fresh",))
+    state(world, "newer", published_ms=1_750_000_000_000, categories=("fresh",), title="Newer")
+    state(world, "later", published_ms=1_900_000_000_000, categories=("fresh",))
+    await world.plane.popular.refresh()
+    filtered = await world.recommend("nobody", filters=Filters(categories=("fresh",)))
+    world.features.popular = [("newer", 1_000.0)]
+    await world.plane.popular.refresh()
+    first = (await world.recommend("nobody")).items[0]
+
+    assert [item.item_id for item in filtered.items] == ["newer", "older"]
+    assert (first.item_id, first.title, first.source) == ("newer", "Newer", "popular")
+
+
+async def test_items_are_published_and_expire_on_time(world: World) -> None:
+    """By the clock of the process, without any record."""
+    now_ms = int(world.items.now_s * 1_000)
+    state(world, "i00", published_ms=now_ms + 1_000)
+    state(world, "i01", expires_ms=now_ms + 1_000)
+    shown = []
+    for _ in range(2):
+        world.items.live_items.act_on_time()
+        shown.append([item.item_id for item in (await world.recommend("nobody", k=2)).items])
+        world.items.now_s += 1.0
+
+    assert shown == [["i01", "i02"], ["i00", "i02"]]
+
+
+async def test_a_bundle_that_is_published_later_honours_the_live_catalogue(tmp_path, world: World) -> None:  # type: ignore[no-untyped-def]
+    """A hidden item of the next bundle is hidden from its first answer on, and one that was new is the bundle's."""
+    from tests.unit.gateway.world import catalogue_of, publish
+
+    hide(world, "i00")
+    state(world, "i22", categories=("fresh",))
+    publish(tmp_path / "bundles", "v2", catalogue_of(24))
+    await world.plane.live.refresh()
+    answer = await world.recommend("nobody", k=3)
+    filtered = await world.recommend("nobody", filters=Filters(categories=("fresh",)))
+
+    assert (answer.bundle_version, [item.item_id for item in answer.items]) == ("v2", ["i01", "i02", "i03"])
+    assert [(item.item_id, item.title) for item in filtered.items] == [("i22", "Item 22")]
+
+
+@pytest.mark.parametrize(("under", "tier"), [(VERSION, "precomputed"), ("another", "llm")])
+async def test_lists_of_the_bundle_to_which_only_items_were_added_stay_in_use(tmp_path, under: str, tier: str) -> None:  # type: ignore[no-untyped-def]
+    """The manifest names the bundle whose lists hold; a manifest that was copied from another bundle names none."""
+    async with started_world(tmp_path, lists={"of": "v0", "under": under}) as world:
+        items = tuple(f"i{index:02}" for index in range(5, 17))
+        world.features.users["old"] = user("i00", "i01", "i02", listed=items, bundle_version="v0")
+        answer = await world.recommend("old")
+
+    assert answer.tier == tier

@@ -1,0 +1,212 @@
+"""A compiled expression equals its evaluation item by item, whatever has changed since it was compiled."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.catalogue import Catalogue
+from services.contracts.filters import Clause, Condition, Exists, Expression, OneOf, Range, parse_expression
+from services.contracts.items import ItemState
+from services.errors import InvalidRequest
+from services.items.expression import Expressions
+from services.items.layout import ItemLayout
+
+NUM_KNOWN = 6
+NOW_MS = 1_800_000_000_000
+TEXTS, NUMBERS = ("red", "green", "a b"), (0.0, 1.0, 2.5)
+
+
+def catalogue() -> Catalogue:
+    """Six items in two categories."""
+    names = tuple(f"i{index}" for index in range(NUM_KNOWN))
+    categories = tuple((("red",), ("red", "green"), ())[index % 3] for index in range(NUM_KNOWN))
+    codes = np.arange(NUM_KNOWN, dtype=np.int32)[:, None]
+    return Catalogue(names, names, categories, codes, (NUM_KNOWN,), np.arange(NUM_KNOWN, dtype=np.float64))
+
+
+VALUES = st.sampled_from([*TEXTS, *NUMBERS, True, False])
+KEYS = st.sampled_from(["colour", "size", "new", "any", "categories", "popularity", "item_id", "absent"])
+RANGES = st.builds(
+    Range,
+    gte=st.none() | st.sampled_from(NUMBERS),
+    lt=st.none() | st.sampled_from(NUMBERS),
+).filter(lambda one: one != Range())
+TESTS = st.one_of(
+    st.lists(VALUES | st.sampled_from(["i0", "i1", "n0"]), min_size=1, max_size=5).map(lambda held: OneOf(tuple(held))),
+    RANGES,
+    st.booleans().map(Exists),
+)
+CONDITIONS = st.builds(Condition.of, KEYS, TESTS)
+CLAUSES = st.recursive(
+    CONDITIONS,
+    lambda inner: st.builds(Expression.of, *[st.lists(inner, max_size=3)] * 3),
+    max_leaves=6,
+)
+ATTRIBUTES = st.fixed_dictionaries(
+    {},
+    optional={
+        "colour": st.sampled_from(TEXTS) | st.permutations(TEXTS).map(lambda held: tuple(held[:2])),
+        "size": st.sampled_from(NUMBERS),
+        "new": st.booleans(),
+        "any": VALUES,
+    },
+)
+CHANGES = st.lists(
+    st.tuples(st.sampled_from([*(f"i{index}" for index in range(NUM_KNOWN)), "n0", "n1"]), ATTRIBUTES), max_size=6
+)
+
+
+def put(items: ItemLayout, item_id: str, attributes: dict[str, Any]) -> None:
+    """State an item."""
+    items.put(item_id, ItemState(item_id=item_id, attributes=attributes), NOW_MS)
+
+
+def slow_mask(items: ItemLayout, clause: Clause) -> list[bool]:
+    """Evaluate item by item, from what is stated of each."""
+    return [slow_holds(clause, held_by(items, index)) for index in range(items.num_named)]
+
+
+def held_by(items: ItemLayout, index: int) -> dict[str, tuple[Any, ...]]:
+    """Return an item's values by attribute."""
+    item_id = items.item_id(index)
+    state = items.shown_state(item_id)
+    assert state is not None
+    held = {name: value if isinstance(value, tuple) else (value,) for name, value in state.attributes.items()}
+    popularity = float(index) if index < NUM_KNOWN else 0.0
+    return {**held, "categories": state.categories or (), "item_id": (item_id,), "popularity": (popularity,)}
+
+
+def slow_holds(clause: Clause, held: dict[str, tuple[Any, ...]]) -> bool:
+    """Whether a clause holds for these values."""
+    if isinstance(clause, Expression):
+        return (
+            all(slow_holds(one, held) for one in clause.must)
+            and (not clause.should or any(slow_holds(one, held) for one in clause.should))
+            and not any(slow_holds(one, held) for one in clause.must_not)
+        )
+    values = held.get(clause.key, ())
+    match clause.test:
+        case Exists(wanted):
+            return bool(values) == wanted
+        case OneOf(wanted_values):
+            return any(type(one) is type(other) and one == other for one in values for other in wanted_values)
+        case Range(gte, _, _, lt):
+            numbers = [one for one in values if type(one) is float]
+            return any((gte is None or one >= gte) and (lt is None or one < lt) for one in numbers)
+
+
+@given(CHANGES, st.lists(st.tuples(CHANGES, CLAUSES), min_size=1, max_size=4))
+def test_a_mask_is_the_evaluation_item_by_item(
+    before: list[tuple[str, dict[str, Any]]], rounds: list[tuple[list[tuple[str, dict[str, Any]]], Clause]]
+) -> None:
+    """Of every expression, again after each round of changes; new items and new attributes included."""
+    items = ItemLayout(catalogue())
+    expressions = Expressions(items)
+    for item_id, attributes in before:
+        put(items, item_id, attributes)
+    for changes, _ in rounds:
+        for item_id, attributes in changes:
+            put(items, item_id, attributes)
+        for _, clause in rounds:
+            assert expressions.mask(clause)[: items.num_named].tolist() == slow_mask(items, clause)
+
+
+def test_few_changes_are_mended_in_place_and_many_are_computed_again() -> None:
+    """The same array comes again while the columns remember what changed, however many items there are, and another one after that."""
+    items = ItemLayout(catalogue())
+    expressions, cheap = Expressions(items), Condition.of("price", Range(lt=5.0))
+    put(items, "i0", {"price": 9.0})
+    first = expressions.mask(cheap)
+    assert not first.any()
+
+    put(items, "i0", {"price": 1.0})
+    mended = expressions.mask(cheap)
+    assert mended is first
+    assert mended[0]
+
+    for number in range(2_000):
+        put(items, "i1", {"price": float(number % 7)})
+    again = expressions.mask(cheap)
+    assert again is not first
+    assert again[:2].tolist() == [True, float(1_999 % 7) < 5.0]
+
+
+def test_columns_for_more_items_are_read_anew() -> None:
+    """Also by a mask that was compiled before there were so many."""
+    items = ItemLayout(catalogue())
+    expressions, has_price = Expressions(items), Condition.of("price", Exists(True))
+    put(items, "i0", {"price": 1.0})
+    assert expressions.mask(has_price).sum() == 1
+
+    for number in range(500):
+        put(items, f"n{number}", {"price": 1.0})
+
+    assert expressions.mask(has_price).sum() == 501
+
+
+def test_a_cell_that_is_written_without_a_trace_makes_the_mask_new() -> None:
+    """As a snapshot does, which writes a whole column and moves its revision once."""
+    items = ItemLayout(catalogue())
+    expressions, has_price = Expressions(items), Condition.of("price", Exists(True))
+    put(items, "i0", {"price": 1.0})
+    expressions.mask(has_price)
+
+    items.columns.numbers["price"].numbers[:3] = 2.0
+    items.columns.numbers["price"].revision += 1
+
+    assert expressions.mask(has_price).sum() == 3
+
+
+def test_kept_masks_are_bounded() -> None:
+    """The one that was used longest ago is let go; one mask is kept whatever its size."""
+    items = ItemLayout(catalogue())
+    size = items.columns.num_items
+    put(items, "i0", {"price": 1.0})
+    expressions = Expressions(items, max_cache_bytes=2 * size)
+    clauses = [Condition.of("price", Range(lt=float(limit))) for limit in range(3)]
+
+    first, second = expressions.mask(clauses[0]), expressions.mask(clauses[1])
+    assert expressions.mask(clauses[0]) is first
+    expressions.mask(clauses[2])
+
+    assert expressions.mask(clauses[0]) is first
+    assert expressions.mask(clauses[1]) is not second
+
+
+def test_order_and_doubles_do_not_make_another_expression() -> None:
+    """Expressions that mean the same by their form have one text; a flag, a number and a text are never the same."""
+    red, blue = Condition.of("colour", OneOf(("red", "blue"))), Condition.of("colour", OneOf(("blue", "red", "red")))
+    one = Condition.of("new", OneOf((True,)))
+
+    assert red == blue
+    assert Expression.of(must=[red, one]) == Expression.of(must=[one, blue, one])
+    assert len({Condition.of("new", OneOf((value,))).text for value in (True, 1.0, "1.0", "True", "true")}) == 5
+    assert Expression.of(must=[one]) != Expression.of(should=[one])
+
+
+@pytest.mark.parametrize(
+    ("plain", "error"),
+    [
+        ({"must": [{"key": "pirce", "eq": 1}]}, r"f.must\[0\].key: unknown attribute 'pirce'; the nearest: 'price'"),
+        (
+            {"must_not": [{"should": [{"key": "price", "eq": "x"}]}]},
+            r"f.must_not\[0\].should\[0\].eq: price holds numbers",
+        ),
+        ({"must": [{"key": "price", "in": [1, True]}]}, r"f.must\[0\].in\[1\]: price holds numbers"),
+        ({"should": [{"key": "colour", "range": {"lt": 1}}]}, r"f.should\[0\].range: colour holds texts"),
+    ],
+)
+def test_what_no_item_has_is_refused_by_path(plain: dict[str, Any], error: str) -> None:
+    """Attributes by the nearest names, values by the kinds that an attribute has."""
+    items = ItemLayout(catalogue())
+    put(items, "i0", {"price": 1.0, "colour": "red"})
+    expression = parse_expression(plain, "f")
+    assert expression is not None
+
+    with pytest.raises(InvalidRequest, match=error):
+        Expressions(items).check(expression, "f")
+    assert not math.isnan(Expressions(items).mask(expression).sum())

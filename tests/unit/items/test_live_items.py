@@ -1,0 +1,198 @@
+"""The live catalogue against a dict of what was stated, through changes, times, bundles that are swapped, and its snapshot."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from models.catalogue import Catalogue
+from services.contracts.items import ItemState
+from services.errors import InvalidRequest
+from services.items.layout import ItemLayout
+from services.items.live_items import LiveItems
+from services.items.snapshot import Positions, read_snapshot, write_snapshot
+
+IDS = [f"i{number}" for number in range(8)]
+NOW_MS = 1_800_000_000_000
+NAMES = ("colour", "size")
+TEXTS = st.sampled_from(["red", "blue", "l"])
+VALUES = st.one_of(TEXTS, st.just(("red", "l")), st.sampled_from([0.0, 2.5]), st.booleans())
+TIMES = st.none() | st.integers(NOW_MS - 3, NOW_MS + 12)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> ItemState:
+    """Any state of any item."""
+    return ItemState(
+        item_id=draw(st.sampled_from(IDS)),
+        title=draw(st.none() | st.sampled_from(["A title", "Another"])),
+        categories=draw(st.none() | st.sampled_from([(), ("x",), ("x", "y"), ("z",)])),
+        attributes=draw(st.dictionaries(st.sampled_from(NAMES), VALUES)),
+        available=draw(st.booleans()),
+        published_ms=draw(TIMES),
+        expires_ms=draw(TIMES),
+        value=draw(st.none() | st.just(3.0)),
+    )
+
+
+def catalogue_of(item_ids: list[str], category: str) -> Catalogue:
+    """A bundle's catalogue of these items, each in one category of the bundle's and one of its own."""
+    return Catalogue(
+        item_ids=tuple(item_ids),
+        titles=tuple(f"Title of {item_id}" for item_id in item_ids),
+        categories=tuple((category, f"of {item_id}") for item_id in item_ids),
+        codes=np.arange(len(item_ids), dtype=np.int32)[:, None],
+        level_sizes=(len(item_ids),),
+        popularity=np.ones(len(item_ids)),
+    )
+
+
+class LiveCatalogue(RuleBasedStateMachine):
+    """Every layout that is in use shows what a dict of states says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = NOW_MS
+        self.items = LiveItems(lambda: self.now_ms / 1_000)
+        self.layouts: list[ItemLayout] = []
+        self.stated: dict[str, ItemState | None] = {}
+
+    @initialize()
+    def begin(self) -> None:
+        """The first bundle."""
+        self.layouts = [self.items.lay(catalogue_of(IDS[:3], "x"))]
+
+    @rule(given=st.lists(states(), max_size=4))
+    def put(self, given: list[ItemState]) -> None:
+        """States come."""
+        self.items.apply((state.item_id, state) for state in given)
+        self.stated |= {state.item_id: state for state in given}
+
+    @rule(item_id=st.sampled_from(IDS))
+    def delete(self, item_id: str) -> None:
+        """An item is deleted, known or not."""
+        self.items.apply([(item_id, None)])
+        self.stated[item_id] = None
+
+    @rule(step_ms=st.integers(1, 5))
+    def wait(self, step_ms: int) -> None:
+        """Time passes."""
+        self.now_ms += step_ms
+        self.items.act_on_time()
+
+    @rule(known=st.sets(st.sampled_from(IDS)), category=st.sampled_from(["x", "new"]))
+    def swap(self, known: set[str], category: str) -> None:
+        """Another bundle is laid out; requests go on with the one before it."""
+        self.layouts = [self.layouts[-1], self.items.lay(catalogue_of(sorted(known), category))]
+
+    @rule()
+    def start_again(self) -> None:
+        """A process that starts now reads the snapshot over the same bundle."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "snapshot.parquet"
+            write_snapshot(path, self.items, Positions("topic", {0: 7, 1: 2}))
+            self.items = LiveItems(lambda: self.now_ms / 1_000)
+            self.layouts = [self.items.lay(self.layouts[-1].catalogue)]
+            assert read_snapshot(path, self.items) == Positions("topic", {0: 7, 1: 2})
+
+    @invariant()
+    def every_layout_shows_the_dict(self) -> None:
+        """States, titles, categories and what may be shown now."""
+        for layout in self.layouts:
+            for item_id in IDS:
+                self.check(layout, item_id)
+            num_available = int(layout.columns.available.sum())
+            assert num_available == sum(self.is_shown(layout, item_id) for item_id in IDS)
+
+    def check(self, layout: ItemLayout, item_id: str) -> None:
+        """Compare one item."""
+        stated, index = self.stated.get(item_id), layout.index(item_id)
+        is_known = item_id in layout.catalogue.item_ids
+        if item_id not in self.stated:
+            assert layout.state(item_id) == (ItemState(item_id=item_id) if is_known else None)
+            assert (index is not None) == is_known
+            return
+        assert index is not None
+        assert layout.state(item_id) == stated
+        if stated is not None:
+            known = layout.catalogue.categories[index] if is_known else ()
+            column = layout.columns.texts["categories"]
+            own = stated.categories if stated.categories is not None else known
+            assert column.values[column.codes[index]] == own
+            title = f"Title of {item_id}" if is_known else item_id
+            assert (layout.title(index), layout.item_id(index)) == (stated.title or title, item_id)
+        assert layout.columns.available[index] == self.is_shown(layout, item_id)
+
+    def is_shown(self, layout: ItemLayout, item_id: str) -> bool:
+        """Whether the item may be shown now, by the dict."""
+        if item_id not in self.stated:
+            return item_id in layout.catalogue.item_ids
+        stated = self.stated[item_id]
+        if stated is None or not stated.available:
+            return False
+        is_out = stated.published_ms is None or stated.published_ms <= self.now_ms
+        return is_out and (stated.expires_ms is None or self.now_ms < stated.expires_ms)
+
+
+LiveCatalogue.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestLiveCatalogue = LiveCatalogue.TestCase
+
+
+def test_filters_find_what_the_live_catalogue_has() -> None:
+    """Items by stated categories, new items by id; unknown names are refused as those of a bundle are."""
+    items = LiveItems(lambda: NOW_MS / 1_000)
+    layout = items.lay(catalogue_of(IDS[:3], "x"))
+    new = [f"n{number}" for number in range(200)]  # more than there are places for
+    items.apply((item_id, ItemState(item_id=item_id, categories=("fresh",))) for item_id in new)
+    items.apply([("i0", ItemState(item_id="i0", categories=("fresh",))), ("n7", None)])
+
+    def found(**filters: object) -> list[str]:
+        mask = layout.allowed(**filters)  # type: ignore[arg-type]
+        return [layout.item_id(index) for index in np.flatnonzero(mask).tolist()]
+
+    assert found(categories=("fresh",)) == ["i0", *(one for one in new if one != "n7")]
+    assert found(categories=("x",)) == ["i1", "i2"]
+    assert found(allowed_item_ids=("n7", "n8", "i1", "none"), excluded_item_ids=("i1",)) == ["n8"]
+    layout.check_filters(("fresh", "x"), ("n8", "i0"))
+    with pytest.raises(InvalidRequest, match=r"filters.categories\[1\]"):
+        layout.check_filters(("fresh", "stale"), None)
+    with pytest.raises(InvalidRequest, match=r"filters.allowed_item_ids\[0\]"):
+        layout.check_filters(None, ("none",))
+
+
+def test_a_longer_copy_of_the_columns_keeps_what_a_reader_has() -> None:
+    """New items beyond the places make other columns; indices keep their items, and the columns that a request took stay as long as they are."""
+    items = LiveItems(lambda: NOW_MS / 1_000)
+    layout = items.lay(catalogue_of(IDS[:3], "x"))
+    items.apply([("n0", ItemState(item_id="n0", attributes={"price": 2.0, "sale": True, "colour": "red"}))])
+    before, index = layout.columns, layout.index("n0")
+    assert index is not None
+    items.apply((f"more {number}", ItemState(item_id=f"more {number}")) for number in range(500))
+
+    assert layout.columns is not before
+    assert (len(before.available), layout.index("n0")) == (before.num_items, index)
+    assert layout.columns.numbers["price"].numbers[index] == 2.0
+    assert layout.columns.kinds("sale") == ("flag",)
+    assert layout.state("n0") == ItemState(item_id="n0", attributes={"price": 2.0, "sale": True, "colour": "red"})
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+def test_a_damaged_snapshot_is_as_none(tmp_path: Path, damage: str) -> None:
+    """A missing or cut file and one with a flipped byte give no positions, so that the topic is read whole."""
+    path, items = tmp_path / "snapshot.parquet", LiveItems()
+    items.apply((item_id, ItemState(item_id=item_id, available=False)) for item_id in IDS)
+    write_snapshot(path, items, Positions("topic", {0: 1}))
+    data = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        data[len(data) // 8] ^= 1
+        path.write_bytes(data)
+
+    assert read_snapshot(path, LiveItems()) is None

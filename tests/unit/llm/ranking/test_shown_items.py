@@ -1,0 +1,53 @@
+"""A replica's masks follow the live catalogue without a mask for every change."""
+
+import numpy as np
+
+from services.contracts.items import ItemState
+from services.contracts.recommend import Filters
+from services.items.live_items import LiveItems
+from services.llm.ranking.shown_items import ShownItems
+from tests.unit.gateway.world import catalogue_of
+
+NUM_ITEMS = 10
+
+
+def hide(items: LiveItems, *item_ids: str, available: bool = False) -> None:
+    """State that these items are hidden, or shown."""
+    items.apply((item_id, ItemState(item_id=item_id, available=available)) for item_id in item_ids)
+
+
+def allowed_by(shown: ShownItems, now_s: float) -> list[int]:
+    """What the engine may rank without filters."""
+    mask, hidden = shown.masks(Filters(), now_s)
+    allowed = np.ones(NUM_ITEMS, dtype=bool) if mask is None else mask.copy()
+    allowed[hidden] = False
+    return np.flatnonzero(allowed).tolist()
+
+
+def test_what_is_hidden_counts_at_once_and_masks_are_kept_for_half_a_second() -> None:
+    """The array stays the same meanwhile, what is shown again waits for the next one, and items that the bundle lacks are not in it."""
+    items = LiveItems()
+    shown = ShownItems(items.lay(catalogue_of(NUM_ITEMS)))
+    assert shown.masks(Filters(), 0.0) == (None, [])
+    hide(items, "i03", "new")
+    assert allowed_by(shown, 0.1) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert shown.masks(Filters(), 0.2) == (None, [3])
+    mask, hidden = shown.masks(Filters(), 0.6)
+    assert (mask is not None, hidden) == (True, [])
+    hide(items, "i03", available=True)
+    hide(items, "i05")
+    assert allowed_by(shown, 0.7) == [0, 1, 2, 4, 6, 7, 8, 9]
+    assert shown.masks(Filters(), 0.8)[0] is mask
+    assert allowed_by(shown, 1.2) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+def test_filters_meet_the_live_catalogue() -> None:
+    """A filtered mask holds the bundle's items of the category that may be shown now, categories as stated."""
+    items = LiveItems()
+    shown = ShownItems(items.lay(catalogue_of(NUM_ITEMS)))
+    hide(items, "i02")
+    items.apply([("i03", ItemState(item_id="i03", categories=("even",)))])
+    mask, hidden = shown.masks(Filters(categories=("even",)), 0.0)
+
+    assert mask is not None
+    assert (len(mask), np.flatnonzero(mask).tolist(), hidden) == (NUM_ITEMS, [0, 3, 4, 6, 8], [])

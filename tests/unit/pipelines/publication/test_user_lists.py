@@ -1,0 +1,168 @@
+"""Lists of many users hold what the engine ranks for each alone, and a killed run goes on."""
+
+import json
+import multiprocessing
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.catalogue import load_catalogue
+from models.prompt import prompt_tokens
+from pipelines.publication import user_lists
+from pipelines.publication.precompute import BatchRanker, batch_engine, outcomes_of
+from pipelines.publication.user_lists import ListOptions, read_user_ids, started_version, write_lists
+from pipelines.runner.stage import silent
+from services.errors import ConfigError
+from services.features.schema import LogPosition, UserHistory
+from tests.unit.pipelines.conftest import Built
+
+NUM_USERS = 23
+OPTIONS = ListOptions(k=5)
+
+
+def history(number: int, item_ids: tuple[str, ...], disliked: tuple[str, ...] = ()) -> UserHistory:
+    """A user's row."""
+    position = LogPosition("t", 0, number)
+    return UserHistory(
+        user_id=f"u{number}",
+        item_ids=item_ids,
+        newest_event_time_ms=1,
+        num_events=len(item_ids),
+        row_time_us=1,
+        position=position,
+        disliked_item_ids=disliked,
+    )
+
+
+def read_some(user_ids: Any) -> dict[str, UserHistory]:
+    """Users with a few items of the ring; of the first two one has no row, and one items that are gone."""
+    rows = {"u1": history(1, ("gone",))}
+    for number in range(2, NUM_USERS):
+        items = tuple(f"i{(number + place) % 30:02}" for place in range(1 + number % 4))
+        rows[f"u{number}"] = history(number, items, disliked=(f"i{(number + 9) % 30:02}",))
+    return {user_id: rows[user_id] for user_id in user_ids if user_id in rows}
+
+
+@pytest.fixture
+def ranker(built: Built) -> BatchRanker:
+    """The ring's decoder."""
+    catalogue = load_catalogue(built.trained.tokenized / "catalogue.parquet")
+    trained = built.trained
+    return BatchRanker(trained.decoder_dir, catalogue, "v1", trained.max_items, trained.stride)
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of users, which take several batches."""
+    monkeypatch.setattr(user_lists, "_BATCH", 5)
+    path = tmp_path / "users.txt"
+    path.write_text("".join(f"u{number}\n\n" for number in range(NUM_USERS)))
+    return path
+
+
+def write(ranker: BatchRanker, users: Path, out: Path, options: ListOptions = OPTIONS, progress: Any = silent) -> int:
+    """Write the lists; nothing is hidden."""
+    return write_lists(
+        ranker, np.ones(len(ranker.catalogue.item_ids), dtype=bool), users, read_some, options, out, progress
+    )
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_list_is_what_the_engine_ranks_for_the_user_alone(ranker: BatchRanker, users: Path, tmp_path: Path) -> None:
+    """In the order of the file; without seen and disliked items; users without known items get the most popular ones."""
+    out, catalogue = tmp_path / "lists.jsonl", ranker.catalogue
+    assert write(ranker, users, out) == NUM_USERS
+
+    rows = rows_of(out)
+    assert [row["user_id"] for row in rows] == read_user_ids(users)
+    assert [row["tier"] for row in rows[:2]] == ["popular"] * 2
+    for row in rows[2:]:
+        stored = read_some([row["user_id"]])[row["user_id"]]
+        engine, indices = batch_engine(ranker, 1), catalogue.indices(stored.item_ids)
+        allowed = catalogue.allowed(excluded_item_ids=stored.item_ids + stored.disliked_item_ids)
+        prompt = prompt_tokens(catalogue, indices, ranker.max_items, ranker.stride)
+        engine.add_rank("alone", prompt, k=5, allowed=allowed)
+        (alone,) = outcomes_of(engine)
+        assert row["item_ids"] == [catalogue.item_ids[index] for index in alone.item_indices.tolist()]
+        assert row["scores"] == pytest.approx(alone.scores.tolist(), abs=1e-4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lists.jsonl", "users.txt"]
+
+
+def killed_in_the_second_batch(ranker: BatchRanker, users: Path, out: Path) -> None:
+    """Write in a process that is killed once two batches are on the disk."""
+    user_lists._BATCH = 5
+
+    def kill(done: int, _total: int, _words: str) -> None:
+        """End this process."""
+        if done == 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    write(ranker, users, out, progress=kill)
+
+
+def test_a_killed_run_goes_on_and_no_row_is_half(ranker: BatchRanker, users: Path, tmp_path: Path) -> None:
+    """Nothing stands under the file's name before it is whole; half a row after the last batch is cut off, and the result is that of one run."""
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "lists.jsonl"
+    write(ranker, users, whole)
+    child = multiprocessing.get_context("spawn").Process(target=killed_in_the_second_batch, args=(ranker, users, out))
+    child.start()
+    child.join(120)
+
+    assert child.exitcode == -signal.SIGKILL
+    assert not out.exists()
+    assert started_version(out) == "v1"
+    with (tmp_path / "lists.jsonl.part").open("ab") as part:
+        part.write(b'{"user_id": "u1')
+    assert write(ranker, users, out) == NUM_USERS - 10
+    assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"options": ListOptions(k=4)}, "k"), ({"version": "v2"}, "bundle_version"), ({"names": "u1\n"}, "users")],
+)
+def test_another_run_does_not_go_on_in_its_file(
+    ranker: BatchRanker, users: Path, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    """Other options, another bundle or other users are refused by name."""
+    out = tmp_path / "lists.jsonl"
+    child = multiprocessing.get_context("spawn").Process(target=killed_in_the_second_batch, args=(ranker, users, out))
+    child.start()
+    child.join(120)
+    users.write_text(change.get("names", users.read_text()))
+
+    with pytest.raises(ConfigError, match=f"other {words};"):
+        write(replace(ranker, bundle_version=change.get("version", "v1")), users, out, change.get("options", OPTIONS))
+
+
+def test_filters_and_seen_items_are_honoured(ranker: BatchRanker, users: Path, tmp_path: Path) -> None:
+    """Hidden and excluded items are in no list, whoever ranks; seen ones are where they are asked for."""
+    out, hidden = tmp_path / "lists.jsonl", ranker.catalogue.item_ids[0]
+    available = np.array([item_id != hidden for item_id in ranker.catalogue.item_ids])
+    options = ListOptions(k=20, exclude_item_ids=("i07",), with_seen=True)
+
+    write_lists(ranker, available, users, read_some, options, out, silent)
+
+    rows = rows_of(out)
+    listed = {item_id for row in rows for item_id in row["item_ids"]}
+    assert not listed & {hidden, "i07"}
+    assert any(set(row["item_ids"]) & set(read_some([row["user_id"]])[row["user_id"]].item_ids) for row in rows[2:])
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_a_file_without_users_is_refused(tmp_path: Path, text: str) -> None:
+    """The option is named."""
+    path = tmp_path / "users.txt"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError, match="--users"):
+        read_user_ids(path)

@@ -1,0 +1,143 @@
+"""Co-visits equal their slow definition, the nearest items those of all cosines, and the mix is the one that held-out items choose."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.errors import BundleCorrupt
+from models.similar import NONE, SimilarTable, load_similar
+from pipelines.data.examples import Cases
+from pipelines.similarity import co_visits, vectors
+from pipelines.similarity.co_visits import Candidates, count_co_visits
+from pipelines.similarity.mix import Mix, Sources, choose, table_of, with_texts
+from pipelines.similarity.vectors import nearest, unit
+
+NUM_ITEMS = 12
+SEQUENCES = st.lists(st.lists(st.integers(0, NUM_ITEMS - 1), min_size=1, max_size=30), min_size=1, max_size=8)
+
+
+def slow_co_visits(sequences: list[list[int]], weights: list[list[float]]) -> dict[int, Counter[int]]:
+    """Each pair of events of a user at most ten places apart, one after another."""
+    counts: dict[int, Counter[int]] = {item: Counter() for item in range(NUM_ITEMS)}
+    for items, own in zip(sequences, weights, strict=True):
+        for first in range(len(items)):
+            for second in range(first + 1, min(len(items), first + 11)):
+                if items[first] != items[second]:
+                    value = min(own[first], own[second]) / (second - first)
+                    counts[items[first]][items[second]] += value
+                    counts[items[second]][items[first]] += value / 2
+    return counts
+
+
+@given(SEQUENCES, st.integers(0, 3), st.booleans())
+@settings(max_examples=40)
+def test_co_visits_equal_their_definition(sequences: list[list[int]], seed: int, is_bounded: bool) -> None:
+    """Whatever the weights, and however few pairs are held at once."""
+    rng = np.random.default_rng(seed)
+    weights = [rng.choice([0.5, 1.0, 2.0], len(items)).tolist() for items in sequences]
+    before = co_visits._PAIRS_AT_ONCE
+    co_visits._PAIRS_AT_ONCE = 16 if is_bounded else before
+    try:
+        found = count_co_visits(
+            [np.array(items) for items in sequences], NUM_ITEMS, NUM_ITEMS, [np.array(own) for own in weights]
+        )
+    finally:
+        co_visits._PAIRS_AT_ONCE = before
+
+    expected = slow_co_visits(sequences, weights)
+    for item in range(NUM_ITEMS):
+        got = {
+            int(other): float(count)
+            for other, count in zip(found.items_VC[item], found.figures_VC[item], strict=True)
+            if other != NONE
+        }
+        assert got == pytest.approx(dict(expected[item]), rel=1e-5)
+
+
+def test_the_nearest_by_clusters_are_most_of_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of items in groups the search by clusters finds at least nine of ten of the exact ones, never an item itself."""
+    rng = np.random.default_rng(0)
+    rows = np.repeat(rng.standard_normal((40, 16)), 50, axis=0) + 0.4 * rng.standard_normal((2_000, 16))
+    exact = nearest(rows, 10)
+    monkeypatch.setattr(vectors, "_MOST_COMPARED_WHOLE", 100)
+    monkeypatch.setattr(vectors, "_CLUSTERS_SEARCHED", 6)
+
+    found = nearest(rows, 10)
+
+    cosines = unit(rows) @ unit(rows).T
+    np.fill_diagonal(cosines, -1)
+    assert (exact.items_VC[:, 0] == cosines.argmax(axis=1)).all()
+    shares = [np.isin(ours, theirs).mean() for ours, theirs in zip(exact.items_VC, found.items_VC, strict=True)]
+    assert np.mean(shares) >= 0.9
+    assert not (found.items_VC == np.arange(2_000)[:, None]).any()
+
+
+def sources_of(visits: np.ndarray, near: np.ndarray) -> Sources:
+    """Sources in which each item has one candidate of each kind, well supported."""
+    figures = np.full((len(visits), 1), 50.0)
+    return Sources(
+        Candidates(visits[:, None].astype(np.int32), figures),
+        Candidates(near[:, None].astype(np.int32), np.full((len(near), 1), 0.5)),
+        np.ones(len(visits)),
+    )
+
+
+@pytest.mark.parametrize("next_is", ["visits", "near"])
+def test_what_predicts_held_out_items_is_chosen(next_is: str) -> None:
+    """Where users go on to co-visited items these have most of the weight, and where they go on to near ones vectors have."""
+    items = np.arange(NUM_ITEMS)
+    kinds = {"visits": (items + 1) % NUM_ITEMS, "near": (items + 5) % NUM_ITEMS}
+    cases = Cases(
+        user_ids=tuple(map(str, items)),
+        histories=tuple(np.array([item]) for item in items),
+        targets=kinds[next_is],
+        idle_s=np.zeros(NUM_ITEMS),
+    )
+
+    found = choose(sources_of(kinds["visits"], kinds["near"]), cases, repeats=False)
+    table = table_of(sources_of(kinds["visits"], kinds["near"]), Mix(**found["mix"]))
+
+    best, _ = table.best([0], np.ones(NUM_ITEMS, dtype=bool), 1)
+    assert best == [kinds[next_is][0]]
+    assert (found["mix"]["share"] >= 0.5) == (next_is == "near")
+    assert found["ndcg10"] == 1.0 > found["popularity_ndcg10"]
+
+
+def test_items_that_nobody_used_are_near_by_their_texts() -> None:
+    """A new row has learned nothing; the texts of others are not touched."""
+    texts = ["red shoe for running", "blue kettle of steel", "running shoe red and light", "steel kettle"]
+    before = Candidates(np.array([[1], [0], [1], [0]], dtype=np.int32), np.full((4, 1), 0.5, dtype=np.float32))
+
+    found = with_texts(before, np.array([3.0, 3.0, 0.0, 3.0]), texts)
+
+    assert found.items_VC[:, 0].tolist() == [1, 0, 0, 0]
+
+
+def test_a_cart_sums_its_items_neighbours() -> None:
+    """An item that is near to both is before one that is nearest to one; ties are by index."""
+    table = SimilarTable(
+        np.array([[2, 3, NONE], [4, 3, NONE], *[[NONE] * 3] * 4], dtype=np.int32),
+        np.array([[0.6, 0.5, 0], [0.6, 0.5, 0], *[[0] * 3] * 4], dtype=np.float16),
+    )
+
+    items, scores = table.best([0, 1], np.ones(6, dtype=bool), 5)
+
+    assert items == [3, 2, 4]
+    assert scores == pytest.approx([0.5, 0.3, 0.3], abs=1e-3)
+
+
+def test_a_table_of_another_catalogue_is_refused(tmp_path: Path) -> None:
+    """One that is cut, of another size, or that names items beyond the catalogue; without a folder there are no neighbours."""
+    SimilarTable(np.array([[1], [2]], dtype=np.int32), np.ones((2, 1), dtype=np.float16)).save(tmp_path / "similar")
+
+    for num_items in (2, 3):
+        with pytest.raises(BundleCorrupt, match="similar"):
+            load_similar(tmp_path / "similar", num_items)
+    (tmp_path / "similar" / "scores.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(BundleCorrupt, match=r"scores\.npy"):
+        load_similar(tmp_path / "similar", 3)
+    assert load_similar(tmp_path / "none", 3).best([0], np.ones(3, dtype=bool), 5) == ([], [])
