@@ -358,6 +358,28 @@ def profile_words() -> Iterator[str]:
     yield f"| memory, compute | {100 * MEMORY_SHARE:.0f} %, {100 * COMPUTE_SHARE:.0f} % |"
 
 
+def experiment_words() -> Iterator[str]:
+    """False alarms and times of the verdict, coverage of reports and off-policy estimates, and the join."""
+    run = result("experiments")
+    release, reports, joined = run["release"], run["reports"], run["join"]
+    yield f"worse in {release['false_alarms_of_1000']} of 1,000 days"
+    for case in run["worse"]["cases"]:
+        times = [case[name] for name in ("median_found_after_s", "worst_found_after_s")]
+        cells = " | ".join("-" if time is None else f"{time:.0f} s" for time in times)
+        yield f"| {case['name']} | {case['found_within_10_minutes']} of {case['num']} | {case['found_within_30_minutes']} | {cells} |"
+    yield f"A/A with {reports['a_a']['num_looks']} daily looks: {reports['a_a']['false_alarms_of_1000']} of 1,000"
+    yield f"the truth at every look in {reports['intervals']['covered_share']:.1%} of {reports['intervals']['num']}"
+    mismatch = reports["mismatch"]
+    yield f"found in {mismatch['found_of_1000']} of 1,000, with {mismatch['false_alarms_of_1000']} false"
+    for log in run["off-policy"]["logs"]:
+        shares = [
+            f"{one['covered_share']:.1%}" if (one := log[name]) else "-" for name in ("ips", "snips", "doubly_robust")
+        ]
+        yield f"| {log['log']} | {log['refused']} of {log['num']} | {' | '.join(shares)} |"
+    assert joined["is_equal"]
+    yield f"{joined['num_impressions']:,} impressions and {joined['num_events']:,} events in {joined['join_s']:.1f} s"
+
+
 def readme_lines() -> Iterator[str]:
     """The six numbers of README."""
     rest = {case["tier"]: case for case in result("serve")["cases"] if case["door"] == "rest"}
@@ -398,6 +420,7 @@ PAGES = {
         fault_words,
         fault_page,
         text_words,
+        experiment_words,
     ),
     "docs/capacity.md": (store_words,),
     "docs/scale.md": (plan_words, train_lines, profile_words),
