@@ -72,6 +72,23 @@ def serve_ratios() -> Iterator[str]:
     yield "Of {} answers {:.2f} % came within 50 ms.".format(*share_in_time())
 
 
+def catalogue_lines() -> Iterator[str]:
+    """A row for each run of hidden items, and what a million items cost."""
+    run = result("catalogue")
+    for name, what in (
+        ("hide", "all running"),
+        ("hide_redis_kill", "Redis killed"),
+        ("hide_worker_takeover", "the stream worker killed"),
+    ):
+        one = run[name]
+        seen = f"{one['num_shown_after_1s']} of {one['num_answers']}"
+        yield f"| {what} | {one['num_changes']} | {one['p50_ms']:.0f} / {one['p99_ms']:.0f} | {seen} |"
+    size = run["size"]
+    yield f"take {size['memory_mb']:.0f} MB"
+    yield f"{size['start_cpu_s']:.1f} s of processor time, {size['start_s']:.1f} s by the clock"
+    yield f"{size['request_with_ms']:.2f} ms, {size['request_without_ms']:.2f} ms"
+
+
 def freshness_line() -> Iterator[str]:
     """Events, and when they were visible."""
     run = result("freshness")
@@ -414,6 +431,7 @@ PAGES = {
     "docs/benchmarks.md": (
         serve_lines,
         serve_ratios,
+        catalogue_lines,
         freshness_line,
         rules_lines,
         quality_lines,
