@@ -96,6 +96,19 @@ def freshness_line() -> Iterator[str]:
     yield f"{run['num_events']} events under load, accepted until visible in `Recommend`: {latencies}"
 
 
+def rules_lines() -> Iterator[str]:
+    """A line a tier, what the stage takes, and what an expression does."""
+    run = result("rules")
+    for case in run["requests"]:
+        plain, ruled = case["plain_p50_ms"], case["ruled_p50_ms"]
+        yield f"| {case['tier']} | {plain:.1f} | {ruled:.1f} | {case['ruled_over_plain_p50']:.2f} |"
+    stage, expressions = run["stage"], run["expressions"]
+    yield f"takes {stage['choose_ms']:.2f} ms, with all six rules {stage['choose_and_rules_ms']:.2f} ms"
+    kept, mended = (round(1_000 * expressions[name]) for name in ("kept_ms", "after_a_change_ms"))
+    yield f"over {expressions['num_items']:,} items is compiled in {expressions['compile_p50_ms']:.0f} ms"
+    yield f"found again in {kept} µs, and mended after the change of an item in {mended} µs"
+
+
 def quality_rows() -> dict[tuple[str, str], dict[str, Any]]:
     """By split and model, the row over all seeds."""
     return {(row["split"], row["model"]): row for row in result("quality")["rows"]}
@@ -420,6 +433,7 @@ PAGES = {
         serve_ratios,
         catalogue_lines,
         freshness_line,
+        rules_lines,
         quality_lines,
         variant_lines,
         seen_items_line,
