@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from models.catalogue import Catalogue, load_catalogue, load_item_ids
-from models.errors import BundleCorrupt, BundleIncomplete, BundleNotFound
+from models.errors import BundleCorrupt, BundleIncomplete, BundleNotFound, BundleUntrained
 from models.files import file_sha256
 from models.similar import SIMILAR, SimilarTable, load_similar
 from models.withdrawals import SERVING
@@ -26,13 +26,20 @@ class Bundle:
     manifest: dict[str, Any]
 
     @property
+    def is_trained(self) -> bool:
+        """Whether it has a decoder and a student; one that was made of items alone has neither, and its manifest says so."""
+        return bool(self.manifest.get("trained", True))
+
+    @property
     def decoder_dir(self) -> Path:
-        """The decoder's checkpoint folder, verified."""
+        """The decoder's checkpoint folder, verified. Raises BundleUntrained."""
+        self._require_models()
         return self._verified("decoder")
 
     @property
     def student_path(self) -> Path:
-        """The student's ONNX file, verified with the table beside it, where it has one."""
+        """The student's ONNX file, verified with the table beside it, where it has one. Raises BundleUntrained."""
+        self._require_models()
         self._verified("student_table")
         return self._verified("student.onnx")
 
@@ -56,7 +63,9 @@ class Bundle:
     def is_whole_training(self) -> bool:
         """Whether its training started from the beginning, and no items were added and nothing was optimised since."""
         lineage = self.manifest.get("lineage", {})
-        return self.started_from is None and not lineage.keys() & {"items_added_to", "optimised_from"}
+        return (
+            self.is_trained and self.started_from is None and not lineage.keys() & {"items_added_to", "optimised_from"}
+        )
 
     @property
     def prefix_version(self) -> str:
@@ -91,6 +100,10 @@ class Bundle:
         """Verify every file. Raises BundleCorrupt or BundleIncomplete."""
         for name in self.manifest["files"]:
             self._verified(name)
+
+    def _require_models(self) -> None:
+        if not self.is_trained:
+            raise BundleUntrained(self.version)
 
     def _verified(self, name: str) -> Path:
         """Return a file or folder of the bundle after verifying it."""

@@ -88,6 +88,15 @@ class BundleIncomplete(BundleCorrupt):
     """A file of a bundle is missing."""
 
 
+class BundleUntrained(BundleError):
+    """A bundle that was made of items alone has no decoder and no student, which this needs."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__(
+            f"{version} was made of items alone and has no models yet; train them with `tailrace pipeline`"
+        )
+
+
 class BundleMoved(BundleError):
     """Another promotion was faster."""
 

@@ -102,8 +102,12 @@ class PipelineOptions:
             raise ConfigError(
                 f"--dataset: {self.dataset!r} is not known, only {ML_100K!r}; or give --events and --items"
             )
-        if (self.events is None) != (self.items is None):
-            raise ConfigError("--events and --items: give both or none")
+        if self.events is not None and self.items is None:
+            raise ConfigError(
+                "--events: --items is missing; give both, or --items alone for the events of the live log"
+            )
+        if self.items is not None and self.events is None and not self.with_live_log:
+            raise ConfigError("--no-live-log: leaves --items without events; give --events, or leave it out")
         if self.until not in STAGE_NAMES:
             raise ConfigError(f"--until: {self.until!r} is no stage; the stages are {', '.join(STAGE_NAMES)}")
         if self.until == "refit" and not self.refit:
@@ -142,8 +146,9 @@ class PipelineOptions:
 
     @property
     def data_name(self) -> str:
-        """The name of the data: of the table of events, or of the data set."""
-        return self.events.stem if self.events else self.dataset
+        """The name of the data: of the table of events, or else of items, or of the data set."""
+        table = self.events or self.items
+        return table.stem if table else self.dataset
 
     def _check_workers(self) -> None:
         device, num_gpus = choose_device(self.device), torch.cuda.device_count()

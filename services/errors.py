@@ -18,6 +18,7 @@
     │   ├── BundleNotFound    no such version, or nothing published yet
     │   ├── BundleCorrupt     its content is wrong, and stays so: a hash differs from the manifest, or parts do not fit
     │   │   └── BundleIncomplete  a file is missing, and may yet come
+    │   ├── BundleUntrained   it was made of items alone, and has no models yet
     │   ├── BundleMoved       the pointer moved to another version while this one was promoted
     │   ├── BundleWithdrawn   the version, or an identical one, was withdrawn: it goes live by force alone
     │   ├── StoreUnavailable  the object store does not answer, or refuses
@@ -40,6 +41,7 @@ from models.errors import (
     BundleIncomplete,
     BundleMoved,
     BundleNotFound,
+    BundleUntrained,
     BundleWithdrawn,
     CheckpointError,
     ConfigError,
@@ -57,6 +59,7 @@ __all__ = [
     "BundleMismatch",
     "BundleMoved",
     "BundleNotFound",
+    "BundleUntrained",
     "BundleWithdrawn",
     "CheckpointError",
     "ConfigError",

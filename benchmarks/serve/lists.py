@@ -3,15 +3,13 @@
     python -m benchmarks.serve lists --json OUT [--rounds 400] [--users 900] [--batch 50] [--up] [--url ...]
 
 Uses the running stack of this environment's settings; `--up` starts one and stops it afterwards. `latency`: one call after another over one connection, the kinds in turn, so that a slow moment hits all
-alike. `cost`: answers by the language model, by processor seconds of all of the stack's processes less what these use idle; of `tailrace recommend` by those of its process, once for all users and once
-for one user: the rate is that of the others, so without the start. One core is one processor second a second.
+alike. `cost`: answers by the language model, by processor seconds of all of the stack's processes less what these use idle; of `tailrace recommend` by those of its process, without the start of Python and engine.
+One core is one processor second a second.
 """
 
 import argparse
 import asyncio
 import json
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +25,11 @@ from benchmarks.load.command import about_run, at_least_one, report_parser, writ
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from infra.local.supervisor.ports import of_running_stack
 from models.registry import BundleStore
-from services.settings.settings import Settings, inherited_environment, load_settings
+from pipelines.publication.precompute import ranker_of
+from pipelines.publication.user_lists import ListOptions, table_reader, write_lists
+from pipelines.runner.stage import silent
+from services.settings.settings import Settings, load_settings
+from services.stream.rebuild import base_table
 
 _IDLE_S = 5.0
 _AT_ONCE = 4
@@ -122,27 +124,28 @@ async def _cost(groups: Groups, idle_per_s: float, kind: str, calls: Sequence[Ca
 
 
 def _cost_of_command(settings: Settings, num_users: int) -> dict[str, Any]:
-    """Run `tailrace recommend` for one user and for all, and return what the others cost."""
-    cpu_s = {}
+    """Write lists as `tailrace recommend` does, in this process, and return what they cost."""
+    ranker = ranker_of(BundleStore.of(settings).live())
+    available, read = (
+        np.ones(len(ranker.catalogue.item_ids), dtype=bool),
+        table_reader(base_table(settings.offline_log_dir)),
+    )
+    cpu_s, tiers = 0.0, list[str]()
     with tempfile.TemporaryDirectory() as scratch:
-        for num in (1, num_users):
+        for num in (1, num_users):  # the first time the engine's library is loaded
             users, out = Path(scratch) / f"{num}.txt", Path(scratch) / f"{num}.jsonl"
             users.write_text("".join(f"{number}\n" for number in range(1, num + 1)))
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            words = ["recommend", "--users", str(users), "--out", str(out), "--histories", "offline"]
-            environment = {**inherited_environment(), **settings.as_environment(), "OMP_NUM_THREADS": "1"}
-            subprocess.run([sys.executable, "-m", "infra.cli.main", *words], env=environment, check=True)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu_s[num] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            before_s = time.process_time()
+            write_lists(ranker, available, users, read, ListOptions(), out, silent)
+            cpu_s = time.process_time() - before_s
             tiers = [json.loads(line)["tier"] for line in out.read_text().splitlines()]
-    spent_s, num = cpu_s[num_users] - cpu_s[1], num_users - 1
     counted = {tier: tiers.count(tier) for tier in sorted(set(tiers))}
     return {
         "kind": "command",
-        "answers": num,
+        "answers": num_users,
         "tiers": counted,
-        "cpu_s": round(spent_s, 2),
-        "answers_per_core_s": round(num / spent_s, 1),
+        "cpu_s": round(cpu_s, 2),
+        "answers_per_core_s": round(num_users / cpu_s, 1),
     }
 
 

@@ -11,7 +11,7 @@ from services.errors import NotFound
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Of a command whose options are those of the benchmark behind it, `--help` among them."""
 BENCHMARKS = {
-    "serve": "how fast the running stack answers, by tier and door; `serve overload` goes beyond its capacity",
+    "serve": "how fast the running stack answers, by tier and door; `serve overload` goes beyond its capacity, `serve lists` compares batches, similar and popular items",
     "freshness": "how soon an event shows in an answer of the running stack",
     "rules": "what filters and rules cost a request",
     "capacity": "what a request, a user and an event of the running stack cost; `tailrace plan load` computes from it",
@@ -19,7 +19,7 @@ BENCHMARKS = {
     "faults": "what callers see while one part after another fails, on a stack of its own",
     "soak": "whether every promise holds for a long time under faults, on a stack of its own",
     "engine": "the engine beside transformers and vLLM; `engine curves`, `engine validity`, `engine kv-kinds`",
-    "quality": "how well decoder, student and baselines rank; `quality cold-items`, `quality warm-start`",
+    "quality": "how well decoder, student and baselines rank; `quality cold-items`, `quality warm-start`, `quality weights`",
     "variants": "what quantised and pruned variants of a decoder gain and lose beside the engine's int8",
     "pipeline": "what each offline stage takes as the data grows",
     "plan": "how far predictions of training speed are from published runs",

@@ -16,6 +16,7 @@ from rich.markup import escape
 from infra.cli.audit import audited, write_act
 from infra.cli.bundles import bundles_app, promote, rollback
 from infra.cli.experiment import experiment_app
+from infra.cli.imports import import_app
 from infra.cli.keys import keys_app
 from infra.cli.load import PASSED_ON, bench, chaos
 from infra.cli.plan import plan_app
@@ -36,6 +37,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(bundles_app, name="bundles")
 app.add_typer(plan_app, name="plan")
 app.add_typer(experiment_app, name="experiment")
+app.add_typer(import_app, name="import")
 app.command(context_settings=PASSED_ON)(bench)
 app.command(context_settings=PASSED_ON)(chaos)
 app.command()(profile)
@@ -78,8 +80,14 @@ def up(
     text_url: Annotated[
         str, typer.Option(help="Also serve text from another OpenAI-compatible server, e.g. http://gpu-host:8001/v1.")
     ] = "",
+    items: Annotated[
+        str,
+        typer.Option(
+            help="Your own items, as for `tailrace import items`: imported first, and without a bundle yet they are the first one, without training."
+        ),
+    ] = "",
 ) -> None:
-    """Start the stack on this machine. Trains first when no bundle is published."""
+    """Start the stack on this machine. Trains first when no bundle is published, unless items are given."""
     from infra.local.commands import guide
     from infra.local.commands.up import run_stack, start_in_background
     from infra.local.servers.text import ready_text
@@ -92,7 +100,7 @@ def up(
     settings = ready_text(settings, out)
     write_act(settings.state_dir, "up", "started", {})
     if detach:
-        start_in_background(settings, out.file)
+        start_in_background(settings, out.file, items)
         return
 
     def when_ready(settings: "Settings") -> None:
@@ -104,7 +112,7 @@ def up(
         out.print(escape(guide.grpc_call(settings, user_id, sys.executable)))
         out.print(f"\n{'Ctrl-C or ' if sys.stdin.isatty() else ''}`tailrace down` stops everything.")
 
-    run_stack(settings, _print_line, when_ready)
+    run_stack(settings, _print_line, when_ready, items=items)
 
 
 @app.command()
@@ -141,7 +149,22 @@ def status() -> None:
             f"{part.memory_mb:.0f} MB",
         )
     out.print(table)
+    if missing := _missing_for_training(settings):
+        out.print(missing, markup=False)
     raise typer.Exit(0 if all(part.is_healthy for part in parts) else 1)
+
+
+def _missing_for_training(settings: "Settings") -> str:
+    """Return what a first training lacks, where the live bundle was made of items alone."""
+    from models.registry import BundleStore
+
+    store = BundleStore.of(settings)
+    if store.live_version() is None or (bundle := store.live()).is_trained:
+        return ""
+    from pipelines.options import Places
+    from pipelines.publication.cold_start import describe_missing
+
+    return describe_missing(bundle, Places.from_settings(settings))
 
 
 @app.command()
@@ -161,7 +184,9 @@ def doctor() -> None:
 def pipeline(
     dataset: Annotated[str, typer.Option(help="Name of a data set to download.")] = "ml-100k",
     events: Annotated[Path | None, typer.Option(help="Your own events, as Parquet, CSV or JSON Lines.")] = None,
-    items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
+    items: Annotated[
+        Path | None, typer.Option(help="Your own items; without --events the live log has the events.")
+    ] = None,
     live_log: Annotated[bool, typer.Option(help="Also train on events received over Kafka.")] = True,
     name: Annotated[
         str, typer.Option(help="Name under which the bundle goes live; another one shares the store.")

@@ -47,7 +47,7 @@ class ObjectStorage:
         self._url = url.rstrip("/")
         self._cache = cache
         self._cache_bytes = cache_bytes
-        self._store = _open(self._url)
+        self._store = open_store(self._url)
         self._is_lost = False
 
     def __str__(self) -> str:
@@ -252,22 +252,20 @@ class ObjectStorage:
         self._is_lost = False
 
 
-def _open(url: str) -> Any:
-    """Open obstore's store of a URL. Raises ConfigError."""
+def open_store(url: str, named: str = "TAILRACE_BUNDLE_STORE") -> Any:
+    """Open obstore's store of a URL. Raises ConfigError, which calls the URL what it was given as."""
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES or not url.partition("://")[2]:
-        raise ConfigError(
-            f"TAILRACE_BUNDLE_STORE: {url} names no store; set it to s3://BUCKET/PREFIX, gs://… or az://…"
-        )
+        raise ConfigError(f"{named}: {url} names no store; give s3://BUCKET/PREFIX, gs://… or az://…")
     options: Any = {"timeout": _TIMEOUT, "connect_timeout": "2s", "allow_http": True}
     retries: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
     try:
         return from_url(url, client_options=options, retry_config=retries)
     except (BaseError, ValueError) as error:
-        raise ConfigError(f"TAILRACE_BUNDLE_STORE: {url} cannot be opened ({_reason(error)})") from error
+        raise ConfigError(f"{named}: {url} cannot be opened ({_reason(error)})") from error
 
 
 def _reason(error: BaseException) -> str:

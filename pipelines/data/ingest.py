@@ -16,7 +16,7 @@ What events mean is decided by their roles (services.contracts.event_roles). Thi
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -58,7 +58,7 @@ _LIVE_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where events and items come from: two files of the user's own, or (both None) ml-100k; and files of the live log. `roles` says what they mean."""
+    """Where events and items come from: files of the user's own, where without one of events the live log has them all, or (both None) ml-100k; and files of the live log. `roles` says what they mean."""
 
     events: Path | None
     items: Path | None
@@ -175,6 +175,15 @@ def _describe_row(sample: dict[str, Any]) -> str:
     return ", ".join(f"{column}={value}" for column, value in sample.items() if column != "reason")
 
 
+def count_for_training(source: Source, item_ids: Sequence[str]) -> tuple[int, int, int]:
+    """Return how many positive events of these items the live log has, of how many users, and how many more one user must have for a training."""
+    live, _ = _live_events(source)
+    logged, _ = _check_live(live, pl.Series(item_ids, dtype=pl.String))
+    positive = logged.filter(roles.role_of(source.roles) == Role.POSITIVE, pl.col("item_id").is_in(list(item_ids)))
+    longest = max(positive["user_id"].value_counts()["count"], default=0)
+    return positive.height, positive["user_id"].n_unique(), max(0, _MIN_EVENTS - longest)
+
+
 def _require_enough(events: pl.DataFrame, items: pl.DataFrame, found_out: list[str]) -> None:
     """Refuse data too small to train and evaluate on, with sentences on roles and what was set aside. Raises StageFailed."""
     positive = events.filter(pl.col("role") == Role.POSITIVE)
@@ -182,17 +191,19 @@ def _require_enough(events: pl.DataFrame, items: pl.DataFrame, found_out: list[s
     if longest < _MIN_EVENTS:
         found = f"of {positive.height} positive events that can be used, no user has more than {longest}"
         needed = f"{_MIN_EVENTS} of one user are needed: two to learn from, one to validate, one to test"
-        raise StageFailed("ingest", "; ".join((found, needed, *found_out)))
+        missing = f"{_MIN_EVENTS - longest} more of one user are missing"
+        raise StageFailed("ingest", "; ".join((found, needed, missing, *found_out)))
     if items.height < 2:
         found = f"{items.height} items that can be used leave nothing to choose from; give at least 2"
         raise StageFailed("ingest", "; ".join((found, *found_out)))
 
 
 def _read(source: Source, cache_dir: Path) -> tuple[Raw, Raw]:
-    if source.events is not None and source.items is not None:
-        given = (("events", source.events), ("items", source.items))
-        events, items = (Raw(kind, path.name, sources.read_table(path)) for kind, path in given)
-        return events, items
+    if source.items is not None:
+        items = Raw("items", source.items.name, sources.read_table(source.items))
+        if source.events is None:
+            return Raw("events", "events", pl.DataFrame(schema=dict.fromkeys(schema.EVENT_COLUMNS, pl.String))), items
+        return Raw("events", source.events.name, sources.read_table(source.events)), items
     wheel = sources.fetch_wheel(cache_dir)
     return Raw("events", "events", sources.movielens_events(wheel)), Raw(
         "items", "items", sources.movielens_items(wheel)

@@ -57,11 +57,16 @@ def append_items(
     `lift` multiplies the rows of new items where an item is one token: above 1 they are shown more often among all others. `report` is called with a
     sentence for each kind of row that is left out or changed.
 
-    Raises ConfigError for codes of depth 1 without text, which a training alone extends, and for a lift that cannot be; DataError naming `table`; BundleNotFound,
+    Raises ConfigError for a bundle without models, for codes of depth 1 without text, which a training alone extends, and for a lift that cannot be; DataError naming `table`; BundleNotFound,
     BundleCorrupt; BundleMoved if another bundle went live meanwhile, which has not these items; BundleWithdrawn without `force` if this one was withdrawn.
     """
     live = store.live()
     live.verify()
+    if not live.is_trained:
+        raise ConfigError(
+            f"{live.version} has no models that new items could join: they are among popular ones already; "
+            "train once with `tailrace pipeline --items FILE`"
+        )
     (rows,), notes = normalize(Raw("items", table, raw_items))
     checked = schema.check_items(rows, table)
     kept = kept_codes(live.path)

@@ -27,7 +27,7 @@ _SET_REFERENCE = "until one of this data is set, small losses can add up: tailra
 def live_of(
     store: BundleStore, version: str | None, ingested: StageOutput, options: PipelineOptions, command: str
 ) -> Bundle | None:
-    """Return the live version as a bundle; None where nothing is live, it cannot be read, or it was made of other data and may be replaced.
+    """Return the live version as a bundle; None where nothing is live, it cannot be read, has no models, or was made of other data and may be replaced.
 
     Raises StageFailed where the data is another and the run would publish it, with what `command` lacks.
     """
@@ -36,6 +36,8 @@ def live_of(
     live = None
     try:
         live = store.open(version)
+        if not live.is_trained:  # made of items alone: there is nothing to compare with or to start from
+            return None
         other = describe_other(pl.read_parquet(ingested.path / "items.parquet"), live.catalogue())
     except BundleError as error:
         log.warning("live_bundle_unreadable", why=str(error))

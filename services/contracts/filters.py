@@ -9,7 +9,6 @@ be equal. An attribute that an item lacks equals nothing and is in no range. The
 Every expression has a canonical text, by which it is compared and cached. Which attributes there are is not known here.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,12 +68,12 @@ class Condition:
         """Make a condition and its canonical text."""
         match test:
             case OneOf(values):
-                tested = ",".join(sorted({json.dumps(value) for value in values}))
+                tested = ",".join(sorted({repr(value) for value in values}))
             case Range():
                 tested = "..".join(str(getattr(test, bound)) for bound in BOUNDS)
             case Exists(wanted):
                 tested = str(wanted)
-        return cls(key, test, f"{json.dumps(key)} {type(test).__name__} {tested}")
+        return cls(key, test, f"{key!r} {type(test).__name__} {tested}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class Reason(StrEnum):
     STUDENT_FAILED = "student_failed"
     NOT_ON_SURFACE = "not_on_surface"
     SHED = "shed"
+    NOT_TRAINED = "not_trained"
     SIMILAR_ASKED = "similar_asked"
     POPULAR_ASKED = "popular_asked"
     EVERYTHING_SEEN = "everything_seen"

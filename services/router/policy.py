@@ -66,7 +66,7 @@ class Facts:
 
     `num_history` counts the catalogue items in this user's history (stored and sent along). `llm_pays`: for such a history the
     bundle's evaluation showed the LLM to rank better than the student, or routing does not depend on it. `llm_allowed`, `student_allowed`: the
-    surface has this tier. `num_allowed` counts items that
+    surface has this tier. `is_trained`: the bundle has models, and was not made of items alone. `num_allowed` counts items that
     may be shown, `num_allowed_if_seen` the same with seen items allowed again. `list_covers`: the stored list is fresh and
     covers this request. `is_shed`: admission keeps this request from the features and the tiers that need them. `budget_s`
     is the time left for ranking. `asked` is the tier of a list that is about items or popularity, and not the user.
@@ -83,6 +83,7 @@ class Facts:
     min_history_for_llm: int
     llm_allowed: bool
     student_allowed: bool
+    is_trained: bool
     llm_pays: bool
     breaker_allows: bool
     num_in_flight: int
@@ -101,6 +102,8 @@ def plan(facts: Facts) -> RoutingDecision:
         return RoutingDecision(facts.asked, ASKED[facts.asked])
     if facts.is_shed:
         return RoutingDecision(Tier.POPULAR, Reason.SHED)
+    if not facts.is_trained:
+        return RoutingDecision(Tier.POPULAR, Reason.NOT_TRAINED)
     if facts.list_covers:
         return RoutingDecision(Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH)
     if facts.num_history == 0:

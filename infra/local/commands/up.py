@@ -40,11 +40,12 @@ def run_stack(
     report: Callable[[str], None],
     when_ready: Callable[[Settings], None],
     parts_of: Callable[[Settings], tuple[Part, ...]] = stack_parts,
+    items: str = "",
 ) -> None:
     """Run the whole stack until SIGINT, SIGTERM or SIGHUP. Raises EnvironmentFault when it cannot start.
 
     `settings.state_dir` must be absolute. `when_ready` is called once, when every part is healthy and a bundle answers, with the
-    settings and the ports that were free.
+    settings and the ports that were free. `items` is where a shop's items are, if they are to be imported first.
     """
     stack_file = StackFile(settings.state_dir)
     stack_file.claim()
@@ -59,7 +60,7 @@ def run_stack(
         stack_file.write_ports(ports_of(settings))
         for_ray = ray_environment(make_ray_home(settings.state_dir), settings, {port.number for port in ports})
         parts = tuple(with_environment(part, for_ray) if part.name == "serve" else part for part in parts)
-        _supervise(parts, settings, stack_file, report, when_ready)
+        _supervise(parts, settings, stack_file, report, when_ready, items)
     finally:
         stack_file.release()
 
@@ -70,11 +71,12 @@ def _supervise(
     stack_file: StackFile,
     report: Callable[[str], None],
     when_ready: Callable[[Settings], None],
+    items: str,
 ) -> None:
     """Start the parts, and watch them until a stop is requested."""
     supervisor = local_supervisor(settings, stack_file, report)
     try:
-        _start(supervisor, parts, settings)
+        _start(supervisor, parts, settings, items)
         when_ready(settings)
         supervisor.enter("ready")  # which is what `--detach` waits for
         supervisor.watch()
@@ -85,12 +87,12 @@ def _supervise(
         remove_ray_home(settings.state_dir)
 
 
-def start_in_background(settings: Settings, out: IO[str]) -> None:
-    """Run `tailrace up` detached, copy its output to `out`, and return when the stack is ready.
+def start_in_background(settings: Settings, out: IO[str], items: str = "") -> None:
+    """Run `tailrace up` detached, with these items if any, copy its output to `out`, and return when the stack is ready.
 
     Raises EnvironmentFault when it ends first, or when a stack runs already.
     """
-    until_ready(settings, spawn_stack(settings, ("infra.cli.main", "up")), out)
+    until_ready(settings, spawn_stack(settings, ("infra.cli.main", "up", *(("--items", items) if items else ()))), out)
 
 
 def spawn_stack(settings: Settings, command: Sequence[str]) -> "subprocess.Popen[bytes]":
@@ -174,9 +176,17 @@ def pipeline_part() -> Part:
     return Part(name="pipeline", command=(sys.executable, "-m", "infra.cli.main", "pipeline"))
 
 
-def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings) -> None:
+def items_part(source: str) -> Part:
+    """Return the import of a shop's items, which are the first bundle where none is live."""
+    command = (sys.executable, "-m", "infra.cli.main", "import", "items", source, "--first-bundle")
+    return Part(name="items", command=command)
+
+
+def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings, items: str) -> None:
     supervisor.enter("starting")
     supervisor.bring_up(tuple(part for part in parts if part.name in STORES))
+    if items:
+        supervisor.run_once(items_part(items))
     if BundleStore.of(settings).live_version() is None:
         supervisor.enter("pipeline")
         supervisor.run_once(pipeline_part())

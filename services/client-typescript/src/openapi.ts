@@ -174,6 +174,57 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/users/{user_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** Erase a user: what the broker has of them by now leaves every store, what comes after begins a new history */
+        delete: operations["eraseUser"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/users/{user_id}/data": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return all that is kept of a user */
+        get: operations["userData"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/erasures/{erasure_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return the receipt of an erasure */
+        get: operations["erasure"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/items/{item_id}": {
         parameters: {
             query?: never;
@@ -301,6 +352,18 @@ export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
         /**
+         * AvoidShownBody
+         * @description What was shown a short while ago, and is left out.
+         */
+        AvoidShownBody: {
+            /**
+             * Within
+             * @description A period of at most 30d
+             * @example 1h
+             */
+            within: string;
+        };
+        /**
          * BatchAnswersBody
          * @description The answers, in the order of the requests.
          */
@@ -329,6 +392,19 @@ export interface components {
             deadline_ms?: number | null;
         };
         /**
+         * BoostBody
+         * @description Items that count as more likely, or below 1 as less.
+         */
+        BoostBody: {
+            /** Where */
+            where: components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"];
+            /**
+             * Factor
+             * Format: double
+             */
+            factor: number;
+        };
+        /**
          * BundleBody
          * @description The live bundle.
          */
@@ -354,6 +430,19 @@ export interface components {
             manifest: {
                 [key: string]: unknown;
             };
+        };
+        /**
+         * CapBody
+         * @description At most so many items of each value of an attribute.
+         */
+        CapBody: {
+            /**
+             * Attribute
+             * @example categories
+             */
+            attribute: string;
+            /** Most */
+            most: number;
         };
         /**
          * ChatAnswerBody
@@ -717,6 +806,58 @@ export interface components {
             } | null;
         };
         /**
+         * ConditionBody
+         * @description One test of one attribute: exactly one of `eq`, `in`, `range` and `exists`.
+         */
+        ConditionBody: {
+            /**
+             * Key
+             * @description The attribute's name, or `item_id`
+             * @example categories
+             */
+            key: string;
+            /**
+             * Eq
+             * @description Equal to this
+             * @example Comedy
+             */
+            eq?: string | number | boolean | null;
+            /**
+             * In
+             * @description Equal to one of these
+             */
+            in?: (string | number | boolean)[] | null;
+            /** @description A number within bounds */
+            range?: components["schemas"]["RangeBody"] | null;
+            /**
+             * Exists
+             * @description Whether the item has the attribute at all
+             */
+            exists?: boolean | null;
+        } & (unknown | unknown | unknown | unknown);
+        /**
+         * ErasedStoreBody
+         * @description One store of which a user is taken out.
+         */
+        ErasedStoreBody: {
+            /**
+             * Store
+             * @example features
+             */
+            store: string;
+            /**
+             * Meaning
+             * @description What of the user it held
+             */
+            meaning: string;
+            /**
+             * Done Time Ms
+             * Format: int64
+             * @description Unix milliseconds; null: not done yet
+             */
+            done_time_ms: number | null;
+        };
+        /**
          * ErrorBody
          * @description The body of every error.
          */
@@ -877,6 +1018,8 @@ export interface components {
              * @description Whether the user's stored list was usable
              */
             list_state: string | null;
+            /** Surface */
+            surface: string | null;
             /**
              * Facts
              * @description The policy's inputs
@@ -888,10 +1031,36 @@ export interface components {
             /** Stages */
             stages: components["schemas"]["StageTimeBody"][];
             /**
+             * Ruled
+             * @description The first items before and after the rules
+             */
+            ruled: components["schemas"]["RuledItemBody"][];
+            /**
              * Sentences
              * @description The explanation in words
              */
             sentences: string[];
+        };
+        /**
+         * ExpressionBody
+         * @description Clauses in the place of one condition.
+         */
+        ExpressionBody: {
+            /**
+             * Must
+             * @description All of these hold
+             */
+            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Should
+             * @description At least one of these holds
+             */
+            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Must Not
+             * @description None of these holds
+             */
+            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
         };
         /**
          * FiltersBody
@@ -911,6 +1080,43 @@ export interface components {
              * @description Only these items; each must be in the catalogue
              */
             allowed_item_ids?: string[] | null;
+            /**
+             * Must
+             * @description All of these hold
+             * @example [
+             *       {
+             *         "eq": "Comedy",
+             *         "key": "categories"
+             *       }
+             *     ]
+             */
+            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Should
+             * @description At least one of these holds, if there are any
+             */
+            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            /**
+             * Must Not
+             * @description None of these holds
+             */
+            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+        };
+        /**
+         * FreshnessBody
+         * @description An item published now counts as `factor` times as likely; what exceeds 1 halves every `half_life_h` hours.
+         */
+        FreshnessBody: {
+            /**
+             * Half Life H
+             * Format: double
+             */
+            half_life_h: number;
+            /**
+             * Factor
+             * Format: double
+             */
+            factor: number;
         };
         /**
          * ItemBody
@@ -1217,6 +1423,19 @@ export interface components {
             code: string;
         };
         /**
+         * PinBody
+         * @description An item and its place.
+         */
+        PinBody: {
+            /** Item Id */
+            item_id: string;
+            /**
+             * Position
+             * @description From 1
+             */
+            position: number;
+        };
+        /**
          * PromptDetailsBody
          * @description Details of the prompt's tokens.
          */
@@ -1250,6 +1469,67 @@ export interface components {
             outcomes: components["schemas"]["ItemOutcomeBody"][];
         };
         /**
+         * RangeBody
+         * @description Bounds of a number, at least one.
+         */
+        RangeBody: {
+            /**
+             * Gte
+             * Format: double
+             * @description At least
+             */
+            gte?: number | null;
+            /**
+             * Gt
+             * Format: double
+             * @description More than, in place of gte
+             */
+            gt?: number | null;
+            /**
+             * Lte
+             * Format: double
+             * @description At most
+             */
+            lte?: number | null;
+            /**
+             * Lt
+             * Format: double
+             * @description Less than, in place of lte
+             */
+            lt?: number | null;
+        };
+        /**
+         * ReceiptBody
+         * @description What became of an erasure. Names no user.
+         */
+        ReceiptBody: {
+            /** Erasure Id */
+            erasure_id: string;
+            /**
+             * Accepted Time Ms
+             * Format: int64
+             * @description Unix milliseconds
+             */
+            accepted_time_ms: number;
+            /**
+             * Is Done Online
+             * @description No answer depends on the user's past any more
+             */
+            is_done_online: boolean;
+            /**
+             * Is Done
+             * @description Every store is done
+             */
+            is_done: boolean;
+            /** Stores */
+            stores: components["schemas"]["ErasedStoreBody"][];
+            /**
+             * Remaining
+             * @description What is left, and until when
+             */
+            remaining: components["schemas"]["RemainingBody"][];
+        };
+        /**
          * RecommendBody
          * @description The user, the number of items and the deadline.
          */
@@ -1261,12 +1541,16 @@ export interface components {
              */
             user_id?: string | null;
             /**
+             * Surface
+             * @description The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply
+             */
+            surface?: string | null;
+            /**
              * K
-             * @description How many items
-             * @default 10
+             * @description How many items; absent: the surface's, or 10
              * @example 10
              */
-            k?: number;
+            k?: number | null;
             /**
              * Recent Item Ids
              * @description Oldest first; what the store cannot know yet. Items that the catalogue lacks have no effect
@@ -1284,6 +1568,36 @@ export interface components {
             exclude_seen?: boolean | null;
             filters?: components["schemas"]["FiltersBody"] | null;
             /**
+             * RulesBody
+             * @description How the ranking is reordered; each comes in the place of the surface's, but blocks add up.
+             */
+            rules?: {
+                /** Boosts */
+                boosts?: components["schemas"]["BoostBody"][] | null;
+                /** Pins */
+                pins?: components["schemas"]["PinBody"][] | null;
+                /**
+                 * Blocks
+                 * @description Items for which any of these holds are not shown
+                 */
+                blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+                /** Caps */
+                caps?: components["schemas"]["CapBody"][] | null;
+                /**
+                 * Diversity
+                 * Format: double
+                 * @description The weight of unlikeness in maximal marginal relevance
+                 */
+                diversity?: number | null;
+                /**
+                 * Decay
+                 * Format: double
+                 * @description How likely an item counts after each time that it was shown and not clicked
+                 */
+                decay?: number | null;
+                freshness?: components["schemas"]["FreshnessBody"] | null;
+            } | null;
+            /**
              * Deadline Ms
              * @description From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out
              * @example 200
@@ -1294,6 +1608,13 @@ export interface components {
              * @description Or header X-Request-Id; one is made when absent
              */
             request_id?: string | null;
+            /**
+             * Next
+             * @description Of this user's last answer: get items that it and those before it did not hold
+             */
+            next?: string | null;
+            /** @description Leave out what the user was shown lately; the newest 200 items are remembered */
+            avoid_shown?: components["schemas"]["AvoidShownBody"] | null;
             /**
              * Rationale
              * @description Add one sentence on why these items, if it can be written before the deadline
@@ -1343,6 +1664,7 @@ export interface components {
              *     - `bundle_mismatch`: The language model serves another bundle than the gateway, as it may for a moment during a promotion; the student answered.
              *     - `features_unavailable`: The feature store did not answer in its share of the deadline, so the user's history is not known.
              *     - `student_failed`: The student failed or was not done in time; the popular tier answered.
+             *     - `not_on_surface`: The request's surface does not allow the better tiers, so the next one answered.
              *     - `shed`: The gateway is overloaded, and requests of this priority class are answered from memory.
              *     - `similar_asked`: The request asked for items like those that it names.
              *     - `popular_asked`: The request asked for what is popular.
@@ -1387,6 +1709,11 @@ export interface components {
              */
             rationale?: string | null;
             /**
+             * Next
+             * @description Send it as `next` for the items that follow, within an hour; absent: the list ends here
+             */
+            next?: string | null;
+            /**
              * Rationale Reason
              * @description written, or why not: late, busy, failed, no_text; absent when none was requested
              */
@@ -1423,6 +1750,22 @@ export interface components {
             fix: string;
         };
         /**
+         * RemainingBody
+         * @description What an erasure leaves.
+         */
+        RemainingBody: {
+            /** What */
+            what: string;
+            /** Until */
+            until: string;
+            /**
+             * Until Unix Ms
+             * Format: int64
+             * @description Null: `until` alone says it
+             */
+            until_unix_ms: number | null;
+        };
+        /**
          * ReplyBody
          * @description The assistant's message.
          */
@@ -1449,6 +1792,29 @@ export interface components {
             json_schema?: components["schemas"]["JsonSchemaBody"] | null;
         };
         /**
+         * RuledItemBody
+         * @description An item's place before the rules and after them, from 1; null: it was or is not there.
+         */
+        RuledItemBody: {
+            /** Item Id */
+            item_id: string;
+            /**
+             * Before
+             * Format: int64
+             */
+            before: number | null;
+            /**
+             * After
+             * Format: int64
+             */
+            after: number | null;
+            /**
+             * Rules
+             * @description Those that moved it, or others past it
+             */
+            rules: string[];
+        };
+        /**
          * SimilarBody
          * @description For whom the similar items are, if for anybody, and which of them may be shown. All fields are optional.
          */
@@ -1460,12 +1826,16 @@ export interface components {
              */
             user_id?: string | null;
             /**
+             * Surface
+             * @description The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply
+             */
+            surface?: string | null;
+            /**
              * K
-             * @description How many items
-             * @default 10
+             * @description How many items; absent: the surface's, or 10
              * @example 10
              */
-            k?: number;
+            k?: number | null;
             /**
              * Recent Item Ids
              * @description Oldest first; what the store cannot know yet. Items that the catalogue lacks have no effect
@@ -1483,6 +1853,36 @@ export interface components {
             exclude_seen?: boolean | null;
             filters?: components["schemas"]["FiltersBody"] | null;
             /**
+             * RulesBody
+             * @description How the ranking is reordered; each comes in the place of the surface's, but blocks add up.
+             */
+            rules?: {
+                /** Boosts */
+                boosts?: components["schemas"]["BoostBody"][] | null;
+                /** Pins */
+                pins?: components["schemas"]["PinBody"][] | null;
+                /**
+                 * Blocks
+                 * @description Items for which any of these holds are not shown
+                 */
+                blocks?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+                /** Caps */
+                caps?: components["schemas"]["CapBody"][] | null;
+                /**
+                 * Diversity
+                 * Format: double
+                 * @description The weight of unlikeness in maximal marginal relevance
+                 */
+                diversity?: number | null;
+                /**
+                 * Decay
+                 * Format: double
+                 * @description How likely an item counts after each time that it was shown and not clicked
+                 */
+                decay?: number | null;
+                freshness?: components["schemas"]["FreshnessBody"] | null;
+            } | null;
+            /**
              * Deadline Ms
              * @description From arrival; or header X-Deadline-Ms. The server limits it, and has a default; what is not ready in time is left out
              * @example 200
@@ -1493,6 +1893,13 @@ export interface components {
              * @description Or header X-Request-Id; one is made when absent
              */
             request_id?: string | null;
+            /**
+             * Next
+             * @description Of this user's last answer: get items that it and those before it did not hold
+             */
+            next?: string | null;
+            /** @description Leave out what the user was shown lately; the newest 200 items are remembered */
+            avoid_shown?: components["schemas"]["AvoidShownBody"] | null;
             /**
              * Rationale
              * @description Add one sentence on why these items, if it can be written before the deadline
@@ -1658,6 +2065,56 @@ export interface components {
              */
             total_tokens: number;
             prompt_tokens_details: components["schemas"]["PromptDetailsBody"];
+        };
+        /**
+         * UserDataBody
+         * @description All that is kept of one user.
+         */
+        UserDataBody: {
+            /** User Id */
+            user_id: string;
+            /**
+             * History
+             * @description Null: none
+             */
+            history: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Shown
+             * @description What the user was shown, as far as it is remembered
+             */
+            shown: {
+                [key: string]: unknown;
+            }[];
+            /**
+             * Lists
+             * @description Stored lists, by bundle
+             */
+            lists: {
+                [key: string]: unknown;
+            }[];
+            /**
+             * Explanations
+             * @description Of the user's recent requests
+             */
+            explanations: {
+                [key: string]: unknown;
+            }[];
+            /**
+             * Events
+             * @description Of the offline log; null: this gateway does not see it
+             */
+            events: {
+                [key: string]: unknown;
+            }[] | null;
+            /**
+             * Impressions
+             * @description As events
+             */
+            impressions: {
+                [key: string]: unknown;
+            }[] | null;
         };
         StopStringList: string[];
         PromptStringList: string[];
@@ -2526,6 +2983,294 @@ export interface operations {
             /** @description An internal error; it is logged under the request id */
             500: {
                 headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    eraseUser: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The user */
+                user_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Accepted; the receipt is kept for 90 days */
+            202: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReceiptBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    userData: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description The user */
+                user_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UserDataBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after`; or no capacity at the moment; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    erasure: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path: {
+                /** @description Of the erasure's answer */
+                erasure_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReceiptBody"];
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description No such name, or it is no longer kept */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A dependency does not answer and nothing was done; retry after `retry-after` */
+            503: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
                     [name: string]: unknown;
                 };
                 content: {

@@ -114,6 +114,9 @@ REASONS: Mapping[Reason, ReasonText] = {
         "The gateway is overloaded, and requests of this priority class are answered from memory.",
         planned="The gateway was overloaded and shed this caller's class: it was answered from memory, nothing was read.",
     ),
+    Reason.NOT_TRAINED: ReasonText(
+        "The live bundle was made of items alone, and nothing is trained yet; the popular tier answered."
+    ),
     Reason.SIMILAR_ASKED: ReasonText("The request asked for items like those that it names."),
     Reason.POPULAR_ASKED: ReasonText("The request asked for what is popular."),
     Reason.EVERYTHING_SEEN: ReasonText(

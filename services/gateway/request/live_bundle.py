@@ -44,11 +44,11 @@ class Student(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """One loaded bundle: everything that a request needs from it."""
+    """One loaded bundle: everything that a request needs from it. One that was made of items alone has no student."""
 
     version: str
     catalogue: Catalogue
-    student: Student
+    student: Student | None
     manifest: dict[str, Any]
     items: ItemLayout
     expressions: Expressions
@@ -65,7 +65,9 @@ class Live:
         return lists_version(self.manifest, self.version)
 
     def vectors(self, items: np.ndarray) -> np.ndarray | None:
-        """Return the unit vectors (n, D) of these items (n,) by index, zeros for those that the bundle lacks; None where its student has none."""
+        """Return the unit vectors (n, D) of these items (n,) by index, zeros for those that the bundle lacks; None where its student has none, or it has no student."""
+        if self.student is None:
+            return None
         is_known = items < self.items.num_known
         found = self.student.vectors(np.where(is_known, items, 0))
         return found if found is None or is_known.all() else found * is_known[:, None]
@@ -127,7 +129,7 @@ class LiveBundle:
 
     def _load(self, bundle: Bundle) -> Live:
         catalogue = bundle.catalogue()
-        student = self._load_student(bundle, catalogue)
+        student = self._load_student(bundle, catalogue) if bundle.is_trained else None
         items, similar = self.catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
         live = Live(bundle.version, catalogue, student, bundle.manifest, items, Expressions(items), similar)
         _warm(live)
@@ -141,8 +143,8 @@ class LiveBundle:
                 self._quality.labels(live.version, model, metric).set(value)
         if self._live is not None:
             self._info.labels(self._live.version).set(0)
-        self._live = live
         self._info.labels(live.version).set(1)
+        self._live = live
         log.info("bundle_live", version=live.version, num_items=len(live.catalogue.item_ids))
 
 
@@ -152,4 +154,5 @@ def _warm(live: Live) -> None:
     live.catalogue.index_of  # noqa: B018 - fills the cached property
     for known in (live.catalogue, live.items):
         known.allowed(categories=("",))  # fills the table of categories: 0.5 s at 10^6 items
-    live.student.rank([0], np.ones(num_items, dtype=bool), min(10, num_items))
+    if live.student is not None:
+        live.student.rank([0], np.ones(num_items, dtype=bool), min(10, num_items))

@@ -3,44 +3,60 @@
 Each place gets the first candidate that exceeds no cap; only where there is none, the first candidate at all.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from services.contracts.rules import Rules
+from services.contracts.rules import Cap, Rules
 from services.gateway.rules.slate import Known, Slate
 from services.items.columns import ItemColumns
 
 
 def cap(slate: Slate, rules: Rules, known: Known) -> Slate:
     """Reorder the candidates."""
-    caps, columns, num_free = rules.caps or (), known.expressions.columns, slate.num_free
-    counts: list[Counter[Hashable]] = [Counter() for _ in caps]
+    columns, room = known.expressions.columns, _Room(rules.caps or ())
     pinned = np.fromiter(slate.pinned.values(), dtype=np.int64, count=len(slate.pinned))
-    values = [values_of(columns, one.attribute, slate.indices) for one in caps]
-    for one, count in zip(caps, counts, strict=True):
-        for found in values_of(columns, one.attribute, pinned):
-            count.update(found)
-    limits = [one.most for one in caps]
+    for keys in room.keys(columns, pinned):
+        room.take(keys)
     taken: list[int] = []
     deferred: list[int] = []
-    for place in range(len(slate.indices)):
-        if len(taken) == num_free:
+    for place, keys in enumerate(room.keys(columns, slate.indices)):
+        if len(taken) == slate.num_free:
             break
-        found_by_cap = [of_cap[place] for of_cap in values]
-        if any(
-            count[value] >= most
-            for found, count, most in zip(found_by_cap, counts, limits, strict=True)
-            for value in found
-        ):
+        if room.is_for(keys):
+            room.take(keys)
+            taken.append(place)
+        else:
             deferred.append(place)
-            continue
-        taken.append(place)
-        for found, count in zip(found_by_cap, counts, strict=True):
-            count.update(found)
     rest = range(len(taken) + len(deferred), len(slate.indices))
     return slate.reordered(np.array([*taken, *deferred, *rest], dtype=np.int64))
+
+
+class _Room:
+    """How many items of each value still keep within the caps. A key is a cap's place and a value."""
+
+    def __init__(self, caps: Sequence[Cap]) -> None:
+        self._caps = caps
+        self._left: dict[Hashable, int] = {}
+
+    def keys(self, columns: ItemColumns, indices: np.ndarray) -> Iterator[Sequence[tuple[int, Hashable]]]:
+        """Yield the keys of each item."""
+        by_cap = [values_of(columns, one.attribute, indices) for one in self._caps]
+        for of_item in zip(*by_cap, strict=True):
+            yield [(number, value) for number, values in enumerate(of_item) for value in values]
+
+    def is_for(self, keys: Iterable[tuple[int, Hashable]]) -> bool:
+        """Whether there is room for an item of these keys."""
+        left = self._left
+        for key in keys:  # noqa: SIM110 - a loop, since this is asked 200 times a request
+            if left.get(key, 1) <= 0:
+                return False
+        return True
+
+    def take(self, keys: Iterable[tuple[int, Hashable]]) -> None:
+        """Count an item."""
+        for key in keys:
+            self._left[key] = self._left.get(key, self._caps[key[0]].most) - 1
 
 
 def values_of(columns: ItemColumns, attribute: str, indices: np.ndarray) -> Sequence[tuple[Hashable, ...]]:

@@ -1,6 +1,6 @@
 """What rules work on: the candidates of one answer, and what is known of items beside their ranking."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -52,10 +52,16 @@ class Slate:
         """Return the candidates in this order of their places, which holds each place once."""
         return replace(self, indices=self.indices[order], scores=self.scores[order])
 
-    def order(self) -> Iterator[int]:
-        """Yield all items as they would be listed were they all wanted."""
-        whole = replace(self, num_wanted=len(self.indices) + len(self.pinned))
-        return (index for index, _ in whole.listed())
+    def places(self, items: Collection[int]) -> dict[int, int]:
+        """Return the place (from 1) that each of these items has in the whole, however many are wanted."""
+        found, pins = {index: position for position, index in self.pinned.items()}, sorted(self.pinned)
+        for rank, index in enumerate(self.indices.tolist(), 1):
+            if index in items:
+                place = rank
+                for position in pins:
+                    place += position <= place
+                found[index] = place
+        return found
 
     def listed(self) -> Iterator[tuple[int, float | None]]:
         """Yield the items of the list and their scores; a pinned one has None.

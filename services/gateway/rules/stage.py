@@ -77,10 +77,10 @@ def apply_rules(
 def moves_of(ruled: Ruled) -> Iterator[tuple[int, int | None, int | None, tuple[str, ...]]]:
     """Yield each item of the list before and after the rules: its index, its place (from 1) before and after, and the rules that moved it."""
     num_wanted, stages = ruled.before.num_wanted, [ruled.before, *(slate for _, slate in ruled.steps)]
-    places = [{index: place for place, index in enumerate(slate.order(), 1)} for slate in stages]
     after = {index: place for place, (index, _, _) in enumerate(ruled.chosen, 1)}
-    first = [index for index, place in places[0].items() if place <= num_wanted]
-    for index in dict.fromkeys([*after, *first]):
+    shown = dict.fromkeys([*after, *ruled.before.indices[:num_wanted].tolist()])
+    places = [slate.places(shown) for slate in stages]
+    for index in shown:
         seen = [of_stage.get(index) for of_stage in places]
         movers = [name for (name, _), one, other in zip(ruled.steps, seen, seen[1:], strict=False) if one != other]
         yield index, seen[0], after.get(index), tuple(movers)

@@ -31,8 +31,8 @@ class StudentTier:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="student")
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
-        """Return whether the surface allows the student, which can always be asked."""
-        return {"student_allowed": self.tier in context.surface.tiers}
+        """Return whether the surface allows the student, and whether the bundle has one, which then can always be asked."""
+        return {"student_allowed": self.tier in context.surface.tiers, "is_trained": context.live.student is not None}
 
     def rank(self, context: RequestContext) -> "TierResult | asyncio.Task[TierResult]":
         """Rank the allowed items by the history: at once, or in the thread for a large catalogue. Not as a fallback on a surface without it."""
@@ -56,6 +56,7 @@ def _rank(context: RequestContext) -> TierResult:
     with context.stages.measure("student"):
         try:
             allowed = context.masks.allowed[: context.live.items.num_known]  # it knows no newer items
+            assert context.live.student is not None, "the policy asks no student of a bundle without models"
             indices, scores = context.live.student.rank(context.history, allowed, context.num_ranked)
         except Exception as error:  # noqa: BLE001 - whatever its runtime fails at, the next tier answers
             log.warning("student_failed", request_id=context.request.request_id, error=repr(error))

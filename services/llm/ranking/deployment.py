@@ -59,13 +59,14 @@ class LiveEngine:
 
     Requests that began on the old version finish on it: its engine thread ends when it has no work left. Both share one KV pool
     where their models lay keys and values out alike; the old one's weights are freed after that. `load` makes a bundle ready, `start` runs its engine.
+    One that was made of items alone, for which `load` returns None, is not run: requests are refused as before the first bundle.
     """
 
     def __init__(
         self,
         store: BundleStore,
         poll_s: float,
-        load: Callable[[Bundle], LoadedBundle],
+        load: Callable[[Bundle], LoadedBundle | None],
         start: Callable[[LoadedBundle], EngineThread],
     ) -> None:
         self._start = start
@@ -92,9 +93,11 @@ class LiveEngine:
         if self._running is not None:
             self._running.thread.stop()
 
-    def _swap(self, bundle: LoadedBundle) -> None:
-        before, self._running = self._running, RunningBundle(bundle, self._start(bundle))
-        log.info("bundle_loaded", version=bundle.version, before=None if before is None else before.bundle.version)
+    def _swap(self, bundle: LoadedBundle | None) -> None:
+        before = self._running
+        self._running = None if bundle is None else RunningBundle(bundle, self._start(bundle))
+        version = None if bundle is None else bundle.version
+        log.info("bundle_loaded", version=version, before=None if before is None else before.bundle.version)
         if before is not None:
             before.thread.stop()
         gc.unfreeze()
@@ -173,7 +176,9 @@ class LlmDeployment:
         """Ray Serve's health check: raises when the engine hangs or has died, or the bundle follower has died."""
         self._live.check_health(self._settings.engine_max_step_s)
 
-    def _load(self, bundle: Bundle) -> LoadedBundle:
+    def _load(self, bundle: Bundle) -> LoadedBundle | None:
+        if not bundle.is_trained:
+            return None
         settings = self._settings
         dtype: torch.dtype = getattr(torch, settings.llm_dtype)
         config = with_weights_of(bundle, settings)

@@ -72,11 +72,41 @@ def serve_ratios() -> Iterator[str]:
     yield "Of {} answers {:.2f} % came within 50 ms.".format(*share_in_time())
 
 
+def catalogue_lines() -> Iterator[str]:
+    """A row for each run of hidden items, and what a million items cost."""
+    run = result("catalogue")
+    for name, what in (
+        ("hide", "all running"),
+        ("hide_redis_kill", "Redis killed"),
+        ("hide_worker_takeover", "the stream worker killed"),
+    ):
+        one = run[name]
+        seen = f"{one['num_shown_after_1s']} of {one['num_answers']}"
+        yield f"| {what} | {one['num_changes']} | {one['p50_ms']:.0f} / {one['p99_ms']:.0f} | {seen} |"
+    size = run["size"]
+    yield f"take {size['memory_mb']:.0f} MB"
+    yield f"{size['start_cpu_s']:.1f} s of processor time, {size['start_s']:.1f} s by the clock"
+    yield f"{size['request_with_ms']:.2f} ms, {size['request_without_ms']:.2f} ms"
+
+
 def freshness_line() -> Iterator[str]:
     """Events, and when they were visible."""
     run = result("freshness")
     latencies = f"p50 {run['p50_ms']:.0f} ms, p99 {run['p99_ms']:.0f} ms"
     yield f"{run['num_events']} events under load, accepted until visible in `Recommend`: {latencies}"
+
+
+def rules_lines() -> Iterator[str]:
+    """A line a tier, what the stage takes, and what an expression does."""
+    run = result("rules")
+    for case in run["requests"]:
+        plain, ruled = case["plain_p50_ms"], case["ruled_p50_ms"]
+        yield f"| {case['tier']} | {plain:.1f} | {ruled:.1f} | {case['ruled_over_plain_p50']:.2f} |"
+    stage, expressions = run["stage"], run["expressions"]
+    yield f"takes {stage['choose_ms']:.2f} ms, with all six rules {stage['choose_and_rules_ms']:.2f} ms"
+    kept, mended = (round(1_000 * expressions[name]) for name in ("kept_ms", "after_a_change_ms"))
+    yield f"over {expressions['num_items']:,} items is compiled in {expressions['compile_p50_ms']:.0f} ms"
+    yield f"found again in {kept} µs, and mended after the change of an item in {mended} µs"
 
 
 def quality_rows() -> dict[tuple[str, str], dict[str, Any]]:
@@ -358,6 +388,28 @@ def profile_words() -> Iterator[str]:
     yield f"| memory, compute | {100 * MEMORY_SHARE:.0f} %, {100 * COMPUTE_SHARE:.0f} % |"
 
 
+def experiment_words() -> Iterator[str]:
+    """False alarms and times of the verdict, coverage of reports and off-policy estimates, and the join."""
+    run = result("experiments")
+    release, reports, joined = run["release"], run["reports"], run["join"]
+    yield f"worse in {release['false_alarms_of_1000']} of 1,000 days"
+    for case in run["worse"]["cases"]:
+        times = [case[name] for name in ("median_found_after_s", "worst_found_after_s")]
+        cells = " | ".join("-" if time is None else f"{time:.0f} s" for time in times)
+        yield f"| {case['name']} | {case['found_within_10_minutes']} of {case['num']} | {case['found_within_30_minutes']} | {cells} |"
+    yield f"A/A with {reports['a_a']['num_looks']} daily looks: {reports['a_a']['false_alarms_of_1000']} of 1,000"
+    yield f"the truth at every look in {reports['intervals']['covered_share']:.1%} of {reports['intervals']['num']}"
+    mismatch = reports["mismatch"]
+    yield f"found in {mismatch['found_of_1000']} of 1,000, with {mismatch['false_alarms_of_1000']} false"
+    for log in run["off-policy"]["logs"]:
+        shares = [
+            f"{one['covered_share']:.1%}" if (one := log[name]) else "-" for name in ("ips", "snips", "doubly_robust")
+        ]
+        yield f"| {log['log']} | {log['refused']} of {log['num']} | {' | '.join(shares)} |"
+    assert joined["is_equal"]
+    yield f"{joined['num_impressions']:,} impressions and {joined['num_events']:,} events in {joined['join_s']:.1f} s"
+
+
 def readme_lines() -> Iterator[str]:
     """The six numbers of README."""
     rest = {case["tier"]: case for case in result("serve")["cases"] if case["door"] == "rest"}
@@ -379,7 +431,9 @@ PAGES = {
     "docs/benchmarks.md": (
         serve_lines,
         serve_ratios,
+        catalogue_lines,
         freshness_line,
+        rules_lines,
         quality_lines,
         variant_lines,
         seen_items_line,
@@ -398,6 +452,7 @@ PAGES = {
         fault_words,
         fault_page,
         text_words,
+        experiment_words,
     ),
     "docs/capacity.md": (store_words,),
     "docs/scale.md": (plan_words, train_lines, profile_words),

@@ -269,6 +269,7 @@ def test_a_promotion_of_a_version_that_is_pruned_meanwhile_is_taken_back(store: 
         """A storage in which another process hides the version as the pointer moves."""
 
         def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
+            """Move the pointer, and hide v1 where it is that."""
             moved = super().swap_record(name, seen, content)
             if b'"live": "v1"' in content:
                 other.hide("v1")

@@ -109,6 +109,7 @@ async def test_a_fault_of_the_compiler_is_no_result(guide: SlowGuide) -> None:
     """It is raised, frees the slot, and the schema is tried again."""
 
     def fail(_: str) -> JsonGrammar:
+        """Fail at any schema."""
         raise RuntimeError("no schema's fault")
 
     compiler = SchemaCompiler(fail, num_slots=1)

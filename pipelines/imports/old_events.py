@@ -1,0 +1,49 @@
+"""Events that are too old for the stream, as a table for `tailrace pipeline --events`: one file that is replaced whole when an import ends.
+
+Beside it, in FILE.parts, are the batches of an import that has not ended. Each id is kept once.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from models.files import rename_durably
+from services.contracts.events import Interaction
+
+_COLUMNS = ("user_id", "item_id", "event_type", "value", "event_id")
+
+
+class OldEvents:
+    """Adds events to a table. One import at a time."""
+
+    def __init__(self, table: Path) -> None:
+        self._table = table
+        self._parts = table.with_name(f"{table.name}.parts")
+
+    def add(self, events: Sequence[Interaction]) -> None:
+        """Keep a batch; the same batch again is kept once. Returns when it is on the disk."""
+        if not events:
+            return
+        self._parts.mkdir(parents=True, exist_ok=True)
+        rows = [{name: getattr(one, name) for name in _COLUMNS} | {"event_time": one.event_time_ms} for one in events]
+        ids = "\n".join(one.event_id for one in events)
+        self._write(pl.DataFrame(rows), self._parts / f"{hashlib.sha256(ids.encode()).hexdigest()[:16]}.parquet")
+
+    def finish(self) -> int:
+        """Merge the batches into the table, and return how many events it then holds."""
+        files = [*sorted(self._parts.glob("*.parquet"))]
+        if files:
+            read = [self._table, *files] if self._table.exists() else files
+            merged = pl.concat([pl.read_parquet(one) for one in read], how="diagonal").unique("event_id", keep="first")
+            self._write(merged.sort("event_time", "event_id"), self._table)
+        shutil.rmtree(self._parts, ignore_errors=True)
+        return pl.scan_parquet(self._table).select(pl.len()).collect().item() if self._table.exists() else 0
+
+    def _write(self, rows: pl.DataFrame, path: Path) -> None:
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        rows.write_parquet(scratch)
+        rename_durably(scratch, path)

@@ -1,0 +1,85 @@
+"""The first bundle of a shop that has items and no events: a catalogue, and for each item those with the most similar texts. No models.
+
+Its manifest says `trained: false`. Gateways then answer with what is popular, which without events is what was published last, and with similar items; the replicas of the LLM wait.
+The first training replaces it like any bundle, and is compared with nothing.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from models.bundle import Bundle
+from models.catalogue import Catalogue
+from models.registry import BundleStore
+from models.similar import SIMILAR, SimilarTable, num_neighbours
+from pipelines.codes.embedding import fit_text, texts_of
+from pipelines.data import ingest, schema
+from pipelines.data.normalize import Raw, normalize
+from pipelines.evaluation.evaluate import REPORT
+from pipelines.options import Places
+from pipelines.publication.bundle import publish, version_of
+from pipelines.similarity.vectors import nearest
+from services.errors import DataError
+from services.features.schema import SERVICE
+
+_TEXT_SIZE = 64
+
+
+def publish_items(
+    store: BundleStore, raw: pl.DataFrame, table: str, now: datetime, report: Callable[[str], object]
+) -> Bundle:
+    """Publish a bundle of these items alone and make it live, where nothing is.
+
+    Raises DataError naming `table`, and BundleMoved where another bundle went live meanwhile.
+    """
+    (rows,), notes = normalize(Raw("items", table, raw))
+    checked = schema.check_items(rows, table)
+    items = checked.good.sort("item_id")
+    if items.height < 2:
+        raise DataError("", f"{items.height} items of {table} can be used; give at least 2", "'i42'")
+    for note in (*notes, *checked.notes):
+        report(str(note))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "bundle"
+        folder.mkdir()
+        _catalogue_of(items).save(folder / "catalogue.parquet")
+        similar_by_text(texts_of(items)).save(folder / SIMILAR)
+        about: dict[str, Any] = {"dataset": Path(table).stem, "num_items": items.height}
+        (folder / REPORT).write_text(json.dumps(about | {"metrics": {}}, indent=1))
+        about |= {"model_name": store.name, "trained": False, "feature_service": SERVICE, "depth": 1, "repeats": False}
+        return publish(store, folder, version_of(folder, now), about, seen=None)
+
+
+def similar_by_text(texts: list[str]) -> SimilarTable:
+    """Return for each item those whose titles, categories and texts are most similar; for one without words nothing."""
+    num = num_neighbours(len(texts))
+    found = nearest(fit_text(texts, _TEXT_SIZE, seed=0).encode(texts), num)
+    return SimilarTable(found.items_VC, found.figures_VC.astype(np.float16))
+
+
+def describe_missing(bundle: Bundle, places: Places) -> str:
+    """Return what a first training still needs of events, counted in the live log; or that it has enough."""
+    source = ingest.Source(None, None, ingest.live_log_files(places.offline_log_dir), places.event_roles)
+    num_events, num_users, num_missing = ingest.count_for_training(source, bundle.item_ids())
+    seen = f"{bundle.version} has no models yet; the live log has {num_events} positive events of {num_users} users on its items"
+    if num_missing:
+        return f"{seen}: a first training needs {num_missing} more of one user"
+    return f"{seen}, enough for a first training: tailrace pipeline --items FILE"
+
+
+def _catalogue_of(items: pl.DataFrame) -> Catalogue:
+    ids = tuple(items["item_id"])
+    return Catalogue(
+        item_ids=ids,
+        titles=tuple(items["title"]),
+        categories=tuple(tuple(names) for names in items["categories"].to_list()),
+        codes=np.arange(len(ids), dtype=np.int32).reshape(-1, 1),
+        level_sizes=(len(ids),),
+        popularity=np.zeros(len(ids)),
+    )
