@@ -9,10 +9,11 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
@@ -90,7 +91,7 @@ class SurfacesEditor:
     def boosted(self, text: str, surface: str, item_id: str, factor: float) -> str:
         """Return a text in which the surface weighs an item by this factor, beside the rules that it has; 1 takes the item's weight away.
 
-        All else stays as it is written, comments too. Raises InvalidRequest.
+        All but its boosts stays as it is written, comments too. Raises InvalidRequest.
         """
         check_id("item_id", item_id)
         read_number("factor", factor, MIN_FACTOR, MAX_FACTOR)
@@ -101,7 +102,7 @@ class SurfacesEditor:
         try:
             document = tomlkit.parse(text)
             rules = document[surface].setdefault("rules", tomlkit.table())
-            others = [one for one in rules.get("boosts", ()) if one.unwrap()["where"] != where]
+            others = [one for one in rules.unwrap().get("boosts", ()) if one["where"] != where]
             boosts = tomlkit.array().multiline(multiline=True)
             for one in [*others, *([] if factor == 1 else [{"where": where, "factor": factor}])]:
                 boosts.append(_inline(one))
@@ -115,9 +116,10 @@ class SurfacesEditor:
         return changed
 
 
-def _inline(boost: dict[str, object]) -> tomlkit.items.InlineTable:
+def _inline(fields: Mapping[str, Any]) -> tomlkit.items.InlineTable:
     table = tomlkit.inline_table()
-    table.update(boost)
+    for name, value in fields.items():
+        table.append(name, _inline(value) if isinstance(value, Mapping) else value)
     return table
 
 

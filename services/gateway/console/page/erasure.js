@@ -1,4 +1,4 @@
-// Erasing a user: asked for twice, then the receipt, read again until no answer depends on the user's past.
+// Erasing a user: asked for twice, then the receipt, read again until every store is done.
 
 import { get, post } from "./api.js"
 import { announce, byId, failureText, make, setText } from "./dom.js"
@@ -24,23 +24,30 @@ export function startErasure(session) {
 
 async function erase(userId, session) {
   try {
-    await follow(await post("/console/erasures", { user_id: userId }))
-    if (session.userId === userId) await session.choose(userId)
+    await follow(await post("/console/erasures", { user_id: userId }), () => {
+      announce("The user is erased from all that answers are made of.")
+      if (session.userId === userId) session.choose(userId)
+    })
   } catch (error) {
     setText(byId("erase-note"), failureText(error, "The erasure failed, or its receipt could not be read"))
   }
 }
 
-async function follow(accepted) {
+let followed = null
+
+// Shows the receipt until every store is done, or another user is erased; `onOnline` is called when answers are.
+async function follow(accepted, onOnline) {
   const until = performance.now() + READ_FOR_MS
-  show(accepted)
-  let receipt = accepted
-  while (!receipt.is_done_online && performance.now() < until) {
+  followed = accepted.erasure_id
+  let [receipt, wasOnline] = [accepted, false]
+  while (followed === accepted.erasure_id) {
+    show(receipt)
+    if (receipt.is_done_online && !wasOnline) onOnline()
+    wasOnline = receipt.is_done_online
+    if (receipt.is_done || performance.now() > until) return
     await new Promise((resume) => setTimeout(resume, READ_EVERY_MS))
     receipt = await get(`/console/erasures/${accepted.erasure_id}`)
-    show(receipt)
   }
-  if (receipt.is_done_online) announce("The user is erased from all that answers are made of.")
 }
 
 function show(receipt) {
