@@ -44,7 +44,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
     async with RestClient(*options.url) as rest:
         await require_ready(rest)
         audience = await find_audience(rest)
-        background = asyncio.create_task(_background(rest, audience, options.rate))
+        background = asyncio.create_task(background_load(rest, audience, options.rate))
         try:
             visible_ms = [1_000 * await _sight(rest, audience.item_ids[0]) for _ in range(options.events)]
         finally:
@@ -72,7 +72,7 @@ async def _sight(rest: RestClient, item_id: str) -> float:
     sys.exit(f"error: the event of {user_id} was not visible within {GIVE_UP_S:g} s")
 
 
-async def _background(rest: RestClient, audience: Audience, rate_rps: float) -> None:
+async def background_load(rest: RestClient, audience: Audience, rate_rps: float) -> None:
     """Request for known users at a fixed rate, with a click for every second one, until cancelled."""
     users = audience.known_user_ids or ("nobody",)
 

@@ -38,6 +38,7 @@ from services.gateway.access.shared_rates import SharedRates
 from services.gateway.autoscale import LATE_SHARE
 from services.gateway.call.http import HttpApp
 from services.gateway.console.door import add_console
+from services.gateway.console.editor import add_editor
 from services.gateway.console.service import ConsoleService, build_console
 from services.gateway.data_plane import DataPlane, FeatureStore, PlaneConfig, Ports, build_data_plane, warm_up
 from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Drills
@@ -121,6 +122,7 @@ class Gateway:
             self._console = _console(self._settings, self._plane, store, drills)
             await self._console.start()
             add_console(app, self._console)
+            add_editor(app, self._running_plane)
         return app
 
     async def Recommend(self, request: bytes, grpc_context: Any) -> Any:

@@ -33,6 +33,8 @@ _SUPPORT = 5.0
 """Co-visits at which `support` is a half."""
 _NUM_CASES = 20_000
 _TEXT_SIZE = 64
+_MOST_COMPARED = 1 << 31
+"""Pairs of texts that are compared one by one, at most: half a minute."""
 _CUTOFF = 10
 _ROWS = 8_192
 
@@ -98,7 +100,12 @@ def with_texts(vectors: Candidates, num_events_V: np.ndarray, texts: Sequence[st
     if not len(unused) or not any(texts):
         return vectors
     text_VT = unit(fit_text(texts, _TEXT_SIZE, seed=0).encode(texts))
-    by_text = nearest_of(unused, text_VT, vectors.items_VC.shape[1])
+    num_candidates = vectors.items_VC.shape[1]
+    if len(unused) * len(texts) <= _MOST_COMPARED:
+        by_text = nearest_of(unused, text_VT, num_candidates)
+    else:
+        found = nearest(text_VT, num_candidates)
+        by_text = Candidates(found.items_VC[unused], found.figures_VC[unused])
     items_VC, figures_VC = vectors.items_VC.copy(), vectors.figures_VC.copy()
     items_VC[unused], figures_VC[unused] = by_text.items_VC, by_text.figures_VC
     return Candidates(items_VC, figures_VC)

@@ -17,7 +17,7 @@ from pipelines.similarity.co_visits import Candidates
 _MOST_COMPARED_WHOLE = 20_000
 _IN_CLUSTER, _SAMPLED_IN_CLUSTER, _CLUSTERS_SEARCHED = 128, 20, 24
 _ITERATIONS = 8
-_CHUNK = 512
+_CHUNK, _COSINES_AT_ONCE = 512, 1 << 24
 
 
 def unit(vectors_VD: np.ndarray) -> np.ndarray:
@@ -38,9 +38,10 @@ def nearest(vectors_VD: np.ndarray, num_candidates: int, progress: Progress = si
 
 def nearest_of(asked_Q: np.ndarray, unit_VD: np.ndarray, num_candidates: int) -> Candidates:
     """Return the nearest of all items for some of them, by exact comparison. Vectors are of length 1."""
+    size = max(1, min(_CHUNK, _COSINES_AT_ONCE // max(1, len(unit_VD))))
     found = [
-        _best(asked_Q[first : first + _CHUNK], np.arange(len(unit_VD)), unit_VD, num_candidates)
-        for first in range(0, len(asked_Q), _CHUNK)
+        _best(asked_Q[first : first + size], np.arange(len(unit_VD)), unit_VD, num_candidates)
+        for first in range(0, len(asked_Q), size)
     ]
     empty = np.zeros((0, num_candidates))
     return Candidates(

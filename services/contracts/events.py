@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from services.contracts.recommend import check_id
 from services.errors import InvalidRequest
 
@@ -173,13 +175,13 @@ class Impression:
     """
 
     request_id: str
-    user_id: str | None
+    user_id: str | None = None
     shown_time_ms: int
     item_ids: tuple[str, ...]
     tier: str
     reason: str
     bundle_version: str
-    newest_event_time_ms: int | None
+    newest_event_time_ms: int | None = None
     history_len: int
     history_digest: str
     features_as_of_us: int | None = None
@@ -213,38 +215,18 @@ class Impression:
 
 def decode_impression(value: bytes | None) -> Impression:
     """Read a record's value. Fields that a newer gateway adds are left out. Raises InvalidRequest with the field that is wrong."""
-    sent = parse_value(value)
-    found = {one.name: sent.get(one.name) for one in fields(Impression)}
-    for one in fields(Impression):
-        if not _is_of(found[one.name], _SENT_AS[one.type]):
-            raise InvalidRequest(one.name, "missing, or of a wrong type", "send what a gateway sends")
-    return Impression(**found | {"item_ids": tuple(sent["item_ids"])})
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a value of JSON is of a type, and one that a table can hold."""
-    if isinstance(value, list):
-        return kind is list and all(_is_of(one, str) for one in value)
-    if isinstance(value, str):
-        return isinstance(value, kind) and _is_utf8(value)
-    return isinstance(value, kind) and (not isinstance(value, int) or abs(value) < _MAX_INTEGER)
-
-
-def _is_utf8(text: str) -> bool:
-    """Whether a text holds no half of a surrogate pair, which JSON can name."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        found = _IMPRESSION.validate_json(value or b"", strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise InvalidRequest(".".join(map(str, first["loc"])) or "value", first["msg"], _AS_A_GATEWAY) from error
+    for name in _INTEGERS:
+        if abs(getattr(found, name) or 0) > _MAX_INTEGER:
+            raise InvalidRequest(name, "too large", _AS_A_GATEWAY)
+    return found
 
 
+_AS_A_GATEWAY = "send what a gateway sends"
 _MAX_INTEGER = 1 << 53
-_SENT_AS: Mapping[Any, Any] = {
-    str: str,
-    int: int,
-    str | None: str | None,
-    int | None: int | None,
-    tuple[str, ...]: list,
-}
-"""What the fields of an impression are in JSON."""
+_IMPRESSION = TypeAdapter(Impression)
+_INTEGERS = tuple(one.name for one in fields(Impression) if one.type in (int, int | None))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from services.gateway.events.items import ItemOperations, ItemReader
 from services.gateway.events.record import Draft, EventLog, RecordEvents
 from services.gateway.overload.admission import Admission, AdmissionLimits
 from services.gateway.overload.monitor import EdgeWatch, LoadMonitor
+from services.gateway.preview import PreviewSurface
 from services.gateway.recommend import Recommend
 from services.gateway.records.answer import RefusalRecord, RefusalSink
 from services.gateway.records.explanations import Explanations, ExplanationStore
@@ -36,6 +38,7 @@ from services.gateway.request.candidates import check_rules
 from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
 from services.gateway.request.pages import PageKey, Pages
+from services.gateway.surfaces.editor import SurfacesEditor
 from services.gateway.surfaces.surface import Surface
 from services.gateway.surfaces.surfaces import Surfaces
 from services.gateway.text.metrics import TextReport
@@ -97,6 +100,7 @@ class DataPlane:
         live: LiveBundle,
         items: ItemOperations,
         surfaces: Surfaces,
+        preview: PreviewSurface,
         popular: PopularTier,
         producers: Sequence[Producer],
         metrics: AnswerMetrics,
@@ -122,6 +126,8 @@ class DataPlane:
         self.explanations = explanations
         self.live = live
         self.items = items
+        self.surfaces_editor = SurfacesEditor(surfaces)
+        self.preview = preview
         self.popular = popular
         self.load = load
         self.clock = clock
@@ -292,15 +298,22 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     pages = Pages(live, ports.page_key, ports.wall_clock)
     text_report = TextReport(TextMetrics(ports.registry))
     text = _text_tier(ports, config, load, text_report)
-    recommend = Recommend(
+    make_recommend = partial(
+        Recommend,
         live=live,
-        surfaces=surfaces,
         features=ports.features,
         tiers=_tiers(llm, StudentTier(ports.clock)),
         last=popular,
         load=load,
         pages=pages,
         rationale=RationaleWriter(text, text_report.metrics.rationales, ports.wall_clock),
+        limits=config.deadlines,
+        feature_timeout_s=config.feature_timeout_s,
+        clock=ports.clock,
+        wall_clock=ports.wall_clock,
+    )
+    recommend = make_recommend(
+        surfaces=surfaces,
         sinks=(
             Impressions(ports.impressions, metrics.impressions).answered,
             answer_metrics.answered,
@@ -308,11 +321,8 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
             set_span_attributes,
             explanations.answered,
         ),
-        limits=config.deadlines,
-        feature_timeout_s=config.feature_timeout_s,
-        clock=ports.clock,
-        wall_clock=ports.wall_clock,
     )
+    preview = PreviewSurface(surfaces, lambda finder, sink: make_recommend(surfaces=finder, sinks=(sink,)), ports.clock)
     return DataPlane(
         recommend=recommend,
         features=ports.features,
@@ -320,6 +330,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         live=live,
         items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items),
         surfaces=surfaces,
+        preview=preview,
         popular=popular,
         producers=(ports.events, ports.impressions, ports.item_log),
         metrics=answer_metrics,

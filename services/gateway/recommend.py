@@ -7,7 +7,7 @@ answers. Knows neither JSON nor protobuf, no tier by name, and no clock but the 
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from opentelemetry.trace import SpanKind
 
@@ -39,7 +39,7 @@ from services.gateway.request.live_bundle import LiveBundle
 from services.gateway.request.pages import Pages
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import Ruled, apply_rules
-from services.gateway.surfaces.surfaces import Surfaces
+from services.gateway.surfaces.surface import Surface
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.tiers.tier import LastTier, RankingTier, TierResult
 from services.observability.tracing import trace_id
@@ -60,6 +60,14 @@ class _Admitted(NamedTuple):
     version: str
 
 
+class SurfaceFinder(Protocol):
+    """The surfaces of requests."""
+
+    def find(self, name: str | None) -> Surface:
+        """Return the surface of this name. Raises InvalidRequest."""
+        ...
+
+
 class Recommend:
     """Answers recommendation requests. One per process; holds no state of a request."""
 
@@ -67,7 +75,7 @@ class Recommend:
         self,
         *,
         live: LiveBundle,
-        surfaces: Surfaces,
+        surfaces: SurfaceFinder,
         features: Features,
         tiers: Sequence[RankingTier],
         last: LastTier,

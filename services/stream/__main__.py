@@ -28,7 +28,7 @@ from services.observability.tracing import open_tracing
 from services.settings.kafka_topics import Topic
 from services.settings.settings import Settings, load_settings
 from services.stream.aggregate import history_limits
-from services.stream.background import DEFAULT_PACE, Pace
+from services.stream.background import DEFAULT_PACE, Pace, Timer
 from services.stream.decode import LoggedImpression
 from services.stream.effects import NO_INTERRUPTIONS, Interruptions
 from services.stream.erasure.eraser import Eraser, ErasingFiles
@@ -46,6 +46,7 @@ GROUP, IMPRESSIONS_GROUP = "tailrace-stream", "tailrace-impressions"
 _IMPRESSIONS_WAIT_MS = 200
 """Gateways send impressions five times a second, and nobody waits for them."""
 _SNAPSHOT_EVERY_S = 10.0
+_LIST_EVERY_S = 20.0
 
 
 def main() -> None:
@@ -130,6 +131,7 @@ class _Counted:
         self._lock = threading.Lock()
         self._of_bundle: tuple[str, ...] = ()
         self._num_stated = 0
+        self._due = Timer(_LIST_EVERY_S)
 
     def replace(self, of_bundle: tuple[str, ...]) -> None:
         """List another bundle's items."""
@@ -138,9 +140,9 @@ class _Counted:
             self._list()
 
     def look(self) -> None:
-        """List the items that are new in the live catalogue."""
-        with self._lock:
-            if self.live_items.layout.num_named != self._num_stated:
+        """List the items that are new in the live catalogue, at most every so often: with a million items it takes a second."""
+        if self._due.due() and self.live_items.layout.num_named != self._num_stated:
+            with self._lock:
                 self._list()
 
     def _list(self) -> None:

@@ -109,6 +109,9 @@ def _is_impression(value: bytes | None, logged: LoggedImpression) -> bool:
     return (found.request_id, found.shown_time_ms) == (logged.impression.request_id, logged.impression.shown_time_ms)
 
 
+_LISTS = ("item_ids", "positions", "scores", "propensity")
+
+
 def _impression_row(event: LoggedImpression) -> dict[str, Any]:
     place = event.position
     where = {"topic_id": place.topic_id, "partition": place.partition, "offset": place.offset}
@@ -117,8 +120,8 @@ def _impression_row(event: LoggedImpression) -> dict[str, Any]:
 
 def _impression_of(row: dict[str, Any]) -> LoggedImpression:
     position = LogPosition(row.pop("topic_id"), row.pop("partition"), row.pop("offset"))
-    row["item_ids"] = tuple(row["item_ids"])
-    return LoggedImpression(Impression(**row), position)
+    lists = {name: tuple(row[name]) for name in _LISTS if row.get(name) is not None}
+    return LoggedImpression(Impression(**row | lists), position)
 
 
 _PLACE = [("topic_id", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())]
@@ -158,6 +161,14 @@ IMPRESSIONS: LogKind[LoggedImpression] = LogKind(
             ("history_digest", pa.string()),
             ("features_as_of_us", pa.int64()),
             *_PLACE,
+            ("surface", pa.string()),
+            ("name", pa.string()),
+            ("variant", pa.string()),
+            ("positions", pa.list_(pa.int64())),
+            ("scores", pa.list_(pa.float64())),
+            ("propensity", pa.list_(pa.float64())),
+            ("elapsed_ms", pa.float64()),
+            ("deadline_ms", pa.int64()),
         ]
     ),
     to_row=_impression_row,

@@ -7,6 +7,7 @@
     GET  /console/history       a user's history with titles                    scope admin
     POST /console/drills        {"llm": "off", "features": "on"}                scope admin, audited
 
+Those of the editor are in `editor.py`.
 The routes are no part of the public API, so OpenAPI leaves them out. The page's files are read once, and served with an ETag and a
 strict content security policy, without a build step. One is generated: the tiers and reasons in words, which the OpenAPI document has too.
 """
@@ -61,16 +62,16 @@ _STATES = {"off": True, "on": False}
 def add_console(app: HttpApp, service: ConsoleService) -> None:
     """Add the page and its API to the app."""
     door = _ConsoleDoor(service)
-    app.serve(_operation("GET", "/"), door.index)
-    app.serve(_operation("GET", "/console/page/{name}"), door.file)
-    app.serve(_operation("GET", "/console/live", Scope.RECOMMEND), door.live)
-    app.serve(_operation("GET", "/console/bundle", Scope.RECOMMEND), door.bundle)
-    app.serve(_operation("GET", "/console/users", Scope.ADMIN), door.users)
-    app.serve(_operation("GET", "/console/history", Scope.ADMIN), door.history)
-    app.serve(_operation("POST", "/console/drills", Scope.ADMIN, is_audited=True), door.drills)
+    app.serve(console_operation("GET", "/"), door.index)
+    app.serve(console_operation("GET", "/console/page/{name}"), door.file)
+    app.serve(console_operation("GET", "/console/live", Scope.RECOMMEND), door.live)
+    app.serve(console_operation("GET", "/console/bundle", Scope.RECOMMEND), door.bundle)
+    app.serve(console_operation("GET", "/console/users", Scope.ADMIN), door.users)
+    app.serve(console_operation("GET", "/console/history", Scope.ADMIN), door.history)
+    app.serve(console_operation("POST", "/console/drills", Scope.ADMIN, is_audited=True), door.drills)
 
 
-def _operation(method: str, path: str, scope: Scope | None = None, *, is_audited: bool = False) -> Operation:
+def console_operation(method: str, path: str, scope: Scope | None = None, *, is_audited: bool = False) -> Operation:
     """Return an operation that OpenAPI leaves out; no answer of the API is stored by a browser."""
     return Operation(
         name=path,

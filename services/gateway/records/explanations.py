@@ -13,7 +13,14 @@ from typing import Protocol
 import structlog
 from prometheus_client import Counter
 
-from services.contracts.explanation import OWN_FIELDS, Explanation, ListState, decode_explanation, encode_explanation
+from services.contracts.explanation import (
+    OWN_FIELDS,
+    Explanation,
+    ListState,
+    RuledItem,
+    decode_explanation,
+    encode_explanation,
+)
 from services.contracts.recommend import Tier
 from services.errors import DependencyUnavailable, NotFound
 from services.gateway.periodic_task import PeriodicTask
@@ -140,11 +147,22 @@ def _encoded(record: AnswerRecord | RefusalRecord) -> tuple[str, bytes]:
     llm = routing.results.get(Tier.LLM)
     llm_fields = _llm_fields(llm) if isinstance(llm, LlmResult) else None
     stages, facts = routing.context.stages.raw(), _facts_of(routing.facts)
-    ruled = () if routing.ruled is None else _ruled_items(routing.ruled, routing.context)
+    ruled = () if routing.ruled is None else _moves(routing.ruled, routing.context)
     return record.answer.request_id, encode_explanation(own_fields, facts, llm_fields, stages, ruled)
 
 
-def _ruled_items(ruled: Ruled, context: RequestContext) -> list[tuple[str, int | None, int | None, tuple[str, ...]]]:
+def ruled_items(record: AnswerRecord) -> tuple[RuledItem, ...]:
+    """Return the first items of an answer before and after the rules, as its explanation has them; none without rules."""
+    routing = record.routing
+    if routing is None or routing.ruled is None:
+        return ()
+    return tuple(
+        RuledItem(item_id=item_id, before=before, after=after, rules=rules)
+        for item_id, before, after, rules in _moves(routing.ruled, routing.context)
+    )
+
+
+def _moves(ruled: Ruled, context: RequestContext) -> list[tuple[str, int | None, int | None, tuple[str, ...]]]:
     """Return the first items before and after the rules, in the order of RuledItem's fields."""
     items = context.live.items
     return [(items.item_id(index), before, after, rules) for index, before, after, rules in moves_of(ruled)][

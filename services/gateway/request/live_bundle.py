@@ -143,8 +143,8 @@ class LiveBundle:
                 self._quality.labels(live.version, model, metric).set(value)
         if self._live is not None:
             self._info.labels(self._live.version).set(0)
-        self._live = live
         self._info.labels(live.version).set(1)
+        self._live = live
         log.info("bundle_live", version=live.version, num_items=len(live.catalogue.item_ids))
 
 

@@ -59,6 +59,16 @@ class Surfaces:
         self._on_state(SurfacesState.CURRENT)
         self._following = PeriodicTask(lambda: asyncio.to_thread(self.refresh), POLL_S)
 
+    @property
+    def path(self) -> Path | None:
+        """The file; None where there is none."""
+        return self._path
+
+    @property
+    def in_force(self) -> Mapping[str, Surface]:
+        """The surfaces by name."""
+        return self._surfaces
+
     def find(self, name: str | None) -> Surface:
         """Return the surface of this name, and for None the one without a name. Raises InvalidRequest that offers the nearest names."""
         if name is None:
@@ -101,6 +111,13 @@ class Surfaces:
         log.info("surfaces_read", num_surfaces=len(surfaces))
         self._on_state(SurfacesState.CURRENT)
 
+    def read_draft(self, text: str) -> Mapping[str, Surface]:
+        """Return the surfaces of a text as they would be in force. Raises InvalidRequest for what would be refused in the file."""
+        surfaces = parse_surfaces(text)
+        for surface in surfaces.values():
+            self._check(surface)
+        return surfaces
+
     def _check_all(self, path: Path, surfaces: Mapping[str, Surface]) -> None:
         for surface in surfaces.values():
             try:
@@ -116,16 +133,21 @@ class Surfaces:
 def read_surfaces(path: Path) -> Mapping[str, Surface]:
     """Read a file of surfaces. Raises ConfigError naming the entry and what is allowed."""
     try:
-        entries = tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_surfaces(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"surfaces file {path}: cannot be read ({error})") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"surfaces file {path}: not TOML ({error})") from error
-    if len(entries) > MAX_SURFACES:
-        raise ConfigError(f"surfaces file {path}: {len(entries)} surfaces; write at most {MAX_SURFACES}")
-    if wrong := next((name for name in entries if not _NAME.fullmatch(name)), None):
-        raise ConfigError(f"surfaces file {path}: {wrong!r} is no name; use a to z, 0 to 9, dot, dash and underscore")
-    try:
-        return {name: parse_surface(name, plain) for name, plain in entries.items()}
     except InvalidRequest as error:
         raise ConfigError(f"surfaces file {path}: {error}") from error
+
+
+def parse_surfaces(text: str) -> Mapping[str, Surface]:
+    """Read the text of such a file. Raises InvalidRequest naming the entry, or `text` for the whole."""
+    try:
+        entries = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InvalidRequest("text", f"not TOML ({error})", "mend it there") from error
+    if len(entries) > MAX_SURFACES:
+        raise InvalidRequest("text", f"{len(entries)} surfaces", f"write at most {MAX_SURFACES}")
+    if wrong := next((name for name in entries if not _NAME.fullmatch(name)), None):
+        raise InvalidRequest("text", f"{wrong!r} is no name", "use a to z, 0 to 9, dot, dash and underscore")
+    return {name: parse_surface(name, plain) for name, plain in entries.items()}

@@ -72,11 +72,41 @@ def serve_ratios() -> Iterator[str]:
     yield "Of {} answers {:.2f} % came within 50 ms.".format(*share_in_time())
 
 
+def catalogue_lines() -> Iterator[str]:
+    """A row for each run of hidden items, and what a million items cost."""
+    run = result("catalogue")
+    for name, what in (
+        ("hide", "all running"),
+        ("hide_redis_kill", "Redis killed"),
+        ("hide_worker_takeover", "the stream worker killed"),
+    ):
+        one = run[name]
+        seen = f"{one['num_shown_after_1s']} of {one['num_answers']}"
+        yield f"| {what} | {one['num_changes']} | {one['p50_ms']:.0f} / {one['p99_ms']:.0f} | {seen} |"
+    size = run["size"]
+    yield f"take {size['memory_mb']:.0f} MB"
+    yield f"{size['start_cpu_s']:.1f} s of processor time, {size['start_s']:.1f} s by the clock"
+    yield f"{size['request_with_ms']:.2f} ms, {size['request_without_ms']:.2f} ms"
+
+
 def freshness_line() -> Iterator[str]:
     """Events, and when they were visible."""
     run = result("freshness")
     latencies = f"p50 {run['p50_ms']:.0f} ms, p99 {run['p99_ms']:.0f} ms"
     yield f"{run['num_events']} events under load, accepted until visible in `Recommend`: {latencies}"
+
+
+def rules_lines() -> Iterator[str]:
+    """A line a tier, what the stage takes, and what an expression does."""
+    run = result("rules")
+    for case in run["requests"]:
+        plain, ruled = case["plain_p50_ms"], case["ruled_p50_ms"]
+        yield f"| {case['tier']} | {plain:.1f} | {ruled:.1f} | {case['ruled_over_plain_p50']:.2f} |"
+    stage, expressions = run["stage"], run["expressions"]
+    yield f"takes {stage['choose_ms']:.2f} ms, with all six rules {stage['choose_and_rules_ms']:.2f} ms"
+    kept, mended = (round(1_000 * expressions[name]) for name in ("kept_ms", "after_a_change_ms"))
+    yield f"over {expressions['num_items']:,} items is compiled in {expressions['compile_p50_ms']:.0f} ms"
+    yield f"found again in {kept} µs, and mended after the change of an item in {mended} µs"
 
 
 def quality_rows() -> dict[tuple[str, str], dict[str, Any]]:
@@ -401,7 +431,9 @@ PAGES = {
     "docs/benchmarks.md": (
         serve_lines,
         serve_ratios,
+        catalogue_lines,
         freshness_line,
+        rules_lines,
         quality_lines,
         variant_lines,
         seen_items_line,

@@ -6,6 +6,8 @@ class ApiError extends Error {
   constructor(status, error) {
     super(error.message)
     this.status = status
+    this.field = error.field
+    this.fix = error.fix
   }
 }
 
@@ -28,5 +30,10 @@ async function call(path, options) {
 export const get = (path, options = {}) => call(path, { method: "GET", ...options })
 export const post = (path, body, options = {}) => call(path, { method: "POST", body: JSON.stringify(body), ...options })
 
+const withBody = (method) => (path, body) => call(path, { method, body: JSON.stringify(body) })
+export const patch = withBody("PATCH")
+export const put = withBody("PUT")
+
+export const find = (text) => get(`/console/items?find=${encodeURIComponent(text)}`)
 export const recommend = (body, options) => post("/v1/recommendations", body, options)
 export const recordEvent = (event) => post("/v1/events", event, { priority: "high" })

@@ -18,6 +18,13 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text
 }
 
+// A failed call as a sentence: what did not happen, why, and what to do.
+export function failureText(error, what) {
+  if (error.status === 401) return "A key is needed."
+  if (error.status === 403) return "This key lacks the scope admin."
+  return `${what}: ${[error.field, error.message].filter(Boolean).join(": ")}${error.fix ? `; ${error.fix}` : ""}.`
+}
+
 // Announces a sentence to screen readers, after a pause in which a newer one may replace it.
 let pending = 0
 export function announce(sentence) {

@@ -5,8 +5,11 @@ import { clickPlace, startAnswer } from "./answer.js"
 import { loadBundle } from "./bundle.js"
 import { changeLoad, flip, load, showLive, startControls } from "./controls.js"
 import { byId, make, setText } from "./dom.js"
+import { startErasure } from "./erasure.js"
+import { startItems } from "./items.js"
 import { Session } from "./session.js"
 import { showSlos } from "./slo.js"
+import { loadSurfaces, startSurfaces } from "./surfaces.js"
 import { TIERS, tierMeaning, tierTitle } from "./text.js"
 import { nextTheme, startTheme } from "./theme.js"
 import { loadUsers, startUsers } from "./users.js"
@@ -77,6 +80,7 @@ function showPulse(state, text) {
 
 async function begin() {
   loadBundle()
+  loadSurfaces()
   const users = await loadUsers(session)
   load.addMaterial([], users.map((user) => user.user_id))
   const userId = session.lastUserId() ?? users[Math.floor(users.length / 2)]?.user_id
@@ -108,6 +112,8 @@ startTheme()
 startUsers(session)
 startAnswer(session)
 startControls(session)
+startItems(session, startSurfaces(session))
+startErasure(session)
 startKeyDialog()
 startShortcuts()
 showTiers()

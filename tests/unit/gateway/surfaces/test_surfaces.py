@@ -92,7 +92,7 @@ def test_an_unknown_surface_is_refused_with_the_nearest(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("[cart", "not TOML"),
+        ("[cart", "text: not TOML"),
         ("[cart]\nkk = 3", "cart.kk: unknown; the fields are model, k"),
         ("[cart]\nk = 0", "cart.k: 0 is out of range"),
         ('[cart]\nmodel = "fr"', "cart.model: unknown model 'fr'; this stack serves default"),
@@ -107,8 +107,8 @@ def test_an_unknown_surface_is_refused_with_the_nearest(path: Path) -> None:
             "[cart.rules]\npins = [{ item_id = 'a', position = 1 }, { item_id = 'b', position = 1 }]",
             r"cart.rules.pins.1..position: 1 is there twice",
         ),
-        ("['my cart']", "'my cart' is no name"),
-        ("\n".join(f"[s{number}]" for number in range(65)), "65 surfaces"),
+        ("['my cart']", "text: 'my cart' is no name"),
+        ("\n".join(f"[s{number}]" for number in range(65)), "text: 65 surfaces"),
     ],
 )
 def test_a_bad_file_stops_the_start_and_is_refused_by_entry(tmp_path: Path, text: str, error: str) -> None:

@@ -1,0 +1,151 @@
+"""How soon an erased user is gone: one erasure at a time under load, and many users in one go.
+
+    python -m benchmarks.erasure --json OUT [--erasures 100] [--many 10000] [--rate 20] [--url HOST:PORT] [--up]
+
+    one    a new user's event is visible, the user is erased, and answers are requested until one has seen no event of theirs
+    many   so many new users with an event each are erased as fast as the door takes it; then their receipts are read until all
+           are done online, and done in every store
+
+Times count from the acknowledgement of the erasure, of the last one for `many`. The background load is that of benchmarks.freshness.
+Uses the running stack; `--up` starts one and stops it afterwards.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from benchmarks.freshness import PAUSE_S, background_load
+from benchmarks.load.audience import find_audience
+from benchmarks.load.clients import RestClient
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.open_loop import percentile
+from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from services.settings.settings import load_settings
+
+_GIVE_UP_S, _ALL_GIVE_UP_S = 60.0, 600.0
+_AT_ONCE = 16
+_EVENTS_PER_REQUEST = 500
+
+
+def main() -> None:
+    """Measure, print lines, write the JSON."""
+    settings = load_settings()
+    parser = report_parser(__doc__)
+    parser.add_argument("--erasures", type=at_least_one, default=100, help="users erased one after another")
+    parser.add_argument("--many", type=at_least_one, default=10_000, help="users erased in one go")
+    parser.add_argument("--rate", type=above_zero, default=20.0, help="background recommendations a second")
+    add_stack_options(parser, settings)
+    options = parser.parse_args()
+    with stack_for(settings, is_started=options.up):
+        report = asyncio.run(_measure(options))
+    write_report(options.json, report)
+
+
+async def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    async with RestClient(*options.url) as rest:
+        await require_ready(rest)
+        audience = await find_audience(rest)
+        background = asyncio.create_task(background_load(rest, audience, options.rate))
+        try:
+            gone_ms = [1_000 * await _erase_one(rest, audience.item_ids[0]) for _ in range(options.erasures)]
+            one = {f"p{share}_ms": round(percentile(gone_ms, share / 100), 3) for share in (50, 99, 100)}
+            print(
+                f"{options.erasures} erasures, gone from answers after p50 {one['p50_ms']} ms, p99 {one['p99_ms']} ms"
+            )
+            many = await _erase_many(rest, audience.item_ids[0], options.many)
+        finally:
+            background.cancel()
+    print(
+        f"{options.many} users: accepted in {many['accepted_s']} s, online {many['online_s']} s, all {many['all_s']} s"
+    )
+    found = {"one": {"num_erasures": options.erasures, **one}, "many": {"num_users": options.many, **many}}
+    return about_run("erasure") | {"background_rps": options.rate} | found
+
+
+async def _erase_one(rest: RestClient, item_id: str) -> float:
+    """Return the seconds until an answer has seen nothing of a user who had an event. Exits if it never comes to that."""
+    user_id = f"erased-{uuid.uuid4().hex}"
+    await _record(rest, [user_id], item_id)
+    await _answered(rest, user_id, lambda newest_ms: newest_ms is not None)
+    await _erase(rest, user_id)
+    acknowledged_s = time.perf_counter()
+    return await _answered(rest, user_id, lambda newest_ms: newest_ms is None) - acknowledged_s
+
+
+async def _erase_many(rest: RestClient, item_id: str, num_users: int) -> dict[str, float]:
+    user_ids = [f"erased-{uuid.uuid4().hex}" for _ in range(num_users)]
+    for at in range(0, num_users, _EVENTS_PER_REQUEST):
+        await _record(rest, user_ids[at : at + _EVENTS_PER_REQUEST], item_id)
+    await _answered(rest, user_ids[-1], lambda newest_ms: newest_ms is not None)
+    began_s = time.perf_counter()
+    erasure_ids = await _side_by_side(user_ids, lambda user_id: _erase(rest, user_id))
+    acknowledged_s = time.perf_counter()
+    found = {"accepted_s": round(acknowledged_s - began_s, 3)}
+    for name, field in (("online_s", "is_done_online"), ("all_s", "is_done")):
+        left = erasure_ids
+        while left:
+            receipts = await _side_by_side(left, lambda erasure_id: _receipt(rest, erasure_id))
+            left = [erasure_id for erasure_id, one in zip(left, receipts, strict=True) if not one.get(field)]
+            if time.perf_counter() > acknowledged_s + _ALL_GIVE_UP_S:
+                sys.exit(f"error: {len(left)} receipts without {field}, such as {receipts[-1]}")
+            await asyncio.sleep(0.2)
+        found[name] = round(time.perf_counter() - acknowledged_s, 3)
+    return found
+
+
+async def _record(rest: RestClient, user_ids: list[str], item_id: str) -> None:
+    events = [{"user_id": user_id, "item_id": item_id} for user_id in user_ids]
+    status, body = await rest.call(b"POST", b"/v1/events", json.dumps({"events": events}).encode())
+    if status != 200:
+        sys.exit(f"error: events were refused with {status}: {body.decode(errors='replace')}")
+
+
+async def _erase(rest: RestClient, user_id: str) -> str:
+    """Erase a user and return the erasure's id; tried again while the door refuses."""
+    for _ in range(50):
+        status, body = await rest.call(b"DELETE", f"/v1/users/{user_id}".encode(), b"")
+        if status == 202:
+            return str(json.loads(body)["erasure_id"])
+        await asyncio.sleep(0.1)
+    sys.exit(f"error: the erasure was refused with {status}: {body.decode(errors='replace')}")
+
+
+async def _receipt(rest: RestClient, erasure_id: str) -> dict[str, Any]:
+    status, body = await rest.call(b"GET", f"/v1/erasures/{erasure_id}".encode(), b"")
+    receipt: dict[str, Any] = json.loads(body) if status == 200 else {}
+    return receipt
+
+
+async def _answered(rest: RestClient, user_id: str, is_enough: Callable[[int | None], bool]) -> float:
+    """Request recommendations until an answer's newest event is as it should be; return when that was. Exits after a minute."""
+    began_s, ask = time.perf_counter(), json.dumps({"user_id": user_id, "k": 1}).encode()
+    while time.perf_counter() - began_s < _GIVE_UP_S:
+        status, body = await rest.call(b"POST", b"/v1/recommendations", ask)
+        seen_s = time.perf_counter()
+        if status == 200:
+            answer = json.loads(body)
+            is_read = answer["reason"] not in {"features_unavailable", "shed"}
+            if is_read and is_enough(answer["newest_event_time_ms"]):
+                return seen_s
+        await asyncio.sleep(PAUSE_S)
+    sys.exit(f"error: the answers to {user_id} did not change within {_GIVE_UP_S:g} s")
+
+
+async def _side_by_side(ids: Iterable[str], call: Callable[[str], Awaitable[Any]]) -> list[Any]:
+    """Call for each id, some at once, and return the results in order."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(found: str) -> Any:
+        async with places:
+            return await call(found)
+
+    return await asyncio.gather(*(one(found) for found in ids))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The console's routes that change what is answered. All need the scope admin, and are refused to other sites' pages; what changes something, or tries it, leaves an audit line.
+
+    GET   /console/items?find=TEXT         items by id, beginning of an id, or title
+    PATCH /console/items/ID                {"available": false}: hidden from every answer within a second
+    GET   /console/surfaces                the file's text, its SHA-256, and whether it can be saved
+    PUT   /console/surfaces                {"text": ..., "sha256": ...}: saved, unless it is wrong or has changed meanwhile
+    POST  /console/surfaces:boost          {"text": ..., "surface": ..., "item_id": ..., "factor": ...}: a text with the boost, which is not saved
+    POST  /console/surfaces:preview        {"text": ..., "surface": ..., "user_id": ...}: a user's answer now, and by the text
+    POST  /console/erasures                {"user_id": ...}: erases a user; its audit line names nobody
+    GET   /console/erasures/ID             the receipt
+
+Holds no rule: what is asked for goes to the data plane, as from the other doors.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.contracts.access import Scope
+from services.contracts.recommend import check_id
+from services.errors import InvalidRequest, NotFound
+from services.gateway.call.headers import Call
+from services.gateway.call.http import HttpApp, field_path, json_response, read_body
+from services.gateway.console.door import console_operation
+from services.gateway.console.items import find_items
+from services.gateway.data_plane import DataPlane
+from services.gateway.preview import Previewed
+from services.gateway.rest.schema import format_recommendation
+from services.gateway.rest.users import format_receipt
+from services.gateway.surfaces.editor import MAX_TEXT_BYTES
+
+DOOR = "console"
+_MAX_BODY_BYTES = 2 * MAX_TEXT_BYTES + 2_048
+"""Quotes and line breaks take two bytes in JSON."""
+B = TypeVar("B", bound=BaseModel)
+
+
+class _Sent(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class _Availability(_Sent):
+    available: bool
+
+
+class _Saved(_Sent):
+    text: str
+    sha256: str
+
+
+class _Boosted(_Sent):
+    text: str
+    surface: str
+    item_id: str
+    factor: float
+
+
+class _Drafted(_Sent):
+    text: str
+    surface: str
+    user_id: str
+
+
+class _Erased(_Sent):
+    user_id: str
+
+
+def add_editor(app: HttpApp, plane: Callable[[], DataPlane]) -> None:
+    """Add the routes to the app. `plane` returns the running data plane."""
+    door = _EditorDoor(plane)
+    for method, path, handler in (
+        ("GET", "/console/items", door.find),
+        ("PATCH", "/console/items/{item_id:path}", door.show),
+        ("GET", "/console/surfaces", door.surfaces),
+        ("PUT", "/console/surfaces", door.save),
+        ("POST", "/console/surfaces:boost", door.boost),
+        ("POST", "/console/surfaces:preview", door.preview),
+        ("POST", "/console/erasures", door.erase),
+        ("GET", "/console/erasures/{erasure_id:path}", door.receipt),
+    ):
+        app.serve(console_operation(method, path, Scope.ADMIN, is_audited=method != "GET"), handler)
+
+
+class _EditorDoor:
+    """The handlers of the operations."""
+
+    def __init__(self, plane: Callable[[], DataPlane]) -> None:
+        self._plane = plane
+
+    async def find(self, http: Request, _: Call) -> Response:
+        found = await find_items(self._plane().live.current().items, http.query_params.get("find", ""))
+        return json_response({"items": [asdict(one) for one in found]})
+
+    async def show(self, http: Request, _: Call) -> Response:
+        sent = await _read(http, _Availability)
+        state = await self._plane().items.patch(http.path_params["item_id"], {"available": sent.available})
+        return json_response({"item_id": state.item_id, "available": state.available})
+
+    async def surfaces(self, _: Request, __: Call) -> Response:
+        return json_response(asdict(await asyncio.to_thread(self._plane().surfaces_editor.read)))
+
+    async def save(self, http: Request, _: Call) -> Response:
+        sent = await _read(http, _Saved)
+        saving = asyncio.to_thread(self._plane().surfaces_editor.save, _text(sent.text), sent.sha256)
+        return json_response(asdict(await saving))
+
+    async def boost(self, http: Request, _: Call) -> Response:
+        sent = await _read(http, _Boosted)
+        if self._plane().live.current().items.index(sent.item_id) is None:
+            raise NotFound(f"there is no item {sent.item_id!r:.100}", "search for it first")
+        boosting = self._plane().surfaces_editor.boosted
+        text = await asyncio.to_thread(boosting, _text(sent.text), sent.surface, sent.item_id, sent.factor)
+        return json_response({"text": text})
+
+    async def preview(self, http: Request, call: Call) -> Response:
+        sent = await _read(http, _Drafted)
+        check_id("user_id", sent.user_id)
+        before, after = await self._plane().preview(
+            _text(sent.text), sent.surface, sent.user_id, call.admitted, call.request_id
+        )
+        return json_response({"before": self._previewed(before), "after": self._previewed(after)})
+
+    async def erase(self, http: Request, call: Call) -> Response:
+        sent = await _read(http, _Erased)
+        return json_response(format_receipt(await self._plane().users.erase(sent.user_id, DOOR, call.request_id)), 202)
+
+    async def receipt(self, http: Request, _: Call) -> Response:
+        return json_response(format_receipt(await self._plane().users.receipt(http.path_params["erasure_id"])))
+
+    def _previewed(self, one: Previewed) -> dict[str, Any]:
+        items = self._plane().live.current().items
+        ruled = [{**asdict(item), "title": _title(items, item.item_id)} for item in one.ruled]
+        return {**format_recommendation(one.answer), "ruled": ruled}
+
+
+def _title(items: Any, item_id: str) -> str:
+    index = items.index(item_id)
+    return item_id if index is None else str(items.title(index))
+
+
+def _text(text: str) -> str:
+    if len(text.encode(errors="surrogatepass")) > MAX_TEXT_BYTES:
+        raise InvalidRequest("text", "too long", f"write at most {MAX_TEXT_BYTES} bytes")
+    return text
+
+
+async def _read(http: Request, model: type[B]) -> B:
+    """Read a body. Raises InvalidRequest naming the first field that is wrong."""
+    try:
+        return model.model_validate_json(await read_body(http, _MAX_BODY_BYTES))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        fields = ", ".join(model.model_fields)
+        raise InvalidRequest(field_path(first["loc"]) or "body", first["msg"], f"the fields are {fields}") from error

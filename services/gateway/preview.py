@@ -1,0 +1,75 @@
+"""Answers a user twice, by the surface in force and by one that is only drafted, as any request is answered; nothing is saved, recorded or counted.
+
+No impression is sent, so that what is only looked at neither counts as shown nor is learned from.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.contracts.access import Caller
+from services.contracts.explanation import RuledItem
+from services.contracts.plain import nearest
+from services.contracts.recommend import Recommendation, RecommendRequest
+from services.errors import InvalidRequest
+from services.gateway.recommend import Recommend, SurfaceFinder
+from services.gateway.records.answer import AnswerRecord, AnswerSink
+from services.gateway.records.explanations import ruled_items
+from services.gateway.surfaces.surface import NO_SURFACE, Surface
+from services.gateway.surfaces.surfaces import Surfaces
+from services.router.deadline import Arrival
+
+_DOOR = "console"
+
+
+@dataclass(frozen=True, slots=True)
+class Previewed:
+    """An answer, and the first items before and after the surface's rules; none where it has no rules."""
+
+    answer: Recommendation
+    ruled: tuple[RuledItem, ...]
+
+
+class PreviewSurface:
+    """Tries surfaces on users."""
+
+    def __init__(
+        self,
+        surfaces: Surfaces,
+        recommend_by: Callable[[SurfaceFinder, AnswerSink], Recommend],
+        clock: Callable[[], float],
+    ) -> None:
+        """Take the surfaces in force, and what makes the ordinary request's way on other surfaces and a sink of its own."""
+        self._surfaces = surfaces
+        self._recommend_by = recommend_by
+        self._clock = clock
+
+    async def __call__(
+        self, text: str, name: str, user_id: str, caller: Caller, request_id: str
+    ) -> tuple[Previewed, Previewed]:
+        """Return the user's answer by the surface in force, or by none where there is no such one yet, and by the text's surface of this name.
+
+        Raises InvalidRequest for a text that could not be saved, and whatever an ordinary request raises.
+        """
+        drafted = self._surfaces.read_draft(text)
+        if name not in drafted:
+            raise InvalidRequest("surface", f"unknown surface {name!r:.100}", nearest(name, drafted))
+        request = RecommendRequest(request_id=request_id, user_id=user_id, surface=name)
+        before = await self._answer(self._surfaces.in_force.get(name, NO_SURFACE), request, caller)
+        return before, await self._answer(drafted[name], request, caller)
+
+    async def _answer(self, surface: Surface, request: RecommendRequest, caller: Caller) -> Previewed:
+        records: list[AnswerRecord] = []
+        recommend = self._recommend_by(_Only(surface), records.append)
+        answer = await recommend(request, Arrival(self._clock()), _DOOR, caller)
+        return Previewed(answer, ruled_items(records[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """The surface of every request."""
+
+    surface: Surface
+
+    def find(self, name: str | None) -> Surface:
+        """Return it."""
+        return self.surface

@@ -1,0 +1,204 @@
+"""The file of the surfaces is replaced whole, by who has read it last, and with nothing that would not come into force."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.contracts.filters import Condition, OneOf
+from services.contracts.rules import Boost
+from services.errors import InvalidRequest
+from services.gateway.surfaces.editor import SurfacesEditor
+from services.gateway.surfaces.surfaces import Surfaces, parse_surfaces
+
+CART = """# who edits this: the shop team
+[cart]
+k = 4   # a row of the page
+
+[cart.rules]
+caps = [{ attribute = "categories", most = 2 }]
+"""
+STYLES = (
+    CART,
+    "[cart]\nk = 4\n",
+    "[cart]\nrules = { boosts = [{ where = { key = 'item_id', eq = 'i01' }, factor = 3 }] }\n",
+    "[cart]\n[[cart.rules.boosts]]\nfactor = 3\nwhere = { key = 'item_id', eq = 'i01' }\n",
+    "[cart]\nk = 4\n[home]\nk = 2\n[cart.rules]\ndiversity = 0.5\n",
+    "cart.k = 4\n",
+    "[cart.rules]\nboosts = [\n  # a campaign\n  { where = { key = 'item_id', eq = 'i01' }, factor = 3 },\n]\n",
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file, with one surface, which its group may write."""
+    file = tmp_path / "surfaces.toml"
+    file.write_text(CART)
+    file.chmod(0o660)
+    return file
+
+
+@pytest.fixture
+def editor(path: Path) -> SurfacesEditor:
+    """An editor of the file."""
+    return SurfacesEditor(Surfaces(path))
+
+
+def test_what_is_saved_is_in_force_and_keeps_the_files_rights(path: Path) -> None:
+    """At once here; nothing else is left in the folder."""
+    surfaces = Surfaces(path)
+    editor = SurfacesEditor(surfaces)
+
+    saved = editor.save(CART.replace("k = 4", "k = 5"), editor.read().sha256)
+
+    assert surfaces.find("cart").k == 5
+    assert saved == editor.read()
+    assert (saved.text, saved.names, saved.problem, saved.read_only) == (path.read_text(), ("cart",), None, None)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    assert [file.name for file in path.parent.iterdir()] == ["surfaces.toml"]
+
+
+def test_an_edit_of_an_older_text_is_refused(editor: SurfacesEditor, path: Path) -> None:
+    """Whether another console saved meanwhile, or somebody edited the file by hand."""
+    read = editor.read()
+    path.write_text("[home]\n")
+
+    with pytest.raises(InvalidRequest, match="sha256: the file has changed meanwhile; read it again"):
+        editor.save(CART, read.sha256)
+
+    assert path.read_text() == "[home]\n"
+
+
+def test_of_many_edits_at_once_one_is_saved(path: Path) -> None:
+    """Each editor is another gateway's; all have read the same text."""
+    editors = [SurfacesEditor(Surfaces(path)) for _ in range(8)]
+    sha256, saved, refused = editors[0].read().sha256, list[str](), list[str]()
+
+    def save(number: int) -> None:
+        try:
+            saved.append(editors[number].save(f"[cart]\nk = {number + 1}\n", sha256).text)
+        except InvalidRequest as error:
+            refused.append(error.field)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(len(editors))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert saved == [path.read_text()]
+    assert refused == ["sha256"] * (len(editors) - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [("[cart", "text"), ("[cart]\nk = 0", "cart.k"), ("a = " + "[" * 5_000, "text"), ("['my cart']", "text")],
+)
+def test_a_text_that_would_not_come_into_force_changes_nothing(
+    editor: SurfacesEditor, path: Path, text: str, field: str
+) -> None:
+    """The error names the entry."""
+    with pytest.raises(InvalidRequest) as refused:
+        editor.save(text, editor.read().sha256)
+
+    assert (refused.value.field, path.read_text()) == (field, CART)
+
+
+def test_without_a_file_nothing_can_be_saved() -> None:
+    """It says which setting to set."""
+    editor = SurfacesEditor(Surfaces(None))
+
+    assert "TAILRACE_SURFACES_FILE" in (editor.read().read_only or "")
+    with pytest.raises(InvalidRequest, match="no file of surfaces is set up; set TAILRACE_SURFACES_FILE"):
+        editor.save(CART, editor.read().sha256)
+
+
+def test_a_file_that_cannot_be_replaced_is_refused(editor: SurfacesEditor, path: Path) -> None:
+    """A folder in its place stands for a mounted file, which no rename replaces; read-only rights would not stop root."""
+    sha256 = editor.read().sha256
+    path.unlink()
+    path.mkdir()
+    (path / "kept").touch()
+    empty = editor.read().sha256
+
+    with pytest.raises(InvalidRequest, match=r"text: the file cannot be written .*; change it where this deployment"):
+        editor.save(CART, empty)
+    assert empty != sha256
+    assert [file.name for file in path.parent.iterdir()] == ["surfaces.toml"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_file_is_reported_before_an_edit(editor: SurfacesEditor, path: Path) -> None:
+    """And stays as it is."""
+    path.chmod(0o440)
+
+    assert editor.read().read_only == "the file is read-only for the gateway"
+    with pytest.raises(InvalidRequest, match="read-only"):
+        editor.save("[home]\n", editor.read().sha256)
+
+
+def test_a_link_goes_on_leading_to_the_file(path: Path) -> None:
+    """The file behind it is replaced."""
+    link = path.with_name("link.toml")
+    link.symlink_to(path.name)
+    editor = SurfacesEditor(Surfaces(link))
+    editor.save("[home]\n", editor.read().sha256)
+
+    assert link.is_symlink()
+    assert path.read_text() == "[home]\n"
+
+
+def test_what_is_wrong_with_the_file_is_reported_with_its_text(editor: SurfacesEditor, path: Path) -> None:
+    """So that it can be mended here."""
+    path.write_bytes(b"[cart\xff")
+    read = editor.read()
+
+    assert (read.problem or "").startswith("text: not UTF-8")
+    assert editor.save(CART, read.sha256).problem is None
+
+
+@given(
+    text=st.sampled_from(STYLES),
+    factors=st.lists(
+        st.tuples(st.sampled_from(["i00", "i01", "a \"quoted\" 'id'"]), st.sampled_from([0.5, 1.0, 2.0, 7.25])),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_a_boost_changes_one_weight_and_nothing_else(text: str, factors: list[tuple[str, float]]) -> None:
+    """However the file is written: the last factor of an item is the one that it has, 1 is none, and all other fields and comments stay."""
+    editor, before = SurfacesEditor(Surfaces(None)), parse_surfaces(text)["cart"]
+    wanted = {_eq_of(one): one.factor for one in before.rules.boosts or ()}
+    changed = text
+    for item_id, factor in factors:
+        changed = editor.boosted(changed, "cart", item_id, factor)
+        wanted = {name: old for name, old in wanted.items() if name != item_id}
+        if factor != 1:
+            wanted[item_id] = factor
+
+    after = parse_surfaces(changed)
+    assert {_eq_of(one): one.factor for one in after["cart"].rules.boosts or ()} == wanted
+    assert (after["cart"].k, after["cart"].rules.caps) == (before.k, before.rules.caps)
+    assert after["cart"].rules.diversity == before.rules.diversity
+    assert after.keys() == parse_surfaces(text).keys()
+    assert changed.count("# who") == text.count("# who")
+
+
+def test_a_boost_of_an_unknown_surface_or_by_a_bad_factor_is_refused() -> None:
+    """The error names the field."""
+    editor = SurfacesEditor(Surfaces(None))
+    for surface, factor, field in (("crat", 2.0, "surface"), ("cart", 0.0, "factor"), ("cart", float("nan"), "factor")):
+        with pytest.raises(InvalidRequest) as refused:
+            editor.boosted(CART, surface, "i01", factor)
+        assert refused.value.field == field
+
+
+def _eq_of(boost: Boost) -> str:
+    assert isinstance(boost.where, Condition)
+    assert isinstance(boost.where.test, OneOf)
+    (value,) = boost.where.test.values
+    return str(value)

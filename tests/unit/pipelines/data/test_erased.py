@@ -1,0 +1,41 @@
+"""Ingest leaves erased users out of given tables by time, and out of the live log by place."""
+
+from pathlib import Path
+
+import polars as pl
+
+from pipelines.data.ingest import Source, ingest, key, live_log_files
+from services.contracts.erasure import Erasure
+from services.features.schema import LogPosition
+from services.stream.decode import LoggedErasure
+from services.stream.erasure.ledger import Ledger
+from tests.support.training.synthetic import raw_events, raw_items
+from tests.unit.pipelines.data.test_ingest import live_file, own_tables
+
+
+def test_erased_users_are_in_nothing_that_is_ingested(tmp_path: Path) -> None:
+    """Neither in events nor in what was set aside, without a change of the given table; a later row and a later event are a new history."""
+    events = raw_events(3, 5, 4)
+    user_id = str(events["user_id"][0])
+    last_s = int(events.filter(pl.col("user_id") == events["user_id"][0])["event_time"].cast(pl.Int64).max())  # type: ignore[arg-type]
+    broken = events[:1].with_columns(item_id=pl.lit("unknown item").cast(events.schema["item_id"]))
+    own = own_tables(tmp_path, pl.concat([events, broken]), raw_items(5))
+    log, item_id = tmp_path / "log", str(events["item_id"][0])
+    rows = [(f"e{at}", user_id, item_id, (last_s + 100 + at) * 1_000) for at in range(4)]
+    live_file(log, "partition=0/t/00000000000000000000-00000000000000000003.parquet", rows)
+    ledger = Ledger(log)
+    before = Source(*own, live_log_files(log), erasures=ledger)
+    key_before = key(before)
+    erasure = Erasure(erasure_id="x", user_id=user_id, accepted_time_ms=last_s * 1_000)
+    ledger.append([LoggedErasure(erasure, LogPosition("t", 0, 1))], ["t"])
+    out = tmp_path / "out"
+    out.mkdir()
+
+    ingest(before, tmp_path / "cache", out)
+
+    found = pl.read_parquet(out / "arrivals.parquet")
+    theirs = found.filter(pl.col("user_id") == user_id)
+    assert theirs["event_id"].to_list() == ["e2", "e3"]
+    assert found["user_id"].n_unique() == 3
+    assert user_id not in pl.read_parquet(out / "rejected_events.parquet")["user_id"].to_list()
+    assert key(before) != key_before
