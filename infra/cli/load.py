@@ -14,6 +14,7 @@ BENCHMARKS = {
     "serve": "how fast the running stack answers, by tier and door; `serve overload` goes beyond its capacity, `serve lists` compares batches, similar and popular items",
     "freshness": "how soon an event shows in an answer of the running stack",
     "erasure": "how soon an erased user is gone from answers, and ten thousand at once",
+    "catalogue": "how soon a hidden item is gone from every answer, and what a million items cost",
     "rules": "what filters and rules cost a request",
     "capacity": "what a request, a user and an event of the running stack cost; `tailrace plan load` computes from it",
     "text": "what the OpenAI door costs beside the bare engine",

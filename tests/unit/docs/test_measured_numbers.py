@@ -358,12 +358,14 @@ def text_words() -> Iterator[str]:
 
 
 def train_lines() -> Iterator[str]:
-    """A line for each layout of training, and what kills changed."""
-    run = result("train")
-    for row in run["rows"]:
+    """A line for each layout of training, of a text checkpoint too, and what kills changed."""
+    parts = {name: part["rows"] for name, part in result("train")["parts"].items()}
+    for row in parts["layouts"]:
         shares = [f"{row['shares_of_time'][name]:.0%}" for name in ("step", "others")]
         yield f"| {row['workers']} x {row['parallel']} | {row['losses'][-1]:.6f} | {row['loss_difference']:.1e} | {' | '.join(shares)} |"
-    killed = run["killed"]
+    for row in parts["text"]:
+        yield f"| {row['workers']} x {row['parallel']} | {row['losses'][0]:.6f} | {row['losses'][-1]:.4f} |"
+    (killed,) = parts["kills"]
     assert killed["is_same"]
     yield f"Killed were {' and '.join(killed['kills'])}"
 
