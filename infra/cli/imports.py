@@ -68,7 +68,7 @@ def items(
         with _topic(settings, settings.items_topic) as send:
             _run(
                 settings,
-                ("items", source, query),
+                ("items", source, query, ""),
                 columns,
                 lambda row: item_of(row, columns),
                 lambda states: send([(one.key, one.encode()) for one in states]),
@@ -112,7 +112,7 @@ def events(
                 old.add([one for one in read_events if one.event_time_ms < since_ms])
             send([(one.key, one.encode()) for one in read_events if one.event_time_ms >= since_ms])
 
-        _run(settings, ("events", source, query), columns, read, deliver, again=again)
+        _run(settings, ("events", source, query, str(table or "")), columns, read, deliver, again=again)
     if old is not None and (num_old := old.finish()):
         out.print(
             f"{table} holds {num_old} events; train on them with `tailrace pipeline --events {table}`", markup=False
@@ -121,20 +121,20 @@ def events(
 
 def _run(
     settings: "Settings",
-    what: tuple[str, str, str | None],
+    what: tuple[str, str, str | None, str],
     columns: "Columns",
     read: Callable[[dict[str, Any]], Read],
     deliver: Callable[[Sequence[Read]], None],
     *,
     again: bool,
 ) -> None:
-    """Run an import with its progress on the terminal."""
+    """Run an import of this kind, source, query and table of old events, with its progress on the terminal."""
     from pipelines.imports.importing import Import, Refused, progress_file
     from pipelines.imports.sources import name_of, read_rows
 
-    kind, source, query = what
+    kind, source, query, table = what
     folder = settings.state_dir / "imports"
-    progress = progress_file(folder, kind, name_of(source, query), columns)
+    progress = progress_file(folder, kind, name_of(source, query), (columns, table))
     if again:
         progress.unlink(missing_ok=True)
     num_shown = 0

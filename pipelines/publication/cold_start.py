@@ -17,7 +17,7 @@ import polars as pl
 from models.bundle import Bundle
 from models.catalogue import Catalogue
 from models.registry import BundleStore
-from models.similar import SIMILAR, SimilarTable, num_neighbours
+from models.similar import NONE, SIMILAR, SimilarTable, num_neighbours
 from pipelines.codes.embedding import fit_text, texts_of
 from pipelines.data import ingest, schema
 from pipelines.data.normalize import Raw, normalize
@@ -29,6 +29,8 @@ from services.errors import DataError
 from services.features.schema import SERVICE
 
 _TEXT_SIZE = 64
+_LEAST_COSINE = 0.01
+"""Texts without a common word are this far apart by rounding."""
 
 
 def publish_items(
@@ -60,7 +62,11 @@ def similar_by_text(texts: list[str]) -> SimilarTable:
     """Return for each item those whose titles, categories and texts are most similar; for one without words nothing."""
     num = num_neighbours(len(texts))
     found = nearest(fit_text(texts, _TEXT_SIZE, seed=0).encode(texts), num)
-    return SimilarTable(found.items_VC, found.figures_VC.astype(np.float16))
+    is_alike = found.figures_VC > _LEAST_COSINE
+    return SimilarTable(
+        np.where(is_alike, found.items_VC, NONE).astype(np.int32),
+        np.where(is_alike, found.figures_VC, 0).astype(np.float16),
+    )
 
 
 def describe_missing(bundle: Bundle, places: Places) -> str:

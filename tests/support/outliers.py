@@ -280,6 +280,7 @@ def _facts(view: LlmView, budget_s: float) -> Facts:
         min_history_for_llm=3,
         llm_allowed=True,
         student_allowed=True,
+        is_trained=True,
         llm_pays=True,
         breaker_allows=view.breaker_allows,
         num_in_flight=view.num_in_flight,

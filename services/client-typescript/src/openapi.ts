@@ -1666,6 +1666,7 @@ export interface components {
              *     - `student_failed`: The student failed or was not done in time; the popular tier answered.
              *     - `not_on_surface`: The request's surface does not allow the better tiers, so the next one answered.
              *     - `shed`: The gateway is overloaded, and requests of this priority class are answered from memory.
+             *     - `not_trained`: The live bundle was made of items alone, and nothing is trained yet; the popular tier answered.
              *     - `similar_asked`: The request asked for items like those that it names.
              *     - `popular_asked`: The request asked for what is popular.
              *     - `everything_seen`: The user has seen every item that may be shown, so seen items are shown again.

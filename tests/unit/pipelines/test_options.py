@@ -25,7 +25,11 @@ global_time = partial(PipelineOptions, split="global-time")
         (lambda: GateOptions(max_reference_loss=5), "--max-reference-loss: 5 is no share; give 0 to 1"),
         (lambda: PipelineOptions(until="lunch"), "--until: 'lunch' is no stage; the stages are ingest, "),
         (lambda: PipelineOptions(until="refit", refit=False), "--until refit: a run with --no-refit has no such stage"),
-        (lambda: PipelineOptions(events=Path("e.csv")), "--events and --items: give both or none"),
+        (lambda: PipelineOptions(events=Path("e.csv")), "--events: --items is missing"),
+        (
+            lambda: PipelineOptions(items=Path("i.csv"), with_live_log=False),
+            "--no-live-log: leaves --items without events",
+        ),
         (
             lambda: PipelineOptions(split="by-hand"),
             "--split: 'by-hand' is not known; give leave-one-out or global-time",

@@ -24,13 +24,14 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
     seen: set[Reason | None] = set()
     both = (True, False)
     times = ((0.1, 0.1), (0.11, 0.1), (0.0, 0.0))
-    asks, places = (None, Tier.SIMILAR, Tier.POPULAR), tuple(itertools.product(both, both))
+    asks = (None, Tier.SIMILAR, Tier.POPULAR)
+    models = ((True, True, True), (True, True, False), (True, False, True), (True, False, False), (False, False, True))
     masks = ((0, 0), (0, 9), (9, 9))
-    kinds = itertools.product(masks, asks, both, both, both, both, (0, 2, 3), both, both, (0, 8), times, places)
+    kinds = itertools.product(masks, asks, both, both, both, both, (0, 2, 3), both, both, (0, 8), times, models)
     for allowed, asked, covers, shed, unavailable, known, history, pays, breaker, flight, (
         predicted_s,
         budget_s,
-    ), (llm, student) in kinds:
+    ), (trained, llm, student) in kinds:
         case = Facts(
             num_allowed=allowed[0],
             num_allowed_if_seen=allowed[1],
@@ -43,6 +44,7 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             min_history_for_llm=3,
             llm_allowed=llm,
             student_allowed=student,
+            is_trained=trained,
             llm_pays=pays,
             breaker_allows=breaker,
             num_in_flight=flight,
@@ -66,6 +68,7 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             (asked is Tier.SIMILAR, Tier.SIMILAR, Reason.SIMILAR_ASKED),
             (asked is Tier.POPULAR, Tier.POPULAR, Reason.POPULAR_ASKED),
             (shed, Tier.POPULAR, Reason.SHED),
+            (not trained, Tier.POPULAR, Reason.NOT_TRAINED),
             (covers, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
             (history == 0 and unavailable, Tier.POPULAR, Reason.FEATURES_UNAVAILABLE),
             (history == 0 and known, Tier.POPULAR, Reason.SHORT_HISTORY),

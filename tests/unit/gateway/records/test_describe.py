@@ -21,6 +21,7 @@ FACTS: dict[str, Any] = {
     "min_history_for_llm": 3,
     "llm_allowed": True,
     "student_allowed": True,
+    "is_trained": True,
     "llm_pays": True,
     "breaker_allows": True,
     "num_in_flight": 2,

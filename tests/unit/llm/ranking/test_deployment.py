@@ -198,3 +198,21 @@ async def test_health_fails_while_a_step_exceeds_its_bound(live, settings, monke
     goes_on.set()
     assert isinstance(await asked, RankResult)
     live.check_health()
+
+
+async def test_a_bundle_without_models_is_waited_out(live: LlmDeployment, settings: Settings) -> None:
+    """After a rollback to one that was made of items alone nothing is ranked and nothing fails; the next trained one is live as usual."""
+    store, source = BundleStore(settings.bundle_root), settings.state_dir / "items-only"
+    source.mkdir()
+    (source / "report.json").write_text("{}")
+    store.publish(source, "items-only", {"trained": False})
+    with capture_logs() as logs:
+        store.promote("items-only")
+        await until(lambda: live._live._running is None)
+        reply = await live.rank(build_request("v1"))
+        publish_bundle(settings.bundle_root, "v2", seed=9)
+        await served(live, "v2")
+
+    assert isinstance(reply, Refusal)
+    assert not [one for one in logs if one["log_level"] in ("error", "warning")]
+    live.check_health()

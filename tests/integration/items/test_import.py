@@ -1,0 +1,222 @@
+"""Items and events from files, real databases and a real object store reach a real broker once each, by the operator's command."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from adbc_driver_postgresql import dbapi
+from kafka import KafkaConsumer, TopicPartition
+
+from pipelines.imports.importing import BATCH_ROWS
+from pipelines.imports.sources import read_rows
+from services.errors import ConfigError, DataError, EnvironmentFault
+from services.settings.settings import Settings, inherited_environment
+from tests.support.servers import S3_KEYS, Server, object_server
+from tests.support.wait import wait_for
+
+ROWS = [
+    {"item_id": f"sku-{number:03}", "title": f"Item {number}", "price": number + 0.5, "new": number % 2 == 0}
+    for number in range(120)
+]
+QUERY = "SELECT item_id, title, price, new FROM products ORDER BY item_id"
+
+
+class Shop:
+    """A state folder, and the import into a broker's topics."""
+
+    def __init__(self, state_dir: Path, broker: Server) -> None:
+        self.broker = broker
+        self.settings = Settings(state_dir=state_dir, kafka_bootstrap=broker.address)
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run `tailrace import ...`."""
+        return subprocess.run(
+            [sys.executable, "-m", "infra.cli.main", "import", *arguments],
+            env={**inherited_environment(), **self.settings.as_environment()},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    def records(self, topic: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return key and value of all records of a topic."""
+        consumer = KafkaConsumer(bootstrap_servers=self.broker.address)
+        try:
+            places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
+            ends = consumer.end_offsets(places)
+            consumer.assign(places)
+            consumer.seek_to_beginning()
+            found: dict[tuple[int, int], tuple[str, dict[str, Any]]] = {}
+            until_s = time.monotonic() + 60
+            while len(found) < sum(ends.values()) and time.monotonic() < until_s:
+                for records in consumer.poll(500).values():
+                    found |= {(one.partition, one.offset): (one.key.decode(), json.loads(one.value)) for one in records}
+            return [record for _, record in sorted(found.items(), key=lambda place: place[0])]
+        finally:
+            consumer.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, broker: Server) -> Shop:
+    """A shop without a state."""
+    return Shop(tmp_path / "state", broker)
+
+
+def test_items_of_a_file_are_imported_once(shop: Shop, tmp_path: Path) -> None:
+    """A second run sends nothing; a row that was added is sent; one that cannot be used is named."""
+    path = tmp_path / "items.csv"
+    table = pl.DataFrame(ROWS)
+    table.write_csv(path)
+    options = ("items", str(path), "--number", "price", "--flag", "new")
+    first, second = shop.run(*options), shop.run(*options)
+    sent = shop.records("items")
+    pl.concat([table, pl.DataFrame([ROWS[0] | {"item_id": "added"}, ROWS[1] | {"item_id": ""}])]).write_csv(path)
+    third = shop.run(*options)
+
+    assert first.stdout.endswith("items: 120 rows\n"), first.stderr
+    assert second.stdout.endswith("items: 120 rows, 120 of them before this run\n")
+    expected = {"title": "Item 7", "attributes": {"price": 7.5, "new": False}, "available": True}
+    assert (len(sent), dict(sent)["sku-007"]) == (120, expected)
+    assert "left out: row 122, column item_id:" in third.stdout
+    assert sorted(key for key, _ in shop.records("items")) == sorted(["added", *dict(sent)])
+
+
+def test_events_are_parted_by_age(shop: Shop, tmp_path: Path) -> None:
+    """New ones are in the stream with an id of their content, old ones in the table for the pipeline; both once after two runs with other data between."""
+    now_s, day_s, path, table = int(time.time()), 86_400, tmp_path / "events.jsonl", tmp_path / "old.parquet"
+    rows = [{"user_id": f"u{day % 7}", "item_id": "sku-001", "event_time": now_s - day * day_s} for day in range(1, 60)]
+    for title in (1, 2, 1):
+        path.write_text("\n".join(json.dumps(row | {"value": title}) for row in rows))
+        done = shop.run("events", str(path), "--table", str(table))
+        assert done.returncode == 0, done.stdout + done.stderr
+    sent = {value["event_id"] for _, value in shop.records("interactions")}
+    old = pl.read_parquet(table)
+
+    assert len(sent) + old.height == 2 * len(rows)
+    assert old["event_id"].n_unique() == old.height
+    assert old["event_time"].max() < (now_s - 28 * day_s) * 1_000
+    assert all(key == value["user_id"] for key, value in shop.records("interactions"))
+
+
+def test_a_killed_import_goes_on_where_it_was(shop: Shop, tmp_path: Path) -> None:
+    """After SIGKILL no item is missing, and at most the batch that was under way is there twice."""
+    path, num = tmp_path / "many.parquet", 60 * BATCH_ROWS
+    pl.DataFrame({"item_id": [f"i{number}" for number in range(num)]}).write_parquet(path)
+    command = [sys.executable, "-m", "infra.cli.main", "import", "items", str(path)]
+    killed = subprocess.Popen(command, env={**inherited_environment(), **shop.settings.as_environment()})
+    try:
+        wait_for(lambda: any((shop.settings.state_dir / "imports").glob("items-*.json")), what="the first batch")
+    finally:
+        killed.kill()
+        killed.wait()
+    done = shop.run("items", str(path))
+
+    assert "of them before this run" in done.stdout, done.stdout + done.stderr
+    keys = [key for key, _ in shop.records("items")]
+    assert len(set(keys)) == num
+    assert len(keys) <= num + BATCH_ROWS
+
+
+def test_without_a_broker_the_command_says_what_to_do(tmp_path: Path, broker: Server) -> None:
+    """Nothing is written down as delivered."""
+    shop, path = Shop(tmp_path / "state", broker), tmp_path / "items.csv"
+    pl.DataFrame(ROWS).write_csv(path)
+    broker.kill()
+    failed = shop.run("items", str(path))
+    broker.start()
+    done = shop.run("items", str(path))
+
+    assert (failed.returncode, "tailrace up" in failed.stderr) == (1, True)
+    assert (done.returncode, len(shop.records("items"))) == (0, 120), done.stdout + done.stderr
+
+
+def test_rows_of_sqlite_are_as_they_were_written(tmp_path: Path) -> None:
+    """A wrong statement and a file that is not there are refused by name."""
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as made:
+        made.execute("CREATE TABLE products (item_id TEXT, title TEXT, price REAL, new BOOLEAN)")
+        made.executemany("INSERT INTO products VALUES (:item_id, :title, :price, :new)", ROWS)
+    made.close()
+
+    assert list(read_rows(f"sqlite://{path}", QUERY, tmp_path)) == ROWS
+    with pytest.raises(DataError, match="no such column"):
+        list(read_rows(f"sqlite://{path}", "SELECT no_such FROM products", tmp_path))
+    with pytest.raises(DataError, match="no database"):
+        list(read_rows(f"sqlite://{path}.gone", QUERY, tmp_path))
+    with pytest.raises(ConfigError, match="--query"):
+        list(read_rows(f"sqlite://{path}", None, tmp_path))
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Postgres of its own that has the products."""
+    with warnings.catch_warnings():  # platformdirs warns where XDG_RUNTIME_DIR is not set, as for root
+        warnings.simplefilter("ignore")
+        import pgserver
+
+        server = pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="delete")
+    try:
+        with dbapi.connect(server.get_uri()) as made, made.cursor() as cursor:
+            cursor.adbc_ingest("products", pl.DataFrame(ROWS).to_arrow())
+            made.commit()
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+def test_rows_of_postgres_are_as_they_were_written(postgres: str, tmp_path: Path) -> None:
+    """A wrong statement is refused with what the database says of it, and one that cannot be reached is no fault of the data."""
+    assert list(read_rows(postgres, QUERY, tmp_path)) == ROWS
+    with pytest.raises(DataError, match="no_such"):
+        list(read_rows(postgres, "SELECT no_such FROM products", tmp_path))
+    with pytest.raises((EnvironmentFault, DataError), match=r"127\.0\.0\.1:1/shop") as caught:
+        list(read_rows("postgresql://who:secret@127.0.0.1:1/shop", QUERY, tmp_path))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An object store with a bucket."""
+    server = object_server(tmp_path_factory.mktemp("s3"))
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_rows_of_an_object_are_those_of_the_file(
+    bucket: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download that broke goes on; an object that changed is read anew; one that is not there is named."""
+    from models.storage.objects import open_store
+
+    key, secret = S3_KEYS
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_ENDPOINT": f"http://{bucket.address}",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    path = tmp_path / "items.parquet"
+    store, url, downloads = open_store("s3://bundles"), "s3://bundles/shop/items.parquet", tmp_path / "downloads"
+    for rows in (ROWS, ROWS[:50]):
+        pl.DataFrame(rows).write_parquet(path)
+        store.put("shop/items.parquet", path)
+        assert list(read_rows(url, None, downloads)) == rows
+    (whole,) = [one for one in downloads.iterdir() if one.read_bytes() == path.read_bytes()]
+    part = whole.with_suffix(f"{whole.suffix}.part")
+    part.write_bytes(whole.read_bytes()[:100])
+    whole.unlink()
+
+    assert list(read_rows(url, None, downloads)) == ROWS[:50]
+    with pytest.raises(DataError, match="no object"):
+        list(read_rows("s3://bundles/gone.csv", None, downloads))

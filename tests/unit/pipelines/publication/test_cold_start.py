@@ -1,0 +1,92 @@
+"""A bundle of items alone: what it holds, who may read what of it, and what a first training still needs."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from models.registry import BundleStore
+from pipelines.options import PipelineOptions
+from pipelines.publication.add_items import append_items
+from pipelines.publication.cold_start import publish_items, similar_by_text
+from pipelines.publication.live import live_of
+from pipelines.runner.stage import StageOutput
+from services.errors import BundleMoved, BundleUntrained, ConfigError, DataError
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+ITEMS = pl.DataFrame(
+    {
+        "item_id": ["b", "a", "c", "d"],
+        "title": ["red wool hat", "red wool scarf", "garden chair", "garden table"],
+        "categories": ["hats", "scarves", "", "garden|wood"],
+    }
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BundleStore:
+    """A store in which a bundle of the items is live."""
+    store = BundleStore(tmp_path / "bundles")
+    publish_items(store, ITEMS, "items.csv", NOW, lambda _: None)
+    return store
+
+
+def test_it_holds_the_items_and_for_each_the_nearest_by_text(store: BundleStore) -> None:
+    """In the order of their ids, without an event; what shares no word is not similar."""
+    bundle = store.live()
+    bundle.verify()
+    catalogue = bundle.catalogue()
+    similar = bundle.similar(4)
+
+    assert catalogue.item_ids == ("a", "b", "c", "d")
+    assert catalogue.categories == (("scarves",), ("hats",), (), ("garden", "wood"))
+    assert not catalogue.popularity.any()
+    assert [row[0] for row in similar.neighbours_VN.tolist()] == [1, 0, 3, 2]
+    assert (bundle.manifest["dataset"], bundle.manifest["num_items"]) == ("items", 4)
+
+
+def test_its_models_are_missing_by_name(store: BundleStore) -> None:
+    """Whoever asks for them is told that it has none yet, and not that it is damaged; it is no reference for later trainings."""
+    bundle = store.live()
+
+    assert not bundle.is_trained
+    for wanted in ("decoder_dir", "student_path"):
+        with pytest.raises(BundleUntrained, match="made of items alone"):
+            getattr(bundle, wanted)
+    assert store.reference() is None
+
+
+def test_a_first_training_is_compared_with_nothing(store: BundleStore, tmp_path: Path) -> None:
+    """Also of other items: nothing that was learned is replaced."""
+    pl.DataFrame({"item_id": ["z"], "title": ["other"]}).write_parquet(tmp_path / "items.parquet")
+    ingested = StageOutput("ingest", "key", tmp_path, skipped=False, seconds=0.0)
+
+    assert live_of(store, store.live_version(), ingested, PipelineOptions(), "tailrace pipeline") is None
+
+
+def test_items_are_not_added_to_models_that_are_not_there(store: BundleStore) -> None:
+    """The refusal says how they get in."""
+    with pytest.raises(ConfigError, match="tailrace pipeline --items"):
+        append_items(store, ITEMS, "items.csv", NOW)
+
+
+def test_it_replaces_no_other_bundle(store: BundleStore) -> None:
+    """One that went live meanwhile stays."""
+    live = store.live_version()
+    with pytest.raises(BundleMoved):
+        publish_items(store, ITEMS.head(3), "items.csv", NOW, lambda _: None)
+
+    assert store.live_version() == live
+
+
+def test_one_item_is_no_shop(tmp_path: Path) -> None:
+    """The error names the table."""
+    with pytest.raises(DataError, match=r"1 items of items\.csv"):
+        publish_items(BundleStore(tmp_path), ITEMS.head(1), "items.csv", NOW, lambda _: None)
+
+
+@pytest.mark.parametrize("texts", [["", ""], ["a red hat", ""], ["one", "two", "three"]])
+def test_items_without_common_words_are_similar_to_none(texts: list[str]) -> None:
+    """Nothing is better than anything."""
+    assert (similar_by_text(texts).neighbours_VN == -1).all()
