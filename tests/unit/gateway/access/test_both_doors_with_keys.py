@@ -172,7 +172,7 @@ async def test_no_log_line_of_an_erasure_names_its_user(rest: RestClient, rpc: R
                 await recommend_pb2_grpc.RecommenderStub(rpc.channel).EraseUser(message, metadata=(("x-api-key", key),))
 
     audits = sorted((line["act"], line["outcome"]) for line in lines if line["event"] == "audit")
-    acts = ("DELETE /v1/users/{user_id}", "EraseUser", "GET /v1/users/{user_id}/data")
+    acts = ("DELETE /v1/users/{user_id}", "tailrace.v1.Recommender/EraseUser", "GET /v1/users/{user_id}/data")
     assert audits == sorted((act, outcome) for act in acts for outcome in ("ok", "not_allowed"))
     assert "secret-user" not in str(lines)
 

@@ -16,8 +16,8 @@ from pipelines.data.examples import (
     read_cases,
     read_labelled_sequences,
     read_sequences,
-    weights_of,
 )
+from pipelines.data.labelled import weights_of
 from pipelines.data.roles import with_labels
 from pipelines.features.tables import replay
 from services.contracts.event_roles import parse_event_roles

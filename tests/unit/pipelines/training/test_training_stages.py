@@ -33,7 +33,8 @@ def test_bundle_holds_what_the_registry_wants_and_its_student_ranks_as_evaluated
     firsts = [ranker.rank(h.tolist(), mask, 1)[0][0] for h, mask in zip(cases.histories, unseen, strict=True)]
     hits = (np.array(firsts) == cases.targets).mean()
     decoder = {"decoder/config.json", "decoder/model.safetensors"}
-    assert files == decoder | {"student.onnx", "student.safetensors", "catalogue.parquet", "report.json"}
+    similar = {f"similar/{name}" for name in ("neighbours.npy", "scores.npy", "similar.json")}
+    assert files == decoder | similar | {"student.onnx", "student.safetensors", "catalogue.parquet", "report.json"}
     assert report["student_serving"]["relative_error"] < 1e-4
     assert hits > 0.7
 
