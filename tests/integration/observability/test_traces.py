@@ -31,7 +31,7 @@ from services.observability.tracing import open_tracing
 from services.router.policy import LlmRule
 from services.settings.settings import Settings
 from tests.support.collector import Collector
-from tests.support.gateway.fakes import FakeLog, FakeStudent
+from tests.support.gateway.fakes import FakeItemTopic, FakeLog, FakeStudent
 from tests.support.spans import traceparent
 from tests.support.stream.stream_rig import TOPIC, Rig
 from tests.support.training.bundles import publish_bundle
@@ -117,6 +117,7 @@ async def scene(rig: Rig, features: RepoAddress, collector: Collector) -> AsyncI
 
 def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlane:
     """Compose the plane on real ports, with a student that needs no model and timeouts for a busy machine."""
+    items = FakeItemTopic()
     ports = Ports(
         bundles=BundleStore(settings.bundle_root),
         load_student=lambda *_: FakeStudent(),
@@ -128,6 +129,9 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
         receipts=RedisReceipts(settings.redis_address),
         page_key=RedisPageKey(settings.redis_address),
         user_data=no_user_data,
+        live_items=items.live_items,
+        item_reader=items,
+        item_log=items,
         registry=CollectorRegistry(),
     )
     admission = AdmissionLimits(max_in_flight=256, max_delay_s=60.0)

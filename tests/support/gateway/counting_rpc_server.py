@@ -25,6 +25,7 @@ class CountingDoor:
     """A servicer that answers every method so."""
 
     Recommend = RecommendBatch = SimilarItems = Popular = RecordEvents = Check = staticmethod(answer)
+    EraseUser = GetErasure = PutItems = PatchItem = GetItem = DeleteItems = staticmethod(answer)
 
 
 async def serve(kind: str, port: int, max_bytes: int) -> None:

@@ -37,6 +37,7 @@ class NamedDoor:
         return states(status=states.SERVING if self._name == RAY else states.NOT_SERVING)
 
     Recommend = RecommendBatch = SimilarItems = Popular = RecordEvents = Check
+    EraseUser = GetErasure = PutItems = PatchItem = GetItem = DeleteItems = Check
 
 
 async def hold(name: str) -> None:
