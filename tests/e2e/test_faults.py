@@ -23,11 +23,6 @@ def timed(stack: Stack, **fields: Any) -> tuple[dict[str, Any], float]:
     return answer, (time.perf_counter() - began) * 1_000
 
 
-def accepts_events(stack: Stack) -> bool:
-    """Whether several clicks in a row are accepted: each gateway replaces its client only after a refusal of its own."""
-    return all(stack.click(new_user_id(), "50").status_code == 200 for _ in range(6))
-
-
 def test_the_decoder_killed(stack: Stack) -> None:
     """Every answer comes in time, from the student, until the decoder is back."""
     seen = ["50", "181", "172", "174"]  # sent along, so that nothing but the decoder can fail
@@ -85,5 +80,5 @@ def test_the_broker_frozen(stack: Stack) -> None:
     assert error_of(refused)["code"]
     assert rpc_refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert max(elapsed_ms for _, elapsed_ms in answers) < MAX_WAIT_MS
-    wait_for(lambda: accepts_events(stack), 60.0, "events accepted again")
+    stack.until_events_are_accepted()
     stack.sees_click(new_user_id(), "50")

@@ -92,3 +92,4 @@ def test_what_is_hidden_stays_hidden_through_a_fault(stack: Stack, standby: http
         wait_for(lambda: stack.rest.put(f"/v1/items/{item_id}", json={}).status_code == 200, 60.0, "the item put again")
 
     wait_for(lambda: item_id in asked["rest"](), 10.0, "an answer with it")
+    stack.until_events_are_accepted()

@@ -150,6 +150,14 @@ class Stack:
         """Record one event over REST."""
         return self.rest.post("/v1/events", json={"user_id": user_id, "item_id": item_id, **fields})
 
+    def until_events_are_accepted(self) -> None:
+        """Wait until several clicks in a row are accepted: each gateway replaces its client of a broker that was away only after a refusal of its own."""
+        wait_for(
+            lambda: all(self.click(new_user_id(), "50").status_code == 200 for _ in range(6)),
+            60.0,
+            "events accepted again",
+        )
+
     def sees_click(self, user_id: str, item_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Record a click, which must be accepted, and return the first answer that has seen it."""
         event_time_ms = int(time.time() * 1_000)
