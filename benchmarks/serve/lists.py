@@ -3,7 +3,7 @@
     python -m benchmarks.serve lists --json OUT [--rounds 400] [--users 900] [--batch 50] [--up] [--url ...]
 
 Uses the running stack of this environment's settings; `--up` starts one and stops it afterwards. `latency`: one call after another over one connection, the kinds in turn, so that a slow moment hits all
-alike. `cost`: answers by the language model, by processor seconds of all of the stack's processes less what these use idle; of `tailrace recommend` by those of its process, without the start of Python and engine.
+alike. `cost`: answers by the language model or, where a user has one, the stored list, which costs less, by processor seconds of all of the stack's processes less what these use idle; of `tailrace recommend` by those of its process, without the start of Python and engine.
 One core is one processor second a second; a busy machine, on which other tiers answer, has no rate.
 """
 
@@ -152,7 +152,7 @@ def _cost_of_command(settings: Settings, num_users: int) -> dict[str, Any]:
 
 def _rate(num: int, tiers: dict[str, int], cpu_s: float) -> float | None:
     """Return answers a processor second; None where a busy machine left more than a tenth of them to cheaper tiers."""
-    return round(num / cpu_s, 1) if tiers.get("llm", 0) >= 0.9 * num and cpu_s > 0 else None
+    return round(num / cpu_s, 1) if tiers.get("llm", 0) + tiers.get("precomputed", 0) >= 0.9 * num and cpu_s > 0 else None
 
 
 def _single(rest: RestClient, user_id: str) -> Call:
