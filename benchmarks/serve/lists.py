@@ -152,7 +152,9 @@ def _cost_of_command(settings: Settings, num_users: int) -> dict[str, Any]:
 
 def _rate(num: int, tiers: dict[str, int], cpu_s: float) -> float | None:
     """Return answers a processor second; None where a busy machine left more than a tenth of them to cheaper tiers."""
-    return round(num / cpu_s, 1) if tiers.get("llm", 0) + tiers.get("precomputed", 0) >= 0.9 * num and cpu_s > 0 else None
+    return (
+        round(num / cpu_s, 1) if tiers.get("llm", 0) + tiers.get("precomputed", 0) >= 0.9 * num and cpu_s > 0 else None
+    )
 
 
 def _single(rest: RestClient, user_id: str) -> Call:
