@@ -65,7 +65,7 @@ class TextColumn:
         return has_any.take(self.codes[rows], mode="clip")  # what was added meanwhile is the last, which is false
 
     def set(self, index: int, texts: tuple[str, ...]) -> None:
-        """Give an item these texts."""
+        """Set the texts of an item."""
         code = self.code(texts)
         if self.codes[index] != code:
             self.codes[index] = code
@@ -101,7 +101,7 @@ class NumberColumn:
     changes: deque[tuple[int, int]] = field(default_factory=_changes)
 
     def set(self, index: int, number: float) -> None:
-        """Give an item this number, NaN for none."""
+        """Set the number of an item, NaN for none."""
         before = self.numbers[index]
         if before != number and not (number != number and before != before):
             self.numbers[index] = number
@@ -122,7 +122,7 @@ class FlagColumn:
     changes: deque[tuple[int, int]] = field(default_factory=_changes)
 
     def set(self, index: int, flag: bool | None) -> None:
-        """Give an item this flag, None for none."""
+        """Set the flag of an item, None for none."""
         cell = -1 if flag is None else int(flag)
         if self.flags[index] != cell:
             self.flags[index] = cell

@@ -285,7 +285,7 @@ class Pipeline(Ranks):
 
     @torch.no_grad()
     def _bring(self, trained: nn.Module, model: nn.Module) -> None:
-        """Give all ranks the weights of all stages, on the host."""
+        """Broadcast the weights of all stages to all ranks, on the host."""
         assert isinstance(model, Decoder)
         own = dict(trained.named_parameters())
         for name, parameter in model.named_parameters():

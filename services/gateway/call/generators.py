@@ -48,7 +48,7 @@ def _join_null(schema: Schemas) -> None:
 
 
 def _name_forms(schema: Schemas, named: Schemas, title: str) -> None:
-    """Give each list among the forms of a field a name: Java has no class literal for a list of texts, nor for a map."""
+    """Name each list among the forms of a field: Java has no class literal for a list of texts, nor for a map."""
     forms = schema.get("anyOf")
     for place, form in enumerate(forms if isinstance(forms, list) else ()):
         if form.get("type") == "object" and form.get("additionalProperties") is True:

@@ -87,7 +87,7 @@ def moves_of(ruled: Ruled) -> Iterator[tuple[int, int | None, int | None, tuple[
 
 
 def _never_rising(listed: Sequence[tuple[int, float | None]]) -> Sequence[tuple[int, float]]:
-    """Give a pinned item the score of the next one that has one, then move scores down where they rise."""
+    """Set a pinned item's score to that of the next one that has one, then move scores down where they rise."""
     given, following = [], None
     for index, score in reversed(listed):
         following = score if score is not None else following
