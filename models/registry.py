@@ -264,7 +264,7 @@ class BundleStore:
     def _content(self, version: str) -> str:
         """Return what identifies the content of a version; nothing where it cannot be read, which must not hold up its withdrawal."""
         try:
-            return content_of(answers_with(self.open(version).manifest))
+            return content_of(answers_with(self._described(version).manifest))
         except BundleError:
             return ""
 
@@ -273,15 +273,19 @@ class BundleStore:
         near = get_close_matches(name, self.versions(), cutoff=0.0)
         return f"; nearest to it are {', '.join(near)}" if near else ""
 
+    def _described(self, version: str) -> Bundle:
+        """Open a version for its manifest alone: its files may not be on this machine."""
+        return open_bundle(self._storage.manifest_folder_of(version))
+
     def _started_from(self, version: str) -> str | None:
         try:
-            return self.open(version).started_from
+            return self._described(version).started_from
         except BundleError:
             return None
 
     def _is_whole_training(self, version: str) -> bool:
         try:
-            return self.open(version).is_whole_training
+            return self._described(version).is_whole_training
         except BundleError:
             return False
 

@@ -67,6 +67,10 @@ class FolderStorage:
         """Return the version's folder."""
         return self._root / version
 
+    def manifest_folder_of(self, version: str) -> Path:
+        """Return the version's folder."""
+        return self.folder_of(version)
+
     def versions(self) -> list[str]:
         """Return the versions, oldest first."""
         if not self._root.exists():

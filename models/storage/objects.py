@@ -6,6 +6,7 @@
 
     <cache>/files/<sha256>                  downloaded once, verified by hash; `.part` while it comes, continued after a break
     <cache>/versions/<version>/             links to these files
+    <cache>/manifests/<version>/            the manifest alone, of a version that was only looked at
     <cache>/names/<name>.json               the record as it was read last
 
 While the store does not answer, versions in the cache open as before and a name's last record is read from there: what is loaded serves on, and a process
@@ -114,6 +115,15 @@ class ObjectStorage:
             os.utime(folder / MANIFEST)  # the cache removes those first that were opened longest ago
         return folder
 
+    def manifest_folder_of(self, version: str) -> Path:
+        """Return the version's folder in the cache, or one with the manifest alone, which is all that is downloaded."""
+        folder, alone = (self._cache / kind / version for kind in ("versions", "manifests"))
+        if (folder / MANIFEST).exists():
+            return folder
+        if not (alone / MANIFEST).exists():
+            _replace(alone / MANIFEST, self._manifest(version))
+        return alone
+
     def versions(self) -> list[str]:
         """Return the versions, oldest first."""
         found = sorted(self._list("versions/"), key=lambda one: (one[1], one[0]))
@@ -147,9 +157,12 @@ class ObjectStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _download(self, version: str, folder: Path) -> None:
+    def _manifest(self, version: str) -> bytes:
         with self._asking(f"versions/{version}.json"):
-            manifest = bytes(self._store.get(f"versions/{version}.json").bytes())
+            return bytes(self._store.get(f"versions/{version}.json").bytes())
+
+    def _download(self, version: str, folder: Path) -> None:
+        manifest = self._manifest(version)
         scratch = self.scratch(version)
         scratch.mkdir()
         try:

@@ -39,6 +39,10 @@ class Storage(Protocol):
         """Return the folder in which a version is read on this machine, brought here first where it must be. Raises BundleNotFound, BundleCorrupt or StoreUnavailable."""
         ...
 
+    def manifest_folder_of(self, version: str) -> Path:
+        """Return a folder of the version's name that has its manifest, and may have nothing else. Raises BundleNotFound or StoreUnavailable."""
+        ...
+
     def versions(self) -> list[str]:
         """Return the versions, oldest first. Raises StoreUnavailable."""
         ...

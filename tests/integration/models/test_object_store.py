@@ -87,6 +87,20 @@ def test_a_bundle_published_here_serves_there(url: str, tmp_path: Path) -> None:
         there.open("v9")
 
 
+def test_what_a_manifest_says_brings_no_files_here(url: str, tmp_path: Path) -> None:
+    """The reference, a withdrawal and pruning read descriptions; a machine that asks for these downloads no weights."""
+    here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
+    publish(here, tmp_path, "v1", "v2", "v3")
+    here.promote("v3")
+
+    found = there.reference()
+    assert found is not None
+    assert found.version == "v1"
+    there.withdraw("v2")
+    assert there.prune(1) == ["v2"]
+    assert not (tmp_path / "there" / "files").exists()
+
+
 RACE = """
 import sys
 from pathlib import Path
