@@ -1,29 +1,10 @@
 """`python -m infra.slo`: generate everything that derives from the objectives; with --check only list what would change."""
 
 import sys
-from pathlib import Path
 
+from infra.generated import ROOT, write_stale
 from infra.slo.files import generated
 from services.observability.objectives import load_objectives
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def main() -> int:
-    """Write and list the files that differ. Return 1 if --check finds a difference."""
-    stale = {
-        path: text
-        for path, text in generated(load_objectives(), ROOT).items()
-        if not (ROOT / path).exists() or (ROOT / path).read_text() != text
-    }
-    is_check = "--check" in sys.argv[1:]
-    for path, text in stale.items():
-        print(("stale: " if is_check else "wrote ") + path)  # noqa: T201 - what the caller asked for
-        if not is_check:
-            (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
-            (ROOT / path).write_text(text)
-    return 1 if is_check and stale else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_stale(generated(load_objectives(), ROOT)))

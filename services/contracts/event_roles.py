@@ -8,14 +8,16 @@
 Deciding is pure; `read_event_roles` alone reads a file.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from services.contracts.toml_file import entries_of, read_toml_text, refuse_unknown, table_at
 from services.errors import ConfigError
+
+_EXAMPLE = "[types.view] with role = 'weak'"
 
 
 class Role(StrEnum):
@@ -88,27 +90,20 @@ def read_event_roles(path: Path | None) -> EventRoles:
     """Read the rules from a TOML file; the defaults without one. Raises ConfigError naming the entry and what is allowed."""
     if path is None:
         return DEFAULT_ROLES
-    try:
-        return parse_event_roles(path.read_text(encoding="utf-8"), path.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"events file: {path} cannot be read ({error}); give a TOML file") from error
+    return parse_event_roles(read_toml_text(path, "events"), path.name)
 
 
 def parse_event_roles(text: str, name: str = "events.toml") -> EventRoles:
     """Return the rules of this text on top of the defaults. Raises ConfigError naming the entry and what is allowed."""
-    try:
-        entries = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name}: not TOML ({error})") from error
-    _refuse_unknown(name, entries, ("other", "types"))
-    types = _table(f"{name}: types", entries.get("types", {}))
+    entries = entries_of(text, name, ("other", "types"))
+    types = table_at(f"{name}: types", entries.get("types", {}), _EXAMPLE)
     rules = {key: _rule(f"{name}: types.{key}", value) for key, value in types.items()}
     return EventRoles(_DEFAULT_RULES | rules, _rule(f"{name}: other", entries.get("other", {})))
 
 
 def _rule(where: str, entry: Any) -> TypeRule:
-    fields = _table(where, entry)
-    _refuse_unknown(where, fields, ("role", "weight", "min_value", "below"))
+    fields = table_at(where, entry, _EXAMPLE)
+    refuse_unknown(where, fields, ("role", "weight", "min_value", "below"))
     weight, min_value = _number(where, fields, "weight"), _number(where, fields, "min_value")
     role = _role(f"{where}.role", fields.get("role", Role.POSITIVE))
     if weight is not None and not (role in HISTORY_ROLES and 0 <= weight <= MAX_WEIGHT):
@@ -119,17 +114,6 @@ def _rule(where: str, entry: Any) -> TypeRule:
         raise ConfigError(f"{where}.below: has no meaning without min_value; give min_value too, or leave it out")
     below = _role(f"{where}.below", fields.get("below", Role.WEAK))
     return TypeRule(role=role, weight=weight, min_value=min_value, below=below)
-
-
-def _table(where: str, entry: Any) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where}: {entry!r} is no table; write for example [types.view] with role = 'weak'")
-    return entry
-
-
-def _refuse_unknown(where: str, entries: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for key in entries.keys() - set(known):
-        raise ConfigError(f"{where}: unknown entry {key!r}; the entries are {', '.join(known)}")
 
 
 def _role(where: str, value: Any) -> Role:

@@ -29,7 +29,6 @@ Deciding is pure; `read_experiments` alone reads a file.
 
 import hashlib
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -38,12 +37,14 @@ from pathlib import Path
 from typing import Any
 
 from services.contracts.recommend import MAX_DEADLINE_MS, Tier
+from services.contracts.toml_file import entries_of, read_toml_text, refuse_unknown, table_at
 from services.errors import ConfigError
 
 _PLACES = 2**53
 _OVERRIDES = ("name", "rules", "deadline_ms", "tiers")
 _FORBIDDEN = "=,"
 """Of names, since an impression joins them by these."""
+_EXAMPLE = "[experiments.fresher]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,21 +145,14 @@ def variant_in(recorded: str | None, experiment: str) -> str | None:
 
 def read_experiments(path: Path) -> Experiments:
     """Read the file. Raises ConfigError naming the entry and what is allowed."""
-    try:
-        return parse_experiments(path.read_text(encoding="utf-8"), path.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"experiments file: {path} cannot be read ({error}); give a TOML file") from error
+    return parse_experiments(read_toml_text(path, "experiments"), path.name)
 
 
 def parse_experiments(text: str, file: str = "experiments.toml") -> Experiments:
     """Return the experiments of this text. Raises ConfigError naming the entry and what is allowed."""
-    try:
-        entries = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not TOML ({error})") from error
-    _refuse_unknown(file, entries, ("layers", "experiments"))
+    entries = entries_of(text, file, ("layers", "experiments"))
     salts = _salts(file, entries)
-    table = _table(f"{file}: experiments", entries.get("experiments", {}))
+    table = table_at(f"{file}: experiments", entries.get("experiments", {}), _EXAMPLE)
     found = {name: _experiment(f"{file}: experiments.{name}", name, one, salts) for name, one in table.items()}
     for one, other in combinations(found.values(), 2):
         _refuse_disturbance(file, one, other)
@@ -167,10 +161,10 @@ def parse_experiments(text: str, file: str = "experiments.toml") -> Experiments:
 
 def _salts(file: str, entries: Mapping[str, Any]) -> dict[str, str]:
     salts: dict[str, str] = {}
-    for name, entry in _table(f"{file}: layers", entries.get("layers", {})).items():
+    for name, entry in table_at(f"{file}: layers", entries.get("layers", {}), _EXAMPLE).items():
         where = f"{file}: layers.{name}"
-        fields = _table(where, entry)
-        _refuse_unknown(where, fields, ("salt",))
+        fields = table_at(where, entry, _EXAMPLE)
+        refuse_unknown(where, fields, ("salt",))
         salt = _text(f"{where}.salt", fields.get("salt"))
         if salt in salts.values():
             raise ConfigError(
@@ -181,10 +175,8 @@ def _salts(file: str, entries: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _experiment(where: str, name: str, entry: Any, salts: Mapping[str, str]) -> Experiment:
-    fields = _table(where, entry)
-    _refuse_unknown(
-        where, fields, ("layer", "surfaces", "from", "share", "starts", "ends", "exclude_users", "variants")
-    )
+    fields = table_at(where, entry, _EXAMPLE)
+    refuse_unknown(where, fields, ("layer", "surfaces", "from", "share", "starts", "ends", "exclude_users", "variants"))
     _check_name(where, name)
     layer = str(fields.get("layer"))
     if layer not in salts:
@@ -196,7 +188,7 @@ def _experiment(where: str, name: str, entry: Any, salts: Mapping[str, str]) -> 
         raise ConfigError(f"{where}.share: {start:g} + {share:g} leaves the layer; from and share lie within 0 to 1")
     variants = {
         key: _variant(f"{where}.variants.{key}", key, one)
-        for key, one in _table(f"{where}.variants", fields.get("variants", {})).items()
+        for key, one in table_at(f"{where}.variants", fields.get("variants", {}), _EXAMPLE).items()
     }
     if len(variants) < 2:
         raise ConfigError(f"{where}.variants: {len(variants)} is too few to compare; give two or more")
@@ -219,8 +211,8 @@ def _experiment(where: str, name: str, entry: Any, salts: Mapping[str, str]) -> 
 
 def _variant(where: str, key: str, entry: Any) -> Variant:
     _check_name(where, key)
-    fields = _table(where, entry)
-    _refuse_unknown(where, fields, ("weight", *_OVERRIDES))
+    fields = table_at(where, entry, _EXAMPLE)
+    refuse_unknown(where, fields, ("weight", *_OVERRIDES))
     weight = _number(f"{where}.weight", fields.get("weight", 1.0))
     if weight <= 0:
         raise ConfigError(f"{where}.weight: {weight:g} draws no user; give above 0, or leave the variant out")
@@ -258,17 +250,6 @@ def _refuse_disturbance(file: str, one: Experiment, other: Experiment) -> None:
 def _check_name(where: str, name: str) -> None:
     if not name or any(one in name for one in _FORBIDDEN) or not name.isprintable():
         raise ConfigError(f"{where}: the name must be printable and without {' and '.join(_FORBIDDEN)}")
-
-
-def _table(where: str, entry: Any) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where}: {entry!r} is no table; write for example [experiments.fresher]")
-    return entry
-
-
-def _refuse_unknown(where: str, entries: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for key in entries.keys() - set(known):
-        raise ConfigError(f"{where}: unknown entry {key!r}; the entries are {', '.join(known)}")
 
 
 def _text(where: str, value: Any) -> str:
