@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,13 +19,28 @@ from infra.local.supervisor.probes import answers_redis
 from tests.support.wait import wait_for
 
 HOST = "127.0.0.1"
+_GIVEN_PORTS = set[int]()
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that nobody listens on now, which this process did not return before.
+
+    It lies below those that the kernel gives to connections, one of which may take a port between this probe and the server's start.
+    """
+    draw = random.SystemRandom()
+    while (port := draw.randrange(12_000, 32_000)) in _GIVEN_PORTS or not _is_free(port):
+        pass
+    _GIVEN_PORTS.add(port)
+    return port
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 @contextmanager

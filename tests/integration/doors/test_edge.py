@@ -255,7 +255,10 @@ def test_a_call_of_many_requests_counts_as_as_many(edge: Edge, door: str) -> Non
         http.get("/limit/6")
         wait_for(lambda: edge.announced() == "6", what="the limit")
         batch = pool.submit(ask, 5)
-        wait_for(lambda: edge.num_in_flight() == 2, what="the batch: its first, and the bit of the other four")
+        wait_for(
+            lambda: batch.done() or edge.num_in_flight() == 2, what="the batch: its first, and the bit of the other four"
+        )
+        assert not batch.done(), batch.result()
         single = pool.submit(ask, 1)
         wait_for(lambda: edge.num_in_flight() == 3, what="one more")
         refused = [ask(size) for size in (1, 5, None)]

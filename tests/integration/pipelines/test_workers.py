@@ -390,12 +390,12 @@ def second_rank_limited(logged: list[dict[str, Any]], limit: int | None) -> Iter
 
 def test_a_rank_that_runs_out_of_memory_lets_all_begin_again_with_smaller_parts(tmp_path: Path) -> None:
     """Its process may have less than a whole batch takes, and more than half of one: the warning has the planner's sizes, and the losses are those of enough memory."""
-    ingested, tokens = write_ingested(tmp_path / "ingest", 200), tmp_path / "tokens"
+    ingested, tokens = write_ingested(tmp_path / "ingest", 400), tmp_path / "tokens"
     tokens.mkdir()
     tokenize(ingested, histories_from(ingested), 1_000, tokens, CodesOptions())
     few = replace(DROPPED_DECODER.fit, epochs=1, validate_every=1)
-    wide = replace(DROPPED_DECODER, num_layers=1, feed_forward=1 << 14, dropout=0.0, max_batch_tokens=2_048, fit=few)
-    kept_bytes = 4 * 1_024 * wide.feed_forward * 4  # of a rank's half of the tokens
+    wide = replace(DROPPED_DECODER, num_layers=1, feed_forward=1 << 14, dropout=0.0, max_batch_tokens=4_096, fit=few)
+    kept_bytes = 4 * 2_048 * wide.feed_forward * 4  # of a rank's half of the tokens
 
     with capture_logs() as logged, second_rank_limited(logged, None) as most:
         expected = trained(tokens, wide, tmp_path / "whole")
