@@ -111,6 +111,10 @@ class BundleWithdrawn(BundleError):
     """Somebody withdrew this version, or one with the same content; the message names who, when and why."""
 
 
+class CanaryError(BundleError):
+    """A release is under way where none may be, or none is where one must be; the message names it."""
+
+
 class StoreUnavailable(BundleError):
     """The object store of bundles does not answer, or refuses; the message names it and why."""
 

@@ -1,4 +1,4 @@
-"""The record of a name: which version serves under it, what served before, what was withdrawn, and the reference. Pure: no files, no clock.
+"""The record of a name: which version serves under it, which a share of users gets beside it, what served before, what was withdrawn, and the reference. Pure: no files, no clock.
 
 A name (`default`, `mail`) is one small JSON document in the store of bundles. It is replaced whole, and only by a process that has seen its last
 content, so that all its fields move together or not at all. Each method here returns the record after a move, or raises why it may not be made.
@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from models.errors import BundleCorrupt, BundleMoved, BundleNotFound, BundleWithdrawn, InvalidRequest
+from models.canary import Canary
+from models.errors import BundleCorrupt, BundleMoved, BundleNotFound, BundleWithdrawn, CanaryError, InvalidRequest
 from models.withdrawals import Withdrawal, refuse, without
 
 DEFAULT_NAME = "default"
@@ -38,12 +39,16 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One move of a name's pointer: `act` is promote, rollback or withdraw; `version` is the one that was live after it, None for none. `at` is UTC, ISO 8601."""
+    """One move of a name: `act` is promote, rollback, withdraw, release, share or end; `version` is the one that was live after it, None for none. `at` is UTC, ISO 8601.
+
+    `note` says what else there is to it: the candidate of a release, its share, why it ended.
+    """
 
     act: str
     version: str | None
     by: str
     at: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,7 @@ class NameRecord:
     previous: str | None = None
     owner: str | None = None
     reference: Reference | None = None
+    canary: Canary | None = None
     withdrawn: Mapping[str, Withdrawal] = field(default_factory=dict)
     history: tuple[Move, ...] = ()
 
@@ -62,8 +68,14 @@ class NameRecord:
     ) -> "NameRecord":
         """Return the record with this version live. `files` are what it answers with, `seen` what its mover saw live.
 
-        `force` makes a withdrawn version live too, and removes its record. Raises BundleMoved or BundleWithdrawn.
+        The canary itself may go live, which ends its release; `force` ends the release of any other, makes a withdrawn version live too, and removes its record.
+
+        Raises BundleMoved, BundleWithdrawn, or CanaryError where another version has a release under way.
         """
+        if self.canary is not None and version not in (self.canary.version, self.live) and not force:
+            raise CanaryError(
+                f"a release of {self.canary.version} is under way, and its verdict is against {self.live}: end it with `tailrace release --stop`, or give --force"
+            )
         return self._move(version, files, seen=seen, force=force, move=("promote", by, at))
 
     def roll_back(
@@ -71,7 +83,7 @@ class NameRecord:
     ) -> "NameRecord":
         """Return the record with this earlier version live, and the one that it leaves withdrawn, as `left` says.
 
-        Where the one left is `reference`, the version that trainings are measured by, this version becomes that too: nothing is measured against what was withdrawn.
+        A release under way ends, since its verdict is against the version that is left. Where the one left is `reference`, the version that trainings are measured by, this version becomes that too: nothing is measured against what was withdrawn.
         Raises BundleMoved or BundleWithdrawn.
         """
         moved = self._move(version, files, seen=left.version, force=force, move=("rollback", left.by, left.at))
@@ -87,8 +99,59 @@ class NameRecord:
             self,
             withdrawn={**self.withdrawn, left.version: left},
             reference=reference,
-            history=self._with(Move(act="withdraw", version=self.live, by=left.by, at=left.at)),
+            canary=None if self.canary is not None and self.canary.version == left.version else self.canary,
+            history=self._with(
+                Move(
+                    act="withdraw",
+                    version=self.live,
+                    by=left.by,
+                    at=left.at,
+                    note=": ".join(filter(None, (left.version, left.reason))),
+                )
+            ),
         )
+
+    def release(self, canary: Canary, files: Mapping[str, str]) -> "NameRecord":
+        """Return the record with this canary beside the live version. `files` are what it answers with.
+
+        Raises BundleWithdrawn, or CanaryError where nothing or this version is live, or another release is under way.
+        """
+        if self.live is None:
+            raise CanaryError("nothing is live yet: `tailrace bundles promote` makes the first version live")
+        if self.canary is not None:
+            raise CanaryError(f"a release of {self.canary.version} is under way: end it with `tailrace release --stop`")
+        if canary.version == self.live:
+            raise CanaryError(f"{canary.version} is live already; name another version")
+        refuse(self.withdrawn, canary.version, files)
+        note = f"{canary.version} at {canary.stages[canary.stage].share:.3g} of users"
+        return replace(
+            self,
+            canary=canary,
+            history=self._with(Move(act="release", version=self.live, by=canary.by, at=canary.at, note=note)),
+        )
+
+    def move_canary(self, version: str, stage: int, since_ms: int, *, by: str, at: str) -> "NameRecord":
+        """Return the record with this canary in another stage from then on (Unix ms). Raises CanaryError where it is not under way."""
+        canary = self._canary_of(version).moved(stage, since_ms)
+        note = f"{version} at {canary.stages[stage].share:.3g} of users"
+        move = Move(act="share", version=self.live, by=by, at=at, note=note)
+        return replace(self, canary=canary, history=self._with(move))
+
+    def report_canary(self, version: str, report: str, looked_ms: int) -> "NameRecord":
+        """Return the record with what was found of this canary. Raises CanaryError where it is not under way."""
+        return replace(self, canary=replace(self._canary_of(version), report=report, looked_ms=looked_ms))
+
+    def end_canary(self, version: str, *, by: str, at: str, note: str) -> "NameRecord":
+        """Return the record without this canary, which is not withdrawn. Raises CanaryError where it is not under way."""
+        self._canary_of(version)
+        move = Move(act="end", version=self.live, by=by, at=at, note=": ".join(filter(None, (version, note))))
+        return replace(self, canary=None, history=self._with(move))
+
+    def _canary_of(self, version: str) -> Canary:
+        if self.canary is None or self.canary.version != version:
+            now = "none is" if self.canary is None else f"that of {self.canary.version} is"
+            raise CanaryError(f"no release of {version} is under way; {now}")
+        return self.canary
 
     def refer_to(self, reference: Reference) -> "NameRecord":
         """Return the record with this reference. Raises BundleWithdrawn."""
@@ -99,7 +162,14 @@ class NameRecord:
     @property
     def spared(self) -> set[str]:
         """The versions that pruning must leave: those that may serve next."""
-        return {version for version in (self.live, self.previous) if version is not None}
+        candidate = None if self.canary is None else self.canary.version
+        return {version for version in (self.live, self.previous, candidate) if version is not None}
+
+    @property
+    def serving(self) -> tuple[str, ...]:
+        """The versions that answer now: the live one, and the canary after it."""
+        candidate = None if self.canary is None else self.canary.version
+        return tuple(version for version in (self.live, candidate) if version is not None)
 
     def encode(self) -> bytes:
         """Return the document. Each has a nonce, so that two of equal fields are still told apart by their hash."""
@@ -123,6 +193,7 @@ class NameRecord:
             live=version,
             previous=self.live or self.previous,
             owner=self.owner or by,
+            canary=None,
             withdrawn=withdrawn,
             history=self._with(Move(act=act, version=version, by=by, at=at)),
         )
@@ -135,12 +206,13 @@ def decode_record(content: bytes, where: str) -> NameRecord:
     """Read what `encode` wrote. `where` names it in errors. Raises BundleCorrupt."""
     try:
         fields = json.loads(content)
-        reference = fields["reference"]
+        reference, canary = fields["reference"], fields.get("canary")
         record = NameRecord(
             live=fields["live"],
             previous=fields["previous"],
             owner=fields["owner"],
             reference=None if reference is None else Reference(**reference),
+            canary=None if canary is None else Canary.decode(canary),
             withdrawn={version: Withdrawal(version=version, **one) for version, one in fields["withdrawn"].items()},
             history=tuple(Move(**one) for one in fields["history"]),
         )

@@ -14,7 +14,7 @@
                                      catalogue.parquet, and teacher/ and item_text.safetensors as above. Later starts and comparisons take it alone
               report.json            the evaluation
               report.md              the same for readers, with what the bundle was made from
-    names/<name>.json                models.name_record: live and previous version, history, withdrawn versions, reference
+    names/<name>.json                models.name_record: live and previous version, history, withdrawn versions, reference, canary
 
 A version appears whole or not at all. A name moves by compare-and-swap from the content that its mover saw, so of racing movers one wins and the others are
 told so; whoever reads sees the old record or the new one. A file is hashed when it is first needed, so a process reads its own files alone;
@@ -23,7 +23,7 @@ promotion hashes all. Where all this is kept, a folder or an object store, is be
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from models.bundle import MANIFEST, Bundle, answers_with, hashes, open_bundle
+from models.canary import Canary, Stage
 from models.errors import BundleError, BundleNotFound, BundleWithdrawn
 from models.name_record import DEFAULT_NAME, NameRecord, Reference, check_name, decode_record
 from models.storage.folder import FolderStorage
@@ -223,6 +224,46 @@ class BundleStore:
             self.open(version)
         left = Withdrawal(version=version, by=by, at=_now(), reason=reason, content=self._content(version))
         self._change(lambda record: record.withdraw(left))
+
+    def release(
+        self,
+        version: str,
+        stages: Sequence[Stage],
+        since_ms: int,
+        *,
+        by: str = _NOBODY,
+        by_hand: bool = False,
+        budgets: Mapping[str, float] = {},
+    ) -> Canary:
+        """Give a share of the users this version beside the live one, from `since_ms` (Unix ms) on, after verifying it. See `models.canary`.
+
+        Raises CanaryError, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
+        """
+        files, at = self._verified(version), _now()
+        canary = Canary(
+            version=version,
+            salt=f"{self.name} {version} {at}",
+            stages=tuple(stages),
+            by=by,
+            at=at,
+            since_ms=since_ms,
+            by_hand=by_hand,
+            budgets=budgets,
+        )
+        self._change(lambda record: record.release(canary, files))
+        return canary
+
+    def move_canary(self, version: str, stage: int, since_ms: int, *, by: str = _NOBODY) -> None:
+        """Move this canary to another of its stages from `since_ms` (Unix ms) on. Raises CanaryError where it is not under way."""
+        self._change(lambda record: record.move_canary(version, stage, since_ms, by=by, at=_now()))
+
+    def report_canary(self, version: str, report: str, looked_ms: int) -> None:
+        """Record what was found of this canary. Raises CanaryError where it is not under way."""
+        self._change(lambda record: record.report_canary(version, report, looked_ms))
+
+    def end_canary(self, version: str, *, by: str = _NOBODY, note: str = "") -> None:
+        """End this canary's release without withdrawing it: all users get the live version. Raises CanaryError where it is not under way."""
+        self._change(lambda record: record.end_canary(version, by=by, at=_now(), note=note))
 
     def prune(self, keep: int) -> list[str]:
         """Remove all but the newest `keep` versions and those that a name may serve or is measured by, with what killed processes left; return the removed versions.

@@ -21,6 +21,7 @@
     │   ├── BundleUntrained   it was made of items alone, and has no models yet
     │   ├── BundleMoved       the pointer moved to another version while this one was promoted
     │   ├── BundleWithdrawn   the version, or an identical one, was withdrawn: it goes live by force alone
+    │   ├── CanaryError       a release is under way where none may be, or none is
     │   ├── StoreUnavailable  the object store does not answer, or refuses
     │   └── BundleMismatch    the request was planned for another version than the one loaded
     ├── CheckpointError       weights are missing, superfluous or of the wrong shape
@@ -43,6 +44,7 @@ from models.errors import (
     BundleNotFound,
     BundleUntrained,
     BundleWithdrawn,
+    CanaryError,
     CheckpointError,
     ConfigError,
     EnvironmentFault,
@@ -61,6 +63,7 @@ __all__ = [
     "BundleNotFound",
     "BundleUntrained",
     "BundleWithdrawn",
+    "CanaryError",
     "CheckpointError",
     "ConfigError",
     "ContextTooLong",

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import shutil
+from dataclasses import replace
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -12,7 +13,16 @@ from typing import Any
 import pytest
 
 from models.bundle import Bundle
-from models.errors import BundleCorrupt, BundleError, BundleMoved, BundleNotFound, BundleWithdrawn, InvalidRequest
+from models.canary import Stage
+from models.errors import (
+    BundleCorrupt,
+    BundleError,
+    BundleMoved,
+    BundleNotFound,
+    BundleWithdrawn,
+    CanaryError,
+    InvalidRequest,
+)
 from models.name_record import Reference
 from models.registry import BundleStore
 from models.storage.folder import FolderStorage
@@ -30,6 +40,14 @@ def source_with(folder: Path, text: str) -> Path:
 def root(tmp_path: Path) -> Path:
     """The store's folder."""
     return tmp_path / "bundles"
+
+
+@pytest.fixture
+def releasing(store: BundleStore, root: Path) -> BundleStore:
+    """Versions v1, v2 and v3, of which v2 is live after v3."""
+    publish(store, root, "v3")
+    promote(store, "v3", "v2")
+    return store
 
 
 @pytest.fixture
@@ -433,3 +451,64 @@ def test_of_processes_that_roll_back_and_promote_at_once_each_records_what_it_le
     for racer in racers:
         racer.join(60)
     assert [racer.exitcode for racer in racers] == [0] * len(acts)
+
+
+def test_a_release_goes_through_its_stages_and_ends_where_the_candidate_goes_live(releasing: BundleStore) -> None:
+    """A stage's share holds from the time that its record names; other versions do not go live meanwhile, and pruning spares the candidate."""
+    stages = [Stage(0.05, 60.0), Stage(0.5, 60.0)]
+    canary = releasing.release("v1", stages, since_ms=1_000, by="ann", budgets={"latency": 0.1})
+    releasing.report_canary("v1", "too few users", 1_500)
+    with pytest.raises(CanaryError, match="a release of v1 is under way"):
+        releasing.promote("v3")
+    with pytest.raises(CanaryError, match="a release of v1 is under way"):
+        releasing.release("v3", stages, since_ms=0)
+
+    assert [canary.share_at(now_ms) for now_ms in (999, 1_000)] == [0.0, 0.05]
+    assert releasing.record().canary == replace(canary, report="too few users", looked_ms=1_500)
+    assert releasing.record().serving == ("v2", "v1")
+    releasing.move_canary("v1", 1, 2_000, by="bob")
+    moved = releasing.record().canary
+    assert [moved.share_at(now_ms) for now_ms in (1_999, 2_000)] == [0.05, 0.5]
+    assert [moved.takes(place, 2_000) for place in (0.0, 0.499, 0.5)] == [True, True, False]
+    assert (moved.report, moved.is_last_stage) == ("", True)
+    releasing.promote("v1", by="cat")
+    assert (releasing.live_version(), releasing.record().canary) == ("v1", None)
+    notes = [(move.act, move.by, move.note) for move in releasing.record().history[-3:]]
+    assert notes == [
+        ("release", "ann", "v1 at 0.05 of users"),
+        ("share", "bob", "v1 at 0.5 of users"),
+        ("promote", "cat", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "is_withdrawn"),
+    [
+        (lambda store: store.withdraw("v1", by="judge", reason="latency"), True),
+        (lambda store: store.end_canary("v1", by="ann", note="later"), False),
+        (lambda store: store.rollback("v3"), False),
+        (lambda store: store.promote("v3", force=True), False),
+    ],
+)
+def test_a_release_ends_with_its_version_or_with_what_it_is_compared_with(
+    releasing: BundleStore, end, is_withdrawn
+) -> None:
+    """Withdrawn it does not come back by itself; a rollback and a forced promotion replace the version that it is judged against."""
+    releasing.release("v1", [Stage(1.0, 0.0)], since_ms=0)
+    end(releasing)
+    assert releasing.record().canary is None
+    assert ("v1" in releasing.withdrawals()) == is_withdrawn
+    with pytest.raises(CanaryError, match="no release of v1 is under way; none is"):
+        releasing.report_canary("v1", "", 0)
+
+
+def test_what_may_not_be_released(releasing: BundleStore) -> None:
+    """Neither the live version nor a withdrawn one, and nothing beside nothing; the store stays as it was."""
+    releasing.withdraw("v3")
+    before = releasing.record()
+    for version, wrong in (("v2", "is live already"), ("v3", "was withdrawn")):
+        with pytest.raises(BundleError, match=wrong):
+            releasing.release(version, [Stage(0.1, 0.0)], since_ms=0)
+    with pytest.raises(CanaryError, match="nothing is live yet"):
+        releasing.named("mail").release("v1", [Stage(0.1, 0.0)], since_ms=0)
+    assert releasing.record() == before

@@ -1,0 +1,82 @@
+"""A canary: a version that a share of the users gets beside the live one, by a salted hash of who they are. Pure.
+
+The hash is the same in every process and on every machine, so a user has the same version at all doors, tiers and replicas and after restarts.
+A release goes through stages of growing shares. A larger share adds users and moves none back. A stage begins at a time that its record names, a while
+after the record is written, so that all processes have the version loaded by then and change over together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A share of the users (above 0, at most 1), held for at least `hold_s` before the next one."""
+
+    share: float
+    hold_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """A release under way.
+
+    Args:
+        version: The candidate.
+        salt: Of the hash; one of its own for each release, so that it is not always the same users who get what is new.
+        stages: Shares in the order in which they are reached, growing.
+        by: Who began it.
+        at: When (UTC, ISO 8601).
+        stage: The index of the stage that it is in.
+        since_ms: From when (Unix ms) that stage's share holds; before, that of the stage before it.
+        by_hand: Whether stages are left by a person alone.
+        budgets: By guard metric, the share by which the candidate may be worse; others have their usual one.
+        report: What was found at the last look, in words.
+        looked_ms: When that was (Unix ms).
+    """
+
+    version: str
+    salt: str
+    stages: tuple[Stage, ...]
+    by: str
+    at: str
+    stage: int = 0
+    since_ms: int = 0
+    by_hand: bool = False
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    report: str = ""
+    looked_ms: int | None = None
+
+    def share_at(self, now_ms: float) -> float:
+        """Return the share of users who get the candidate at this time (Unix ms)."""
+        place = self.stage if now_ms >= self.since_ms else self.stage - 1
+        return self.stages[place].share if place >= 0 else 0.0
+
+    def takes(self, place: float, now_ms: float) -> bool:
+        """Whether the user, or visitor's session, whose hash with the salt is this place in [0, 1) gets the candidate at this time (Unix ms)."""
+        return place < self.share_at(now_ms)
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether there is no larger share to go to."""
+        return self.stage == len(self.stages) - 1
+
+    def moved(self, stage: int, since_ms: int) -> Self:
+        """Return it in this stage from then on (Unix ms). What was reported is of the stage before."""
+        return replace(self, stage=stage, since_ms=since_ms, report="", looked_ms=None)
+
+    def encode(self) -> dict[str, Any]:
+        """Return plain values, as `decode` reads them."""
+        return asdict(self)
+
+    @classmethod
+    def decode(cls, plain: Mapping[str, Any]) -> Self:
+        """Read what `encode` wrote. Raises ValueError, TypeError, KeyError or AttributeError."""
+        stages = tuple(Stage(float(one["share"]), float(one["hold_s"])) for one in plain["stages"])
+        found = cls(**{**plain, "stages": stages, "budgets": dict(plain["budgets"])})
+        if not all(isinstance(text, str) for text in (found.version, found.salt, found.by, found.at, found.report)):
+            raise TypeError("a text field is none")
+        if not 0 <= found.stage < len(stages):
+            raise ValueError(f"there is no stage {found.stage}")
+        return found
