@@ -126,10 +126,24 @@ ALERTS = (
     ),
     Alert(
         name="TailraceBundleSplit",
-        expr="count(count by (version) (tailrace_bundle_info == 1 or tailrace_llm_replicas > 0)) > 1",
+        expr="count(count by (version) (tailrace_bundle_info == 1 or tailrace_llm_replicas > 0)) > 1 unless on () max(tailrace_release_share) > 0",
         lasts="15m",
         severity="ticket",
         summary="{{ $value | humanize }} bundle versions serve at once, for longer than an upgrade takes",
+    ),
+    Alert(
+        name="TailraceReleaseRolledBack",
+        expr="sum by (name, version) (increase(tailrace_release_rolled_back_total[1h])) > 0",
+        lasts="0s",
+        severity="ticket",
+        summary="{{ $labels.version }} was worse than the version that is live as {{ $labels.name }}, and was rolled back",
+    ),
+    Alert(
+        name="TailraceReleaseUnjudged",
+        expr="time() - max by (name) (last_over_time(tailrace_release_look_time_seconds[1d])) > 300",
+        lasts="1m",
+        severity="ticket",
+        summary="For {{ $value | humanizeDuration }} nobody has looked at releases of {{ $labels.name }}",
     ),
     Alert(
         name="TailraceRestarts",
