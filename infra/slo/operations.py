@@ -126,7 +126,7 @@ ALERTS = (
     ),
     Alert(
         name="TailraceBundleSplit",
-        expr="count(count by (version) (tailrace_bundle_info == 1 or tailrace_llm_replicas > 0)) > 1 unless on () max(tailrace_release_share) > 0",
+        expr="count(count by (version) (tailrace_bundle_info == 1 or tailrace_llm_replicas > 0)) > 1",
         lasts="15m",
         severity="ticket",
         summary="{{ $value | humanize }} bundle versions serve at once, for longer than an upgrade takes",
