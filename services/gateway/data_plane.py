@@ -1,7 +1,7 @@
 """The data plane: everything that a door can call, behind one object, and its composition from ports and configuration.
 
-Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a line in
-`_tiers`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
+Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a place
+among the tiers of `build_data_plane`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
 """
 
 import asyncio
@@ -49,7 +49,6 @@ from services.gateway.tiers.popular import PopularityWindows, PopularTier
 from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.similar import SimilarTier
 from services.gateway.tiers.student import StudentTier
-from services.gateway.tiers.tier import RankingTier
 from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
 from services.gateway.users.export import ExportUser
 from services.items.live_items import LiveItems
@@ -102,6 +101,7 @@ class DataPlane:
         surfaces: Surfaces,
         preview: PreviewSurface,
         popular: PopularTier,
+        similar: SimilarTier,
         producers: Sequence[Producer],
         metrics: AnswerMetrics,
         explanations: Explanations,
@@ -129,6 +129,7 @@ class DataPlane:
         self.surfaces_editor = SurfacesEditor(surfaces)
         self.preview = preview
         self.popular = popular
+        self.similar = similar
         self.load = load
         self.clock = clock
         self.edge = EdgeWatch(load, clock, wall_clock)
@@ -147,6 +148,7 @@ class DataPlane:
         await self.items.start()
         await self._surfaces.start()
         await self.popular.start()
+        await self.similar.start()
         self.load.start()
         await self.explanations.start()
         await self._pages.start()
@@ -155,6 +157,7 @@ class DataPlane:
         """End the background work; records that wait are sent for at most two seconds each."""
         self.load.stop()
         await self.popular.stop()
+        await self.similar.stop()
         await self._surfaces.stop()
         await self.live.stop()
         await self.items.stop()
@@ -287,7 +290,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         metrics.bundle_store_lost,
         ports.live_items,
     )
-    popular = PopularTier(live, ports.features, config.popular_refresh_s)
+    popular, similar = PopularTier(live, ports.features, config.popular_refresh_s), SimilarTier(live)
     gate = LlmGate(
         lambda: Replica(_breaker(config), LatencyPredictor(config.first_llm_prediction_s)), config.max_llm_in_flight
     )
@@ -302,7 +305,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         Recommend,
         live=live,
         features=ports.features,
-        tiers=_tiers(llm, StudentTier(ports.clock)),
+        tiers=(PrecomputedTier(), llm, StudentTier(ports.clock), similar),
         last=popular,
         load=load,
         pages=pages,
@@ -332,6 +335,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         surfaces=surfaces,
         preview=preview,
         popular=popular,
+        similar=similar,
         producers=(ports.events, ports.impressions, ports.item_log),
         metrics=answer_metrics,
         explanations=explanations,
@@ -363,11 +367,6 @@ async def warm_up(features: Features, llm: Llm) -> None:
     for opening in (features.read("warm-up", "none", _WARM_UP_S), llm.rank(request, _WARM_UP_S)):
         with suppress(TailraceError):
             await opening
-
-
-def _tiers(llm: LlmTier, student: StudentTier) -> Sequence[RankingTier]:
-    """Return the tiers before the last one, in order of quality."""
-    return (PrecomputedTier(), llm, student, SimilarTier())
 
 
 def _check_surface(surface: Surface, live: LiveBundle) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from services.contracts.access import Priority
 from services.contracts.items import ItemState
-from services.contracts.recommend import Filters, Tier
+from services.contracts.recommend import Filters, SimilarTo, Tier
 from services.gateway.overload.admission import Verdict
+from services.gateway.tiers.similar import find_new
 from tests.unit.gateway.world import VERSION, World, started_world, user
 
 
@@ -114,3 +115,45 @@ async def test_lists_of_the_bundle_to_which_only_items_were_added_stay_in_use(tm
         answer = await world.recommend("old")
 
     assert answer.tier == tier
+
+
+async def similar_to(world: World, *item_ids: str, k: int = 4) -> list[str]:
+    """Ask for similar items and return their ids."""
+    answer = await world.recommend(None, k=k, subject=SimilarTo(item_ids))
+    return [item.item_id for item in answer.items]
+
+
+async def test_a_new_item_has_neighbours_by_its_words_and_is_one(world: World) -> None:
+    """Before a bundle knows it: beside the table's neighbours it comes by its cosine, and what is hidden does not come."""
+    state(world, "n1", title="Item 12", categories=("even", "Tea"))
+    state(world, "n2", title="Item 12", categories=("even", "Tea"))
+    before = await similar_to(world, "n1", k=1)
+    await world.plane.similar.refresh()
+    of_new, of_known = await similar_to(world, "n1"), await similar_to(world, "i12", k=5)
+    cart = await similar_to(world, "n1", "i12")
+    hide(world, "n2")
+    after = await similar_to(world, "n1")
+
+    assert before == ["i00"]
+    assert of_new[:2] == ["n2", "i12"]
+    assert set(of_new[2:]) <= {f"i{place:02}" for place in range(0, 20, 2)}
+    assert of_known[0] == "i13"
+    assert {"n1", "n2"} < set(of_known)
+    assert "n2" in cart
+    assert not {"n1", "i12"} & set(cart)
+    assert after == [item for item in of_new if item != "n2"] + after[3:]
+
+
+async def test_new_words_of_a_new_item_are_taken_up(world: World) -> None:
+    """With other words it has other neighbours; where nothing changed nothing is made again."""
+    state(world, "n1", title="Item 12", categories=("even",))
+    await world.plane.similar.refresh()
+    first = find_new(world.items.live_items.layout, None)
+    state(world, "n1", title="Item 13", categories=("odd",))
+    await world.plane.similar.refresh()
+
+    assert first is not None
+    assert find_new(world.items.live_items.layout, first) is not first
+    assert (await similar_to(world, "n1", k=1)) == ["i13"]
+    second = find_new(world.items.live_items.layout, None)
+    assert find_new(world.items.live_items.layout, second) is second
