@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from services.contracts.access import Priority
+from services.contracts.filters import parse_expression
 from services.contracts.items import ItemState
 from services.contracts.recommend import Filters, SimilarTo, Tier
 from services.gateway.overload.admission import Verdict
@@ -157,3 +158,20 @@ async def test_new_words_of_a_new_item_are_taken_up(world: World) -> None:
     assert (await similar_to(world, "n1", k=1)) == ["i13"]
     second = find_new(world.items.live_items.layout, None)
     assert find_new(world.items.live_items.layout, second) is second
+
+
+async def test_an_expression_that_lets_new_items_through_is_answered_by_what_knows_the_others(world: World) -> None:
+    """A replica gets the ids that its bundle has; where it has none of them, nobody without models is asked."""
+    state(world, "n1", attributes={"fit": 1.0})
+    state(world, "i05", attributes={"fit": 1.0})
+    await world.plane.popular.refresh()
+    fits = Filters(expression=parse_expression({"must": [{"key": "fit", "eq": 1}]}, "filters"))
+    mixed = await world.recommend("long", filters=fits, k=2)
+    (sent,) = world.llm.requests
+    hide(world, "i05")
+    alone = await world.recommend("long", filters=fits, k=2)
+
+    assert sent.filters.allowed_item_ids == ("i05",)
+    assert [(item.item_id, item.source) for item in mixed.items] == [("i05", "llm"), ("n1", "popular")]
+    assert (alone.tier, alone.reason, [item.item_id for item in alone.items]) == ("popular", "not_trained", ["n1"])
+    assert len(world.llm.requests) == 1
