@@ -6,6 +6,7 @@ from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K, WINDOWS
 from services.errors import ErrorKind, TailraceError
 from services.gateway.call.operation import Answer, ErrorFormat, Operation, Parameter, json_answer
 from services.gateway.rest.schema import (
+    ID_SCHEMA,
     BatchAnswersBody,
     BatchBody,
     BundleBody,
@@ -135,6 +136,12 @@ POPULAR = Operation(
             where="query",
             schema={"type": "integer", "minimum": 1, "maximum": MAX_K, "default": 10},
             description="How many items",
+        ),
+        Parameter(
+            name="session_id",
+            where="query",
+            schema={"type": "string", **ID_SCHEMA},
+            description="The visitor's; experiments and canaries keep to it",
         ),
         *RECOMMEND.parameters,
     ),

@@ -61,7 +61,7 @@ from services.gateway.records.reasons import REASONS, TIERS, ReasonText, TierTex
 _OF_TYPE = re.compile(r"Input should be an? (?:valid )?(\w+)")
 """pydantic's message on a value of a wrong type."""
 _MAX_DIGITS = 9
-_POPULAR_PARAMETERS = ("window", "category", "k")
+_POPULAR_PARAMETERS = ("window", "category", "k", "session_id")
 _MAX_NUM_FAULTS = 100
 """pydantic formats every fault to return the first, which took 0.3 s of the event loop for a body full of unknown fields."""
 
@@ -212,6 +212,11 @@ class RecommendBody(Body):
 
     user_id: Id | None = Field(
         None, description="Absent for an anonymous visitor, who needs recent_item_ids", examples=["196"]
+    )
+    session_id: Id | None = Field(
+        None,
+        description="Of a visitor: experiments and canaries keep to it; a user_id goes before it",
+        examples=["7f3a9c"],
     )
     surface: Id | None = Field(
         None,
@@ -480,6 +485,7 @@ def parse_popular(query: Iterable[tuple[str, str]], request_id: str, deadline_ms
         raise InvalidRequest("k", "not a whole number", f"send 1 to {MAX_K}")
     return RecommendRequest(
         request_id=request_id,
+        session_id=sent.get("session_id"),
         k=int(k),
         filters=Filters(categories=(sent["category"],) if "category" in sent else None),
         deadline_ms=deadline_ms,
@@ -521,6 +527,7 @@ def _request(
     return RecommendRequest(
         request_id=request_id if sent.request_id is None else sent.request_id,
         user_id=sent.user_id,
+        session_id=sent.session_id,
         k=sent.k,
         recent_item_ids=tuple(sent.recent_item_ids),
         exclude_item_ids=tuple(sent.exclude_item_ids),
