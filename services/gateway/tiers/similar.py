@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import structlog
@@ -17,7 +18,8 @@ from services.contracts.recommend import Tier
 from services.gateway.periodic_task import PeriodicTask
 from services.gateway.request.candidates import ItemRanking
 from services.gateway.request.context import RequestContext
-from services.gateway.request.live_bundle import Live, LiveBundle
+from services.gateway.request.live_bundle import Live
+from services.gateway.request.names import Names
 from services.gateway.tiers.tier import TierResult
 from services.items.layout import ItemLayout
 from services.items.words import WordIndex, text_of
@@ -49,9 +51,9 @@ class SimilarTier:
 
     tier = Tier.SIMILAR
 
-    def __init__(self, live: LiveBundle) -> None:
-        self._live = live
-        self._new: dict[str, NewItems] = {}
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._new: WeakKeyDictionary[Live, NewItems] = WeakKeyDictionary()
         self._refreshing = PeriodicTask(self.refresh, REFRESH_S)
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
@@ -64,7 +66,7 @@ class SimilarTier:
         named = live.items.indices(context.request.subject_item_ids)
         known = [index for index in named if index < live.items.num_known]
         best = live.similar.best(known, showable, context.num_candidates) if known else ([], [])
-        new = self._new.get(live.version)
+        new = self._new.get(live)
         if new is not None and any(index in new.near for index in named):
             best = _with_new(best, named, live, new, showable, context.num_candidates)
         return TierResult(ranking=ItemRanking(Tier.SIMILAR, *best))
@@ -79,14 +81,14 @@ class SimilarTier:
 
     async def refresh(self) -> None:
         """Find the neighbours of items that have appeared, or whose words have changed."""
-        if self._live.is_loaded:
-            live = self._live.current()
+        for live in self._names.loaded:
             try:
-                found = await asyncio.to_thread(find_new, live.items, self._new.get(live.version))
+                found = await asyncio.to_thread(find_new, live.items, self._new.get(live))
             except Exception as error:  # noqa: BLE001 - whatever it fails at, requests go on without it
-                log.warning("new_items_without_neighbours", error=repr(error))
-                return
-            self._new = {} if found is None else {live.version: found}
+                log.warning("new_items_without_neighbours", version=live.version, error=repr(error))
+                continue
+            if found is not None:
+                self._new[live] = found
 
 
 def find_new(items: ItemLayout, before: NewItems | None) -> NewItems | None:
