@@ -39,7 +39,8 @@ from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
 from services.gateway.request.pages import PageKey, Pages
 from services.gateway.surfaces.editor import SurfacesEditor
-from services.gateway.surfaces.surface import Surface
+from services.gateway.surfaces.experiments import RunningExperiments
+from services.gateway.surfaces.surface import MODEL, Surface
 from services.gateway.surfaces.surfaces import Surfaces
 from services.gateway.text.metrics import TextReport
 from services.gateway.text.rationale import RationaleWriter
@@ -100,6 +101,7 @@ class DataPlane:
         live: LiveBundle,
         items: ItemOperations,
         surfaces: Surfaces,
+        experiments: RunningExperiments,
         preview: PreviewSurface,
         popular: PopularTier,
         producers: Sequence[Producer],
@@ -133,6 +135,7 @@ class DataPlane:
         self.clock = clock
         self.edge = EdgeWatch(load, clock, wall_clock)
         self._surfaces = surfaces
+        self.experiments = experiments
         self._record = record
         self._producers = producers
         self._metrics = metrics
@@ -146,6 +149,7 @@ class DataPlane:
         await self.live.start()
         await self.items.start()
         await self._surfaces.start()
+        await self.experiments.start()
         await self.popular.start()
         self.load.start()
         await self.explanations.start()
@@ -155,6 +159,7 @@ class DataPlane:
         """End the background work; records that wait are sent for at most two seconds each."""
         self.load.stop()
         await self.popular.stop()
+        await self.experiments.stop()
         await self._surfaces.stop()
         await self.live.stop()
         await self.items.stop()
@@ -251,7 +256,7 @@ class Ports:
 class PlaneConfig:
     """The values that the data plane needs.
 
-    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`: where surfaces are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured, for a metric.
+    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`, `experiments_file`: where surfaces and experiments are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured, for a metric.
     """
 
     deadlines: DeadlineLimits
@@ -271,6 +276,7 @@ class PlaneConfig:
     num_llm_replicas: int = 1
     llm_beam_width: int = 32
     surfaces_file: Path | None = None
+    experiments_file: Path | None = None
 
 
 def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
@@ -293,6 +299,9 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     )
     llm = LlmTier(ports.llm, gate, config.llm_rule, config.llm_beam_width, metrics.breaker_open, ports.clock)
     surfaces = Surfaces(config.surfaces_file, lambda one: _check_surface(one, live), metrics.surfaces_state.set)
+    experiments = RunningExperiments(
+        config.experiments_file, surfaces, {MODEL}, metrics.experiments_state.set, ports.wall_clock
+    )
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
     pages = Pages(live, ports.page_key, ports.wall_clock)
@@ -313,7 +322,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         wall_clock=ports.wall_clock,
     )
     recommend = make_recommend(
-        surfaces=surfaces,
+        surfaces=experiments,
         sinks=(
             Impressions(ports.impressions, metrics.impressions).answered,
             answer_metrics.answered,
@@ -330,6 +339,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         live=live,
         items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items),
         surfaces=surfaces,
+        experiments=experiments,
         preview=preview,
         popular=popular,
         producers=(ports.events, ports.impressions, ports.item_log),

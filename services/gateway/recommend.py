@@ -5,6 +5,7 @@ answers. Knows neither JSON nor protobuf, no tier by name, and no clock but the 
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -58,13 +59,14 @@ class _Admitted(NamedTuple):
     door: str
     deadline: Deadline
     version: str
+    variant: str | None
 
 
 class SurfaceFinder(Protocol):
     """The surfaces of requests."""
 
-    def find(self, name: str | None) -> Surface:
-        """Return the surface of this name. Raises InvalidRequest."""
+    def find(self, name: str | None, unit_id: str | None) -> Surface:
+        """Return the surface of this name as this user (or session) gets it. Raises InvalidRequest."""
         ...
 
 
@@ -87,8 +89,9 @@ class Recommend:
         feature_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        draw: Callable[[], float] = random.random,
     ) -> None:
-        """Take the parts. `tiers` are in order of quality; `last` fills what they leave open."""
+        """Take the parts. `tiers` are in order of quality; `last` fills what they leave open. `draw` returns a number, uniform in [0, 1), for exploration."""
         self._live = live
         self._surfaces = surfaces
         self._features = features
@@ -102,6 +105,7 @@ class Recommend:
         self._feature_timeout_s = feature_timeout_s
         self._clock = clock
         self._wall_clock = wall_clock
+        self._draw = draw
 
     async def __call__(
         self, request: RecommendRequest, arrival: Arrival, door: str, caller: Caller, features: Features | None = None
@@ -113,7 +117,7 @@ class Recommend:
         """
         live = self._live.current()
         check_items(request, live.items, live.expressions)
-        surface = self._surfaces.find(request.surface)
+        surface = self._surfaces.find(request.surface, request.unit_id)
         request = request.after(self._pages.shown_before(request, live))
         request = surface.applied_to(request.excluding_seen(default=not live.repeats))
         request.check_k(caller.max_k)
@@ -126,7 +130,7 @@ class Recommend:
             raise self._load.refusal("strain")
         if not is_in_time:
             verdict = Verdict.SHED
-        admitted = _Admitted(request, caller, door, deadline, live.version)
+        admitted = _Admitted(request, caller, door, deadline, live.version, surface.variant)
         if verdict is Verdict.SHED and (items := self._last.items_from_memory(request, live)) is not None:
             return self._answer_from_memory(admitted, items)
 
@@ -194,6 +198,7 @@ class Recommend:
             answered_s=self._clock(),
             now_ms=now_ms,
             trace_id=trace_id(),
+            variant=admitted.variant,
             routing=routing,
         )
         for sink in self._sinks:
@@ -239,10 +244,10 @@ class Recommend:
     def _choose(
         self, context: RequestContext, results: Mapping[Tier, TierResult], answering: Tier
     ) -> tuple[list[Chosen], Ruled | None]:
-        """Choose the items from the rankings, by the request's rules where it has some."""
+        """Choose the items from the rankings, by the request's rules and the surface's exploration where there are some."""
         rankings, showable, rules = self._in_order(context, results), context.masks.showable, context.request.rules
-        available = context.live.items.columns.available
-        if not rules.reorder:
+        available, exploration = context.live.items.columns.available, context.surface.explore
+        if not rules.reorder and exploration is None:
             return choose(rankings, showable, context.request.num_items, available), None
         known = Known(
             expressions=context.live.expressions,
@@ -253,7 +258,16 @@ class Recommend:
             shown=context.lookup.features.shown,
             now_ms=int(self._wall_clock() * 1_000),
         )
-        ruled = apply_rules(rankings, rules, known, context.num_wanted, context.num_candidates, answering)
+        ruled = apply_rules(
+            rankings,
+            rules,
+            known,
+            context.num_wanted,
+            context.num_candidates,
+            answering,
+            exploration,
+            self._draw(),
+        )
         return ruled.chosen, ruled
 
     def _in_order(self, context: RequestContext, results: Mapping[Tier, TierResult]) -> Iterator[ItemRanking]:

@@ -27,7 +27,7 @@ class RoutingRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRecord:
-    """An answered request. `answered_s` is on the clock of its deadline, `now_ms` is Unix time.
+    """An answered request. `answered_s` is on the clock of its deadline, `now_ms` is Unix time, `variant` as impressions record it.
 
     `routing` is None for a request that was shed and answered from memory: nothing was read or ranked for it.
     """
@@ -41,6 +41,7 @@ class AnswerRecord:
     answered_s: float
     now_ms: int
     trace_id: str | None
+    variant: str | None = None
     routing: RoutingRecord | None = None
 
     @property
