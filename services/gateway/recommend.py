@@ -36,7 +36,8 @@ from services.gateway.request.context import (
     build_context,
     look_up_features,
 )
-from services.gateway.request.live_bundle import LiveBundle
+from services.gateway.request.live_bundle import Live
+from services.gateway.request.names import Names
 from services.gateway.request.pages import Pages
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import Ruled, apply_rules
@@ -58,7 +59,7 @@ class _Admitted(NamedTuple):
     caller: Caller
     door: str
     deadline: Deadline
-    version: str
+    live: Live
     variant: str | None
 
 
@@ -76,7 +77,7 @@ class Recommend:
     def __init__(
         self,
         *,
-        live: LiveBundle,
+        names: Names,
         surfaces: SurfaceFinder,
         features: Features,
         tiers: Sequence[RankingTier],
@@ -92,7 +93,7 @@ class Recommend:
         draw: Callable[[], float] = random.random,
     ) -> None:
         """Take the parts. `tiers` are in order of quality; `last` fills what they leave open. `draw` returns a number, uniform in [0, 1), for exploration."""
-        self._live = live
+        self._names = names
         self._surfaces = surfaces
         self._features = features
         self._tiers: Mapping[Tier, RankingTier] = {tier.tier: tier for tier in (*tiers, last)}
@@ -113,11 +114,11 @@ class Recommend:
         """Answer a request of `caller` that arrived through `door`. `features` are read from here instead of the store.
 
         Raises InvalidRequest for more items than the caller may request, an unknown surface, and filters or rules that name what the catalogue lacks, NotFound for such an item,
-        DependencyUnavailable before the first bundle, Overloaded if this priority gets no answer even from memory, or past the deadline.
+        DependencyUnavailable before the first bundle of its name, Overloaded if this priority gets no answer even from memory, or past the deadline.
         """
-        live = self._live.current()
-        check_items(request, live.items, live.expressions)
         surface = self._surfaces.find(request.surface, request.unit_id)
+        live = self._live_for(request, surface)
+        check_items(request, live.items, live.expressions)
         request = request.after(self._pages.shown_before(request, live))
         request = surface.applied_to(request.excluding_seen(default=not live.repeats))
         request.check_k(caller.max_k)
@@ -130,7 +131,7 @@ class Recommend:
             raise self._load.refusal("strain")
         if not is_in_time:
             verdict = Verdict.SHED
-        admitted = _Admitted(request, caller, door, deadline, live.version, surface.variant)
+        admitted = _Admitted(request, caller, door, deadline, live, surface.variant)
         if verdict is Verdict.SHED and (items := self._last.items_from_memory(request, live)) is not None:
             return self._answer_from_memory(admitted, items)
 
@@ -154,6 +155,14 @@ class Recommend:
 
         routing = RoutingRecord(context=context, facts=facts, results=results, ruled=ruled)
         return self._answered(admitted, planned, decided, items, stages.as_ms(), rationale, routing)
+
+    def lists_version_for(self, request: RecommendRequest) -> str:
+        """Return the version of the stored lists that this request reads now. Raises as a call does."""
+        return self._live_for(request, self._surfaces.find(request.surface, request.unit_id)).lists_version
+
+    def _live_for(self, request: RecommendRequest, surface: Surface) -> Live:
+        """Return the bundle that answers this user or visitor now."""
+        return self._names.find(surface.model, request.unit_id, self._wall_clock() * 1_000)
 
     def _answer_from_memory(self, admitted: _Admitted, items: tuple[ScoredItem, ...]) -> Recommendation:
         """Answer a request that is shed with these items."""
@@ -180,7 +189,7 @@ class Recommend:
             items=items,
             tier=decided.tier,
             reason=decided.reason,
-            bundle_version=admitted.version,
+            bundle_version=admitted.live.version,
             newest_event_time_ms=newest_ms,
             feature_age_ms=None if newest_ms is None else max(0, now_ms - newest_ms),
             deadline_ms=admitted.deadline.total_ms,
@@ -195,6 +204,7 @@ class Recommend:
             deadline=admitted.deadline,
             planned=planned,
             answer=answer,
+            name=admitted.live.name,
             answered_s=self._clock(),
             now_ms=now_ms,
             trace_id=trace_id(),

@@ -165,10 +165,18 @@ BUNDLE = Operation(
     name="bundle",
     method="GET",
     path="/v1/bundle",
-    summary="Describe the live bundle",
+    summary="Describe the live bundle of a name",
     scope=Scope.RECOMMEND,
     errors=REST_ERRORS,
     kinds=frozenset({ErrorKind.UNAVAILABLE}),
+    parameters=(
+        Parameter(
+            name="name",
+            where="query",
+            schema={"type": "string", "minLength": 1},
+            description="Of those that this stack serves; absent: that of requests which name no surface",
+        ),
+    ),
     answers=json_answer(BundleBody),
 )
 EXPLANATION = Operation(

@@ -359,13 +359,22 @@ class BatchAnswersBody(Body):
     )
 
 
-class BundleBody(Body):
-    """The live bundle."""
+class CanaryBody(Body):
+    """A release under way."""
 
+    version: str
+    share: float = Field(description="Of the users, who get this version now")
+
+
+class BundleBody(Body):
+    """The live bundle of a name."""
+
+    name: str
     version: str
     num_items: int = Field(description="In its catalogue")
     code_depth: int = Field(description="Codes per item")
     manifest: dict[str, Any] = Field(description="How it was made, and how it was evaluated")
+    canary: CanaryBody | None = Field(description="The release under way beside it; null: none is, or not loaded yet")
 
 
 class StatusBody(Body):
@@ -474,13 +483,7 @@ def parse_similar(body: bytes, item_id: str, request_id: str, deadline_ms: int |
 
 def parse_popular(query: Iterable[tuple[str, str]], request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read the query of a request for popular items. Raises InvalidRequest naming the parameter."""
-    sent: dict[str, str] = {}
-    for name, value in query:
-        if name not in _POPULAR_PARAMETERS:
-            raise InvalidRequest(name, "unknown", f"the parameters are {', '.join(_POPULAR_PARAMETERS)}")
-        if name in sent:
-            raise InvalidRequest(name, "sent twice", "send it once")
-        sent[name] = value
+    sent = parse_query(query, _POPULAR_PARAMETERS)
     k = sent.get("k", "10")
     if not (k.isascii() and k.isdigit() and len(k) <= _MAX_DIGITS):
         raise InvalidRequest("k", "not a whole number", f"send 1 to {MAX_K}")
@@ -492,6 +495,18 @@ def parse_popular(query: Iterable[tuple[str, str]], request_id: str, deadline_ms
         deadline_ms=deadline_ms,
         subject=PopularIn(sent.get("window")),
     )
+
+
+def parse_query(query: Iterable[tuple[str, str]], parameters: Sequence[str]) -> dict[str, str]:
+    """Read a query's parameters, each once. Raises InvalidRequest naming the parameter."""
+    sent: dict[str, str] = {}
+    for name, value in query:
+        if name not in parameters:
+            raise InvalidRequest(name, "unknown", f"the parameters are {', '.join(parameters)}")
+        if name in sent:
+            raise InvalidRequest(name, "sent twice", "send it once")
+        sent[name] = value
+    return sent
 
 
 def parse_batch(body: bytes, call_id: str, deadline_ms: int | None) -> list[BatchEntry]:

@@ -26,7 +26,6 @@ class RunningExperiments:
         self,
         path: Path | None,
         surfaces: Surfaces,
-        names: Collection[str],
         on_state: Callable[[FileState], None] = lambda _: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -35,12 +34,10 @@ class RunningExperiments:
         Args:
             path: The file.
             surfaces: Those that experiments vary.
-            names: Of the models that this stack serves.
             on_state: Called with the state at construction and at each change of it.
             wall_clock: Returns Unix seconds.
         """
         self._surfaces = surfaces
-        self._names = names
         self._wall_clock = wall_clock
         self._file = FollowedFile[Mapping[str, Experiment]](
             path, "experiments", lambda file: read_experiments(file).by_name, {}, self._check, on_state
@@ -111,7 +108,7 @@ class RunningExperiments:
         ]
         for key, variant in experiment.variants.items():
             needed += [(f"variants.{key}.rules", variant.rules, surfaces)]
-            needed += [(f"variants.{key}.name", variant.name, self._names)]
+            needed += [(f"variants.{key}.name", variant.name, self._surfaces.models)]
         for where, value, known in needed:
             if value is not None and value not in known:
                 yield f"experiments.{name}.{where}", value, known

@@ -29,17 +29,19 @@ from services.gateway.request.candidates import NUM_CANDIDATES
 from services.gateway.rules.block import without_blocked
 from services.gateway.rules.explore import Exploration
 
-MODEL = "default"
 LOCKABLE = ("k", "deadline_ms", "filters", *NAMES)
 _FIELDS = ("model", "k", "deadline_ms", "filter", "rules", "tiers", "locked", "explore")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """What applies at one place; `name` is None for requests that name none. `variant` names the experiments' variants by which it was changed."""
+    """What applies at one place; `name` is None for requests that name none. `model` is the name whose bundles answer, None: the first that the stack serves.
+
+    `variant` names the experiments' variants by which it was changed.
+    """
 
     name: str | None = None
-    model: str = MODEL
+    model: str | None = None
     k: int | None = None
     deadline_ms: int | None = None
     filter: Expression | None = None
@@ -97,9 +99,7 @@ def parse_surface(name: str, plain: Any) -> Surface:
 
 
 def _model(plain: Any, path: str) -> str:
-    if (model := read_text(path, plain)) != MODEL:
-        raise InvalidRequest(path, f"unknown model {model!r}", f"this stack serves {MODEL}")
-    return model
+    return read_text(path, plain)
 
 
 def _filter(plain: Any, path: str) -> Expression | None:

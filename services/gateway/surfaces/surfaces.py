@@ -2,9 +2,10 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from models.name_record import DEFAULT_NAME
 from services.contracts.plain import nearest
 from services.errors import ConfigError, InvalidRequest
 from services.gateway.surfaces.followed_file import FileState, FollowedFile
@@ -20,6 +21,7 @@ class Surfaces:
     def __init__(
         self,
         path: Path | None,
+        models: Sequence[str] = (DEFAULT_NAME,),
         check: Callable[[Surface], None] = lambda _: None,
         on_state: Callable[[FileState], None] = lambda _: None,
     ) -> None:
@@ -27,13 +29,13 @@ class Surfaces:
 
         Args:
             path: The file.
+            models: The names of bundles that this stack serves.
             check: Raises InvalidRequest for a surface that names what the items lack. Called at `start` and at each poll.
             on_state: Called with the state at construction and at each change of it.
         """
+        self.models = models
         self._check = check
-        self._file = FollowedFile[Mapping[str, Surface]](
-            path, "surfaces", read_surfaces, {}, self._check_file, on_state
-        )
+        self._file = FollowedFile[Mapping[str, Surface]](path, "surfaces", self._read, {}, self._check_file, on_state)
 
     async def start(self) -> None:
         """Check the surfaces, and follow the file from now on. Call in the serving loop, when a bundle may be loaded."""
@@ -71,8 +73,20 @@ class Surfaces:
     def read_draft(self, text: str) -> Mapping[str, Surface]:
         """Return the surfaces of a text as they would be in force. Raises InvalidRequest for what would be refused in the file."""
         surfaces = parse_surfaces(text)
+        _check_models(surfaces, self.models)
         for surface in surfaces.values():
             self._check(surface)
+        return surfaces
+
+    def _read(self, path: Path) -> Mapping[str, Surface]:
+        """Read a file of surfaces. Raises ConfigError naming the entry and what is allowed."""
+        try:
+            surfaces = parse_surfaces(path.read_text(encoding="utf-8"))
+            _check_models(surfaces, self.models)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"surfaces file {path}: cannot be read ({error})") from error
+        except InvalidRequest as error:
+            raise ConfigError(f"surfaces file {path}: {error}") from error
         return surfaces
 
     def _check_file(self, surfaces: Mapping[str, Surface]) -> None:
@@ -83,14 +97,12 @@ class Surfaces:
             raise ConfigError(f"surfaces file {self.path}: {error}") from error
 
 
-def read_surfaces(path: Path) -> Mapping[str, Surface]:
-    """Read a file of surfaces. Raises ConfigError naming the entry and what is allowed."""
-    try:
-        return parse_surfaces(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"surfaces file {path}: cannot be read ({error})") from error
-    except InvalidRequest as error:
-        raise ConfigError(f"surfaces file {path}: {error}") from error
+def _check_models(surfaces: Mapping[str, Surface], models: Sequence[str]) -> None:
+    """Refuse a surface of a model that is not served. Raises InvalidRequest."""
+    for name, surface in surfaces.items():
+        if surface.model is not None and surface.model not in models:
+            problem, fix = f"unknown model {surface.model!r}", f"this stack serves {', '.join(models)} (TAILRACE_NAMES)"
+            raise InvalidRequest(f"{name}.model", problem, fix)
 
 
 def parse_surfaces(text: str) -> Mapping[str, Surface]:

@@ -105,7 +105,7 @@ def in_force(
 ) -> RunningExperiments:
     """Read both files."""
     record = (lambda _: None) if states is None else states.append
-    return RunningExperiments(files[1], Surfaces(files[0]), {"default"}, record, lambda: now_s)
+    return RunningExperiments(files[1], Surfaces(files[0]), record, lambda: now_s)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_without_a_running_experiment_a_surface_is_the_file_s_own(files: tuple[P
     files[1].write_text(dated)
     surfaces = Surfaces(files[0])
 
-    assert RunningExperiments(None, surfaces, {"default"}).find("home", FRESH) is surfaces.find("home")
+    assert RunningExperiments(None, surfaces).find("home", FRESH) is surfaces.find("home")
     assert in_force(files).find("home", "qa").variant is None
     assert "layout" not in (in_force(files).find("home", FRESH).variant or "")
     assert "layout" in (in_force(files, now_s=1_802_000_000).find("home", FRESH).variant or "")
