@@ -141,6 +141,10 @@ class Gateway:
         """`tailrace.v1.Recommender/Popular`."""
         return await self._rpc.Popular(request, grpc_context)
 
+    async def Assign(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/Assign`."""
+        return await self._rpc.Assign(request, grpc_context)
+
     async def RecordEvents(self, request: bytes, grpc_context: Any) -> Any:
         """`tailrace.v1.Recommender/RecordEvents`."""
         return await self._rpc.RecordEvents(request, grpc_context)

@@ -23,6 +23,7 @@ from services.contracts.events import Recorded
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
+from services.gateway.assign import Assign
 from services.gateway.batch import RecommendBatch
 from services.gateway.events.items import ItemOperations, ItemReader
 from services.gateway.events.record import Draft, EventLog, RecordEvents
@@ -113,6 +114,7 @@ class DataPlane:
         items: ItemOperations,
         surfaces: Surfaces,
         experiments: RunningExperiments,
+        assign: Assign,
         preview: PreviewSurface,
         popular: PopularTier,
         producers: Sequence[Producer],
@@ -147,6 +149,7 @@ class DataPlane:
         self.edge = EdgeWatch(load, clock, wall_clock)
         self._surfaces = surfaces
         self.experiments = experiments
+        self.assign = assign
         self._record = record
         self._producers = producers
         self._metrics = metrics
@@ -354,6 +357,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items),
         surfaces=surfaces,
         experiments=experiments,
+        assign=Assign(names, experiments, ports.wall_clock),
         preview=preview,
         popular=popular,
         producers=(ports.events, ports.impressions, ports.item_log),
