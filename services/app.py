@@ -141,6 +141,10 @@ class Gateway:
         """`tailrace.v1.Recommender/Popular`."""
         return await self._rpc.Popular(request, grpc_context)
 
+    async def Assign(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/Assign`."""
+        return await self._rpc.Assign(request, grpc_context)
+
     async def RecordEvents(self, request: bytes, grpc_context: Any) -> Any:
         """`tailrace.v1.Recommender/RecordEvents`."""
         return await self._rpc.RecordEvents(request, grpc_context)
@@ -436,6 +440,7 @@ def plane_config(settings: Settings) -> PlaneConfig:
         num_llm_replicas=settings.llm_replicas,
         llm_beam_width=settings.default_beam_width,
         surfaces_file=settings.surfaces_file,
+        experiments_file=settings.experiments_file,
         broker_keeps=BrokerKeeps(events_ms=EVENTS_KEEP_MS, dead_letters_ms=DEAD_LETTERS_KEEP_MS),
         text=TextLimits(
             max_tokens=settings.text_max_tokens,

@@ -23,6 +23,7 @@ from services.contracts.events import Recorded
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
+from services.gateway.assign import Assign
 from services.gateway.batch import RecommendBatch
 from services.gateway.events.items import ItemOperations, ItemReader
 from services.gateway.events.record import Draft, EventLog, RecordEvents
@@ -40,6 +41,7 @@ from services.gateway.request.live_bundle import LiveBundle, Student
 from services.gateway.request.names import Names
 from services.gateway.request.pages import PageKey, Pages
 from services.gateway.surfaces.editor import SurfacesEditor
+from services.gateway.surfaces.experiments import RunningExperiments
 from services.gateway.surfaces.surface import Surface
 from services.gateway.surfaces.surfaces import Surfaces
 from services.gateway.text.metrics import TextReport
@@ -110,6 +112,8 @@ class DataPlane:
         names: Names,
         items: ItemOperations,
         surfaces: Surfaces,
+        experiments: RunningExperiments,
+        assign: Assign,
         preview: PreviewSurface,
         popular: PopularTier,
         similar: SimilarTier,
@@ -145,6 +149,8 @@ class DataPlane:
         self.clock = clock
         self.edge = EdgeWatch(load, clock, wall_clock)
         self._surfaces = surfaces
+        self.experiments = experiments
+        self.assign = assign
         self._record = record
         self._producers = producers
         self._metrics = metrics
@@ -158,6 +164,7 @@ class DataPlane:
         await self.names.start()
         await self.items.start()
         await self._surfaces.start()
+        await self.experiments.start()
         await self.popular.start()
         await self.similar.start()
         self.load.start()
@@ -169,6 +176,7 @@ class DataPlane:
         self.load.stop()
         await self.popular.stop()
         await self.similar.stop()
+        await self.experiments.stop()
         await self._surfaces.stop()
         await self.names.stop()
         await self.items.stop()
@@ -268,7 +276,7 @@ class Ports:
 class PlaneConfig:
     """The values that the data plane needs.
 
-    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`: where surfaces are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured for each name, for a metric.
+    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`, `experiments_file`: where surfaces and experiments are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured for each name, for a metric.
     """
 
     deadlines: DeadlineLimits
@@ -288,6 +296,7 @@ class PlaneConfig:
     num_llm_replicas: int = 1
     llm_beam_width: int = 32
     surfaces_file: Path | None = None
+    experiments_file: Path | None = None
 
 
 def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
@@ -312,6 +321,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     surfaces = Surfaces(
         config.surfaces_file, tuple(ports.llms), lambda one: _check_surface(one, names), metrics.surfaces_state.set
     )
+    experiments = RunningExperiments(config.experiments_file, surfaces, metrics.experiments_state.set, ports.wall_clock)
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
     pages = Pages(names, ports.page_key, ports.wall_clock)
@@ -332,7 +342,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         wall_clock=ports.wall_clock,
     )
     recommend = make_recommend(
-        surfaces=surfaces,
+        surfaces=experiments,
         sinks=(
             Impressions(ports.impressions, metrics.impressions).answered,
             answer_metrics.answered,
@@ -349,6 +359,8 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         names=names,
         items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items),
         surfaces=surfaces,
+        experiments=experiments,
+        assign=Assign(names, experiments, ports.wall_clock),
         preview=preview,
         popular=popular,
         similar=similar,

@@ -128,6 +128,10 @@ class GatewayMetrics(_Metrics):
         "tailrace_surfaces_file_state",
         "Surfaces: 0 as in the file; 1 as in the last right file, because the present one is refused or gone",
     )
+    experiments_state = _gauge(
+        "tailrace_experiments_file_state",
+        "Experiments: 0 as in the file; 1 as in the last right file, because the present one is refused or gone",
+    )
     attributed_events = _counter(
         "tailrace_attributed_events_total",
         "Events attributed to an answer of this gateway by their request_id, by tier",

@@ -152,6 +152,8 @@ class Settings(BaseSettings):
 
     surfaces_file: Path | None = None
     """TOML file of the surfaces that requests may name, reloaded when it changes. None: there are none."""
+    experiments_file: Path | None = None
+    """TOML file of the experiments that vary surfaces, reloaded when it changes. None: there are none."""
 
     # serving
     gateway_replicas: int = Field(2, ge=1)
