@@ -426,6 +426,8 @@ def plane_config(settings: Settings) -> PlaneConfig:
         num_llm_replicas=settings.llm_replicas,
         llm_beam_width=settings.default_beam_width,
         surfaces_file=settings.surfaces_file,
+        shadow_share=settings.shadow_share,
+        teacher_share=settings.teacher_share,
         broker_keeps=BrokerKeeps(events_ms=EVENTS_KEEP_MS, dead_letters_ms=DEAD_LETTERS_KEEP_MS),
         text=TextLimits(
             max_tokens=settings.text_max_tokens,

@@ -38,6 +38,7 @@ from services.gateway.request.candidates import check_rules
 from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
 from services.gateway.request.pages import PageKey, Pages
+from services.gateway.shadow import Shadow, Teacher
 from services.gateway.surfaces.editor import SurfacesEditor
 from services.gateway.surfaces.surface import Surface
 from services.gateway.surfaces.surfaces import Surfaces
@@ -64,6 +65,7 @@ from services.router.replica import Replica
 log = structlog.get_logger()
 
 _WARM_UP_S = 10.0
+_ANY_HISTORY = LlmRule(min_history=1, needs_gain=False)
 
 
 class Producer(Protocol):
@@ -112,6 +114,7 @@ class DataPlane:
         users: EraseUsers,
         export: ExportUser,
         pages: Pages,
+        shadow: Shadow,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -119,6 +122,7 @@ class DataPlane:
         self.users = users
         self.export = export
         self._pages = pages
+        self._shadow = shadow
         self.text = text
         self.text_report = text_report
         self.recommend = recommend
@@ -154,6 +158,7 @@ class DataPlane:
     async def stop(self) -> None:
         """End the background work; records that wait are sent for at most two seconds each."""
         self.load.stop()
+        await self._shadow.stop()
         await self.popular.stop()
         await self._surfaces.stop()
         await self.live.stop()
@@ -251,7 +256,7 @@ class Ports:
 class PlaneConfig:
     """The values that the data plane needs.
 
-    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`: where surfaces are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured, for a metric.
+    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`: where surfaces are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured, for a metric. `shadow_share`, `teacher_share`: of answers that are ranked again.
     """
 
     deadlines: DeadlineLimits
@@ -266,6 +271,8 @@ class PlaneConfig:
     popular_refresh_s: float
     max_events_per_request: int
     broker_keeps: BrokerKeeps
+    shadow_share: float = 0.0
+    teacher_share: float = 0.0
     text: TextLimits = field(default_factory=TextLimits)
     text_num_places: int = NUM_PLACES
     num_llm_replicas: int = 1
@@ -300,7 +307,6 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     text = _text_tier(ports, config, load, text_report)
     make_recommend = partial(
         Recommend,
-        live=live,
         features=ports.features,
         tiers=_tiers(llm, StudentTier(ports.clock)),
         last=popular,
@@ -312,7 +318,19 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )
+    live.before_swap(lambda one: answer_metrics.bundle_loaded(ports.bundles.name, one.version))
+    teacher = LlmTier(ports.llm, gate, _ANY_HISTORY, config.llm_beam_width, metrics.breaker_open, ports.clock)
+    rankers = (
+        Teacher(
+            share=config.teacher_share,
+            agreement=metrics.teacher_agreement,
+            recommend_by=partial(make_recommend, tiers=_tiers(teacher, StudentTier(ports.clock))),
+            max_deadline_ms=config.deadlines.max_ms,
+        ),
+    )
+    shadow = Shadow(ports.bundles.name, rankers, load, metrics.shadow_samples, ports.clock)
     recommend = make_recommend(
+        live=live,
         surfaces=surfaces,
         sinks=(
             Impressions(ports.impressions, metrics.impressions).answered,
@@ -320,9 +338,12 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
             log_answer,
             set_span_attributes,
             explanations.answered,
+            *shadow.sinks,
         ),
     )
-    preview = PreviewSurface(surfaces, lambda finder, sink: make_recommend(surfaces=finder, sinks=(sink,)), ports.clock)
+    preview = PreviewSurface(
+        surfaces, lambda finder, sink: make_recommend(live=live, surfaces=finder, sinks=(sink,)), ports.clock
+    )
     return DataPlane(
         recommend=recommend,
         features=ports.features,
@@ -340,6 +361,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         text_report=text_report,
         text=text,
         pages=pages,
+        shadow=shadow,
         export=ExportUser(ports.user_data),
         users=EraseUsers(ports.events, ports.receipts, config.broker_keeps, ports.wall_clock),
         clock=ports.clock,

@@ -35,7 +35,7 @@ from services.gateway.request.context import (
     build_context,
     look_up_features,
 )
-from services.gateway.request.live_bundle import LiveBundle
+from services.gateway.request.live_bundle import Live
 from services.gateway.request.pages import Pages
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import Ruled, apply_rules
@@ -60,6 +60,14 @@ class _Admitted(NamedTuple):
     version: str
 
 
+class CurrentBundle(Protocol):
+    """The bundle that requests are answered with."""
+
+    def current(self) -> Live:
+        """Return it. Raises DependencyUnavailable before the first one is loaded."""
+        ...
+
+
 class SurfaceFinder(Protocol):
     """The surfaces of requests."""
 
@@ -74,7 +82,7 @@ class Recommend:
     def __init__(
         self,
         *,
-        live: LiveBundle,
+        live: CurrentBundle,
         surfaces: SurfaceFinder,
         features: Features,
         tiers: Sequence[RankingTier],

@@ -153,7 +153,7 @@ class World:
             request, Arrival(time.monotonic()), "rest", replace(ANYONE, priority=priority)
         )
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         """Read one sample; 0 without one."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
@@ -166,7 +166,11 @@ class World:
 
 
 def make_world(
-    root: Path, writer: TextWriter | None = None, reserve_ms: float = 8.0, surfaces_file: Path | None = None
+    root: Path,
+    writer: TextWriter | None = None,
+    reserve_ms: float = 8.0,
+    surfaces_file: Path | None = None,
+    config: PlaneConfig = CONFIG,
 ) -> World:
     """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer."""
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
@@ -190,8 +194,8 @@ def make_world(
         text_writer=writer,
         wall_clock=lambda: NOW_S,
     )
-    deadlines = replace(CONFIG.deadlines, reserve_ms=reserve_ms)
-    plane = build_data_plane(ports, replace(CONFIG, deadlines=deadlines, surfaces_file=surfaces_file))
+    deadlines = replace(config.deadlines, reserve_ms=reserve_ms)
+    plane = build_data_plane(ports, replace(config, deadlines=deadlines, surfaces_file=surfaces_file))
     return World(plane, features, llm, student, events, impressions, shelf, registry, receipts, items)
 
 
@@ -201,11 +205,12 @@ async def started_world(
     writer: TextWriter | None = None,
     reserve_ms: float = 8.0,
     surfaces_file: Path | None = None,
+    config: PlaneConfig = CONFIG,
     **about: Any,
 ) -> AsyncIterator[World]:
     """Yield a started plane on a bundle that is published below `root`; `about` is added to its manifest."""
     publish(root / "bundles", VERSION, catalogue_of(), **about)
-    world = make_world(root / "bundles", writer, reserve_ms, surfaces_file)
+    world = make_world(root / "bundles", writer, reserve_ms, surfaces_file, config)
     await world.plane.start()
     yield world
     await world.plane.stop()
