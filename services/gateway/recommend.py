@@ -57,14 +57,14 @@ class _Admitted(NamedTuple):
     caller: Caller
     door: str
     deadline: Deadline
-    version: str
+    live: Live
 
 
-class CurrentBundle(Protocol):
-    """The bundle that requests are answered with."""
+class BundleFinder(Protocol):
+    """The bundles of requests."""
 
-    def current(self) -> Live:
-        """Return it. Raises DependencyUnavailable before the first one is loaded."""
+    def find(self, name: str | None, unit_id: str | None, now_ms: float) -> Live:
+        """Return the bundle that answers this user, or visitor's session, under a name at this time (Unix ms). Raises InvalidRequest or DependencyUnavailable."""
         ...
 
 
@@ -82,7 +82,7 @@ class Recommend:
     def __init__(
         self,
         *,
-        live: CurrentBundle,
+        names: BundleFinder,
         surfaces: SurfaceFinder,
         features: Features,
         tiers: Sequence[RankingTier],
@@ -97,7 +97,7 @@ class Recommend:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Take the parts. `tiers` are in order of quality; `last` fills what they leave open."""
-        self._live = live
+        self._names = names
         self._surfaces = surfaces
         self._features = features
         self._tiers: Mapping[Tier, RankingTier] = {tier.tier: tier for tier in (*tiers, last)}
@@ -117,11 +117,11 @@ class Recommend:
         """Answer a request of `caller` that arrived through `door`. `features` are read from here instead of the store.
 
         Raises InvalidRequest for more items than the caller may request, an unknown surface, and filters or rules that name what the catalogue lacks, NotFound for such an item,
-        DependencyUnavailable before the first bundle, Overloaded if this priority gets no answer even from memory, or past the deadline.
+        DependencyUnavailable before the first bundle of its name, Overloaded if this priority gets no answer even from memory, or past the deadline.
         """
-        live = self._live.current()
-        check_items(request, live.items, live.expressions)
         surface = self._surfaces.find(request.surface)
+        live = self._live_for(request, surface)
+        check_items(request, live.items, live.expressions)
         request = request.after(self._pages.shown_before(request, live))
         request = surface.applied_to(request.excluding_seen(default=not live.repeats))
         request.check_k(caller.max_k)
@@ -134,7 +134,7 @@ class Recommend:
             raise self._load.refusal("strain")
         if not is_in_time:
             verdict = Verdict.SHED
-        admitted = _Admitted(request, caller, door, deadline, live.version)
+        admitted = _Admitted(request, caller, door, deadline, live)
         if verdict is Verdict.SHED and (items := self._last.items_from_memory(request, live)) is not None:
             return self._answer_from_memory(admitted, items)
 
@@ -158,6 +158,14 @@ class Recommend:
 
         routing = RoutingRecord(context=context, facts=facts, results=results, ruled=ruled)
         return self._answered(admitted, planned, decided, items, stages.as_ms(), rationale, routing)
+
+    def lists_version_for(self, request: RecommendRequest) -> str:
+        """Return the version of the stored lists that this request reads now. Raises as a call does."""
+        return self._live_for(request, self._surfaces.find(request.surface)).lists_version
+
+    def _live_for(self, request: RecommendRequest, surface: Surface) -> Live:
+        """Return the bundle that answers this user or visitor now."""
+        return self._names.find(surface.model, request.unit_id, self._wall_clock() * 1_000)
 
     def _answer_from_memory(self, admitted: _Admitted, items: tuple[ScoredItem, ...]) -> Recommendation:
         """Answer a request that is shed with these items."""
@@ -184,7 +192,7 @@ class Recommend:
             items=items,
             tier=decided.tier,
             reason=decided.reason,
-            bundle_version=admitted.version,
+            bundle_version=admitted.live.version,
             newest_event_time_ms=newest_ms,
             feature_age_ms=None if newest_ms is None else max(0, now_ms - newest_ms),
             deadline_ms=admitted.deadline.total_ms,
@@ -199,6 +207,7 @@ class Recommend:
             deadline=admitted.deadline,
             planned=planned,
             answer=answer,
+            name=admitted.live.name,
             answered_s=self._clock(),
             now_ms=now_ms,
             trace_id=trace_id(),

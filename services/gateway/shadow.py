@@ -20,7 +20,7 @@ from services.contracts.access import Priority
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import Reason, Recommendation, Tier
 from services.gateway.overload.monitor import LoadMonitor
-from services.gateway.recommend import CurrentBundle, Recommend, SurfaceFinder
+from services.gateway.recommend import BundleFinder, Recommend, SurfaceFinder
 from services.gateway.records.answer import AnswerRecord, AnswerSink, RoutingRecord
 from services.gateway.records.rank_overlap import rank_biased_overlap
 from services.gateway.request.live_bundle import Live
@@ -52,7 +52,7 @@ _OF_THE_MOMENT = frozenset(
 class RecommendBy(Protocol):
     """Makes the ordinary request's way with a bundle, surfaces and sinks of its own."""
 
-    def __call__(self, *, live: CurrentBundle, surfaces: SurfaceFinder, sinks: Sequence[AnswerSink]) -> Recommend:
+    def __call__(self, *, names: BundleFinder, surfaces: SurfaceFinder, sinks: Sequence[AnswerSink]) -> Recommend:
         """Make it."""
         ...
 
@@ -109,7 +109,7 @@ class Candidate:
     def recommend(self, live: Live, routing: RoutingRecord) -> Recommend:
         """Return the way of any request, on a surface with the same tiers; the rest of the surface is in the request already."""
         return self.recommend_by(
-            live=_One(live), surfaces=_Only(Surface(tiers=routing.context.surface.tiers)), sinks=()
+            names=_One(live), surfaces=_Only(Surface(tiers=routing.context.surface.tiers)), sinks=()
         )
 
     def deadline_ms(self, routing: RoutingRecord) -> int:
@@ -137,7 +137,7 @@ class Teacher:
 
     def recommend(self, live: Live, routing: RoutingRecord) -> Recommend:
         """Return the way on a surface where the LLM comes first."""
-        return self.recommend_by(live=_One(live), surfaces=_Only(_LLM_FIRST), sinks=())
+        return self.recommend_by(names=_One(live), surfaces=_Only(_LLM_FIRST), sinks=())
 
     def deadline_ms(self, routing: RoutingRecord) -> int:
         """Return the longest deadline, since nobody waits."""
@@ -149,11 +149,10 @@ class Teacher:
 
 
 class Shadow:
-    """Draws answers, has them ranked again in the background, and observes the overlap. One per process, under one model name."""
+    """Draws answers, has them ranked again in the background, and observes the overlap. One per process."""
 
     def __init__(
         self,
-        name: str,
         rankers: Sequence[SecondRanker],
         load: LoadMonitor,
         samples: Counter,
@@ -161,7 +160,6 @@ class Shadow:
         draw: Callable[[], float] = random.random,
     ) -> None:
         """Take the parts. `draw` returns numbers in [0, 1)."""
-        self._name = name
         self._rankers = [ranker for ranker in rankers if ranker.share > 0]
         self._load = load
         self._samples = samples
@@ -217,10 +215,10 @@ class Shadow:
         answer = await recommend(request, Arrival(self._clock()), _DOOR, caller, features)
         if (reason := ranker.flaw(shown, answer)) is not None:
             return reason.value
-        overlap = rank_biased_overlap(*([item.item_id for item in one.items] for one in (shown, answer)))
+        overlap = rank_biased_overlap([item.item_id for item in shown.items], [item.item_id for item in answer.items])
         if overlap is None:
             return "empty"
-        ranker.agreement.labels(self._name, shown.tier.value, live.version).observe(overlap)
+        ranker.agreement.labels(live.name, shown.tier.value, live.version).observe(overlap)
         return "compared"
 
 
@@ -236,7 +234,7 @@ class _One:
 
     live: Live
 
-    def current(self) -> Live:
+    def find(self, name: str | None, unit_id: str | None, now_ms: float) -> Live:
         """Return it."""
         return self.live
 

@@ -162,7 +162,7 @@ class GatewayMetrics(_Metrics):
     )
     impressions = _counter("tailrace_impressions_total", "Impressions sent, dropped or failed", "outcome")
     explanations = _counter("tailrace_explanations_total", "Explanations of requests, kept or dropped", "outcome")
-    breaker_open = _gauge("tailrace_breaker_open", "1 while the LLM's circuit breaker is open")
+    breaker_open = _gauge("tailrace_breaker_open", "1 while the circuit breaker of a name's LLM is open", "name")
     refused = _counter(
         "tailrace_refused_total",
         "Recommendations that a gateway refused for overload: by its strain, or expired before they began",
@@ -172,7 +172,11 @@ class GatewayMetrics(_Metrics):
         "tailrace_admission_strain",
         "Load shedding: 0 none; up to 1 low priority is shed; up to 2 normal too; above 2 low is refused",
     )
-    bundle_info = _gauge("tailrace_bundle_info", "1 for the loaded bundle", "version")
+    bundle_info = _gauge(
+        "tailrace_bundle_info",
+        "1 for each bundle that serves, by its name and role: live or canary",
+        "version name role",
+    )
     bundle_quality = _gauge(
         "tailrace_bundle_quality", "Offline evaluation figures of a loaded bundle", "version model metric"
     )
@@ -299,7 +303,12 @@ class EngineMetrics(_Metrics):
     cache_config = _gauge(
         "vllm:cache_config_info", "1 for the configuration of the KV cache", "model_name block_size num_gpu_blocks"
     )
-    replicas = _gauge("tailrace_llm_replicas", "Serving LLM replicas by bundle", "version", of_node="sum")
+    replicas = _gauge(
+        "tailrace_llm_replicas",
+        "Serving LLM replicas by bundle, name and role: live or canary",
+        "version name role",
+        of_node="sum",
+    )
     queue_seconds = _histogram(
         "vllm:request_queue_time_seconds", "Time in the queue before the first step", ENGINE_BUCKETS_S, "model_name"
     )

@@ -1541,6 +1541,12 @@ export interface components {
              */
             user_id?: string | null;
             /**
+             * Session Id
+             * @description Of a visitor: experiments and canaries keep to it; a user_id goes before it
+             * @example 7f3a9c
+             */
+            session_id?: string | null;
+            /**
              * Surface
              * @description The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply
              */
@@ -1826,6 +1832,12 @@ export interface components {
              * @example 196
              */
             user_id?: string | null;
+            /**
+             * Session Id
+             * @description Of a visitor: experiments and canaries keep to it; a user_id goes before it
+             * @example 7f3a9c
+             */
+            session_id?: string | null;
             /**
              * Surface
              * @description The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply
@@ -2479,6 +2491,8 @@ export interface operations {
                 category?: string;
                 /** @description How many items */
                 k?: number;
+                /** @description The visitor's; experiments and canaries keep to it */
+                session_id?: string;
             };
             header?: {
                 /** @description Milliseconds from arrival; the body's deadline_ms wins */

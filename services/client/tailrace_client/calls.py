@@ -123,7 +123,7 @@ _MUST_BE_THERE = frozenset({"user_id", "item_id", "event_id"})
 _PLACES = {"categories": "filters.categories", "allowed_item_ids": "filters.allowed_item_ids"}
 _SHOWN = {"avoid_shown_within": "avoid_shown.within"}
 _KINDS = {
-    **dict.fromkeys(("user_id", "item_id", "event_type", "event_id", "request_id", "surface"), TEXT),
+    **dict.fromkeys(("user_id", "item_id", "event_type", "event_id", "request_id", "session_id", "surface"), TEXT),
     **dict.fromkeys(("next", "avoid_shown_within", "erasure_id"), TEXT),
     **dict.fromkeys(("exclude_seen", "rationale"), FLAG),
     **dict.fromkeys(("filters", "rules"), OBJECT),
@@ -164,6 +164,7 @@ class RecommendOptions(TypedDict, total=False):
 
     Attributes:
         k: How many items; 10 if absent.
+        session_id: A visitor's: experiments and canaries keep to it.
         recent_item_ids: Items that the store cannot know yet, oldest first; required without a user.
         exclude_item_ids: Items never to show.
         exclude_seen: Whether to leave out what the user has seen; if absent, unless the live bundle learned that users come back to items.
@@ -179,6 +180,7 @@ class RecommendOptions(TypedDict, total=False):
     """
 
     k: int
+    session_id: str
     recent_item_ids: Sequence[str]
     exclude_item_ids: Sequence[str]
     exclude_seen: bool
@@ -262,11 +264,13 @@ def similar_call(item_ids: str | Sequence[str], user_id: str | None, options: Re
     return replace(call, path=path, method="SimilarItems", rest_only=rest_only, rpc_only=rpc_only)
 
 
-def popular_call(window: str | None, category: str | None, k: int) -> Call[Recommendation]:
+def popular_call(window: str | None, category: str | None, k: int, session_id: str | None) -> Call[Recommendation]:
     """Build the call. Raises TailraceError for a wrong value."""
     options: RecommendOptions = {"k": k} if category is None else {"k": k, "categories": [category]}
+    if session_id is not None:
+        options["session_id"] = session_id
     call = recommend_call(None, options)
-    named = {"window": window, "category": category}
+    named = {"window": window, "category": category, "session_id": session_id}
     sent = {name: checked(name, value, TEXT) for name, value in named.items() if value is not None}
     rpc_only = {"window": sent.get("window", "")}
     return replace(

@@ -83,6 +83,7 @@ def _request(
     return RecommendRequest(
         request_id=message.request_id or request_id,
         user_id=message.user_id or None,
+        session_id=message.session_id or None,
         k=message.k if message.HasField("k") else None,
         recent_item_ids=tuple(message.recent_item_ids),
         exclude_item_ids=tuple(message.exclude_item_ids),

@@ -27,7 +27,7 @@ class RoutingRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRecord:
-    """An answered request. `answered_s` is on the clock of its deadline, `now_ms` is Unix time.
+    """An answered request. `name` is that of the bundle that answered, `answered_s` is on the clock of its deadline, `now_ms` is Unix time.
 
     `routing` is None for a request that was shed and answered from memory: nothing was read or ranked for it.
     """
@@ -38,6 +38,7 @@ class AnswerRecord:
     deadline: Deadline
     planned: RoutingDecision
     answer: Recommendation
+    name: str
     answered_s: float
     now_ms: int
     trace_id: str | None

@@ -42,6 +42,7 @@ from services.gateway.rest.schema import (
     parse_batch,
     parse_events,
     parse_popular,
+    parse_query,
     parse_recommend,
     parse_similar,
     request_id_of,
@@ -174,8 +175,9 @@ class _RestDoor:
     def events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
         self._plane().events_refused(door, code, message, request_id)
 
-    async def bundle(self, _: Request, __: Call) -> Response:
-        return json_response(asdict(self._plane().bundle()))
+    async def bundle(self, http: Request, _: Call) -> Response:
+        sent = parse_query(http.query_params.multi_items(), ("name",))
+        return json_response(asdict(self._plane().bundle(sent.get("name"))))
 
     async def explanation(self, http: Request, _: Call) -> Response:
         found = await self._plane().explanations.find(http.path_params["request_id"])

@@ -25,17 +25,16 @@ from services.contracts.rules import NAMES, NO_RULES, Rules, parse_rules
 from services.errors import InvalidRequest
 from services.gateway.rules.block import without_blocked
 
-MODEL = "default"
 LOCKABLE = ("k", "deadline_ms", "filters", *NAMES)
 _FIELDS = ("model", "k", "deadline_ms", "filter", "rules", "tiers", "locked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """What applies at one place; `name` is None for requests that name none."""
+    """What applies at one place; `name` is None for requests that name none. `model` is the name whose bundles answer, None: the first that the stack serves."""
 
     name: str | None = None
-    model: str = MODEL
+    model: str | None = None
     k: int | None = None
     deadline_ms: int | None = None
     filter: Expression | None = None
@@ -77,9 +76,7 @@ def parse_surface(name: str, plain: Any) -> Surface:
 
 
 def _model(plain: Any, path: str) -> str:
-    if (model := read_text(path, plain)) != MODEL:
-        raise InvalidRequest(path, f"unknown model {model!r}", f"this stack serves {MODEL}")
-    return model
+    return read_text(path, plain)
 
 
 def _filter(plain: Any, path: str) -> Expression | None:

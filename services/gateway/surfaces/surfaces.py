@@ -7,13 +7,14 @@ metric says so until it is mended. At the start the file must be right.
 import asyncio
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
 import structlog
 
 from models.files import stamp_of
+from models.name_record import DEFAULT_NAME
 from services.contracts.plain import nearest
 from services.errors import ConfigError, InvalidRequest
 from services.gateway.periodic_task import PeriodicTask
@@ -41,6 +42,7 @@ class Surfaces:
     def __init__(
         self,
         path: Path | None,
+        models: Sequence[str] = (DEFAULT_NAME,),
         check: Callable[[Surface], None] = lambda _: None,
         on_state: Callable[[SurfacesState], None] = lambda _: None,
     ) -> None:
@@ -48,14 +50,16 @@ class Surfaces:
 
         Args:
             path: The file.
+            models: The names of bundles that this stack serves.
             check: Raises InvalidRequest for a surface that names what the items lack. Called at `start` and for each later file.
             on_state: Called with the state at construction and at each change of the file.
         """
         self._path = path
+        self._models = models
         self._check = check
         self._on_state = on_state
         self._stamp = None if path is None else stamp_of(path)
-        self._surfaces: Mapping[str, Surface] = {} if path is None else read_surfaces(path)
+        self._surfaces: Mapping[str, Surface] = {} if path is None else self._read(path)
         self._on_state(SurfacesState.CURRENT)
         self._following = PeriodicTask(lambda: asyncio.to_thread(self.refresh), POLL_S)
 
@@ -102,7 +106,7 @@ class Surfaces:
             return
         self._stamp = stamp
         try:
-            surfaces = read_surfaces(self._path)
+            surfaces = self._read(self._path)
             self._check_all(self._path, surfaces)
         except ConfigError as error:
             self._refuse(error)
@@ -114,6 +118,7 @@ class Surfaces:
     def read_draft(self, text: str) -> Mapping[str, Surface]:
         """Return the surfaces of a text as they would be in force. Raises InvalidRequest for what would be refused in the file."""
         surfaces = parse_surfaces(text)
+        _check_models(surfaces, self._models)
         for surface in surfaces.values():
             self._check(surface)
         return surfaces
@@ -125,19 +130,28 @@ class Surfaces:
             except InvalidRequest as error:
                 raise ConfigError(f"surfaces file {path}: {error}") from error
 
+    def _read(self, path: Path) -> Mapping[str, Surface]:
+        """Read a file of surfaces. Raises ConfigError naming the entry and what is allowed."""
+        try:
+            surfaces = parse_surfaces(path.read_text(encoding="utf-8"))
+            _check_models(surfaces, self._models)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"surfaces file {path}: cannot be read ({error})") from error
+        except InvalidRequest as error:
+            raise ConfigError(f"surfaces file {path}: {error}") from error
+        return surfaces
+
     def _refuse(self, error: ConfigError) -> None:
         log.error("surfaces_refused", error=str(error), kept=sorted(self._surfaces))
         self._on_state(SurfacesState.OUTDATED)
 
 
-def read_surfaces(path: Path) -> Mapping[str, Surface]:
-    """Read a file of surfaces. Raises ConfigError naming the entry and what is allowed."""
-    try:
-        return parse_surfaces(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"surfaces file {path}: cannot be read ({error})") from error
-    except InvalidRequest as error:
-        raise ConfigError(f"surfaces file {path}: {error}") from error
+def _check_models(surfaces: Mapping[str, Surface], models: Sequence[str]) -> None:
+    """Refuse a surface of a model that is not served. Raises InvalidRequest."""
+    for name, surface in surfaces.items():
+        if surface.model is not None and surface.model not in models:
+            problem, fix = f"unknown model {surface.model!r}", f"this stack serves {', '.join(models)} (TAILRACE_NAMES)"
+            raise InvalidRequest(f"{name}.model", problem, fix)
 
 
 def parse_surfaces(text: str) -> Mapping[str, Surface]:

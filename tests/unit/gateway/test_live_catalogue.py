@@ -97,7 +97,7 @@ async def test_a_bundle_that_is_published_later_honours_the_live_catalogue(tmp_p
     hide(world, "i00")
     state(world, "i22", categories=("fresh",))
     publish(tmp_path / "bundles", "v2", catalogue_of(24))
-    await world.plane.live.refresh()
+    await world.plane.names.first.refresh()
     answer = await world.recommend("nobody", k=3)
     filtered = await world.recommend("nobody", filters=Filters(categories=("fresh",)))
 

@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.canary import Stage
+from models.registry import BundleStore
+from models.similar import SIMILAR
 from services.contracts.access import Priority
 from services.contracts.recommend import Filters, PopularIn, Reason, SimilarTo, Tier
 from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.records.rank_overlap import rank_biased_overlap
 from tests.support.wait import until
-from tests.unit.gateway.world import CONFIG, VERSION, World, started_world
+from tests.unit.gateway.world import CONFIG, VERSION, World, catalogue_of, ring_of, started_world
 
 SAMPLES = "tailrace_shadow_samples_total"
 TEACHER_AGREEMENT = "tailrace_teacher_agreement_ratio"
@@ -62,6 +65,26 @@ def test_the_overlap_weighs_the_first_places_most() -> None:
 async def taught(tmp_path: Path) -> AsyncIterator[World]:
     """A plane whose every answer is drawn for the teacher."""
     async with started_world(tmp_path, config=replace(CONFIG, teacher_share=1.0)) as made:
+        yield made
+
+
+CANDIDATE = "v2"
+CANDIDATE_AGREEMENT = "tailrace_candidate_agreement_ratio"
+
+
+@pytest.fixture
+async def releasing(tmp_path: Path) -> AsyncIterator[World]:
+    """A plane whose every answer is drawn for a candidate of fifteen items, all of one category, which is loaded and has no users yet."""
+    async with started_world(tmp_path, config=replace(CONFIG, shadow_share=1.0)) as made:
+        source = tmp_path / "source-v2"
+        source.mkdir()
+        catalogue = replace(catalogue_of(15), categories=(("even",),) * 15)
+        catalogue.save(source / "catalogue.parquet")
+        ring_of(15).save(source / SIMILAR)
+        store = BundleStore(tmp_path / "bundles")
+        store.publish(source, CANDIDATE, {"dataset": "toy"})
+        store.release(CANDIDATE, [Stage(0.5, 60.0)], since_ms=2**62)
+        await made.plane.names.of(None).refresh()
         yield made
 
 
@@ -142,6 +165,48 @@ async def test_a_failure_of_the_llm_reaches_nobody(taught: World) -> None:
 
     assert answer.tier is Tier.STUDENT
     assert await outcomes(taught, 1) == {"llm_failed": 1}
+
+
+async def test_the_candidate_ranks_what_the_live_version_answered(releasing: World) -> None:
+    """The overlap with what was shown is observed by tier and candidate; the answer, its impression and its count are the live version's."""
+    answer = await releasing.recommend("short", k=5)
+
+    assert await outcomes(releasing, 1, "candidate") == {"compared": 1}
+
+    labels = {"name": "default", "tier": "student", "version": CANDIDATE}
+    by_candidate = [f"i{index:02}" for index in range(14, 9, -1)]
+    shown = [item.item_id for item in answer.items]
+    assert (answer.bundle_version, shown[0]) == (VERSION, "i19")
+    assert releasing.metric(f"{CANDIDATE_AGREEMENT}_sum", **labels) == rank_biased_overlap(shown, by_candidate)
+    assert len(releasing.impressions.records) == 1
+    assert releasing.metric("tailrace_answers_total", tier="student", bundle_version=CANDIDATE) == 0
+
+
+async def test_a_candidate_has_no_list_of_the_live_version(releasing: World) -> None:
+    """A stored list is the live version's: where one was shown, the candidate's models rank, and the LLM that does not have it yet is a reason and no comparison."""
+    answer = await releasing.recommend("listed")
+
+    assert answer.tier is Tier.PRECOMPUTED
+    assert await outcomes(releasing, 1, "candidate") == {"bundle_mismatch": 1}
+
+
+async def test_a_request_that_the_candidate_refuses_has_its_answer(releasing: World) -> None:
+    """The candidate has no item of the category: the failure is counted and reaches nobody."""
+    answer = await releasing.recommend("short", filters=Filters(categories=("odd",)))
+
+    assert len(answer.items) == 3
+    assert await outcomes(releasing, 1, "candidate") == {"failed": 1}
+
+
+async def test_without_a_release_there_is_no_candidate(releasing: World, tmp_path: Path) -> None:
+    """Nothing is drawn after the release has ended."""
+    BundleStore(tmp_path / "bundles").end_canary(CANDIDATE)
+    await releasing.plane.names.of(None).refresh()
+
+    await releasing.recommend("short")
+    await asyncio.sleep(0.05)
+
+    assert await outcomes(releasing, 0, "candidate") == {}
 
 
 async def test_one_sample_at_a_time(taught: World) -> None:

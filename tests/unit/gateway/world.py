@@ -11,6 +11,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from models.catalogue import Catalogue
+from models.name_record import DEFAULT_NAME
 from models.registry import BundleStore
 from models.similar import SIMILAR, SimilarTable
 from services.contracts.access import ANYONE, Priority
@@ -180,7 +181,7 @@ def make_world(
         bundles=BundleStore(root),
         load_student=lambda _bundle, _catalogue: student,
         features=features,
-        llm=llm,
+        llms={DEFAULT_NAME: llm},
         events=events,
         impressions=impressions,
         explanations=shelf,

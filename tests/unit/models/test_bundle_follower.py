@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from models.bundle import Bundle
-from models.bundle_follower import BundleFollower
+from models.bundle_follower import BundleFollower, Serving
 from models.errors import BundleCorrupt
 from models.registry import BundleStore
 from tests.support.clock import Clock
@@ -19,7 +19,7 @@ class Loader:
     def __init__(self) -> None:
         self.broken: set[str] = set()
         self.tried: list[str] = []
-        self.swapped: list[str] = []
+        self.swapped: list[str | None] = []
 
     def load(self, bundle: Bundle) -> Bundle:
         """Return the bundle, or fail."""
@@ -28,9 +28,9 @@ class Loader:
             raise MemoryError(bundle.version)
         return bundle
 
-    def swap(self, bundle: Bundle) -> None:
-        """Record the version."""
-        self.swapped.append(bundle.version)
+    def swap(self, serving: Serving[Bundle]) -> None:
+        """Record the live version."""
+        self.swapped.append(serving.live)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_version_that_failed_is_tried_again_ever_more_rarely(root: Path) -> No
 
     assert 10 < num_tries < 20
     assert loader.swapped == ["v2", "v1"]
-    assert follower.loaded == "v1"
+    assert follower.serving.live == "v1"
 
 
 @pytest.mark.parametrize("harm", ["change", "remove"])
@@ -85,7 +85,7 @@ def test_corrupt_content_is_given_up_and_a_missing_file_is_not(root: Path, harm:
     victim.write_bytes(whole)
     follower.refresh()
 
-    assert follower.loaded == ("v2" if harm == "change" else "v1")
+    assert follower.serving.live == ("v2" if harm == "change" else "v1")
     assert tried.count("v1") == (1 if harm == "change" else 3)
 
 
@@ -116,11 +116,11 @@ async def test_a_pointer_that_cannot_be_read_ends_nothing(root: Path) -> None:
     later.start()
     try:
         follower.refresh()
-        assert (follower.loaded, later.loaded) == ("v2", None)
+        assert (follower.serving.live, later.serving.live) == ("v2", None)
         pointer.rmdir()
         point_to(root, "v1")
 
-        await until(lambda: follower.loaded == later.loaded == "v1")
+        await until(lambda: follower.serving.live == later.serving.live == "v1")
         assert follower.is_alive
         assert later.is_alive
     finally:

@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from models.registry import BundleStore
 from services.errors import DependencyUnavailable
 from services.gateway.request.live_bundle import LiveBundle
+from services.observability.metrics import GatewayMetrics
 from tests.support.gateway.fakes import FakeStudent
 from tests.support.wait import until
 from tests.unit.gateway.world import catalogue_of, publish
@@ -19,15 +20,18 @@ class Follower:
 
     def __init__(self, root: Path) -> None:
         self.root, self.registry = root, CollectorRegistry()
-        info = Gauge("info", "", ["version"], registry=self.registry)
-        quality = Gauge("quality", "", ["version", "model", "metric"], registry=self.registry)
-        lost = Gauge("lost", "", registry=self.registry)
-        self.live = LiveBundle(BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 0.01, info, quality, lost)
+        metrics = GatewayMetrics(self.registry)
+        self.live = LiveBundle(BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 0.01, metrics)
 
     async def follow_to(self, version: str, num_items: int = 5) -> None:
         """Publish a version and wait until it is live."""
         publish(self.root, version, catalogue_of(num_items))
         await until(lambda: self.live.current().version == version)
+
+    def info(self, version: str, role: str = "live") -> float | None:
+        """Return whether the metric says that this version has the role."""
+        labels = {"version": version, "name": "default", "role": role}
+        return self.registry.get_sample_value("tailrace_bundle_info", labels)
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ async def test_a_promotion_is_followed_in_the_background(started: Follower) -> N
     catalogue = started.live.current().catalogue
     assert (before, len(catalogue.item_ids)) == ("v1", 5)
     assert {"index_of", "_items_by_category"} <= vars(catalogue).keys()
-    assert [started.registry.get_sample_value("info", {"version": version}) for version in ("v1", "v2")] == [0, 1]
+    assert [started.info(version) for version in ("v1", "v2")] == [0, 1]
 
 
 @pytest.mark.parametrize("metrics", [{"decoder": {"hr@10": None}}, {"decoder": 0.5}, []])

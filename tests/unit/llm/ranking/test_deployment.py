@@ -75,12 +75,12 @@ async def test_a_request_that_meets_the_end_of_the_old_engine_is_refused_with_th
     live, settings, monkeypatch
 ) -> None:
     """Between its look at the live bundle and its place in the queue the version changes and the idle old thread ends: nothing is broken."""
-    old = live._live.current()
+    old = live._engines.of("v1")
     publish_bundle(settings.bundle_root, "v2", seed=9)
     await served(live, "v2")
     await asyncio.to_thread(old.thread.join, 5.0)
     seen = iter([old])
-    monkeypatch.setattr(live._live, "current", lambda current=live._live.current: next(seen, None) or current())
+    monkeypatch.setattr(live._engines, "of", lambda version, of=live._engines.of: next(seen, None) or of(version))
 
     assert await live.rank(build_request("v1")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))
 
@@ -174,7 +174,7 @@ async def test_refusals_have_their_kinds(replica, settings) -> None:
 
 async def test_health_fails_when_the_engine_died(live, monkeypatch) -> None:
     """A request to a failed engine is refused as broken, and the replica is unhealthy."""
-    serving = live._live.current()
+    serving = live._engines.of("v1")
     monkeypatch.setattr(serving.bundle.engine._runner, "submit", lambda plan: 1 / 0)
 
     assert await live.rank(build_request("v1")) == Refusal(RefusalKind.BROKEN)
@@ -185,12 +185,12 @@ async def test_health_fails_when_the_engine_died(live, monkeypatch) -> None:
 
 async def test_health_fails_while_a_step_exceeds_its_bound(live, settings, monkeypatch) -> None:
     """An engine that hangs in a step makes its replica unhealthy, and one that comes back makes it healthy again."""
-    engine, goes_on = live._live.current().bundle.engine, threading.Event()
+    engine, goes_on = live._engines.of("v1").bundle.engine, threading.Event()
     step = engine.step
     monkeypatch.setattr(engine, "step", lambda now_s: (goes_on.wait(60.0), step(now_s))[1])
     asked = asyncio.create_task(live.rank(build_request("v1")))
 
-    await until(lambda: live._live.current().thread._step_called_s is not None)
+    await until(lambda: live._engines.of("v1").thread._step_called_s is not None)
     live.check_health()
     monkeypatch.setattr(live, "_settings", settings.model_copy(update={"engine_max_step_s": 1e-9}))
     with pytest.raises(RuntimeError, match="a step of the engine"):
@@ -208,7 +208,7 @@ async def test_a_bundle_without_models_is_waited_out(live: LlmDeployment, settin
     store.publish(source, "items-only", {"trained": False})
     with capture_logs() as logs:
         store.promote("items-only")
-        await until(lambda: live._live._running is None)
+        await until(lambda: live._engines._serving.loaded == {"items-only": None})
         reply = await live.rank(build_request("v1"))
         publish_bundle(settings.bundle_root, "v2", seed=9)
         await served(live, "v2")
