@@ -331,7 +331,7 @@ def _console(settings: Settings, plane: DataPlane, store: DrillableStore, drills
         event_times=lambda user_id: read_event_times(table, user_id),
         scrape=lambda: node_registry(settings.metrics_dir).collect(),
         drills=drills,
-        read_report=lambda version: bundles.open(version).report(),
+        read_report=lambda version: bundles.described(version, with_report=True).report(),
         default_deadline_ms=settings.default_deadline_ms,
         llm_needs_gain=settings.llm_routing == "gain",
     )
