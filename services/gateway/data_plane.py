@@ -1,7 +1,7 @@
 """The data plane: everything that a door can call, behind one object, and its composition from ports and configuration.
 
-Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a line in
-`_tiers`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
+Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a place
+among the tiers of `build_data_plane`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
 """
 
 import asyncio
@@ -51,7 +51,6 @@ from services.gateway.tiers.popular import PopularityWindows, PopularTier
 from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.similar import SimilarTier
 from services.gateway.tiers.student import StudentTier
-from services.gateway.tiers.tier import RankingTier
 from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
 from services.gateway.users.export import ExportUser
 from services.items.live_items import LiveItems
@@ -115,6 +114,7 @@ class DataPlane:
         surfaces: Surfaces,
         preview: PreviewSurface,
         popular: PopularTier,
+        similar: SimilarTier,
         producers: Sequence[Producer],
         metrics: AnswerMetrics,
         explanations: Explanations,
@@ -144,6 +144,7 @@ class DataPlane:
         self.surfaces_editor = SurfacesEditor(surfaces)
         self.preview = preview
         self.popular = popular
+        self.similar = similar
         self.load = load
         self.clock = clock
         self.edge = EdgeWatch(load, clock, wall_clock)
@@ -162,6 +163,7 @@ class DataPlane:
         await self.items.start()
         await self._surfaces.start()
         await self.popular.start()
+        await self.similar.start()
         self.load.start()
         await self.explanations.start()
         await self._pages.start()
@@ -171,6 +173,7 @@ class DataPlane:
         self.load.stop()
         await self._shadow.stop()
         await self.popular.stop()
+        await self.similar.stop()
         await self._surfaces.stop()
         await self.names.stop()
         await self.items.stop()
@@ -305,7 +308,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
             for name in ports.llms
         ]
     )
-    popular = PopularTier(names, ports.features, config.popular_refresh_s)
+    popular, similar = PopularTier(names, ports.features, config.popular_refresh_s), SimilarTier(names)
     gated = {name: GatedLlm(one, _gate(config)) for name, one in ports.llms.items()}
     llm = LlmTier(gated, config.llm_rule, config.llm_beam_width, metrics.breaker_open, ports.clock)
     surfaces = Surfaces(
@@ -319,7 +322,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     make_recommend = partial(
         Recommend,
         features=ports.features,
-        tiers=_tiers(llm, StudentTier(ports.clock)),
+        tiers=(PrecomputedTier(), llm, StudentTier(ports.clock), similar),
         last=popular,
         load=load,
         pages=pages,
@@ -336,12 +339,12 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
             share=config.shadow_share,
             agreement=metrics.candidate_agreement,
             beside=lambda live: names.of(live.name).beside(live),
-            recommend_by=partial(make_recommend, tiers=_tiers(llm, StudentTier(ports.clock))),
+            recommend_by=partial(make_recommend, tiers=(PrecomputedTier(), llm, StudentTier(ports.clock), similar)),
         ),
         Teacher(
             share=config.teacher_share,
             agreement=metrics.teacher_agreement,
-            recommend_by=partial(make_recommend, tiers=_tiers(teacher, StudentTier(ports.clock))),
+            recommend_by=partial(make_recommend, tiers=(PrecomputedTier(), teacher, StudentTier(ports.clock))),
             max_deadline_ms=config.deadlines.max_ms,
         ),
     )
@@ -370,6 +373,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         surfaces=surfaces,
         preview=preview,
         popular=popular,
+        similar=similar,
         producers=(ports.events, ports.impressions, ports.item_log),
         metrics=answer_metrics,
         explanations=explanations,
@@ -403,11 +407,6 @@ async def warm_up(features: Features, llms: Iterable[Llm]) -> None:
     for opening in (features.read("warm-up", "none", _WARM_UP_S), *ranking):
         with suppress(TailraceError):
             await opening
-
-
-def _tiers(llm: LlmTier, student: StudentTier) -> Sequence[RankingTier]:
-    """Return the tiers before the last one, in order of quality."""
-    return (PrecomputedTier(), llm, student, SimilarTier())
 
 
 def _check_surface(surface: Surface, names: Names) -> None:

@@ -96,7 +96,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Describe the live bundle */
+        /** Describe the live bundle of a name */
         get: operations["bundle"];
         put?: never;
         post?: never;
@@ -406,9 +406,11 @@ export interface components {
         };
         /**
          * BundleBody
-         * @description The live bundle.
+         * @description The live bundle of a name.
          */
         BundleBody: {
+            /** Name */
+            name: string;
             /** Version */
             version: string;
             /**
@@ -430,6 +432,22 @@ export interface components {
             manifest: {
                 [key: string]: unknown;
             };
+            /** @description The release under way beside it; null: none is, or not loaded yet */
+            canary: components["schemas"]["CanaryBody"] | null;
+        };
+        /**
+         * CanaryBody
+         * @description A release under way.
+         */
+        CanaryBody: {
+            /** Version */
+            version: string;
+            /**
+             * Share
+             * Format: double
+             * @description Of the users, who get this version now
+             */
+            share: number;
         };
         /**
          * CapBody
@@ -2688,7 +2706,10 @@ export interface operations {
     };
     bundle: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Of those that this stack serves; absent: that of requests which name no surface */
+                name?: string;
+            };
             header?: {
                 /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
                 "X-Request-Id"?: string;

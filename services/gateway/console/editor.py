@@ -88,7 +88,7 @@ class _EditorDoor:
         self._plane = plane
 
     async def find(self, http: Request, _: Call) -> Response:
-        found = await find_items(self._plane().live.current().items, http.query_params.get("find", ""))
+        found = await find_items(self._plane().names.first.current().items, http.query_params.get("find", ""))
         return json_response({"items": [asdict(one) for one in found]})
 
     async def show(self, http: Request, _: Call) -> Response:
@@ -106,7 +106,7 @@ class _EditorDoor:
 
     async def boost(self, http: Request, _: Call) -> Response:
         sent = await read_sent(http, _Boosted, _MAX_BODY_BYTES)
-        if self._plane().live.current().items.index(sent.item_id) is None:
+        if self._plane().names.first.current().items.index(sent.item_id) is None:
             raise NotFound(f"there is no item {sent.item_id!r:.100}", "search for it first")
         boosting = self._plane().surfaces_editor.boosted
         text = await asyncio.to_thread(boosting, _text(sent.text), sent.surface, sent.item_id, sent.factor)
@@ -128,7 +128,7 @@ class _EditorDoor:
         return json_response(format_receipt(await self._plane().users.receipt(http.path_params["erasure_id"])))
 
     def _previewed(self, one: Previewed) -> dict[str, Any]:
-        items = self._plane().live.current().items
+        items = self._plane().names.first.current().items
         ruled = [{**asdict(item), "title": _title(items, item.item_id)} for item in one.ruled]
         return {**format_recommendation(one.answer), "ruled": ruled}
 

@@ -1,7 +1,7 @@
 """One data plane on fakes with a catalogue of twenty items, behind the doors of these tests."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,13 +67,17 @@ def ring_of(num_items: int) -> SimilarTable:
 
 def publish(root: Path, version: str, catalogue: Catalogue, **about: Any) -> None:
     """Publish and promote a bundle that holds a catalogue and its similar items alone; `about` is added to its manifest."""
+    add_version(root, version, catalogue, **about)
+    BundleStore(root).promote(version)
+
+
+def add_version(root: Path, version: str, catalogue: Catalogue, **about: Any) -> None:
+    """Publish such a bundle without promoting it."""
     source = root.parent / f"source-{version}"
     source.mkdir()
     catalogue.save(source / "catalogue.parquet")
     ring_of(len(catalogue.item_ids)).save(source / SIMILAR)
-    store = BundleStore(root)
-    store.publish(source, version, {"dataset": "toy", **about})
-    store.promote(version)
+    BundleStore(root).publish(source, version, {"dataset": "toy", **about})
 
 
 def user(*history: str, newest_ms: int | None = None, listed: tuple[str, ...] = (), **stored: Any) -> UserFeatures:
@@ -144,6 +148,7 @@ class World:
     registry: CollectorRegistry
     receipts: FakeReceipts
     items: FakeItemTopic
+    others: Mapping[str, FakeLlm]
 
     async def recommend(
         self, user_id: str | None = "long", priority: Priority = ANYONE.priority, **fields: Any
@@ -172,8 +177,9 @@ def make_world(
     reserve_ms: float = 8.0,
     surfaces_file: Path | None = None,
     config: PlaneConfig = CONFIG,
+    others: Mapping[str, FakeLlm] = {},
 ) -> World:
-    """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer."""
+    """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer. `others` are served names beside the default."""
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
     shelf, registry, receipts, items = FakeShelf(), CollectorRegistry(), FakeReceipts(), FakeItemTopic()
@@ -181,7 +187,7 @@ def make_world(
         bundles=BundleStore(root),
         load_student=lambda _bundle, _catalogue: student,
         features=features,
-        llms={DEFAULT_NAME: llm},
+        llms={DEFAULT_NAME: llm, **others},
         events=events,
         impressions=impressions,
         explanations=shelf,
@@ -197,7 +203,7 @@ def make_world(
     )
     deadlines = replace(config.deadlines, reserve_ms=reserve_ms)
     plane = build_data_plane(ports, replace(config, deadlines=deadlines, surfaces_file=surfaces_file))
-    return World(plane, features, llm, student, events, impressions, shelf, registry, receipts, items)
+    return World(plane, features, llm, student, events, impressions, shelf, registry, receipts, items, others)
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from models.canary import Canary, Stage
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.llm.engine.kv.cache import KvCache
@@ -216,3 +217,43 @@ async def test_a_bundle_without_models_is_waited_out(live: LlmDeployment, settin
     assert isinstance(reply, Refusal)
     assert not [one for one in logs if one["log_level"] in ("error", "warning")]
     live.check_health()
+
+
+async def test_a_canary_is_ranked_beside_the_live_version(live: LlmDeployment, settings: Settings) -> None:
+    """Each request by the version that it names, from one KV pool; a promoted canary goes on in its engine, an ended one is refused."""
+    store = BundleStore(settings.bundle_root)
+    publish_bundle(settings.bundle_root, "v2", seed=9)
+    store.promote("v1")
+    alone = await served(live, "v1")
+
+    store.release("v2", [Stage(0.5, 0.0)], 0)
+    candidate = await served(live, "v2")
+    beside = await served(live, "v1")
+    engines = [live._engines.of(version).bundle.engine for version in ("v1", "v2")]
+    store.promote("v2")
+    await until(lambda: live._engines._serving.loaded.keys() == {"v2"})
+    promoted = await served(live, "v2")
+    store.release("v1", [Stage(0.5, 0.0)], 0)
+    again = await served(live, "v1")
+    store.end_canary("v1")
+    await until(lambda: live._engines._serving.loaded.keys() == {"v2"})
+
+    assert beside.item_ids == again.item_ids == alone.item_ids != candidate.item_ids == promoted.item_ids
+    assert engines[0].memory is engines[1].memory
+    assert live._engines.of("v2").bundle.engine is engines[1]
+    assert await live.rank(build_request("v1")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))
+
+
+async def test_a_broken_candidate_harms_nobody(live: LlmDeployment, settings: Settings) -> None:
+    """It is refused with a log line, and so are its requests; the live version ranks on, and the replica is healthy."""
+    elsewhere = publish_bundle(settings.bundle_root.parent / "elsewhere" / "bundles", "v2")
+    elsewhere.path.rename(settings.bundle_root / "v2")
+    (settings.bundle_root / "v2" / "decoder" / "config.json").write_text("{}")
+    canary = Canary(version="v2", salt="s", stages=(Stage(0.5, 0.0),), by="me", at="now")
+    with capture_logs() as lines:
+        point_to(settings.bundle_root, "v1", canary)
+        await until(lambda: [one["version"] for one in lines if one["event"] == "bundle_refused"] == ["v2"])
+
+    live.check_health()
+    assert isinstance(await live.rank(build_request("v1")), RankResult)
+    assert await live.rank(build_request("v2")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v2", "v1"))
