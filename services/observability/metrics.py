@@ -142,6 +142,23 @@ class GatewayMetrics(_Metrics):
         "Share of the LLM's ten best items that are among the student's ten, for requests that both ranked",
         SHARE_BUCKETS,
     )
+    shadow_samples = _counter(
+        "tailrace_shadow_samples_total",
+        "Answers drawn to be ranked again, by whom (candidate, teacher) and outcome: compared, or why they were not",
+        "by outcome",
+    )
+    candidate_agreement = _histogram(
+        "tailrace_candidate_agreement_ratio",
+        "Rank-biased overlap of an answer with what the candidate of a release would have shown, by the answer's tier and the candidate",
+        SHARE_BUCKETS,
+        "name tier version",
+    )
+    teacher_agreement = _histogram(
+        "tailrace_teacher_agreement_ratio",
+        "Rank-biased overlap of another tier's answer with what the LLM would have shown, by that tier and the bundle",
+        SHARE_BUCKETS,
+        "name tier version",
+    )
     list_age_seconds = _histogram(
         "tailrace_precomputed_age_seconds",
         "Age of the precomputed lists that requests found, used or not",

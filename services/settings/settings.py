@@ -150,6 +150,11 @@ class Settings(BaseSettings):
     max_llm_in_flight: int = Field(64, ge=1)
     """Calls of the LLM that one gateway has under way at most."""
 
+    shadow_share: float = Field(0.0, ge=0, le=1)
+    """Share of answers that the candidate of a release ranks again within spare capacity, to compare; nobody sees its lists. 0: none."""
+    teacher_share: float = Field(0.0, ge=0, le=1)
+    """Share of the other tiers' answers that the LLM ranks again within spare capacity: how alike they are is an objective by tier. 0: none."""
+
     surfaces_file: Path | None = None
     """TOML file of the surfaces that requests may name, reloaded when it changes. None: there are none."""
     experiments_file: Path | None = None
