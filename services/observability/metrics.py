@@ -64,7 +64,7 @@ def _histogram(name: str, text: str, buckets: Sequence[float], labels: str = "")
 
 
 class ProcessMetrics(_Metrics):
-    """Metrics of every process; `part` is gateway, standby, llm or worker."""
+    """Metrics of every process; `part` is gateway, standby, llm, worker or release."""
 
     build_info = _gauge("tailrace_build_info", "1 for each running version of this software", "part version python")
     started = _gauge(
@@ -264,6 +264,30 @@ class StreamMetrics(_Metrics):
         "tailrace_event_to_visible_seconds",
         "Time from an event's acceptance until its features are readable",
         FRESHNESS_BUCKETS_S,
+    )
+
+
+class ReleaseMetrics(_Metrics):
+    """Metrics of the process that judges releases, by name and the candidate's version."""
+
+    share = _gauge(
+        "tailrace_release_share", "Share of users who get a release's candidate; 0 after its end", "name version"
+    )
+    guard = _gauge(
+        "tailrace_release_guard",
+        "How much worse the candidate is by a guard, as a share of the live version's value, with its interval: worse_by, low, high",
+        "name version guard bound",
+    )
+    verdict = _gauge(
+        "tailrace_release_verdict", "The last verdict: -1 worse, 0 none yet, 1 no worse, 2 better", "name version"
+    )
+    looks = _counter("tailrace_release_looks_total", "Looks at a release's candidate", "name version")
+    look_time = _gauge("tailrace_release_look_time_seconds", "When a name was last looked at (Unix time)", "name")
+    rolled_back = _counter(
+        "tailrace_release_rolled_back_total", "Candidates that were withdrawn because they were worse", "name version"
+    )
+    refused = _counter(
+        "tailrace_release_refused_records_total", "Records of a topic that could not be read for a verdict", "topic"
     )
 
 

@@ -263,6 +263,12 @@ class Settings(BaseSettings):
     impressions_keep_days: int = Field(90, ge=0)
     """Days that the offline log of impressions is kept. 0: for ever."""
 
+    # releases
+    release_look_s: float = Field(60.0, gt=0)
+    """Seconds between two looks at a canary by the process that judges releases."""
+    release_lead_s: float = Field(10.0, ge=0)
+    """Seconds from the record of a release's stage to its beginning, in which all processes load the version."""
+
     # observability and console
     otlp_endpoint: str = ""
     """OTLP endpoint for traces, for example http://collector:4317. Empty: no export."""
@@ -330,6 +336,11 @@ class Settings(BaseSettings):
     def worker_heartbeat(self) -> Path:
         """File that this stream worker touches in every round."""
         return self.state_dir / "run" / f"worker-{self.worker_index}.beat"
+
+    @property
+    def release_heartbeat(self) -> Path:
+        """File that the process which judges releases touches in every round."""
+        return self.state_dir / "run" / "release.beat"
 
     @property
     def grpc_address(self) -> str:
