@@ -3,7 +3,7 @@
     doors ── Gateway (one class, REST and gRPC) ── DataPlane ─┬─ FeatureReader (Redis)
                                                               ├─ student (this process)
                                                               ├─ producers (Kafka)
-                                                              ├─ LlmHandle ──▶ LLM deployment
+                                                              ├─ LlmHandle ──▶ LLM deployment, one for each name
                                                               └─ TextHandle ─▶ text deployment, where there is one
 
 Clients are built inside the replica, in its event loop. Importing this module loads neither Ray nor Feast nor torch.
@@ -12,7 +12,8 @@ Clients are built inside the replica, in its event loop. Importing this module l
 import asyncio
 import gc
 import sys
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ from services.gateway.autoscale import LATE_SHARE
 from services.gateway.call.http import HttpApp
 from services.gateway.console.door import add_console
 from services.gateway.console.editor import add_editor
+from services.gateway.console.releases import add_releases
 from services.gateway.console.service import ConsoleService, build_console
 from services.gateway.data_plane import DataPlane, FeatureStore, PlaneConfig, Ports, build_data_plane, warm_up
 from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Drills
@@ -79,6 +81,9 @@ GRPC_SERVICERS = (
 _IMPRESSIONS_GATHER_S = 0.2
 """Impressions leave together: one by one they would cost a gateway a quarter of its time."""
 
+_RELEASE_LEAD_S = 10.0
+"""From the record of a release's stage to its beginning, in which all processes load the version."""
+
 _ABSENT_RETRY_AFTER_S = 5.0
 _MIN_PAGE_KEY_BYTES = 16
 
@@ -86,12 +91,12 @@ _MIN_PAGE_KEY_BYTES = 16
 class Gateway:
     """Both doors of one replica: HTTP through the ASGI app, gRPC through the methods below."""
 
-    def __init__(self, settings: Settings, llm: Any, text: Any | None = None) -> None:
+    def __init__(self, settings: Settings, llms: Mapping[str, Any], text: Any | None = None) -> None:
         from services.llm.handles import LlmHandle
 
         configure_logging(settings.log_level, "gateway", settings.log_file)
         self._settings = settings
-        self._llm: Llm = LlmHandle(llm)
+        self._llms: Mapping[str, Llm] = {name: LlmHandle(handle) for name, handle in llms.items()}
         self._writer = text_writer(settings, text)
         self._plane: DataPlane | None = None
         self._console: ConsoleService | None = None
@@ -103,11 +108,11 @@ class Gateway:
         """Build the data plane in the serving loop, then the REST door; Ray Serve calls this before any request."""
         features = open_features(self._settings)
         drills = Drills(self._settings.drills_file)
-        store, llm = _drilled(self._settings, drills, features, self._llm)
-        self._plane = build_plane(self._settings, store, llm, self._writer)
+        store, llms = _drilled(self._settings, drills, features, self._llms)
+        self._plane = build_plane(self._settings, store, llms, self._writer)
         await self._plane.start()
         await self._access.start()
-        await warm_up(features, self._llm)
+        await warm_up(features, self._llms.values())
         gc.collect()
         gc.freeze()  # these objects live as long as the process; collecting them would only cause pauses
         folder = self._settings.metrics_dir
@@ -123,6 +128,7 @@ class Gateway:
             await self._console.start()
             add_console(app, self._console)
             add_editor(app, self._running_plane)
+            add_releases(app, BundleStore.of(self._settings), _RELEASE_LEAD_S, time.time)
         return app
 
     async def Recommend(self, request: bytes, grpc_context: Any) -> Any:
@@ -140,6 +146,10 @@ class Gateway:
     async def Popular(self, request: bytes, grpc_context: Any) -> Any:
         """`tailrace.v1.Recommender/Popular`."""
         return await self._rpc.Popular(request, grpc_context)
+
+    async def Assign(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/Assign`."""
+        return await self._rpc.Assign(request, grpc_context)
 
     async def RecordEvents(self, request: bytes, grpc_context: Any) -> Any:
         """`tailrace.v1.Recommender/RecordEvents`."""
@@ -205,10 +215,11 @@ async def open_standby(settings: Settings) -> AsyncIterator[tuple[HttpApp, RpcDo
     features, drills, access = open_features(alone), Drills(alone.drills_file), open_access(alone, is_peer=False)
     tracing = open_tracing(alone.otlp_endpoint, alone.trace_share, "tailrace-standby")
     writer = AbsentText() if alone.text_path else text_writer(alone, None)
-    plane = build_plane(alone, DrilledStore(features, drills), AbsentLlm(), writer, part="standby")
+    llms = dict.fromkeys(alone.served_names, AbsentLlm())
+    plane = build_plane(alone, DrilledStore(features, drills), llms, writer, part="standby")
     for part in (plane, drills, access):
         await part.start()
-    await warm_up(features, AbsentLlm())
+    await warm_up(features, ())
     folder = alone.metrics_dir
     app = create_rest_app(
         lambda: plane,
@@ -252,7 +263,7 @@ class AbsentText:
 
 
 def build_app(settings: Settings) -> "Application":
-    """Bind the graph: the gateway in front of the LLM, and of a text model where there is one."""
+    """Bind the graph: the gateway in front of an LLM for each name, and of a text model where there is one."""
     from ray import serve
     from ray.serve.config import BackpressureConfig
 
@@ -272,7 +283,8 @@ def build_app(settings: Settings) -> "Application":
         logging_config={"enable_access_log": False},  # our own log line has more fields
     )(serve.ingress()(Gateway))
     text = build_text(settings) if settings.text_path else None
-    application: Application = deployment.bind(settings, build_llm(settings), text)
+    llms = {name: build_llm(settings, name) for name in settings.served_names}
+    application: Application = deployment.bind(settings, llms, text)
     return application
 
 
@@ -305,21 +317,25 @@ def _address(settings: Settings) -> RepoAddress:
     return RepoAddress(settings.feature_repo_dir, settings.redis_address)
 
 
-def _drilled(settings: Settings, drills: Drills, features: FeatureReader, llm: Llm) -> tuple[DrillableStore, Llm]:
+def _drilled(
+    settings: Settings, drills: Drills, features: FeatureReader, llms: Mapping[str, Llm]
+) -> tuple[DrillableStore, Mapping[str, Llm]]:
     """Wrap the ports with the console's drills, if there is a console."""
-    return (DrilledStore(features, drills), DrilledLlm(llm, drills)) if settings.console else (features, llm)
+    if not settings.console:
+        return features, llms
+    return DrilledStore(features, drills), {name: DrilledLlm(llm, drills) for name, llm in llms.items()}
 
 
 def _console(settings: Settings, plane: DataPlane, store: DrillableStore, drills: Drills) -> ConsoleService:
     """Build the console's service; starts nothing."""
     bundles, table = BundleStore.of(settings), _address(settings).table_path(USER_HISTORY.name)
     return build_console(
-        live=plane.live,
+        live=plane.names.first,
         users=store,
         event_times=lambda user_id: read_event_times(table, user_id),
         scrape=lambda: node_registry(settings.metrics_dir).collect(),
         drills=drills,
-        read_report=lambda version: bundles.open(version).report(),
+        read_report=lambda version: bundles.described(version, with_report=True).report(),
         default_deadline_ms=settings.default_deadline_ms,
         llm_needs_gain=settings.llm_routing == "gain",
     )
@@ -356,11 +372,15 @@ async def _close(writer: TextWriter | None) -> None:
 
 
 def build_plane(
-    settings: Settings, features: FeatureStore, llm: Llm, writer: TextWriter | None = None, part: str = "gateway"
+    settings: Settings,
+    features: FeatureStore,
+    llms: Mapping[str, Llm],
+    writer: TextWriter | None = None,
+    part: str = "gateway",
 ) -> DataPlane:
     """Compose the data plane of one process on real ports. Call in the event loop that will serve; starts nothing.
 
-    `part` names the process in the metrics.
+    `llms` are by name, all that are served, the first one for requests that name none. `part` names the process in the metrics.
     """
     ProcessMetrics(REGISTRY, part)
     live_items = LiveItems()
@@ -368,7 +388,7 @@ def build_plane(
         bundles=BundleStore.of(settings),
         load_student=load_student,
         features=features,
-        llm=llm,
+        llms=llms,
         events=_producer(settings, settings.interactions_topic, settings.events_max_in_flight),
         impressions=_producer(
             settings, settings.impressions_topic, settings.impressions_max_in_flight, _IMPRESSIONS_GATHER_S
@@ -426,6 +446,9 @@ def plane_config(settings: Settings) -> PlaneConfig:
         num_llm_replicas=settings.llm_replicas,
         llm_beam_width=settings.default_beam_width,
         surfaces_file=settings.surfaces_file,
+        experiments_file=settings.experiments_file,
+        shadow_share=settings.shadow_share,
+        teacher_share=settings.teacher_share,
         broker_keeps=BrokerKeeps(events_ms=EVENTS_KEEP_MS, dead_letters_ms=DEAD_LETTERS_KEEP_MS),
         text=TextLimits(
             max_tokens=settings.text_max_tokens,

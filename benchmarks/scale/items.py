@@ -44,6 +44,7 @@ def main(num_items: int) -> None:
         before_mb = _resident_mb()
         items = LiveItems().lay(catalogue)
         live = Live(
+            name="default",
             version="v",
             catalogue=catalogue,
             student=StudentRanker(Path(folder) / "student.onnx"),

@@ -1,5 +1,6 @@
 """List published bundles, look into them, and move names: promote a version, roll back to one, withdraw one, set the reference."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,9 +35,11 @@ def list_bundles(name: Name = "default") -> None:
     from rich.table import Column, Table
 
     store, _ = _store(name)
-    withdrawals, live = store.withdrawals(), store.live_version()
+    record = store.record()
+    withdrawals, live, canary = record.withdrawn, record.live, record.canary
     states = dict.fromkeys(withdrawals, "withdrawn")
-    for pointed, state in ((store.previous_version(), "previous"), (live, "live")):
+    candidate = None if canary is None else canary.version
+    for pointed, state in ((record.previous, "previous"), (candidate, "canary"), (live, "live")):
         if pointed is not None and (pointed == live or pointed not in withdrawals):
             states[pointed] = state
     reference = store.reference()
@@ -52,13 +55,16 @@ def list_bundles(name: Name = "default") -> None:
     damaged = []
     for version in store.versions():
         try:
-            cells = bundle_row(store.open(version).report())
+            cells = bundle_row(store.described(version, with_report=True).report())
         except (BundleCorrupt, BundleNotFound) as error:  # the others are still listed
             cells = ["damaged", "-", "-", "-"]
             damaged.append(str(error))
         table.add_row(states.get(version, ""), version, *cells)
     out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
     notes = [one.describe() for one in (reference, *withdrawals.values()) if one is not None]
+    if canary is not None:
+        share = canary.share_at(time.time() * 1_000)
+        notes.append(f"{canary.version} is the canary of {name}: {share:.3g} of its users get it, since {canary.at}")
     elsewhere = [f"{store.named(other).live_version()} is live as {other}" for other in store.names() if other != name]
     for message in (*damaged, *notes, *elsewhere):
         out.print(escape(f"note: {message}"))
@@ -67,7 +73,7 @@ def list_bundles(name: Name = "default") -> None:
 @bundles_app.command()
 def show(version: Version) -> None:
     """Print a bundle's manifest and its evaluation report, as JSON."""
-    bundle = _store()[0].open(version)
+    bundle = _store()[0].described(version, with_report=True)
     out.print_json(data={"manifest": bundle.manifest, "report": bundle.report()})
 
 

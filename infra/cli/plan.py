@@ -20,6 +20,7 @@ def plan_load(
         str, typer.Option(help="Share of requests per tier.")
     ] = "precomputed=0.5,llm=0.2,student=0.25,popular=0.05",
     kv_users: Annotated[int, typer.Option(help="Users whose context stays in the KV cache.")] = 300,
+    names: Annotated[int, typer.Option(help="Names of bundles that are served at once.")] = 1,
     basis: Annotated[Path | None, typer.Option(help="Results file of benchmarks.capacity.")] = None,
 ) -> None:
     """Estimate cores, replicas and memory for a load, from measured costs."""
@@ -37,6 +38,7 @@ def plan_load(
         events_rate=rate / 10 if events_rate is None else events_rate,
         mix=parse_mix(mix),
         kv_users=kv_users,
+        names=names,
     )
     out = Console(highlight=False, soft_wrap=True)
     made = make_plan(demand, read_basis(basis))

@@ -35,10 +35,10 @@ ALERTS = (
     ),
     Alert(
         name="TailraceNoBundle",
-        expr="absent(tailrace_bundle_info == 1)",
+        expr="absent(tailrace_bundle_info{role='live'} == 1)",
         lasts="2m",
         severity="page",
-        summary="No gateway has a bundle: every recommendation is refused",
+        summary="No gateway has a live bundle: every recommendation is refused",
     ),
     Alert(
         name="TailraceBundleStoreLost",
@@ -98,7 +98,7 @@ ALERTS = (
     ),
     Alert(
         name="TailraceLlmReplicasUnavailable",
-        expr="(sum(tailrace_llm_replicas) or vector(0)) < max(tailrace_llm_replicas_wanted)",
+        expr="(sum(tailrace_llm_replicas{role='live'}) or vector(0)) < max(tailrace_llm_replicas_wanted)",
         lasts="2m",
         severity="ticket",
         summary="Only {{ $value | humanize }} LLM replicas are serving",
@@ -126,10 +126,10 @@ ALERTS = (
     ),
     Alert(
         name="TailraceBundleSplit",
-        expr="count(count by (version) (tailrace_bundle_info == 1 or tailrace_llm_replicas > 0)) > 1",
+        expr="count by (name, role) (count by (name, role, version) (tailrace_bundle_info == 1 or tailrace_llm_replicas > 0)) > 1",
         lasts="15m",
         severity="ticket",
-        summary="{{ $value | humanize }} bundle versions serve at once, for longer than an upgrade takes",
+        summary="{{ $value | humanize }} bundle versions are {{ $labels.role }} at once as {{ $labels.name }}, for longer than an upgrade takes",
     ),
     Alert(
         name="TailraceReleaseRolledBack",

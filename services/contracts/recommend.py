@@ -125,11 +125,13 @@ class RecommendRequest:
     whose `k`, deadline, filter and rules apply; None in these means the surface's, or the default.
     `next` is that of this user's last answer: items that it and those before it held are left out. `avoid_shown_s` leaves out what the user
     was shown in so many seconds, as far as the features remember it. `shown_before` are the items that follow from these two.
+    `session_id` names a visitor to experiments and canaries, and changes nothing else.
     `exclude_seen` None means as the live bundle was trained. `subject` is what the list is about instead of the user. `rationale` asks for one sentence on why these items, written in what is left of the deadline.
     """
 
     request_id: str
     user_id: str | None = None
+    session_id: str | None = None
     k: int | None = None
     recent_item_ids: tuple[str, ...] = ()
     exclude_item_ids: tuple[str, ...] = ()
@@ -150,6 +152,8 @@ class RecommendRequest:
             raise InvalidRequest("user_id", "missing", "send user_id, or recent_item_ids for an anonymous visitor")
         if self.user_id is not None:
             check_id("user_id", self.user_id)
+        if self.session_id is not None:
+            check_id("session_id", self.session_id)
         check_id("request_id", self.request_id)
         if self.k is not None and not 1 <= self.k <= MAX_K:
             raise InvalidRequest("k", f"{self.k} is out of range", f"send 1 to {MAX_K}")
@@ -171,6 +175,11 @@ class RecommendRequest:
                 check_ids(name, ids)
                 if not ids:
                     raise InvalidRequest(name, "empty, so nothing could be shown", "leave it out, or name at least one")
+
+    @property
+    def unit_id(self) -> str | None:
+        """Whom experiments and canaries assign: the user, else the visitor's session; None belongs to neither."""
+        return self.user_id or self.session_id
 
     @property
     def num_items(self) -> int:

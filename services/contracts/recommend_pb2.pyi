@@ -105,7 +105,7 @@ class AvoidShown(_message.Message):
     def __init__(self, within: _Optional[str] = ...) -> None: ...
 
 class RecommendRequest(_message.Message):
-    __slots__ = ("user_id", "k", "recent_item_ids", "exclude_item_ids", "exclude_seen", "filters", "deadline_ms", "request_id", "next", "avoid_shown", "rationale", "surface", "rules")
+    __slots__ = ("user_id", "k", "recent_item_ids", "exclude_item_ids", "exclude_seen", "filters", "deadline_ms", "request_id", "next", "avoid_shown", "rationale", "surface", "rules", "session_id")
     USER_ID_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     RECENT_ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,7 @@ class RecommendRequest(_message.Message):
     RATIONALE_FIELD_NUMBER: _ClassVar[int]
     SURFACE_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     user_id: str
     k: int
     recent_item_ids: _containers.RepeatedScalarFieldContainer[str]
@@ -132,7 +133,8 @@ class RecommendRequest(_message.Message):
     rationale: bool
     surface: str
     rules: Rules
-    def __init__(self, user_id: _Optional[str] = ..., k: _Optional[int] = ..., recent_item_ids: _Optional[_Iterable[str]] = ..., exclude_item_ids: _Optional[_Iterable[str]] = ..., exclude_seen: _Optional[bool] = ..., filters: _Optional[_Union[Filters, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., next: _Optional[str] = ..., avoid_shown: _Optional[_Union[AvoidShown, _Mapping]] = ..., rationale: _Optional[bool] = ..., surface: _Optional[str] = ..., rules: _Optional[_Union[Rules, _Mapping]] = ...) -> None: ...
+    session_id: str
+    def __init__(self, user_id: _Optional[str] = ..., k: _Optional[int] = ..., recent_item_ids: _Optional[_Iterable[str]] = ..., exclude_item_ids: _Optional[_Iterable[str]] = ..., exclude_seen: _Optional[bool] = ..., filters: _Optional[_Union[Filters, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., next: _Optional[str] = ..., avoid_shown: _Optional[_Union[AvoidShown, _Mapping]] = ..., rationale: _Optional[bool] = ..., surface: _Optional[str] = ..., rules: _Optional[_Union[Rules, _Mapping]] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class ScoredItem(_message.Message):
     __slots__ = ("item_id", "score", "title", "source")
@@ -232,6 +234,41 @@ class PopularRequest(_message.Message):
     window: str
     request: RecommendRequest
     def __init__(self, window: _Optional[str] = ..., request: _Optional[_Union[RecommendRequest, _Mapping]] = ...) -> None: ...
+
+class AssignRequest(_message.Message):
+    __slots__ = ("user_id", "session_id")
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    user_id: str
+    session_id: str
+    def __init__(self, user_id: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class SurfaceAssignment(_message.Message):
+    __slots__ = ("surface", "name", "bundle_version", "is_canary", "variants")
+    class VariantsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SURFACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IS_CANARY_FIELD_NUMBER: _ClassVar[int]
+    VARIANTS_FIELD_NUMBER: _ClassVar[int]
+    surface: str
+    name: str
+    bundle_version: str
+    is_canary: bool
+    variants: _containers.ScalarMap[str, str]
+    def __init__(self, surface: _Optional[str] = ..., name: _Optional[str] = ..., bundle_version: _Optional[str] = ..., is_canary: _Optional[bool] = ..., variants: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class AssignResponse(_message.Message):
+    __slots__ = ("surfaces",)
+    SURFACES_FIELD_NUMBER: _ClassVar[int]
+    surfaces: _containers.RepeatedCompositeFieldContainer[SurfaceAssignment]
+    def __init__(self, surfaces: _Optional[_Iterable[_Union[SurfaceAssignment, _Mapping]]] = ...) -> None: ...
 
 class Interaction(_message.Message):
     __slots__ = ("event_id", "user_id", "item_id", "event_time_ms", "event_type", "value", "request_id")

@@ -1,10 +1,11 @@
-"""Many users a call: each entry is answered as if it came alone, under one deadline; their features are read together.
+"""Many users a call: each entry is answered as if it came alone, under one deadline; the features of those whom the same bundle answers are read together.
 
 An entry that fails does not fail the others. Only some of a call's entries are in the works at a time, so that other callers' requests get their turns between them.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -37,7 +38,7 @@ class RecommendBatch:
     ) -> list[BatchAnswer]:
         """Answer every entry, in order. Raises nothing: an entry's error is its answer."""
         requests = [entry.request for entry in entries if isinstance(entry.request, RecommendRequest)]
-        features = ReadTogether(self._features, [one.user_id for one in requests if one.user_id is not None])
+        features = ReadTogether(self._features, self._by_version(requests))
         places = asyncio.Semaphore(_AT_A_TIME)
 
         async def answer(request: RecommendRequest) -> Recommendation:
@@ -55,6 +56,15 @@ class RecommendBatch:
         outcomes = await asyncio.gather(*(outcome(entry) for entry in entries))
         return [BatchAnswer(entry.request_id, one) for entry, one in zip(entries, outcomes, strict=True)]
 
+    def _by_version(self, requests: Sequence[RecommendRequest]) -> Mapping[str, Sequence[str]]:
+        """Return the users of these requests by the version of the lists that they read; those of requests that will be refused are left out."""
+        users: dict[str, dict[str, None]] = {}
+        for request in requests:
+            if request.user_id is not None:
+                with suppress(TailraceError):
+                    users.setdefault(self._recommend.lists_version_for(request), {})[request.user_id] = None
+        return {version: tuple(of_version) for version, of_version in users.items()}
+
     def _failed(self, error: Exception, door: str, request_id: str) -> TailraceError:
         failure = as_tailrace_error(error)
         if failure.kind is ErrorKind.INTERNAL:
@@ -64,22 +74,23 @@ class RecommendBatch:
 
 
 class ReadTogether:
-    """The features of one call's users, read in one exchange when the first of them is asked for."""
+    """The features of one call's users, read in one exchange for each version of their lists, when the first of them is asked for."""
 
-    def __init__(self, store: Features, user_ids: Sequence[str]) -> None:
+    def __init__(self, store: Features, users_by_version: Mapping[str, Sequence[str]]) -> None:
         self._store = store
-        self._user_ids = tuple(dict.fromkeys(user_ids))
-        self._reading: tuple[str, asyncio.Task[Mapping[str, UserFeatures]]] | None = None
+        self._users = users_by_version
+        self._reading: dict[str, asyncio.Task[Mapping[str, UserFeatures]]] = {}
 
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
-        """Return a user's features; see Features. A bundle that goes live between two entries is read for by itself."""
-        if self._reading is None:
-            reading = asyncio.create_task(self._store.read_many(self._user_ids, bundle_version, timeout_s))
-            reading.add_done_callback(lambda task: task.cancelled() or task.exception())
-            self._reading = bundle_version, reading
-        version, reading = self._reading
-        if version != bundle_version:
+        """Return a user's features; see Features. For a bundle that came to answer the user meanwhile they are read by themselves."""
+        if user_id not in self._users.get(bundle_version, ()):
             return await self._store.read(user_id, bundle_version, timeout_s)
+        reading = self._reading.get(bundle_version)
+        if reading is None:
+            users = self._users[bundle_version]
+            reading = asyncio.create_task(self._store.read_many(users, bundle_version, timeout_s))
+            reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._reading[bundle_version] = reading
         found = await asyncio.shield(reading)
         if user_id not in found:
             raise DependencyUnavailable("features", _RETRY_AFTER_S)

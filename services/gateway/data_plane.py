@@ -1,12 +1,12 @@
 """The data plane: everything that a door can call, behind one object, and its composition from ports and configuration.
 
-Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a line in
-`_tiers`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
+Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a place
+among the tiers of `build_data_plane`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,7 @@ from services.contracts.events import Recorded
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
+from services.gateway.assign import Assign
 from services.gateway.batch import RecommendBatch
 from services.gateway.events.items import ItemOperations, ItemReader
 from services.gateway.events.record import Draft, EventLog, RecordEvents
@@ -37,19 +38,21 @@ from services.gateway.records.sinks import Impressions, RecordSink, log_answer, 
 from services.gateway.request.candidates import check_rules
 from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
+from services.gateway.request.names import Names
 from services.gateway.request.pages import PageKey, Pages
+from services.gateway.shadow import Candidate, Shadow, Teacher
 from services.gateway.surfaces.editor import SurfacesEditor
+from services.gateway.surfaces.experiments import RunningExperiments
 from services.gateway.surfaces.surface import Surface
 from services.gateway.surfaces.surfaces import Surfaces
 from services.gateway.text.metrics import TextReport
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier
-from services.gateway.tiers.llm import Llm, LlmTier
+from services.gateway.tiers.llm import GatedLlm, Llm, LlmTier
 from services.gateway.tiers.popular import PopularityWindows, PopularTier
 from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.similar import SimilarTier
 from services.gateway.tiers.student import StudentTier
-from services.gateway.tiers.tier import RankingTier
 from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
 from services.gateway.users.export import ExportUser
 from services.items.live_items import LiveItems
@@ -64,6 +67,7 @@ from services.router.replica import Replica
 log = structlog.get_logger()
 
 _WARM_UP_S = 10.0
+_ANY_HISTORY = LlmRule(min_history=1, needs_gain=False)
 
 
 class Producer(Protocol):
@@ -79,17 +83,27 @@ class Producer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BundleInfo:
-    """What callers may read about the live bundle."""
+class CanaryInfo:
+    """A release under way: the candidate, and the share of users who get it now."""
 
+    version: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleInfo:
+    """What callers may read about the live bundle of a name, and the release under way beside it, if there is one."""
+
+    name: str
     version: str
     num_items: int
     code_depth: int
     manifest: dict[str, object]
+    canary: CanaryInfo | None
 
 
 class DataPlane:
-    """Recommends, records events, and reports the live bundle and readiness."""
+    """Recommends, records events, and reports the live bundles and readiness."""
 
     def __init__(
         self,
@@ -97,11 +111,14 @@ class DataPlane:
         recommend: Recommend,
         features: Features,
         record: RecordEvents,
-        live: LiveBundle,
+        names: Names,
         items: ItemOperations,
         surfaces: Surfaces,
+        experiments: RunningExperiments,
+        assign: Assign,
         preview: PreviewSurface,
         popular: PopularTier,
+        similar: SimilarTier,
         producers: Sequence[Producer],
         metrics: AnswerMetrics,
         explanations: Explanations,
@@ -112,6 +129,7 @@ class DataPlane:
         users: EraseUsers,
         export: ExportUser,
         pages: Pages,
+        shadow: Shadow,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -119,20 +137,24 @@ class DataPlane:
         self.users = users
         self.export = export
         self._pages = pages
+        self._shadow = shadow
         self.text = text
         self.text_report = text_report
         self.recommend = recommend
         self.recommend_batch = RecommendBatch(recommend, features, self.recommend_refused)
         self.explanations = explanations
-        self.live = live
+        self.names = names
         self.items = items
         self.surfaces_editor = SurfacesEditor(surfaces)
         self.preview = preview
         self.popular = popular
+        self.similar = similar
         self.load = load
         self.clock = clock
         self.edge = EdgeWatch(load, clock, wall_clock)
         self._surfaces = surfaces
+        self.experiments = experiments
+        self.assign = assign
         self._record = record
         self._producers = producers
         self._metrics = metrics
@@ -143,10 +165,12 @@ class DataPlane:
         """Load the bundle, connect the producers, and start what runs in the background. Call in the serving loop."""
         for producer in self._producers:
             producer.start()
-        await self.live.start()
+        await self.names.start()
         await self.items.start()
         await self._surfaces.start()
+        await self.experiments.start()
         await self.popular.start()
+        await self.similar.start()
         self.load.start()
         await self.explanations.start()
         await self._pages.start()
@@ -154,9 +178,12 @@ class DataPlane:
     async def stop(self) -> None:
         """End the background work; records that wait are sent for at most two seconds each."""
         self.load.stop()
+        await self._shadow.stop()
         await self.popular.stop()
+        await self.similar.stop()
+        await self.experiments.stop()
         await self._surfaces.stop()
-        await self.live.stop()
+        await self.names.stop()
         await self.items.stop()
         await self.explanations.stop()
         await self.users.stop()
@@ -173,8 +200,8 @@ class DataPlane:
     async def record(self, drafts: Sequence[Draft], door: str, request_id: str) -> Recorded:
         """Record events; see RecordEvents."""
         event_ids = await self._record(drafts)
-        known = self.live.current().items if self.live.is_loaded else None
-        unknown = [] if known is None else [item for draft in drafts if known.index(item := draft["item_id"]) is None]
+        known, item_ids = [live.items for live in self.names.loaded], [draft["item_id"] for draft in drafts]
+        unknown = [one for one in item_ids if known and all(items.index(one) is None for items in known)]
         self._metrics.recorded(door, [draft.get("request_id") for draft in drafts], len(unknown))
         log.info("recorded", request_id=request_id, door=door, num_events=len(event_ids), num_unknown=len(unknown))
         return Recorded(event_ids, tuple(dict.fromkeys(unknown)))
@@ -193,20 +220,23 @@ class DataPlane:
         """Return the share (0 to 1) of answers since the last call that were late."""
         return self._metrics.take_late_share()
 
-    def bundle(self) -> BundleInfo:
-        """Return the live bundle's description. Raises DependencyUnavailable before the first one is loaded."""
-        live = self.live.current()
-        about = {key: value for key, value in live.manifest.items() if key not in {"version", "files"}}
+    def bundle(self, name: str | None = None) -> BundleInfo:
+        """Return the description of a name's live bundle. Raises InvalidRequest for an unknown name, DependencyUnavailable before the first bundle is loaded."""
+        bundles = self.names.of(name)
+        live, canary = bundles.current(), bundles.canary
+        share = 0.0 if canary is None else canary.share_at(self._wall_clock() * 1_000)
         return BundleInfo(
+            name=bundles.name,
             version=live.version,
             num_items=len(live.catalogue.item_ids),
             code_depth=live.catalogue.depth,
-            manifest=about,
+            manifest={key: value for key, value in live.manifest.items() if key not in {"version", "files"}},
+            canary=None if canary is None else CanaryInfo(version=canary.version, share=share),
         )
 
     def is_ready(self) -> bool:
-        """Whether recommendations can be answered."""
-        return self.live.is_loaded
+        """Whether recommendations of a name can be answered."""
+        return self.names.is_loaded
 
 
 class FeatureStore(Features, PopularityWindows, Protocol):
@@ -225,13 +255,13 @@ class ImpressionProducer(RecordSink, Producer, Protocol):
 class Ports:
     """Everything outside the gateway that the data plane uses.
 
-    The plane starts and stops the producers and closes `explanations`, `receipts` and `page_key`; the other ports belong to the caller.
+    `llms` has the replicas of each name that is served. The plane starts and stops the producers and closes `explanations`, `receipts` and `page_key`; the other ports belong to the caller.
     """
 
     bundles: BundleStore
     load_student: Callable[[Bundle, Catalogue], Student]
     features: FeatureStore
-    llm: Llm
+    llms: Mapping[str, Llm]
     events: EventProducer
     impressions: ImpressionProducer
     explanations: ExplanationStore | None
@@ -251,7 +281,7 @@ class Ports:
 class PlaneConfig:
     """The values that the data plane needs.
 
-    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`: where surfaces are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured, for a metric.
+    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`, `experiments_file`: where surfaces and experiments are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured for each name, for a metric. `shadow_share`, `teacher_share`: of answers that are ranked again.
     """
 
     deadlines: DeadlineLimits
@@ -266,43 +296,43 @@ class PlaneConfig:
     popular_refresh_s: float
     max_events_per_request: int
     broker_keeps: BrokerKeeps
+    shadow_share: float = 0.0
+    teacher_share: float = 0.0
     text: TextLimits = field(default_factory=TextLimits)
     text_num_places: int = NUM_PLACES
     num_llm_replicas: int = 1
     llm_beam_width: int = 32
     surfaces_file: Path | None = None
+    experiments_file: Path | None = None
 
 
 def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     """Compose the data plane. Call in the event loop that will serve; starts nothing."""
     metrics = GatewayMetrics(ports.registry)
-    metrics.llm_replicas_wanted.set(config.num_llm_replicas)
+    metrics.llm_replicas_wanted.set(config.num_llm_replicas * len(ports.llms))
     answer_metrics = AnswerMetrics(metrics)
-    live = LiveBundle(
-        ports.bundles,
-        ports.load_student,
-        config.bundle_poll_s,
-        metrics.bundle_info,
-        metrics.bundle_quality,
-        metrics.bundle_store_lost,
-        ports.live_items,
+    names = Names(
+        [
+            LiveBundle(ports.bundles.named(name), ports.load_student, config.bundle_poll_s, metrics, ports.live_items)
+            for name in ports.llms
+        ]
     )
-    popular = PopularTier(live, ports.features, config.popular_refresh_s)
-    gate = LlmGate(
-        lambda: Replica(_breaker(config), LatencyPredictor(config.first_llm_prediction_s)), config.max_llm_in_flight
+    popular, similar = PopularTier(names, ports.features, config.popular_refresh_s), SimilarTier(names)
+    gated = {name: GatedLlm(one, _gate(config)) for name, one in ports.llms.items()}
+    llm = LlmTier(gated, config.llm_rule, config.llm_beam_width, metrics.breaker_open, ports.clock)
+    surfaces = Surfaces(
+        config.surfaces_file, tuple(ports.llms), lambda one: _check_surface(one, names), metrics.surfaces_state.set
     )
-    llm = LlmTier(ports.llm, gate, config.llm_rule, config.llm_beam_width, metrics.breaker_open, ports.clock)
-    surfaces = Surfaces(config.surfaces_file, lambda one: _check_surface(one, live), metrics.surfaces_state.set)
+    experiments = RunningExperiments(config.experiments_file, surfaces, metrics.experiments_state.set, ports.wall_clock)
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
-    pages = Pages(live, ports.page_key, ports.wall_clock)
+    pages = Pages(names, ports.page_key, ports.wall_clock)
     text_report = TextReport(TextMetrics(ports.registry))
     text = _text_tier(ports, config, load, text_report)
     make_recommend = partial(
         Recommend,
-        live=live,
         features=ports.features,
-        tiers=_tiers(llm, StudentTier(ports.clock)),
+        tiers=(PrecomputedTier(), llm, StudentTier(ports.clock), similar),
         last=popular,
         load=load,
         pages=pages,
@@ -312,26 +342,50 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )
+    names.before_swap(lambda one: answer_metrics.bundle_loaded(one.name, one.version))
+    teacher = LlmTier(gated, _ANY_HISTORY, config.llm_beam_width, metrics.breaker_open, ports.clock)
+    rankers = (
+        Candidate(
+            share=config.shadow_share,
+            agreement=metrics.candidate_agreement,
+            beside=lambda live: names.of(live.name).beside(live),
+            recommend_by=make_recommend,
+        ),
+        Teacher(
+            share=config.teacher_share,
+            agreement=metrics.teacher_agreement,
+            recommend_by=partial(make_recommend, tiers=(PrecomputedTier(), teacher, StudentTier(ports.clock))),
+            max_deadline_ms=config.deadlines.max_ms,
+        ),
+    )
+    shadow = Shadow(rankers, load, metrics.shadow_samples, ports.clock)
     recommend = make_recommend(
-        surfaces=surfaces,
+        names=names,
+        surfaces=experiments,
         sinks=(
             Impressions(ports.impressions, metrics.impressions).answered,
             answer_metrics.answered,
             log_answer,
             set_span_attributes,
             explanations.answered,
+            *shadow.sinks,
         ),
     )
-    preview = PreviewSurface(surfaces, lambda finder, sink: make_recommend(surfaces=finder, sinks=(sink,)), ports.clock)
+    preview = PreviewSurface(
+        surfaces, lambda finder, sink: make_recommend(names=names, surfaces=finder, sinks=(sink,)), ports.clock
+    )
     return DataPlane(
         recommend=recommend,
         features=ports.features,
         record=RecordEvents(ports.events, config.max_events_per_request, ports.wall_clock),
-        live=live,
+        names=names,
         items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items),
         surfaces=surfaces,
+        experiments=experiments,
+        assign=Assign(names, experiments, ports.wall_clock),
         preview=preview,
         popular=popular,
+        similar=similar,
         producers=(ports.events, ports.impressions, ports.item_log),
         metrics=answer_metrics,
         explanations=explanations,
@@ -340,6 +394,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         text_report=text_report,
         text=text,
         pages=pages,
+        shadow=shadow,
         export=ExportUser(ports.user_data),
         users=EraseUsers(ports.events, ports.receipts, config.broker_keeps, ports.wall_clock),
         clock=ports.clock,
@@ -347,8 +402,8 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     )
 
 
-async def warm_up(features: Features, llm: Llm) -> None:
-    """Open the first connection to the store and the first path to a replica before a request needs them. Never fails.
+async def warm_up(features: Features, llms: Iterable[Llm]) -> None:
+    """Open the first connection to the store and the first path to a replica of each name before a request needs them. Never fails.
 
     The LLM refuses the request at once, since its bundle does not exist.
     """
@@ -360,20 +415,16 @@ async def warm_up(features: Features, llm: Llm) -> None:
         k=1,
         budget_ms=_WARM_UP_S * 1_000,
     )
-    for opening in (features.read("warm-up", "none", _WARM_UP_S), llm.rank(request, _WARM_UP_S)):
+    ranking = (llm.rank(request, _WARM_UP_S) for llm in llms)
+    for opening in (features.read("warm-up", "none", _WARM_UP_S), *ranking):
         with suppress(TailraceError):
             await opening
 
 
-def _tiers(llm: LlmTier, student: StudentTier) -> Sequence[RankingTier]:
-    """Return the tiers before the last one, in order of quality."""
-    return (PrecomputedTier(), llm, student, SimilarTier())
-
-
-def _check_surface(surface: Surface, live: LiveBundle) -> None:
-    """Refuse a surface that names attributes which no item of the live bundle has. Raises InvalidRequest."""
-    if live.is_loaded:
-        expressions = live.current().expressions
+def _check_surface(surface: Surface, names: Names) -> None:
+    """Refuse a surface that names attributes which no item of its model's bundles has. Raises InvalidRequest."""
+    for live in names.of(surface.model).loaded:
+        expressions = live.expressions
         if surface.filter is not None:
             expressions.check(surface.filter, f"{surface.name}.filter")
         check_rules(surface.rules, f"{surface.name}.rules", expressions)
@@ -391,6 +442,13 @@ def _text_tier(ports: Ports, config: PlaneConfig, load: LoadMonitor, report: Tex
         num_places=config.text_num_places,
         wall_clock=ports.wall_clock,
     )
+
+
+def _gate(config: PlaneConfig) -> LlmGate:
+    def new_replica() -> Replica:
+        return Replica(_breaker(config), LatencyPredictor(config.first_llm_prediction_s))
+
+    return LlmGate(new_replica, config.max_llm_in_flight)
 
 
 def _breaker(config: PlaneConfig) -> Breaker:

@@ -63,6 +63,12 @@ class LiveItems:
         with self._lock:
             return read(self.layout)
 
+    def find(self, read: Callable[[ItemLayout], T | None]) -> T | None:
+        """Return what `read` finds in the newest layout, or else in another one: bundles of several names, and of a release, have items of their own."""
+        with self._lock:
+            found = (read(layout) for layout in (self.layout, *self._in_use))
+            return next((one for one in found if one is not None), None)
+
     def act_on_time(self) -> None:
         """Show what was published and hide what expired since the last call. Costs nothing while no item is due."""
         now_ms = self._now_ms()

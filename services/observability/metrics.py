@@ -128,6 +128,10 @@ class GatewayMetrics(_Metrics):
         "tailrace_surfaces_file_state",
         "Surfaces: 0 as in the file; 1 as in the last right file, because the present one is refused or gone",
     )
+    experiments_state = _gauge(
+        "tailrace_experiments_file_state",
+        "Experiments: 0 as in the file; 1 as in the last right file, because the present one is refused or gone",
+    )
     attributed_events = _counter(
         "tailrace_attributed_events_total",
         "Events attributed to an answer of this gateway by their request_id, by tier",
@@ -138,6 +142,23 @@ class GatewayMetrics(_Metrics):
         "Share of the LLM's ten best items that are among the student's ten, for requests that both ranked",
         SHARE_BUCKETS,
     )
+    shadow_samples = _counter(
+        "tailrace_shadow_samples_total",
+        "Answers drawn to be ranked again, by whom (candidate, teacher) and outcome: compared, or why they were not",
+        "by outcome",
+    )
+    candidate_agreement = _histogram(
+        "tailrace_candidate_agreement_ratio",
+        "Rank-biased overlap of an answer with what the candidate of a release would have shown, by the answer's tier and the candidate",
+        SHARE_BUCKETS,
+        "name tier version",
+    )
+    teacher_agreement = _histogram(
+        "tailrace_teacher_agreement_ratio",
+        "Rank-biased overlap of another tier's answer with what the LLM would have shown, by that tier and the bundle",
+        SHARE_BUCKETS,
+        "name tier version",
+    )
     list_age_seconds = _histogram(
         "tailrace_precomputed_age_seconds",
         "Age of the precomputed lists that requests found, used or not",
@@ -145,7 +166,7 @@ class GatewayMetrics(_Metrics):
     )
     impressions = _counter("tailrace_impressions_total", "Impressions sent, dropped or failed", "outcome")
     explanations = _counter("tailrace_explanations_total", "Explanations of requests, kept or dropped", "outcome")
-    breaker_open = _gauge("tailrace_breaker_open", "1 while the LLM's circuit breaker is open")
+    breaker_open = _gauge("tailrace_breaker_open", "1 while the circuit breaker of a name's LLM is open", "name")
     refused = _counter(
         "tailrace_refused_total",
         "Recommendations that a gateway refused for overload: by its strain, or expired before they began",
@@ -155,7 +176,11 @@ class GatewayMetrics(_Metrics):
         "tailrace_admission_strain",
         "Load shedding: 0 none; up to 1 low priority is shed; up to 2 normal too; above 2 low is refused",
     )
-    bundle_info = _gauge("tailrace_bundle_info", "1 for the loaded bundle", "version")
+    bundle_info = _gauge(
+        "tailrace_bundle_info",
+        "1 for each bundle that serves, by its name and role: live or canary",
+        "version name role",
+    )
     bundle_quality = _gauge(
         "tailrace_bundle_quality", "Offline evaluation figures of a loaded bundle", "version model metric"
     )
@@ -306,7 +331,12 @@ class EngineMetrics(_Metrics):
     cache_config = _gauge(
         "vllm:cache_config_info", "1 for the configuration of the KV cache", "model_name block_size num_gpu_blocks"
     )
-    replicas = _gauge("tailrace_llm_replicas", "Serving LLM replicas by bundle", "version", of_node="sum")
+    replicas = _gauge(
+        "tailrace_llm_replicas",
+        "Serving LLM replicas by bundle, name and role: live or canary",
+        "version name role",
+        of_node="sum",
+    )
     queue_seconds = _histogram(
         "vllm:request_queue_time_seconds", "Time in the queue before the first step", ENGINE_BUCKETS_S, "model_name"
     )

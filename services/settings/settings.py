@@ -25,6 +25,7 @@ from services.settings.addresses import KafkaAddress, RedisAddress
 _PREFIX = "TAILRACE_"
 _ALIKE = 0.65
 """How alike a setting's name must be to be suggested for an unknown one, without the prefix that all share."""
+_BUNDLE_NAME = "[a-z0-9][a-z0-9-]{0,62}"
 _MIN_LOG_DAYS = 8
 _MIN_RPC_BYTES = 1_048_576
 """Ray Serve has one bound for requests and answers."""
@@ -149,20 +150,29 @@ class Settings(BaseSettings):
     max_llm_in_flight: int = Field(64, ge=1)
     """Calls of the LLM that one gateway has under way at most."""
 
+    shadow_share: float = Field(0.0, ge=0, le=1)
+    """Share of answers that the candidate of a release ranks again within spare capacity, to compare; nobody sees its lists. 0: none."""
+    teacher_share: float = Field(0.0, ge=0, le=1)
+    """Share of the other tiers' answers that the LLM ranks again within spare capacity: how alike they are is an objective by tier. 0: none."""
+
     surfaces_file: Path | None = None
     """TOML file of the surfaces that requests may name, reloaded when it changes. None: there are none."""
+    experiments_file: Path | None = None
+    """TOML file of the experiments that vary surfaces, reloaded when it changes. None: there are none."""
 
     # serving
     gateway_replicas: int = Field(2, ge=1)
     """Gateway processes; where Ray scales them (Kubernetes), the most: `max_replicas` in serve.yaml."""
     llm_replicas: int = Field(1, ge=1)
-    """Processes that run the ranking model, each with its own engine and threads."""
+    """Processes that run the ranking model of a name, each with its own engines and threads."""
     keep_bundles: int = Field(10, ge=2)
     """Number of published bundles kept; the live one, the one before it and the reference are always kept."""
     bundle_store: str = ""
     """Object store of bundles: s3://BUCKET/PREFIX, gs://... or az://..., with credentials from the service's usual environment variables; empty: the folder."""
     bundle_cache_gib: float = Field(20.0, gt=0)
     """GiB on this machine's disk for bundles of an object store, beside those in use."""
+    names: str = Field("default", pattern=rf"^{_BUNDLE_NAME}( *, *{_BUNDLE_NAME})*$")
+    """Names of bundles, separated by commas, that this stack serves, each with an LLM of its own. The first is that of requests and surfaces that name none."""
     bundle_poll_s: float = Field(1.0, gt=0)
     """Seconds between two looks for a new live bundle."""
     popular_refresh_s: float = Field(5.0, gt=0)
@@ -343,6 +353,11 @@ class Settings(BaseSettings):
         return frozenset(
             name.strip().lower() for name in (self.http_host, *self.allowed_hosts.split(",")) if name.strip()
         )
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names that this stack serves, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.names.split(",")))
 
     @property
     def max_rpc_bytes(self) -> int:

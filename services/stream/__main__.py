@@ -4,13 +4,16 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from types import FrameType
 
 import structlog
 from prometheus_client import REGISTRY
 
-from models.bundle_follower import BundleFollower
+from models.bundle_follower import BundleFollower, Serving
 from models.registry import BundleStore
 from services.contracts.erasure import ErasureStore
 from services.contracts.event_roles import read_event_roles
@@ -86,9 +89,15 @@ def run_worker(
     address = _log_address(settings)
     items = ListedItems()
     counted = _Counted(items)
-    follower = BundleFollower(
-        BundleStore.of(settings), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), counted.replace
-    )
+    followers = [
+        BundleFollower(
+            BundleStore.of(settings, name),
+            settings.bundle_poll_s,
+            lambda bundle: bundle.item_ids(),
+            partial(counted.replace, name),
+        )
+        for name in settings.served_names
+    ]
     item_follower = _item_follower(settings, counted, item_metrics or ItemsMetrics(REGISTRY))
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
     worker = StreamWorker(
@@ -110,34 +119,37 @@ def run_worker(
     landing = _impression_worker(settings, features, impressions, metrics, pace or DEFAULT_PACE)
     for folder in (settings.offline_log_dir, settings.worker_heartbeat.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    follower.start()
+    for follower in followers:
+        follower.start()
     shown = threading.Thread(target=landing.run, args=(stop,), name="impressions")
     shown.start()
     item_follower.start()
     worker.run(stop)
     _log.info("stopping")
     shown.join()
-    follower.stop()
+    for follower in followers:
+        follower.stop()
     item_follower.stop()
     tracing.stop()
 
 
 class _Counted:
-    """Lists the items whose popularity is counted: the live bundle's, and those that only the live catalogue has."""
+    """Lists the items whose popularity is counted: of all bundles that serve, and those that only the live catalogue has."""
 
     def __init__(self, listed: ListedItems) -> None:
         self.live_items = LiveItems()
         self._listed = listed
         self._lock = threading.Lock()
-        self._of_bundle: tuple[str, ...] = ()
+        self._by_name: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self._num_stated = 0
         self._due = Timer(_LIST_EVERY_S)
 
-    def replace(self, of_bundle: tuple[str, ...]) -> None:
-        """List another bundle's items."""
-        with self._lock:
-            self._of_bundle = of_bundle
-            self._list()
+    def replace(self, name: str, serving: Serving[tuple[str, ...]]) -> None:
+        """List the items of what serves now under a name."""
+        if self._by_name.get(name, {}).keys() != serving.loaded.keys():
+            with self._lock:
+                self._by_name[name] = serving.loaded
+                self._list()
 
     def look(self) -> None:
         """List the items that are new in the live catalogue, at most every so often: with a million items it takes a second."""
@@ -148,7 +160,8 @@ class _Counted:
     def _list(self) -> None:
         self._num_stated = self.live_items.layout.num_named
         stated = self.live_items.read(lambda layout: layout.new_ids)
-        self._listed.replace(tuple(dict.fromkeys((*self._of_bundle, *stated))))
+        of_bundles = (item_ids for loaded in self._by_name.values() for item_ids in loaded.values())
+        self._listed.replace(tuple(dict.fromkeys(chain(*of_bundles, stated))))
 
 
 def _eraser(

@@ -62,7 +62,8 @@ def _num_processes(settings: Settings) -> int:
     Ray starts one worker ahead for each CPU in `num_cpus`, and no replica here claims a CPU: on a host of 64 cores that
     would be 64 idle processes, even in a container with room for six.
     """
-    return 2 + settings.gateway_replicas + settings.llm_replicas + (settings.text_replicas if settings.text_path else 0)
+    num_llms = settings.llm_replicas * len(settings.served_names)
+    return 2 + settings.gateway_replicas + num_llms + (settings.text_replicas if settings.text_path else 0)
 
 
 def _run_application(settings: Settings) -> None:

@@ -109,6 +109,29 @@ class UserData:
     num_attempts: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurfaceAssignment:
+    """What applies on one surface; `surface` is None for requests that name none.
+
+    `name` is the model name, `bundle_version` the version that answers (None: nothing is live), `is_canary` whether that is a release's candidate, `variants` the
+    variant by experiment.
+    """
+
+    surface: str | None
+    name: str
+    bundle_version: str | None
+    is_canary: bool
+    variants: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """What a user, or a visitor's session, gets on every surface now, first on requests that name none."""
+
+    surfaces: tuple[SurfaceAssignment, ...]
+    num_attempts: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The answers to several requests in their order: each a recommendation, or the error that it alone would have got."""
@@ -123,7 +146,7 @@ _MUST_BE_THERE = frozenset({"user_id", "item_id", "event_id"})
 _PLACES = {"categories": "filters.categories", "allowed_item_ids": "filters.allowed_item_ids"}
 _SHOWN = {"avoid_shown_within": "avoid_shown.within"}
 _KINDS = {
-    **dict.fromkeys(("user_id", "item_id", "event_type", "event_id", "request_id", "surface"), TEXT),
+    **dict.fromkeys(("user_id", "item_id", "event_type", "event_id", "request_id", "session_id", "surface"), TEXT),
     **dict.fromkeys(("next", "avoid_shown_within", "erasure_id"), TEXT),
     **dict.fromkeys(("exclude_seen", "rationale"), FLAG),
     **dict.fromkeys(("filters", "rules"), OBJECT),
@@ -155,7 +178,17 @@ def receipt_from(fields: Mapping[str, Any], stores: Mapping[str, int | None], nu
 
 
 A = TypeVar(
-    "A", Recommendation, Batch, Recorded, Explanation, ErasureReceipt, UserData, CatalogueItem, ItemsPut, ItemDeleted
+    "A",
+    Recommendation,
+    Batch,
+    Assigned,
+    Recorded,
+    Explanation,
+    ErasureReceipt,
+    UserData,
+    CatalogueItem,
+    ItemsPut,
+    ItemDeleted,
 )
 
 
@@ -164,6 +197,7 @@ class RecommendOptions(TypedDict, total=False):
 
     Attributes:
         k: How many items; 10 if absent.
+        session_id: A visitor's: experiments and canaries keep to it.
         recent_item_ids: Items that the store cannot know yet, oldest first; required without a user.
         exclude_item_ids: Items never to show.
         exclude_seen: Whether to leave out what the user has seen; if absent, unless the live bundle learned that users come back to items.
@@ -179,6 +213,7 @@ class RecommendOptions(TypedDict, total=False):
     """
 
     k: int
+    session_id: str
     recent_item_ids: Sequence[str]
     exclude_item_ids: Sequence[str]
     exclude_seen: bool
@@ -262,16 +297,25 @@ def similar_call(item_ids: str | Sequence[str], user_id: str | None, options: Re
     return replace(call, path=path, method="SimilarItems", rest_only=rest_only, rpc_only=rpc_only)
 
 
-def popular_call(window: str | None, category: str | None, k: int) -> Call[Recommendation]:
+def popular_call(window: str | None, category: str | None, k: int, session_id: str | None) -> Call[Recommendation]:
     """Build the call. Raises TailraceError for a wrong value."""
     options: RecommendOptions = {"k": k} if category is None else {"k": k, "categories": [category]}
+    if session_id is not None:
+        options["session_id"] = session_id
     call = recommend_call(None, options)
-    named = {"window": window, "category": category}
+    named = {"window": window, "category": category, "session_id": session_id}
     sent = {name: checked(name, value, TEXT) for name, value in named.items() if value is not None}
     rpc_only = {"window": sent.get("window", "")}
     return replace(
         call, verb="GET", path="/v1/popular", method="Popular", rest_only={**sent, "k": k}, rpc_only=rpc_only
     )
+
+
+def assignment_call(user_id: str | None, session_id: str | None) -> Call[Assigned]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    named = {"user_id": user_id, "session_id": session_id}
+    sent = {name: checked(name, value, TEXT) for name, value in named.items() if value is not None}
+    return Call(Assigned, "GET", "/v1/assignment", "Assign", sent, rest_only=sent)
 
 
 def record_call(events: Event | Iterable[Event]) -> Call[Recorded]:

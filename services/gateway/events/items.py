@@ -94,7 +94,7 @@ class ItemOperations:
         check_id("item_id", item_id)
         async with self._patching:
             await self._reader.catch_up(_CATCH_UP_S)
-            before = self._items.read(lambda layout: layout.state(item_id))
+            before = self._items.find(lambda layout: layout.state(item_id))
             if before is None:
                 raise _no_item(item_id)
             state = before.patched(changes)
@@ -104,7 +104,7 @@ class ItemOperations:
     def get(self, item_id: str) -> ItemState:
         """Return an item as it stands in answers. Raises NotFound or InvalidRequest."""
         check_id("item_id", item_id)
-        state = self._items.read(lambda layout: layout.shown_state(item_id))
+        state = self._items.find(lambda layout: layout.shown_state(item_id))
         if state is None:
             raise _no_item(item_id)
         return state

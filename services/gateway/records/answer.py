@@ -27,8 +27,9 @@ class RoutingRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRecord:
-    """An answered request. `answered_s` is on the clock of its deadline, `now_ms` is Unix time.
+    """An answered request. `name` is that of the bundle that answered, `answered_s` is on the clock of its deadline, `now_ms` is Unix time.
 
+    `variant` names the experiments' variants, as impressions do.
     `routing` is None for a request that was shed and answered from memory: nothing was read or ranked for it.
     """
 
@@ -38,9 +39,11 @@ class AnswerRecord:
     deadline: Deadline
     planned: RoutingDecision
     answer: Recommendation
+    name: str
     answered_s: float
     now_ms: int
     trace_id: str | None
+    variant: str | None = None
     routing: RoutingRecord | None = None
 
     @property

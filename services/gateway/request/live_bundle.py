@@ -1,7 +1,6 @@
-"""The live bundle of the gateway: loaded off the event loop, swapped in whole, replaced when the pointer moves.
+"""The bundles that a gateway answers with under one name: the live one and, during a release, the canary; loaded off the event loop, swapped in whole.
 
-A bundle that does not load leaves the old one in place and is logged once. It does not know how a student is read from a
-bundle: that function is a parameter.
+A bundle that does not load leaves those before it in place. It does not know how a student is read from a bundle: that function is a parameter.
 """
 
 import asyncio
@@ -11,17 +10,19 @@ from typing import Any, Protocol
 
 import numpy as np
 import structlog
-from prometheus_client import Gauge
 
 from models.bundle import Bundle, learned_repeats, lists_version, llm_pays
-from models.bundle_follower import BundleFollower
+from models.bundle_follower import BundleFollower, Serving
+from models.canary import Canary
 from models.catalogue import Catalogue
 from models.registry import BundleStore
 from models.similar import SimilarTable
+from services.contracts.experiments import place_of
 from services.errors import DependencyUnavailable
 from services.items.expression import Expressions
 from services.items.layout import ItemLayout
 from services.items.live_items import LiveItems
+from services.observability.metrics import GatewayMetrics
 
 log = structlog.get_logger()
 
@@ -42,10 +43,14 @@ class Student(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Live:
-    """One loaded bundle: everything that a request needs from it. One that was made of items alone has no student."""
+    """One bundle, loaded to serve under a name: everything that a request needs from it. One that was made of items alone has no student.
 
+    Others keep what they make of it by the object itself: a version may be loaded under several names, with layouts of its own.
+    """
+
+    name: str
     version: str
     catalogue: Catalogue
     student: Student | None
@@ -78,74 +83,112 @@ class Live:
 
 
 class LiveBundle:
-    """Owns the loaded bundle and the follower of the pointer."""
+    """Owns the loaded bundles of one name, and the follower of its record."""
 
     def __init__(
         self,
         store: BundleStore,
         load_student: Callable[[Bundle, Catalogue], Student],
         poll_s: float,
-        info: Gauge,
-        quality: Gauge,
-        lost: Gauge,
+        metrics: GatewayMetrics,
         items: LiveItems | None = None,
     ) -> None:
-        """`items` is the live catalogue; without one there is what bundles have."""
+        """Follow the name of `store`. `items` is the live catalogue; without one there is what bundles have."""
+        self.name = store.name
         self._load_student = load_student
         self._poll_s = poll_s
-        self._info = info
-        self._quality = quality
-        self.catalogue_state = items or LiveItems()
-        self._live: Live | None = None
+        self._metrics = metrics
+        self._catalogue_state = items or LiveItems()
+        self._serving: Serving[Live] = Serving()
         self._prepare: list[Callable[[Live], object]] = []
-        self._follower = BundleFollower(store, poll_s, self._load, self._swap, polled=lambda: lost.set(store.is_lost))
+        self._follower = BundleFollower(store, poll_s, self._load, self._swap, polled=lambda: self._report(store))
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a bundle is loaded."""
-        return self._live is not None
+        """Whether a live bundle is loaded."""
+        return self._serving.live is not None
+
+    @property
+    def canary(self) -> Canary | None:
+        """The release under way, if its candidate is loaded."""
+        return self._serving.canary
+
+    @property
+    def loaded(self) -> tuple[Live, ...]:
+        """All that serves now."""
+        return tuple(self._serving.loaded.values())
 
     def current(self) -> Live:
         """Return the live bundle. Raises DependencyUnavailable before the first one is loaded."""
-        if self._live is None:
-            raise DependencyUnavailable("bundle", retry_after_s=max(1.0, self._poll_s))
-        return self._live
+        return self._live_of(self._serving)
+
+    def of_unit(self, unit_id: str | None, now_ms: float) -> Live:
+        """Return the bundle for this user, or visitor's session, at this time (Unix ms): the canary for its share of them, the live one for all others and for None.
+
+        Raises DependencyUnavailable before the first live bundle is loaded.
+        """
+        serving = self._serving
+        canary = serving.canary
+        if canary is not None and unit_id is not None and canary.takes(place_of(canary.salt, unit_id), now_ms):
+            return serving.loaded[canary.version]
+        return self._live_of(serving)
+
+    def beside(self, live: Live) -> Live | None:
+        """Return the candidate of the release under way, if it is loaded and another bundle than this one."""
+        serving = self._serving
+        candidate = None if serving.canary is None else serving.loaded[serving.canary.version]
+        return None if candidate is live else candidate
 
     def before_swap(self, prepare: Callable[[Live], object]) -> None:
         """Call `prepare` with each bundle that is loaded from now on, in the loading thread, before any request sees it. A bundle with which it fails is refused."""
         self._prepare.append(prepare)
 
     async def start(self) -> None:
-        """Load the bundle that the pointer names, if there is one, then follow the pointer in the background."""
+        """Load what the name serves, if it does, then follow it in the background."""
         await asyncio.to_thread(self._follower.start)
 
     async def stop(self) -> None:
-        """Stop following; the loaded bundle stays."""
+        """Stop following; what is loaded stays."""
         self._follower.stop()
 
     async def refresh(self) -> None:
-        """Load the version that the pointer names, unless it is the loaded or the last refused one."""
+        """Look at the name now, and load the versions that it has come to serve, unless they were refused a short while ago."""
         await asyncio.to_thread(self._follower.refresh)
+
+    def _live_of(self, serving: Serving[Live]) -> Live:
+        if serving.live is None:
+            raise DependencyUnavailable(f"bundle of {self.name}", retry_after_s=max(1.0, self._poll_s))
+        return serving.loaded[serving.live]
 
     def _load(self, bundle: Bundle) -> Live:
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue) if bundle.is_trained else None
-        items, similar = self.catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
-        live = Live(bundle.version, catalogue, student, bundle.manifest, items, Expressions(items), similar)
+        items, similar = self._catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
+        live = Live(self.name, bundle.version, catalogue, student, bundle.manifest, items, Expressions(items), similar)
         _warm(live)
         for prepare in self._prepare:
             prepare(live)
-        return live
-
-    def _swap(self, live: Live) -> None:
         for model, figures in live.manifest.get("metrics", {}).items():
             for metric, value in figures.items():
-                self._quality.labels(live.version, model, metric).set(value)
-        if self._live is not None:
-            self._info.labels(self._live.version).set(0)
-        self._info.labels(live.version).set(1)
-        self._live = live
-        log.info("bundle_live", version=live.version, num_items=len(live.catalogue.item_ids))
+                self._metrics.bundle_quality.labels(live.version, model, metric).set(value)
+        return live
+
+    def _swap(self, serving: Serving[Live]) -> None:
+        before, self._serving = self._serving, serving
+        for roles, value in ((_roles(before), 0), (_roles(serving), 1)):
+            for role, version in roles:
+                self._metrics.bundle_info.labels(version, self.name, role).set(value)
+        if _roles(before) != _roles(serving):
+            log.info("bundles_serving", name=self.name, **dict(_roles(serving)))
+
+    def _report(self, store: BundleStore) -> None:
+        self._metrics.bundle_store_lost.set(store.is_lost)
+
+
+def _roles(serving: Serving[Live]) -> list[tuple[str, str]]:
+    """Return the role, live or canary, and version of each bundle that serves."""
+    canary = None if serving.canary is None else serving.canary.version
+    return [(role, version) for role, version in (("live", serving.live), ("canary", canary)) if version is not None]
 
 
 def _warm(live: Live) -> None:

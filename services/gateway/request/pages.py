@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b, sha256
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import structlog
@@ -22,7 +23,8 @@ import structlog
 from services.contracts.recommend import MAX_NEXT_CHARS, RecommendRequest, ScoredItem
 from services.errors import DependencyUnavailable, InvalidRequest
 from services.gateway.periodic_task import PeriodicTask
-from services.gateway.request.live_bundle import Live, LiveBundle
+from services.gateway.request.live_bundle import Live
+from services.gateway.request.names import Names
 
 log = structlog.get_logger()
 
@@ -33,7 +35,6 @@ _MAC_BYTES = 16
 _MARK_BITS, _MARK_BYTES = 24, 3
 _MAX_BYTES = MAX_NEXT_CHARS * 3 // 4
 _KEY_TIMEOUT_S, _KEY_EVERY_S = 1.0, 10.0
-_MAX_CATALOGUES = 2
 _FIX = "send the `next` of this user's last answer, or leave it out to begin again"
 
 
@@ -52,13 +53,13 @@ class PageKey(Protocol):
 class Pages:
     """Reads and makes tokens. One per process."""
 
-    def __init__(self, live: LiveBundle, key: PageKey, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, names: Names, key: PageKey, wall_clock: Callable[[], float] = time.time) -> None:
         self._source = key
         self._wall_clock = wall_clock
         self._key: bytes | None = None
-        self._marks: dict[str, ItemMarks] = {}
+        self._marks: WeakKeyDictionary[Live, ItemMarks] = WeakKeyDictionary()
         self._refreshing = PeriodicTask(self.refresh, _KEY_EVERY_S)
-        live.before_swap(self._marks_of)
+        names.before_swap(self._marks_of)
 
     async def start(self) -> None:
         """Get the key, and look for it in the background from now on: the store may lose it, and another gateway has it then."""
@@ -120,11 +121,9 @@ class Pages:
 
     def _marks_of(self, live: Live) -> "ItemMarks":
         """Return the marks of a bundle's items; made where it is loaded, in the loading thread."""
-        found = self._marks.get(live.version)
+        found = self._marks.get(live)
         if found is None:
-            found = ItemMarks(live)
-            others = [(version, marks) for version, marks in self._marks.items() if version != live.version]
-            self._marks = dict([*others, (live.version, found)][-_MAX_CATALOGUES:])
+            found = self._marks[live] = ItemMarks(live)
         return found
 
 

@@ -21,6 +21,7 @@ from services.gateway.call.http import DOOR, HttpApp, json_response, read_body, 
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.door import add_openai
 from services.gateway.records.describe import describe
+from services.gateway.rest.assignment import add_assignment
 from services.gateway.rest.items import add_items
 from services.gateway.rest.operations import (
     BUNDLE,
@@ -42,6 +43,7 @@ from services.gateway.rest.schema import (
     parse_batch,
     parse_events,
     parse_popular,
+    parse_query,
     parse_recommend,
     parse_similar,
     request_id_of,
@@ -92,6 +94,7 @@ def create_rest_app(
     app.serve(READYZ, door.readyz)
     app.serve(METRICS, door.metrics)
     app.serve(DOCS, door.docs)
+    add_assignment(app, plane)
     add_users(app, plane)
     add_items(app, plane, max_body_bytes)
     add_openai(app, plane, max_body_bytes)
@@ -174,8 +177,9 @@ class _RestDoor:
     def events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
         self._plane().events_refused(door, code, message, request_id)
 
-    async def bundle(self, _: Request, __: Call) -> Response:
-        return json_response(asdict(self._plane().bundle()))
+    async def bundle(self, http: Request, _: Call) -> Response:
+        sent = parse_query(http.query_params.multi_items(), ("name",))
+        return json_response(asdict(self._plane().bundle(sent.get("name"))))
 
     async def explanation(self, http: Request, _: Call) -> Response:
         found = await self._plane().explanations.find(http.path_params["request_id"])

@@ -6,6 +6,7 @@ from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K, WINDOWS
 from services.errors import ErrorKind, TailraceError
 from services.gateway.call.operation import Answer, ErrorFormat, Operation, Parameter, json_answer
 from services.gateway.rest.schema import (
+    ID_SCHEMA,
     BatchAnswersBody,
     BatchBody,
     BundleBody,
@@ -136,6 +137,12 @@ POPULAR = Operation(
             schema={"type": "integer", "minimum": 1, "maximum": MAX_K, "default": 10},
             description="How many items",
         ),
+        Parameter(
+            name="session_id",
+            where="query",
+            schema={"type": "string", **ID_SCHEMA},
+            description="The visitor's; experiments and canaries keep to it",
+        ),
         *RECOMMEND.parameters,
     ),
     answers=json_answer(RecommendationBody),
@@ -158,10 +165,18 @@ BUNDLE = Operation(
     name="bundle",
     method="GET",
     path="/v1/bundle",
-    summary="Describe the live bundle",
+    summary="Describe the live bundle of a name",
     scope=Scope.RECOMMEND,
     errors=REST_ERRORS,
     kinds=frozenset({ErrorKind.UNAVAILABLE}),
+    parameters=(
+        Parameter(
+            name="name",
+            where="query",
+            schema={"type": "string", "minLength": 1},
+            description="Of those that this stack serves; absent: that of requests which name no surface",
+        ),
+    ),
     answers=json_answer(BundleBody),
 )
 EXPLANATION = Operation(

@@ -61,7 +61,7 @@ from services.gateway.records.reasons import REASONS, TIERS, ReasonText, TierTex
 _OF_TYPE = re.compile(r"Input should be an? (?:valid )?(\w+)")
 """pydantic's message on a value of a wrong type."""
 _MAX_DIGITS = 9
-_POPULAR_PARAMETERS = ("window", "category", "k")
+_POPULAR_PARAMETERS = ("window", "category", "k", "session_id")
 _MAX_NUM_FAULTS = 100
 """pydantic formats every fault to return the first, which took 0.3 s of the event loop for a body full of unknown fields."""
 
@@ -213,6 +213,11 @@ class RecommendBody(Body):
     user_id: Id | None = Field(
         None, description="Absent for an anonymous visitor, who needs recent_item_ids", examples=["196"]
     )
+    session_id: Id | None = Field(
+        None,
+        description="Of a visitor: experiments and canaries keep to it; a user_id goes before it",
+        examples=["7f3a9c"],
+    )
     surface: Id | None = Field(
         None,
         description="The place in the product, of those that the operator set up, whose k, deadline, filter and rules apply",
@@ -354,13 +359,22 @@ class BatchAnswersBody(Body):
     )
 
 
-class BundleBody(Body):
-    """The live bundle."""
+class CanaryBody(Body):
+    """A release under way."""
 
+    version: str
+    share: float = Field(description="Of the users, who get this version now")
+
+
+class BundleBody(Body):
+    """The live bundle of a name."""
+
+    name: str
     version: str
     num_items: int = Field(description="In its catalogue")
     code_depth: int = Field(description="Codes per item")
     manifest: dict[str, Any] = Field(description="How it was made, and how it was evaluated")
+    canary: CanaryBody | None = Field(description="The release under way beside it; null: none is, or not loaded yet")
 
 
 class StatusBody(Body):
@@ -422,6 +436,7 @@ class ExplanationBody(Body):
     feature_age_ms: int | None
     list_state: str | None = Field(description="Whether the user's stored list was usable")
     surface: str | None
+    variant: str | None = Field(description="Of each experiment: `fresher=fresh,layout=control`")
     facts: dict[str, bool | int | float] = Field(description="The policy's inputs")
     llm: LlmPartBody | None
     stages: list[StageTimeBody]
@@ -468,23 +483,30 @@ def parse_similar(body: bytes, item_id: str, request_id: str, deadline_ms: int |
 
 def parse_popular(query: Iterable[tuple[str, str]], request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read the query of a request for popular items. Raises InvalidRequest naming the parameter."""
-    sent: dict[str, str] = {}
-    for name, value in query:
-        if name not in _POPULAR_PARAMETERS:
-            raise InvalidRequest(name, "unknown", f"the parameters are {', '.join(_POPULAR_PARAMETERS)}")
-        if name in sent:
-            raise InvalidRequest(name, "sent twice", "send it once")
-        sent[name] = value
+    sent = parse_query(query, _POPULAR_PARAMETERS)
     k = sent.get("k", "10")
     if not (k.isascii() and k.isdigit() and len(k) <= _MAX_DIGITS):
         raise InvalidRequest("k", "not a whole number", f"send 1 to {MAX_K}")
     return RecommendRequest(
         request_id=request_id,
+        session_id=sent.get("session_id"),
         k=int(k),
         filters=Filters(categories=(sent["category"],) if "category" in sent else None),
         deadline_ms=deadline_ms,
         subject=PopularIn(sent.get("window")),
     )
+
+
+def parse_query(query: Iterable[tuple[str, str]], parameters: Sequence[str]) -> dict[str, str]:
+    """Read a query's parameters, each once. Raises InvalidRequest naming the parameter."""
+    sent: dict[str, str] = {}
+    for name, value in query:
+        if name not in parameters:
+            raise InvalidRequest(name, "unknown", f"the parameters are {', '.join(parameters)}")
+        if name in sent:
+            raise InvalidRequest(name, "sent twice", "send it once")
+        sent[name] = value
+    return sent
 
 
 def parse_batch(body: bytes, call_id: str, deadline_ms: int | None) -> list[BatchEntry]:
@@ -521,6 +543,7 @@ def _request(
     return RecommendRequest(
         request_id=request_id if sent.request_id is None else sent.request_id,
         user_id=sent.user_id,
+        session_id=sent.session_id,
         k=sent.k,
         recent_item_ids=tuple(sent.recent_item_ids),
         exclude_item_ids=tuple(sent.exclude_item_ids),

@@ -1,6 +1,6 @@
-"""The LLM tier: one request to a replica, one outcome. Every way in which it can end is a value for the policy.
+"""The LLM tier: one request to a replica of its name, one outcome. Every way in which it can end is a value for the policy.
 
-Records at the gate how each request ended. Does not know Ray: the port is below.
+Records at the name's gate how each request ended. Does not know Ray: the port is below.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import structlog
@@ -34,7 +34,7 @@ _MAX_IDS_SENT = 500
 
 
 class Llm(Protocol):
-    """The LLM replicas."""
+    """The LLM replicas of one name."""
 
     def replicas(self) -> Sequence[str]:
         """Return the names of the running replicas; empty while none is known."""
@@ -56,32 +56,39 @@ class LlmResult(TierResult):
     reply: RankResult | None = None
 
 
+class GatedLlm(NamedTuple):
+    """The replicas of one name, behind their gate."""
+
+    llm: Llm
+    gate: LlmGate
+
+
 class LlmTier:
-    """The LLM behind its gate."""
+    """The LLMs of all names; one that fails or is slow closes its own gate alone."""
 
     tier = Tier.LLM
 
     def __init__(
         self,
-        llm: Llm,
-        gate: LlmGate,
+        by_name: Mapping[str, GatedLlm],
         rule: LlmRule,
         beam_width: int,
         breaker_open: Gauge,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._llm = llm
-        self._gate = gate
+        self._by_name = by_name
         self._rule = rule
         self._beam_width = beam_width
         self._breaker_open = breaker_open
+        for name in by_name:
+            breaker_open.labels(name).set(0)
         self._clock = clock
         self._trials: set[asyncio.Task[TierResult]] = set()
 
     def view(self, context: RequestContext, budget_s: float) -> LlmView:
         """Return the LLM as it is for this request now."""
-        names, size = self._llm.replicas(), rank_size(context)
-        return self._gate.view(names, size, context.caller.priority, budget_s, self._clock())
+        llm, gate = self._by_name[context.live.name]
+        return gate.view(llm.replicas(), rank_size(context), context.caller.priority, budget_s, self._clock())
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, float]:
         """Return whether the LLM may be asked for such a history, whether it answers, and when it is predicted to."""
@@ -112,8 +119,9 @@ class LlmTier:
     def _started(
         self, context: RequestContext, replica: str, ranking: "asyncio.Task[TierResult]"
     ) -> "asyncio.Task[TierResult]":
-        sent = self._gate.started(replica, rank_size(context), self._clock())
-        ranking.add_done_callback(lambda done: self._ended(done, sent))
+        name = context.live.name
+        sent = self._by_name[name].gate.started(replica, rank_size(context), self._clock())
+        ranking.add_done_callback(lambda done: self._ended(done, sent, name))
         return ranking
 
     async def _measured(self, context: RequestContext, replicas: Sequence[str]) -> TierResult:
@@ -122,35 +130,24 @@ class LlmTier:
 
     async def _rank(self, context: RequestContext, replicas: Sequence[str]) -> TierResult:
         budget_s = context.deadline.budget_s(self._clock())
-        outcome, reply = await self._outcome(rank_request(context, budget_s, self._beam_width, replicas), budget_s)
+        request, llm = rank_request(context, budget_s, self._beam_width, replicas), self._by_name[context.live.name].llm
+        outcome, reply = await _outcome(llm, request, budget_s)
         if reply is None:
             return LlmResult(failure=failure_of(outcome), outcome=outcome)
         ranking = ItemRanking.of(Tier.LLM, reply.item_ids, reply.scores, context.live.catalogue)
         return LlmResult(ranking=ranking, outcome=outcome, reply=reply)
 
-    async def _outcome(self, request: RankRequest, timeout_s: float) -> tuple[LlmOutcome, RankResult | None]:
-        try:
-            reply = await self._llm.rank(request, timeout_s)
-        except asyncio.CancelledError:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            return LlmOutcome.FAILED, None  # cancelled at the other end, not by our caller
-        except Exception as error:  # noqa: BLE001 - whatever the LLM fails at is an outcome
-            return _outcome_of(error), None
-        if reply.bundle_version != request.bundle_version:
-            return LlmOutcome.MISMATCH, None
-        return (LlmOutcome.IN_TIME, reply) if reply.item_ids else (LlmOutcome.FAILED, None)
-
-    def _ended(self, ranking: "asyncio.Task[TierResult]", sent: Sent) -> None:
+    def _ended(self, ranking: "asyncio.Task[TierResult]", sent: Sent, name: str) -> None:
         """Record the outcome at the gate. A callback, since a task cancelled before its first step runs none of its lines."""
         result = None if ranking.cancelled() or ranking.exception() is not None else ranking.result()
         outcome = result.outcome if isinstance(result, LlmResult) else LlmOutcome.ABANDONED
         now_s, reply = self._clock(), result.reply if isinstance(result, LlmResult) else None
         answered_by = None if reply is None else reply.replica or sent.replica
-        self._gate.ended(outcome, sent, now_s, answered_by)
+        gate = self._by_name[name].gate
+        gate.ended(outcome, sent, now_s, answered_by)
         if reply is not None and answered_by is not None:
-            self._gate.reported(answered_by, reply.load, now_s)
-        self._breaker_open.set(self._gate.is_open(now_s))
+            gate.reported(answered_by, reply.load, now_s)
+        self._breaker_open.labels(name).set(gate.is_open(now_s))
 
 
 def rank_size(context: RequestContext) -> RankSize:
@@ -188,12 +185,27 @@ def rank_request(
 
 
 def _filters_of(context: RequestContext) -> Filters:
-    """Return the filters as a replica takes them: an expression that leaves few items as their ids, which need no compiling there."""
+    """Return the filters as a replica takes them: an expression that leaves few items as the ids of those that the bundle knows, which need no compiling there."""
     filters, masks = context.request.filters, context.masks
     if filters.expression is None or not 0 < masks.num_allowed_if_seen <= _MAX_IDS_SENT:
         return filters
     item_ids = context.live.catalogue.item_ids
-    return Filters(allowed_item_ids=tuple(item_ids[index] for index in np.flatnonzero(masks.allowed_if_seen).tolist()))
+    known = np.flatnonzero(masks.allowed_if_seen[: len(item_ids)])
+    return Filters(allowed_item_ids=tuple(item_ids[index] for index in known.tolist()))
+
+
+async def _outcome(llm: Llm, request: RankRequest, timeout_s: float) -> tuple[LlmOutcome, RankResult | None]:
+    try:
+        reply = await llm.rank(request, timeout_s)
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        return LlmOutcome.FAILED, None  # cancelled at the other end, not by our caller
+    except Exception as error:  # noqa: BLE001 - whatever the LLM fails at is an outcome
+        return _outcome_of(error), None
+    if reply.bundle_version != request.bundle_version:
+        return LlmOutcome.MISMATCH, None
+    return (LlmOutcome.IN_TIME, reply) if reply.item_ids else (LlmOutcome.FAILED, None)
 
 
 def _outcome_of(error: Exception) -> LlmOutcome:

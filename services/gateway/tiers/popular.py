@@ -2,17 +2,17 @@
 
 The bundle's popularity is the prior; the stream worker's recent windows are read in the background and smoothed by it, so that a quiet hour does not
 erase the prior and one fresh event does not lead the list. If the windows cannot be read, the last ones stay.
-All items are ranked beside the event loop, after each reading and where a bundle is loaded: at a million items it takes 0.1 s.
+All items of each bundle that serves are ranked beside the event loop, after each reading and where it is loaded: at a million items it takes 0.1 s.
 Items that only the live catalogue has are ranked with them, without training events: by recent use, then the newest first.
-A request that is shed gets the head of the ranking, formatted once for all callers, which costs a fraction of the way
+A request that is shed gets the head of its bundle's ranking, formatted once for all callers, which costs a fraction of the way
 through history, masks and policy and holds the same items.
 """
 
 import asyncio
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import structlog
@@ -22,15 +22,14 @@ from services.contracts.recommend import Filters, PopularIn, RecommendRequest, S
 from services.gateway.periodic_task import PeriodicTask
 from services.gateway.request.candidates import ItemRanking, as_items, best_allowed
 from services.gateway.request.context import RequestContext
-from services.gateway.request.live_bundle import Live, LiveBundle
+from services.gateway.request.live_bundle import Live
+from services.gateway.request.names import Names
 from services.gateway.tiers.tier import TierResult
 from services.items.layout import ItemLayout
 
 log = structlog.get_logger()
 
 _READ_TIMEOUT_S = 1.0
-_MAX_RANKINGS = 2
-"""The live bundle's and another's: the next one, which is not live yet, or the one before, which requests that began with it still use."""
 _NO_FILTERS = Filters()
 _PRIOR_EVENTS = 50.0
 """As how many users of the last hour the training events of the most used item count, if it has so many."""
@@ -53,22 +52,29 @@ class PopularRanking:
     scores: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The first items of a ranking that could be shown at a revision of the items."""
+
+    ranking: PopularRanking
+    revision: int
+    items: tuple[ScoredItem, ...]
+
+
 class PopularTier:
-    """Owns the rankings, the formatted head, and the task that refreshes them."""
+    """Owns the rankings and their formatted heads, each for as long as its bundle is used, and the task that refreshes them."""
 
     tier = Tier.POPULAR
 
-    def __init__(self, live: LiveBundle, windows: PopularityWindows, refresh_s: float) -> None:
-        self._live = live
+    def __init__(self, names: Names, windows: PopularityWindows, refresh_s: float) -> None:
+        self._names = names
         self._windows = windows
         self._recent = RecentPopularity()
-        self._rankings: dict[str, PopularRanking] = {}
-        self._rankings_lock = threading.Lock()
-        self._head: tuple[ScoredItem, ...] = ()
-        self._head_of: tuple[PopularRanking, int] | None = None
+        self._rankings: WeakKeyDictionary[Live, PopularRanking] = WeakKeyDictionary()
+        self._heads: WeakKeyDictionary[Live, _Head] = WeakKeyDictionary()
         self._refreshing = PeriodicTask(self.refresh, refresh_s, at_once=True)
         self._refresh_lock = asyncio.Lock()
-        live.before_swap(self._rank)
+        names.before_swap(self._rank)
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
         """Return nothing: this tier can always be asked."""
@@ -109,25 +115,21 @@ class PopularTier:
 
     def _first(self, num_items: int, live: Live) -> tuple[ScoredItem, ...]:
         """Return the most popular items that may be shown, at least so many if there are, formatted again where one was hidden or shown."""
-        ranking, items = self.ranking(live), live.items
-        head_of = (ranking, items.revision)
-        if head_of != self._head_of or len(self._head) < num_items:
+        ranking, items, head = self.ranking(live), live.items, self._heads.get(live)
+        if head is None or (head.ranking, head.revision) != (ranking, items.revision) or len(head.items) < num_items:
+            revision = items.revision
             first = best_allowed(ranking.order, ranking.scores, items.columns.available, num_items)
-            self._head = as_items(((*one, Tier.POPULAR) for one in zip(*first, strict=True)), items)
-            self._head_of = head_of
-        return self._head
+            shown = as_items(((*one, Tier.POPULAR) for one in zip(*first, strict=True)), items)
+            head = self._heads[live] = _Head(ranking, revision, shown)
+        return head.items
 
     def ranking(self, live: Live) -> PopularRanking:
-        """Return the last ranking for this bundle; a bundle older than those kept is ranked here."""
-        return self._rankings.get(live.version) or self._rank(live)
+        """Return the last ranking for this bundle, which was made where it was loaded."""
+        return self._rankings.get(live) or self._rank(live)
 
     def _rank(self, live: Live) -> PopularRanking:
         """Rank this bundle's items by the last windows and keep the result. Called in several threads."""
-        ranking = rank_by_popularity(live.version, live.items, self._recent.weights)
-        with self._rankings_lock:
-            others = [other for other in self._rankings.values() if other.version != live.version]
-            kept = [*others, ranking][-_MAX_RANKINGS:]
-            self._rankings = {one.version: one for one in kept}
+        ranking = self._rankings[live] = rank_by_popularity(live.version, live.items, self._recent.weights)
         return ranking
 
     async def start(self) -> None:
@@ -152,8 +154,8 @@ class PopularTier:
         except Exception as error:  # noqa: BLE001 - whatever the store fails at, the last windows stay
             log.warning("popularity_not_refreshed", error=repr(error))
             return
-        if self._live.is_loaded:
-            await asyncio.to_thread(self._rank, self._live.current())
+        for live in self._names.loaded:
+            await asyncio.to_thread(self._rank, live)
 
 
 def rank_by_popularity(version: str, items: ItemLayout, recent: Sequence[tuple[str, float]]) -> PopularRanking:

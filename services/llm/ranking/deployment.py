@@ -1,4 +1,4 @@
-"""The LLM as a Ray Serve deployment: rank requests in, results or refusals out, with one engine for the live bundle.
+"""The LLM of one name as a Ray Serve deployment: rank requests in, results or refusals out, with an engine for each version that the name serves.
 
 It checks versions and deadlines; order and admission belong to the engine, and the router decides what a refusal means to
 the user. Requests of one user go to one replica: see `services.llm.serving.affinity_router`.
@@ -6,7 +6,7 @@ the user. Requests of one user go to one replica: see `services.llm.serving.affi
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,7 +18,8 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
 from models.bundle import Bundle
-from models.bundle_follower import BundleFollower
+from models.bundle_follower import BundleFollower, Serving
+from models.name_record import DEFAULT_NAME
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyUnavailable, TailraceError
@@ -54,75 +55,87 @@ class RunningBundle:
     thread: EngineThread
 
 
-class LiveEngine:
-    """The engine of the live bundle. A new version is loaded beside the old one, then swapped in.
+class Engines:
+    """The engines of the versions that a name serves: the live one's and, during a release, the canary's beside it.
 
-    Requests that began on the old version finish on it: its engine thread ends when it has no work left. Both share one KV pool
-    where their models lay keys and values out alike; the old one's weights are freed after that. `load` makes a bundle ready, `start` runs its engine.
-    One that was made of items alone, for which `load` returns None, is not run: requests are refused as before the first bundle.
+    Requests that began on a version finish on it when it no longer serves: its engine thread ends when it has no work left, and its weights are freed
+    after that. All share one KV pool where their models lay keys and values out alike. One that does not, and finds no memory for a pool of its own, is
+    refused: of a candidate, users get the student then. `start` loads a bundle and runs its engine, in one of these pools if it can. One that was made of items alone, for which it
+    returns None, is not run: requests are refused as before the first bundle.
     """
 
     def __init__(
         self,
         store: BundleStore,
         poll_s: float,
-        load: Callable[[Bundle], LoadedBundle | None],
-        start: Callable[[LoadedBundle], EngineThread],
+        start: Callable[[Bundle, Sequence[KvMemory]], RunningBundle | None],
+        report: Callable[[Serving[RunningBundle | None]], object],
     ) -> None:
+        """Load what the name serves, and follow it. `report` is called after each change."""
+        self._report = report
+        self._serving: Serving[RunningBundle | None] = Serving()
         self._start = start
-        self._running: RunningBundle | None = None
-        self._follower = BundleFollower(store, poll_s, load, self._swap)
+        self._follower = BundleFollower(store, poll_s, self._load, self._swap)
         self._follower.start()
 
-    def current(self) -> RunningBundle:
-        """Return the running bundle. Raises BundleNotFound while none is loaded."""
-        if self._running is None:
+    def of(self, version: str) -> RunningBundle:
+        """Return the running bundle of a version. Raises BundleMismatch, or BundleNotFound while none is loaded."""
+        serving = self._serving
+        if (running := serving.loaded.get(version)) is not None:
+            return running
+        if not any(serving.loaded.values()):
             raise BundleNotFound("no bundle is loaded yet")
-        return self._running
+        raise BundleMismatch(version, " and ".join(serving.loaded))
 
     def check_health(self, max_step_s: float) -> None:
-        """Raise RuntimeError with the cause when the engine's thread hangs or has died, or the follower has died."""
-        if self._running is not None:
-            self._running.thread.check_health(max_step_s)
+        """Raise RuntimeError with the cause when an engine's thread hangs or has died, or the follower has died."""
+        for running in filter(None, self._serving.loaded.values()):
+            running.thread.check_health(max_step_s)
         if not self._follower.is_alive:
             raise RuntimeError("the bundle follower died")
 
     def stop(self) -> None:
-        """End the follower, and the engine's thread after the requests in flight. Does not wait."""
+        """End the follower, and the engines' threads after the requests in flight. Does not wait."""
         self._follower.stop()
-        if self._running is not None:
-            self._running.thread.stop()
+        for running in filter(None, self._serving.loaded.values()):
+            running.thread.stop()
 
-    def _swap(self, bundle: LoadedBundle | None) -> None:
-        before = self._running
-        self._running = None if bundle is None else RunningBundle(bundle, self._start(bundle))
-        version = None if bundle is None else bundle.version
-        log.info("bundle_loaded", version=version, before=None if before is None else before.bundle.version)
-        if before is not None:
-            before.thread.stop()
+    def _load(self, bundle: Bundle) -> RunningBundle | None:
+        running = filter(None, self._serving.loaded.values())
+        return self._start(bundle, [one.bundle.engine.memory for one in running])
+
+    def _swap(self, serving: Serving[RunningBundle | None]) -> None:
+        before, self._serving = self._serving, serving
+        self._report(serving)
+        if before.loaded.keys() == serving.loaded.keys():
+            return
+        log.info("bundle_loaded", version=" and ".join(serving.loaded), before=" and ".join(before.loaded) or None)
+        for version, running in before.loaded.items():
+            if version not in serving.loaded and running is not None:
+                running.thread.stop()
+        del before
         gc.unfreeze()
         gc.collect()
         gc.freeze()
 
 
 class LlmDeployment:
-    """One replica. It starts without a bundle too, and serves as soon as one is live."""
+    """One replica of a name. It starts without a bundle too, and serves as soon as one is live."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, name: str = DEFAULT_NAME) -> None:
         configure_logging(settings.log_level, "llm", settings.log_file)
         torch.set_num_threads(settings.llm_threads)
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-llm")
         self._settings = settings
-        self._version: str | None = None
-        self._memory: KvMemory | None = None
-        self._name = replica_name()
+        self._model_name, self._replica = name, replica_name()
+        self._reported: set[tuple[str, str, str]] = set()
         registry = CollectorRegistry()
         self._metrics = EngineMetrics(registry)
         ProcessMetrics(registry, "llm")
         self._pool = ranking_pool(settings)
         self._limits = limits_of(self._pool.card, settings.llm_device, settings.llm_dtype)
         self._items = LiveItems()
-        self._live = LiveEngine(BundleStore.of(settings), settings.bundle_poll_s, self._load, self._start)
+        self._engines = Engines(BundleStore.of(settings, name), settings.bundle_poll_s, self._start, self._report)
         items_metrics = ItemsMetrics(registry)
         self._item_follower = ItemFollower(
             self._items,
@@ -136,9 +149,9 @@ class LlmDeployment:
 
     def __del__(self) -> None:
         """Ray Serve calls this when it stops the replica; requests in flight may finish."""
-        if hasattr(self, "_live"):
+        if hasattr(self, "_engines"):
             log.info("stopping")
-            self._live.stop()
+            self._engines.stop()
             self._item_follower.stop()
             self._tracing.stop()
 
@@ -150,15 +163,13 @@ class LlmDeployment:
 
     async def _rank(self, request: RankRequest) -> Reply:
         try:
-            running = self._live.current()
-            if request.bundle_version != running.bundle.version:
-                raise BundleMismatch(request.bundle_version, running.bundle.version)
+            running = self._engines.of(request.bundle_version)
             deadline_s = time.monotonic() + request.budget_ms / 1_000
             ended = await self._run(running, request, deadline_s)
             record_spans(ended)
             if ended.outcome.status is not Status.DONE:
                 raise DeadlineExceeded("llm")
-            return replace(running.bundle.result_of(ended), replica=self._name)
+            return replace(running.bundle.result_of(ended), replica=self._replica)
         except TailraceError as error:
             note_failure(type(error).__name__, is_ours=True)
             return refusal_of(error)
@@ -167,30 +178,33 @@ class LlmDeployment:
         try:
             return await running.thread.run_request(running.bundle.engine_call(request, deadline_s))
         except DependencyUnavailable:
-            live = self._live.current()
-            if live is running:
-                raise
-            raise BundleMismatch(request.bundle_version, live.bundle.version) from None  # its thread ended meanwhile
+            self._engines.of(
+                request.bundle_version
+            )  # raises BundleMismatch where it no longer serves: its thread ended meanwhile
+            raise
 
     def check_health(self) -> None:
         """Ray Serve's health check: raises when the engine hangs or has died, or the bundle follower has died."""
-        self._live.check_health(self._settings.engine_max_step_s)
+        self._engines.check_health(self._settings.engine_max_step_s)
 
-    def _load(self, bundle: Bundle) -> LoadedBundle | None:
+    def _start(self, bundle: Bundle, memories: Sequence[KvMemory]) -> RunningBundle | None:
+        """Load a bundle and run its engine, in the KV memory of another one where it fits."""
         if not bundle.is_trained:
             return None
         settings = self._settings
         dtype: torch.dtype = getattr(torch, settings.llm_dtype)
         config = with_weights_of(bundle, settings)
-        return load_bundle(bundle, config, dtype, settings.llm_device, self._pool, self._memory, self._items)
+        loaded = load_bundle(bundle, config, dtype, settings.llm_device, self._pool, memories, self._items)
+        report = EngineStepMetrics(self._metrics, loaded.engine, _MODEL_NAME, self._limits)
+        return RunningBundle(loaded, EngineThread(loaded.engine, settings.llm_threads, report.record))
 
-    def _start(self, bundle: LoadedBundle) -> EngineThread:
-        if self._version is not None:
-            self._metrics.replicas.labels(self._version).set(0)
-        self._version, self._memory = bundle.version, bundle.engine.memory
-        self._metrics.replicas.labels(bundle.version).set(1)
-        report = EngineStepMetrics(self._metrics, bundle.engine, _MODEL_NAME, self._limits)
-        return EngineThread(bundle.engine, self._settings.llm_threads, report.record)
+    def _report(self, serving: Serving[RunningBundle | None]) -> None:
+        """Report the versions that run, by role; a canary that becomes the live one changes its role."""
+        running = {version for version, one in serving.loaded.items() if one is not None}
+        roles = {(one, self._model_name, "live" if one == serving.live else "canary") for one in running}
+        for labels, value in (*((one, 0) for one in self._reported - roles), *((one, 1) for one in roles)):
+            self._metrics.replicas.labels(*labels).set(value)
+        self._reported = roles
 
 
 def replica_name() -> str:
@@ -253,14 +267,14 @@ def replica_options(router: RequestRouterConfig) -> dict[str, Any]:
     }
 
 
-def build_llm(settings: Settings) -> Any:
-    """Return the LLM's bound Ray Serve application; pass its handle to `LlmHandle`."""
+def build_llm(settings: Settings, name: str = DEFAULT_NAME) -> Any:
+    """Return the bound Ray Serve application of a name's LLM; pass its handle to `LlmHandle`."""
     deployment = serve.deployment(
-        name="llm",
+        name="llm" if name == DEFAULT_NAME else f"llm-{name}",
         num_replicas=settings.llm_replicas,
         max_ongoing_requests=settings.max_running + settings.max_waiting,
         max_queued_requests=settings.max_waiting,
         graceful_shutdown_timeout_s=2.0,
         **replica_options(affinity()),
     )(LlmDeployment)
-    return deployment.bind(settings)
+    return deployment.bind(settings, name)

@@ -5,8 +5,9 @@ first request. It knows neither Ray nor where bundles come from.
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -87,15 +88,16 @@ def load_bundle(
     dtype: torch.dtype,
     device: str,
     pool: KvPoolSize | None = None,
-    memory: KvMemory | None = None,
+    memories: Sequence[KvMemory] = (),
     live_items: LiveItems | None = None,
 ) -> LoadedBundle:
-    """Load a bundle and warm its engine up, in the KV memory of the engine that serves if that fits. Without `live_items` all its items are shown.
+    """Load a bundle and warm its engine up, in the KV memory of an engine that serves if one fits. Without `live_items` all its items are shown.
 
     Raises CheckpointError or BundleCorrupt, ConfigError where the KV pool does not fit.
     """
     catalogue = bundle.catalogue()
     decoder = load_decoder(bundle.decoder_dir, dtype, device)
+    memory = next((one for one in memories if one.fits(decoder, replace(config, num_blocks=one.pool.num_blocks))), None)
     config = pool_of(decoder, config, pool, memory)
     max_items, stride = prompt_limits(bundle.manifest)
     _check_fit(bundle, catalogue, max_items, decoder.config.vocab_size, decoder.config.max_position_embeddings)

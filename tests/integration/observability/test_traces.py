@@ -14,6 +14,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from models.name_record import DEFAULT_NAME
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.features.erasing import RedisReceipts
@@ -122,7 +123,7 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
         bundles=BundleStore(settings.bundle_root),
         load_student=lambda *_: FakeStudent(),
         features=features,
-        llm=llm,
+        llms={DEFAULT_NAME: llm},
         events=TopicProducer(settings.kafka_address, TOPIC, 10.0, 10),
         impressions=FakeLog(),
         explanations=RedisExplanations(settings.redis_address, 60, settings.explain_max_bytes),

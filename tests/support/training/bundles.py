@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from models.bundle import JUDGED, Bundle
+from models.canary import Canary
 from models.catalogue import Catalogue
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
@@ -68,8 +69,8 @@ def publish_bundle(root: Path, version: str, seed: int = 0, num_items: int = 30)
     return store.live()
 
 
-def point_to(root: Path, version: str) -> None:
-    """Point the default name to a version behind the store's back, whatever is in it."""
+def point_to(root: Path, version: str, canary: Canary | None = None) -> None:
+    """Point the default name to a version behind the store's back, and this canary beside it, whatever is in them."""
     path = root / "names" / "default.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(NameRecord(live=version).encode())
+    path.write_bytes(NameRecord(live=version, canary=canary).encode())

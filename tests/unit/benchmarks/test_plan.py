@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.capacity.plan import TIERS, Demand, kv_block_bytes, kv_blocks, parse_mix, plan, read_basis, store_mb
+from benchmarks.capacity.plan import (
+    LOADED_TIMES,
+    TIERS,
+    Demand,
+    kv_block_bytes,
+    kv_blocks,
+    parse_mix,
+    plan,
+    read_basis,
+    store_mb,
+)
 from services.errors import ConfigError
 
 MIX = {"precomputed": 0.5, "llm": 0.2, "student": 0.25, "popular": 0.05}
@@ -32,6 +42,16 @@ def test_cores_are_idle_plus_rate_times_cost(part: str) -> None:
 
     idle_ms = MEASURED["idle_cpu_ms_per_s"].get(part, 0.0)
     assert line.cores == pytest.approx((idle_ms + 100 * request_ms + 50 * event_ms) / 1_000)
+
+
+def test_each_further_name_takes_an_llm_and_a_bundle_in_each_gateway() -> None:
+    """Where one replica carries the load, three names have three; the gateways are as many, and larger."""
+    one, three = ({line.part: line for line in plan(demand(rate=1.0, names=names), MEASURED).lines} for names in (1, 3))
+
+    bundle_mb = LOADED_TIMES * MEASURED["bundle"]["student_bytes"] / 2**20
+    assert three["llm"].memory_mb == pytest.approx(3 * one["llm"].memory_mb)
+    assert three["gateway"].memory_mb - one["gateway"].memory_mb == pytest.approx(2 * bundle_mb)
+    assert {part for part in one if three[part] != one[part]} == {"llm", "gateway"}
 
 
 def test_kv_blocks_hold_whole_prompts() -> None:

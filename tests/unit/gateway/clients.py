@@ -72,10 +72,16 @@ class RestClient:
         path = f"/v1/items/{quote(item_ids[0], safe='')}/similar"
         return await self._post(path, {**body, "item_ids": item_ids[1:]}, headers)
 
-    async def popular(self, window: str | None = None, category: str | None = None, k: int = 10) -> Reply:
+    async def popular(
+        self, window: str | None = None, category: str | None = None, k: int = 10, session_id: str | None = None
+    ) -> Reply:
         """Request popular items."""
-        sent = {"window": window, "category": category, "k": k}
+        sent = {"window": window, "category": category, "k": k, "session_id": session_id}
         return _reply(await self.http.get("/v1/popular", params={n: v for n, v in sent.items() if v is not None}))
+
+    async def assignment(self, **unit: str) -> Reply:
+        """Ask who gets what."""
+        return _reply(await self.http.get("/v1/assignment", params=unit))
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
         """Record events."""
@@ -125,13 +131,22 @@ class RpcClient:
         message = recommend_pb2.SimilarItemsRequest(item_ids=item_ids, request=request)
         return await self.call(self._stub.SimilarItems, message, headers)
 
-    async def popular(self, window: str | None = None, category: str | None = None, k: int = 10) -> Reply:
+    async def popular(
+        self, window: str | None = None, category: str | None = None, k: int = 10, session_id: str | None = None
+    ) -> Reply:
         """Request popular items."""
         filters = recommend_pb2.Filters(categories=[] if category is None else [category])
-        request = recommend_pb2.RecommendRequest(k=k, filters=filters)
+        request = recommend_pb2.RecommendRequest(k=k, filters=filters, session_id=session_id or "")
         return await self.call(
             self._stub.Popular, recommend_pb2.PopularRequest(window=window or "", request=request), None
         )
+
+    async def assignment(self, **unit: str) -> Reply:
+        """Ask who gets what, with the form of answers that REST has."""
+        reply = await self.call(self._stub.Assign, recommend_pb2.AssignRequest(**unit))
+        for one in reply.body.get("surfaces", []):
+            one["surface"], one["bundle_version"] = one["surface"] or None, one.get("bundle_version")
+        return reply
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
         """Record events."""

@@ -39,10 +39,10 @@ async def test_the_first_trained_bundle_takes_over(tmp_path: Path) -> None:
     async with started_world(tmp_path, trained=False) as world:
         before = await world.recommend()
         publish(tmp_path / "bundles", "v2", catalogue_of())
-        await world.plane.live.refresh()
+        await world.plane.names.first.refresh()
         trained = await world.recommend()
         BundleStore(tmp_path / "bundles").rollback()
-        await world.plane.live.refresh()
+        await world.plane.names.first.refresh()
         after = await world.recommend()
 
         assert trained.tier is Tier.STUDENT  # the LLM of these tests serves another version

@@ -134,7 +134,7 @@ async def test_failures_in_a_row_open_the_breaker(world: World) -> None:
     answer = await world.recommend()
 
     assert (answer.reason, len(world.llm.requests)) == (Reason.LLM_UNAVAILABLE, 2)
-    assert world.metric("tailrace_breaker_open") == 1
+    assert world.metric("tailrace_breaker_open", name="default") == 1
 
 
 async def test_one_request_id_used_twice_at_once_is_two_llm_requests(world: World) -> None:

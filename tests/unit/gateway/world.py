@@ -1,7 +1,7 @@
 """One data plane on fakes with a catalogue of twenty items, behind the doors of these tests."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from models.catalogue import Catalogue
+from models.name_record import DEFAULT_NAME
 from models.registry import BundleStore
 from models.similar import SIMILAR, SimilarTable
 from services.contracts.access import ANYONE, Priority
@@ -66,13 +67,17 @@ def ring_of(num_items: int) -> SimilarTable:
 
 def publish(root: Path, version: str, catalogue: Catalogue, **about: Any) -> None:
     """Publish and promote a bundle that holds a catalogue and its similar items alone; `about` is added to its manifest."""
+    add_version(root, version, catalogue, **about)
+    BundleStore(root).promote(version)
+
+
+def add_version(root: Path, version: str, catalogue: Catalogue, **about: Any) -> None:
+    """Publish such a bundle without promoting it."""
     source = root.parent / f"source-{version}"
     source.mkdir()
     catalogue.save(source / "catalogue.parquet")
     ring_of(len(catalogue.item_ids)).save(source / SIMILAR)
-    store = BundleStore(root)
-    store.publish(source, version, {"dataset": "toy", **about})
-    store.promote(version)
+    BundleStore(root).publish(source, version, {"dataset": "toy", **about})
 
 
 def user(*history: str, newest_ms: int | None = None, listed: tuple[str, ...] = (), **stored: Any) -> UserFeatures:
@@ -143,6 +148,7 @@ class World:
     registry: CollectorRegistry
     receipts: FakeReceipts
     items: FakeItemTopic
+    others: Mapping[str, FakeLlm]
 
     async def recommend(
         self, user_id: str | None = "long", priority: Priority = ANYONE.priority, **fields: Any
@@ -153,7 +159,7 @@ class World:
             request, Arrival(time.monotonic()), "rest", replace(ANYONE, priority=priority)
         )
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         """Read one sample; 0 without one."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
@@ -166,9 +172,15 @@ class World:
 
 
 def make_world(
-    root: Path, writer: TextWriter | None = None, reserve_ms: float = 8.0, surfaces_file: Path | None = None
+    root: Path,
+    writer: TextWriter | None = None,
+    reserve_ms: float = 8.0,
+    surfaces_file: Path | None = None,
+    experiments_file: Path | None = None,
+    config: PlaneConfig = CONFIG,
+    others: Mapping[str, FakeLlm] = {},
 ) -> World:
-    """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer."""
+    """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer. `others` are served names beside the default."""
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
     shelf, registry, receipts, items = FakeShelf(), CollectorRegistry(), FakeReceipts(), FakeItemTopic()
@@ -176,7 +188,7 @@ def make_world(
         bundles=BundleStore(root),
         load_student=lambda _bundle, _catalogue: student,
         features=features,
-        llm=llm,
+        llms={DEFAULT_NAME: llm, **others},
         events=events,
         impressions=impressions,
         explanations=shelf,
@@ -190,9 +202,10 @@ def make_world(
         text_writer=writer,
         wall_clock=lambda: NOW_S,
     )
-    deadlines = replace(CONFIG.deadlines, reserve_ms=reserve_ms)
-    plane = build_data_plane(ports, replace(CONFIG, deadlines=deadlines, surfaces_file=surfaces_file))
-    return World(plane, features, llm, student, events, impressions, shelf, registry, receipts, items)
+    deadlines = replace(config.deadlines, reserve_ms=reserve_ms)
+    config = replace(config, deadlines=deadlines, surfaces_file=surfaces_file, experiments_file=experiments_file)
+    plane = build_data_plane(ports, config)
+    return World(plane, features, llm, student, events, impressions, shelf, registry, receipts, items, others)
 
 
 @asynccontextmanager
@@ -201,11 +214,13 @@ async def started_world(
     writer: TextWriter | None = None,
     reserve_ms: float = 8.0,
     surfaces_file: Path | None = None,
+    experiments_file: Path | None = None,
+    config: PlaneConfig = CONFIG,
     **about: Any,
 ) -> AsyncIterator[World]:
     """Yield a started plane on a bundle that is published below `root`; `about` is added to its manifest."""
     publish(root / "bundles", VERSION, catalogue_of(), **about)
-    world = make_world(root / "bundles", writer, reserve_ms, surfaces_file)
+    world = make_world(root / "bundles", writer, reserve_ms, surfaces_file, experiments_file, config)
     await world.plane.start()
     yield world
     await world.plane.stop()

@@ -1,16 +1,26 @@
 """Following the live pointer: when a version that failed is tried again, what is read of it, and a pointer that cannot be read."""
 
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from models.bundle import Bundle
-from models.bundle_follower import BundleFollower
-from models.errors import BundleCorrupt
+from models.bundle_follower import BundleFollower, Serving
+from models.canary import Stage
+from models.errors import BundleCorrupt, CanaryError
+from models.name_record import NameRecord
 from models.registry import BundleStore
 from tests.support.clock import Clock
 from tests.support.training.bundles import point_to, publish_bundle
 from tests.support.wait import until
+
+VERSIONS = ("a", "b", "c")
 
 
 class Loader:
@@ -18,8 +28,9 @@ class Loader:
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
+        self.serving: Serving[Bundle] = Serving()
         self.tried: list[str] = []
-        self.swapped: list[str] = []
+        self.swapped: list[str | None] = []
 
     def load(self, bundle: Bundle) -> Bundle:
         """Return the bundle, or fail."""
@@ -28,9 +39,10 @@ class Loader:
             raise MemoryError(bundle.version)
         return bundle
 
-    def swap(self, bundle: Bundle) -> None:
-        """Record the version."""
-        self.swapped.append(bundle.version)
+    def swap(self, serving: Serving[Bundle]) -> None:
+        """Record what serves, and the live version."""
+        self.serving = serving
+        self.swapped.append(serving.live)
 
 
 @pytest.fixture
@@ -60,7 +72,7 @@ def test_a_version_that_failed_is_tried_again_ever_more_rarely(root: Path) -> No
 
     assert 10 < num_tries < 20
     assert loader.swapped == ["v2", "v1"]
-    assert follower.loaded == "v1"
+    assert follower.serving.live == "v1"
 
 
 @pytest.mark.parametrize("harm", ["change", "remove"])
@@ -85,7 +97,7 @@ def test_corrupt_content_is_given_up_and_a_missing_file_is_not(root: Path, harm:
     victim.write_bytes(whole)
     follower.refresh()
 
-    assert follower.loaded == ("v2" if harm == "change" else "v1")
+    assert follower.serving.live == ("v2" if harm == "change" else "v1")
     assert tried.count("v1") == (1 if harm == "change" else 3)
 
 
@@ -116,13 +128,135 @@ async def test_a_pointer_that_cannot_be_read_ends_nothing(root: Path) -> None:
     later.start()
     try:
         follower.refresh()
-        assert (follower.loaded, later.loaded) == ("v2", None)
+        assert (follower.serving.live, later.serving.live) == ("v2", None)
         pointer.rmdir()
         point_to(root, "v1")
 
-        await until(lambda: follower.loaded == later.loaded == "v1")
+        await until(lambda: follower.serving.live == later.serving.live == "v1")
         assert follower.is_alive
         assert later.is_alive
     finally:
         follower.stop()
         later.stop()
+
+
+def model_of(looks: Sequence[tuple[NameRecord, frozenset[str]]]) -> tuple[str | None, str | None, set[str], list[str]]:
+    """Return, slowly, what serves after these looks at a name, each with the versions that fail at that time: live, canary, all that is loaded, and what was tried.
+
+    A version is kept from look to look only while it serves or stands in for a live one that fails.
+    """
+    live, loaded, tried = None, set[str](), list[str]()
+    for record, broken in looks:
+        named = [one for one in (record.live, record.canary and record.canary.version) if one is not None]
+        live = record.live if record.live in loaded else live
+        loaded &= {live, *named}
+        for version in named:
+            if version not in loaded:
+                tried.append(version)
+                if version not in broken:
+                    loaded.add(version)
+        live = record.live if record.live in loaded else live
+        loaded &= {live, *named}
+    canary = looks[-1][0].canary if looks else None
+    return live, canary.version if canary is not None and canary.version in loaded else None, loaded, tried
+
+
+class FollowedName(RuleBasedStateMachine):
+    """A name that is moved at will, while versions break and are mended, and a follower that looks at it now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        root = Path(self.folder.name) / "bundles"
+        self.store = BundleStore(root)
+        for version in VERSIONS:
+            source = Path(self.folder.name) / version
+            source.mkdir()
+            (source / "report.json").write_text(version)
+            self.store.publish(source, version, {})
+        self.loader, self.clock = Loader(), Clock()
+        self.follower = BundleFollower(self.store, 0.1, self.loader.load, self.loader.swap, self.clock)
+        self.looks: list[tuple[NameRecord, frozenset[str]]] = []
+
+    def teardown(self) -> None:
+        """Remove the folder."""
+        self.folder.cleanup()
+
+    @rule(version=st.sampled_from(VERSIONS))
+    def promote(self, version: str) -> None:
+        """Make a version live, which ends another's release."""
+        self.store.promote(version, force=True)
+
+    @rule(version=st.sampled_from(VERSIONS))
+    def release(self, version: str) -> None:
+        """Begin a release, where it may begin."""
+        with suppress(CanaryError):
+            self.store.release(version, [Stage(0.1, 0.0), Stage(1.0, 0.0)], 0)
+
+    @rule()
+    def move(self) -> None:
+        """Move a release to its second stage, or end it where it is there."""
+        if (canary := self.store.record().canary) is not None:
+            if canary.is_last_stage:
+                self.store.end_canary(canary.version)
+            else:
+                self.store.move_canary(canary.version, 1, 0)
+
+    @rule(version=st.sampled_from(VERSIONS))
+    def break_or_mend(self, version: str) -> None:
+        """Let a version fail from now on, or no longer."""
+        self.loader.broken ^= {version}
+
+    @rule()
+    def look(self) -> None:
+        """Look at the name, when whatever failed before is due again."""
+        self.clock.now_s += 100.0
+        self.looks.append((self.store.record(), frozenset(self.loader.broken)))
+        self.follower.refresh()
+
+    @invariant()
+    def it_serves_what_the_model_serves(self) -> None:
+        """The same versions in the same roles, each loaded as often as the model loads it; the release is the record's as it was seen last."""
+        live, canary, loaded, tried = model_of(self.looks)
+        serving = self.loader.serving
+        assert (serving.live, serving.canary and serving.canary.version, set(serving.loaded)) == (live, canary, loaded)
+        assert self.loader.tried == tried
+        assert all(bundle.version == version for version, bundle in serving.loaded.items())
+        if self.looks and canary is not None:
+            assert serving.canary == self.looks[-1][0].canary
+
+
+FollowedName.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestFollowedName = FollowedName.TestCase
+
+
+def test_a_candidate_that_fails_leaves_the_live_one_and_is_tried_ever_more_rarely(root: Path) -> None:
+    """Each version has its own pauses: a live one that is promoted meanwhile is loaded at once."""
+    store, loader, clock = BundleStore(root), Loader(), Clock()
+    store.release("v1", [Stage(0.5, 0.0)], 0)
+    loader.broken = {"v1"}
+    follower = BundleFollower(store, 0.1, loader.load, loader.swap, clock)
+    for _ in range(600):
+        follower.refresh()
+        clock.now_s += 1.0
+
+    tried = [version for version in loader.tried if version == "v1"]
+    assert 10 < len(tried) < 20
+    assert (loader.serving.live, loader.serving.canary) == ("v2", None)
+    assert loader.swapped == ["v2"]
+
+
+def test_the_live_version_does_not_wait_for_the_candidate(root: Path) -> None:
+    """It is handed over before the candidate is opened."""
+    store, seen = BundleStore(root), list[tuple[str, str | None]]()
+    store.release("v1", [Stage(0.5, 0.0)], 0)
+    loader = Loader()
+
+    def load(bundle: Bundle) -> Bundle:
+        """Note what served when this version was opened."""
+        seen.append((bundle.version, loader.serving.live))
+        return bundle
+
+    BundleFollower(store, 0.1, load, loader.swap, Clock()).refresh()
+
+    assert seen == [("v2", None), ("v1", "v2")]

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from services.observability.metrics import GatewayMetrics
 metrics = GatewayMetrics(REGISTRY)
 metrics.requests.labels("rest", "llm", "llm_in_time", "ok").inc(int(sys.argv[1]))
-metrics.breaker_open.set(1)
+metrics.breaker_open.labels("default").set(1)
 metrics.request_seconds.labels("rest", "llm").observe(0.04)
 """
 
@@ -33,4 +33,4 @@ def test_every_process_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     assert 'tailrace_requests_total{code="ok",door="rest",reason="llm_in_time",tier="llm"} 5.0' in page
     assert 'tailrace_request_seconds_count{door="rest",tier="llm"} 2.0' in page
-    assert "tailrace_breaker_open 1" not in page
+    assert 'tailrace_breaker_open{name="default"} 1' not in page

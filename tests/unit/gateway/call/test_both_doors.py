@@ -132,6 +132,7 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
     ("a pin of nothing", {"rules": {"pins": [{"item_id": "zz", "position": 1}]}, **USER}, {}, "rules.pins[0].item_id"),
     ("unknown surface", {"surface": "home", **USER}, {}, "surface"),
     ("empty item id", {"exclude_item_ids": ["a", ""], **USER}, {}, "exclude_item_ids[1]"),
+    ("session id", {"session_id": "a\n", **USER}, {}, "session_id"),
     ("long request id", {"request_id": "r" * 300, **USER}, {}, "request_id"),
     ("long request id in a header", USER, {"x-request-id": "r" * 300}, "x-request-id"),
     *(

@@ -81,7 +81,7 @@ async def console(world: World, tmp_path: Path) -> AsyncIterator[Console]:
     sampler = MetricSampler(world.registry.collect, series_for(objectives))
     store = ScannedStore(world.features.users)
     service = ConsoleService(
-        live=world.plane.live,
+        live=world.plane.names.first,
         users=DrilledStore(store, drills),
         event_times=lambda _: TIMES,
         sampler=sampler,
@@ -157,7 +157,7 @@ async def test_the_bundle_has_its_evaluation(console: Console, world: World, tmp
     whether the bundle's evaluation sends it to the LLM.
     """
     publish(tmp_path / "bundles", "routed", catalogue_of(), llm_pays=[[10, None]])
-    await world.plane.live.refresh()
+    await world.plane.names.first.refresh()
 
     bundle = await console.get("/console/bundle")
 

@@ -38,6 +38,7 @@ def slow_answer(number: int, trace_id: Any = None) -> AnswerRecord:
         deadline=Deadline(0.0, 0.1, 0.0),
         planned=RoutingDecision(Tier.POPULAR, Reason.SHED),
         answer=answer_of(request_id),
+        name="default",
         answered_s=1.0,
         now_ms=1,
         trace_id=trace_id,

@@ -1,17 +1,22 @@
 """The live bundle follows the registry's pointer, is replaced as a whole, and survives bad bundles."""
 
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from models.canary import Stage
 from models.registry import BundleStore
 from services.errors import DependencyUnavailable
 from services.gateway.request.live_bundle import LiveBundle
+from services.observability.metrics import GatewayMetrics
 from tests.support.gateway.fakes import FakeStudent
 from tests.support.wait import until
-from tests.unit.gateway.world import catalogue_of, publish
+from tests.unit.gateway.world import add_version, catalogue_of, publish
 
 
 class Follower:
@@ -19,15 +24,18 @@ class Follower:
 
     def __init__(self, root: Path) -> None:
         self.root, self.registry = root, CollectorRegistry()
-        info = Gauge("info", "", ["version"], registry=self.registry)
-        quality = Gauge("quality", "", ["version", "model", "metric"], registry=self.registry)
-        lost = Gauge("lost", "", registry=self.registry)
-        self.live = LiveBundle(BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 0.01, info, quality, lost)
+        metrics = GatewayMetrics(self.registry)
+        self.live = LiveBundle(BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 0.01, metrics)
 
     async def follow_to(self, version: str, num_items: int = 5) -> None:
         """Publish a version and wait until it is live."""
         publish(self.root, version, catalogue_of(num_items))
         await until(lambda: self.live.current().version == version)
+
+    def info(self, version: str, role: str = "live") -> float | None:
+        """Return whether the metric says that this version has the role."""
+        labels = {"version": version, "name": "default", "role": role}
+        return self.registry.get_sample_value("tailrace_bundle_info", labels)
 
 
 @pytest.fixture
@@ -61,7 +69,7 @@ async def test_a_promotion_is_followed_in_the_background(started: Follower) -> N
     catalogue = started.live.current().catalogue
     assert (before, len(catalogue.item_ids)) == ("v1", 5)
     assert {"index_of", "_items_by_category"} <= vars(catalogue).keys()
-    assert [started.registry.get_sample_value("info", {"version": version}) for version in ("v1", "v2")] == [0, 1]
+    assert [started.info(version) for version in ("v1", "v2")] == [0, 1]
 
 
 @pytest.mark.parametrize("metrics", [{"decoder": {"hr@10": None}}, {"decoder": 0.5}, []])
@@ -73,3 +81,56 @@ async def test_a_manifest_with_bad_metrics_does_not_stop_the_follower(started: F
     await started.follow_to("v3")
 
     assert kept == "v1"
+
+
+@pytest.fixture
+async def three(tmp_path: Path) -> BundleStore:
+    """A folder with v1 live, and v2 and v3."""
+    publish(tmp_path / "bundles", "v1", catalogue_of(3))
+    for version in ("v2", "v3"):
+        add_version(tmp_path / "bundles", version, catalogue_of(3))
+    return BundleStore(tmp_path / "bundles")
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    unit_ids=st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=40),
+    shares=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4, unique=True).map(sorted),
+    looks=st.lists(st.booleans(), min_size=6, max_size=6),
+)
+async def test_a_unit_has_the_same_version_in_each_process_whatever_it_loaded_before(
+    three: BundleStore, unit_ids: list[str], shares: list[float], looks: list[bool]
+) -> None:
+    """One process sees some of the moves before it, one starts after all of them; a growing share moves nobody back, and a stage holds from its time on."""
+    store, now_ms = three, 1_000
+    old, new = (
+        LiveBundle(store, lambda *_: FakeStudent(), 60.0, GatewayMetrics(CollectorRegistry())) for _ in range(2)
+    )
+    store.promote("v1", force=True)
+    moves = [
+        lambda: store.release("v3", [Stage(0.5, 0.0)], 0),
+        lambda: store.promote("v3"),
+        lambda: store.promote("v1"),
+        lambda: store.release("v2", [Stage(share, 0.0) for share in shares], now_ms),
+    ]
+    for move, is_seen in zip(moves, looks, strict=False):
+        move()
+        if is_seen:
+            await old.refresh()
+    found: list[list[str]] = []
+    for stage in range(len(shares)):
+        store.move_canary("v2", stage, now_ms)
+        for bundle in (old, new):
+            await bundle.refresh()
+        before, after = ([one.of_unit(unit, now_ms).version for unit in unit_ids] for one in (old, new))
+        assert before == after
+        found.append(after)
+
+    versions = [set(one) for one in found]
+    early = [new.of_unit(unit, now_ms - 1).version for unit in unit_ids]
+    assert all(one <= {"v1", "v2"} for one in versions)
+    assert all(b == "v2" for low, high in pairwise(found) for a, b in zip(low, high, strict=True) if a == "v2")
+    assert early == (found[-2] if len(found) > 1 else ["v1"] * len(unit_ids))
+    assert new.of_unit(None, now_ms).version == "v1"
+    assert shares[-1] < 1.0 or versions[-1] == {"v2"}
+    store.end_canary("v2")

@@ -115,7 +115,7 @@ def test_without_a_key_there_is_no_token_and_none_can_be_read() -> None:
 async def test_marks_find_their_items(tmp_path: Path) -> None:
     """Those of the catalogue, and nothing for others."""
     async with started_world(tmp_path) as world:
-        live = world.plane.live.current()
+        live = world.plane.names.first.current()
         wanted = sorted(mark_of(item_id) for item_id in ("i03", "i17", "unknown"))
 
         assert set(ItemMarks(live).items(wanted, live)) == {"i03", "i17"}

@@ -194,7 +194,7 @@ async def test_before_the_first_bundle_nothing_is_ready_and_nothing_breaks(tmp_p
         ready = await http.get("/readyz")
         alive = await http.get("/healthz")
 
-    assert (asked.status_code, asked.json()["error"]["message"]) == (503, "bundle is unavailable")
+    assert (asked.status_code, asked.json()["error"]["message"]) == (503, "bundle of default is unavailable")
     assert "retry-after" in asked.headers
     assert recorded.json()["unknown_items"] == []
     assert (ready.status_code, alive.status_code) == (503, 200)

@@ -117,7 +117,7 @@ async def test_an_expression_that_leaves_few_items_reaches_the_llm_as_their_ids(
 async def test_an_attribute_that_changes_counts_at_once(world: World, change: dict[str, Any]) -> None:
     """A mask that was compiled before follows each item."""
     cheap = Filters(expression=Expression.of(must=[Condition.of("price", Range(lt=10.0))]))
-    items = world.plane.live.current().items
+    items = world.plane.names.first.current().items
     for index in range(4, 9):
         items.put(f"i{index:02}", ItemState(item_id=f"i{index:02}", attributes={"price": 3.0}), int(NOW_S * 1_000))
     before = await world.recommend("long", filters=cheap, k=5)

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
+from models.name_record import DEFAULT_NAME
 from services.contracts.access import ANYONE
 from services.contracts.rank import EngineLoad, RankRequest, RankResult
 from services.contracts.recommend import RecommendRequest
 from services.errors import DeadlineExceeded
 from services.gateway.request.context import FeatureLookup, RequestContext, StageTimer, build_context
 from services.gateway.surfaces.surface import NO_SURFACE
-from services.gateway.tiers.llm import LlmResult, LlmTier
+from services.gateway.tiers.llm import GatedLlm, LlmResult, LlmTier
 from services.router.breaker import Breaker
 from services.router.deadline import Deadline
 from services.router.gate import LlmGate
@@ -40,14 +41,21 @@ def context(world: World) -> RequestContext:
     request = RecommendRequest(request_id="r", user_id="u", k=2, exclude_seen=True)
     deadline, lookup = Deadline(now_s, now_s + 10.0, 0.0), FeatureLookup(user("i10", "i11", "i12"))
     return build_context(
-        request, NO_SURFACE, ANYONE, deadline, world.plane.live.current(), lookup, StageTimer(time.monotonic, now_s)
+        request,
+        NO_SURFACE,
+        ANYONE,
+        deadline,
+        world.plane.names.first.current(),
+        lookup,
+        StageTimer(time.monotonic, now_s),
     )
 
 
 def tier_with(llm: FakeLlm) -> tuple[LlmTier, LlmGate]:
     """The tier on this LLM, and its gate."""
     gate = LlmGate(lambda: Replica(Breaker(2, 60.0), LatencyPredictor(0.0)), max_in_flight=8)
-    return LlmTier(llm, gate, LlmRule(min_history=3), 32, Gauge("breaker", "", registry=CollectorRegistry())), gate
+    breaker_open = Gauge("breaker", "", ["name"], registry=CollectorRegistry())
+    return LlmTier({DEFAULT_NAME: GatedLlm(llm, gate)}, LlmRule(min_history=3), 32, breaker_open), gate
 
 
 async def outcome_of(tier: LlmTier, context: RequestContext) -> LlmOutcome:

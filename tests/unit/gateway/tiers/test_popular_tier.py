@@ -75,7 +75,7 @@ def test_a_fresh_event_does_not_lead_an_old_data_set_and_a_burst_does(steepness:
 
 async def test_windows_are_refreshed_and_kept_during_an_outage(world: World) -> None:
     """A refresh replaces the ranking and the formatted items at once; a failed one leaves the last windows in use, over a swap too."""
-    popular, live = world.plane.popular, world.plane.live.current()
+    popular, live = world.plane.popular, world.plane.names.first.current()
     request = RecommendRequest(request_id="r", user_id="u", k=1)
 
     def first() -> tuple[int, str]:
@@ -117,7 +117,7 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
     held.set()
     await asyncio.gather(older, newer)
 
-    assert world.plane.popular.ranking(world.plane.live.current()).order[0] == 19
+    assert world.plane.popular.ranking(world.plane.names.first.current()).order[0] == 19
 
 
 async def test_no_request_ranks_all_items_around_a_swap(
@@ -131,11 +131,11 @@ async def test_no_request_ranks_all_items_around_a_swap(
         ranked_in.append(threading.current_thread())
         return rank_by_popularity(*args)
 
-    popular, before = world.plane.popular, world.plane.live.current()
+    popular, before = world.plane.popular, world.plane.names.first.current()
     monkeypatch.setattr("services.gateway.tiers.popular.rank_by_popularity", rank)
     publish(tmp_path / "bundles", "v2", catalogue_of(5))
-    await world.plane.live.refresh()
-    after = world.plane.live.current()
+    await world.plane.names.first.refresh()
+    after = world.plane.names.first.current()
 
     rankings = [popular.ranking(live) for live in (after, before, after)]
 
@@ -149,7 +149,7 @@ item_ids = st.lists(st.sampled_from([*(f"i{index:02}" for index in range(NUM_ITE
 
 def with_masks(world: World, request: RecommendRequest) -> tuple[ScoredItem, ...]:
     """Return the items by masks over the whole catalogue and the popular ranking, as for a request that is not shed."""
-    live = world.plane.live.current()
+    live = world.plane.names.first.current()
     masks = masks_for(request, request.recent_item_ids, live.items)
     popular = world.plane.popular.ranking(live)
     best = best_allowed(popular.order, popular.scores, masks.showable, NUM_ITEMS)
@@ -177,7 +177,7 @@ async def test_items_from_memory_are_those_of_the_masks(
         exclude_item_ids=tuple(excluded),
         exclude_seen=exclude_seen,
     )
-    popular, live = world.plane.popular, world.plane.live.current()
+    popular, live = world.plane.popular, world.plane.names.first.current()
     popular.items_from_memory(RecommendRequest(request_id="r", user_id="u", k=before), live)
 
     items = popular.items_from_memory(request, live)

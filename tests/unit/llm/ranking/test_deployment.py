@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from models.canary import Canary, Stage
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
 from services.llm.engine.kv.cache import KvCache
@@ -75,12 +76,12 @@ async def test_a_request_that_meets_the_end_of_the_old_engine_is_refused_with_th
     live, settings, monkeypatch
 ) -> None:
     """Between its look at the live bundle and its place in the queue the version changes and the idle old thread ends: nothing is broken."""
-    old = live._live.current()
+    old = live._engines.of("v1")
     publish_bundle(settings.bundle_root, "v2", seed=9)
     await served(live, "v2")
     await asyncio.to_thread(old.thread.join, 5.0)
     seen = iter([old])
-    monkeypatch.setattr(live._live, "current", lambda current=live._live.current: next(seen, None) or current())
+    monkeypatch.setattr(live._engines, "of", lambda version, of=live._engines.of: next(seen, None) or of(version))
 
     assert await live.rank(build_request("v1")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))
 
@@ -174,7 +175,7 @@ async def test_refusals_have_their_kinds(replica, settings) -> None:
 
 async def test_health_fails_when_the_engine_died(live, monkeypatch) -> None:
     """A request to a failed engine is refused as broken, and the replica is unhealthy."""
-    serving = live._live.current()
+    serving = live._engines.of("v1")
     monkeypatch.setattr(serving.bundle.engine._runner, "submit", lambda plan: 1 / 0)
 
     assert await live.rank(build_request("v1")) == Refusal(RefusalKind.BROKEN)
@@ -185,12 +186,12 @@ async def test_health_fails_when_the_engine_died(live, monkeypatch) -> None:
 
 async def test_health_fails_while_a_step_exceeds_its_bound(live, settings, monkeypatch) -> None:
     """An engine that hangs in a step makes its replica unhealthy, and one that comes back makes it healthy again."""
-    engine, goes_on = live._live.current().bundle.engine, threading.Event()
+    engine, goes_on = live._engines.of("v1").bundle.engine, threading.Event()
     step = engine.step
     monkeypatch.setattr(engine, "step", lambda now_s: (goes_on.wait(60.0), step(now_s))[1])
     asked = asyncio.create_task(live.rank(build_request("v1")))
 
-    await until(lambda: live._live.current().thread._step_called_s is not None)
+    await until(lambda: live._engines.of("v1").thread._step_called_s is not None)
     live.check_health()
     monkeypatch.setattr(live, "_settings", settings.model_copy(update={"engine_max_step_s": 1e-9}))
     with pytest.raises(RuntimeError, match="a step of the engine"):
@@ -208,7 +209,7 @@ async def test_a_bundle_without_models_is_waited_out(live: LlmDeployment, settin
     store.publish(source, "items-only", {"trained": False})
     with capture_logs() as logs:
         store.promote("items-only")
-        await until(lambda: live._live._running is None)
+        await until(lambda: live._engines._serving.loaded == {"items-only": None})
         reply = await live.rank(build_request("v1"))
         publish_bundle(settings.bundle_root, "v2", seed=9)
         await served(live, "v2")
@@ -216,3 +217,43 @@ async def test_a_bundle_without_models_is_waited_out(live: LlmDeployment, settin
     assert isinstance(reply, Refusal)
     assert not [one for one in logs if one["log_level"] in ("error", "warning")]
     live.check_health()
+
+
+async def test_a_canary_is_ranked_beside_the_live_version(live: LlmDeployment, settings: Settings) -> None:
+    """Each request by the version that it names, from one KV pool; a promoted canary goes on in its engine, an ended one is refused."""
+    store = BundleStore(settings.bundle_root)
+    publish_bundle(settings.bundle_root, "v2", seed=9)
+    store.promote("v1")
+    alone = await served(live, "v1")
+
+    store.release("v2", [Stage(0.5, 0.0)], 0)
+    candidate = await served(live, "v2")
+    beside = await served(live, "v1")
+    engines = [live._engines.of(version).bundle.engine for version in ("v1", "v2")]
+    store.promote("v2")
+    await until(lambda: live._engines._serving.loaded.keys() == {"v2"})
+    promoted = await served(live, "v2")
+    store.release("v1", [Stage(0.5, 0.0)], 0)
+    again = await served(live, "v1")
+    store.end_canary("v1")
+    await until(lambda: live._engines._serving.loaded.keys() == {"v2"})
+
+    assert beside.item_ids == again.item_ids == alone.item_ids != candidate.item_ids == promoted.item_ids
+    assert engines[0].memory is engines[1].memory
+    assert live._engines.of("v2").bundle.engine is engines[1]
+    assert await live.rank(build_request("v1")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))
+
+
+async def test_a_broken_candidate_harms_nobody(live: LlmDeployment, settings: Settings) -> None:
+    """It is refused with a log line, and so are its requests; the live version ranks on, and the replica is healthy."""
+    elsewhere = publish_bundle(settings.bundle_root.parent / "elsewhere" / "bundles", "v2")
+    elsewhere.path.rename(settings.bundle_root / "v2")
+    (settings.bundle_root / "v2" / "decoder" / "config.json").write_text("{}")
+    canary = Canary(version="v2", salt="s", stages=(Stage(0.5, 0.0),), by="me", at="now")
+    with capture_logs() as lines:
+        point_to(settings.bundle_root, "v1", canary)
+        await until(lambda: [one["version"] for one in lines if one["event"] == "bundle_refused"] == ["v2"])
+
+    live.check_health()
+    assert isinstance(await live.rank(build_request("v1")), RankResult)
+    assert await live.rank(build_request("v2")) == Refusal(RefusalKind.OTHER_BUNDLE, ("v2", "v1"))

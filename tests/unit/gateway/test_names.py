@@ -1,0 +1,269 @@
+"""Several names in one stack, and a canary beside a live version: who is answered by which bundle, in every tier and at both doors."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.canary import Stage
+from models.registry import BundleStore
+from services.contracts.experiments import place_of
+from services.gateway.tiers.popular import rank_by_popularity
+from tests.support.gateway.fakes import FakeLlm
+from tests.support.wait import until
+from tests.unit.gateway.clients import Door, RestClient
+from tests.unit.gateway.world import NOW_S, World, add_version, catalogue_of, make_world, publish, user
+
+NOW_MS = int(NOW_S * 1_000)
+NUM_CANDIDATE_ITEMS = 25
+SURFACES = '[mail]\nmodel = "mail"\n[news]\nmodel = "news"\n'
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BundleStore:
+    """Bundles v1 (20 items), live as default; v2 (25 items), its canary for half of the users; m1 (7 items), live as mail; nothing is live as news."""
+    root = tmp_path / "bundles"
+    publish(root, "v1", catalogue_of())
+    add_version(root, "v2", catalogue_of(NUM_CANDIDATE_ITEMS))
+    add_version(root, "m1", catalogue_of(7))
+    store = BundleStore(root)
+    store.named("mail").promote("m1")
+    store.release("v2", [Stage(0.5, 0.0), Stage(0.75, 0.0), Stage(1.0, 0.0)], NOW_MS)
+    return store
+
+
+@pytest.fixture
+async def world(store: BundleStore, tmp_path: Path) -> AsyncIterator[World]:
+    """A started plane that serves the three names."""
+    (tmp_path / "surfaces.toml").write_text(SURFACES)
+    others = {name: FakeLlm([f"i{index:02}" for index in range(4, 7)], "m1") for name in ("mail", "news")}
+    world = make_world(tmp_path / "bundles", surfaces_file=tmp_path / "surfaces.toml", others=others)
+    await world.plane.start()
+    yield world
+    await world.plane.stop()
+
+
+def units(store: BundleStore, *, canary: bool, number: int = 3, stage: int = 0) -> list[str]:
+    """Return so many ids that the canary takes, or does not, at a stage."""
+    found = store.record().canary
+    assert found is not None
+    names = (f"u{one}" for one in range(10_000))
+    share = found.stages[stage].share
+    return [one for one in names if (place_of(found.salt, one) < share) is canary][:number]
+
+
+def tops(answer: Any) -> list[str]:
+    """The items of an answer."""
+    return [item["item_id"] for item in answer["items"]]
+
+
+async def both(world: World, door: Door, store: BundleStore, **body: Any) -> list[tuple[str, str, list[str]]]:
+    """Return tier, bundle version and items for a user of the live version and one of the canary."""
+    replies = [
+        (await door.recommend({"k": 3, "deadline_ms": 4_000, "user_id": units(store, canary=canary)[0], **body})).body
+        for canary in (False, True)
+    ]
+    return [(one["tier"], one["bundle_version"], tops(one)) for one in replies]
+
+
+def know(world: World, store: BundleStore, *history: str, **stored: Any) -> None:
+    """Give the users of both versions this history and, each for its version, this list."""
+    for canary, version in ((False, "v1"), (True, "v2")):
+        for one in units(store, canary=canary):
+            world.features.users[one] = user(*history, **({**stored, "bundle_version": version} if stored else {}))
+
+
+async def test_unknown_users_get_the_popular_items_of_their_version(
+    world: World, door: Door, store: BundleStore
+) -> None:
+    """The same windows rank each bundle's items; one that only the candidate has leads only there, in full and from memory."""
+    world.features.popular = [("i24", 100.0)]
+    await world.plane.popular.refresh()
+
+    full = await both(world, door, store)
+    world.strain(1)
+    shed = await both(world, door, store)
+
+    assert full == [("popular", "v1", ["i00", "i01", "i02"]), ("popular", "v2", ["i24", "i00", "i01"])]
+    assert shed == full
+
+
+async def test_the_student_is_that_of_the_version(world: World, door: Door, store: BundleStore) -> None:
+    """Short histories are ranked over the catalogue of the user's version."""
+    know(world, store, "i00")
+
+    assert await both(world, door, store) == [
+        ("student", "v1", ["i19", "i18", "i17"]),
+        ("student", "v2", ["i24", "i23", "i22"]),
+    ]
+
+
+async def test_stored_lists_are_those_of_the_version(world: World, door: Door, store: BundleStore) -> None:
+    """A list is read under the version that answers, and the other version's is not shown."""
+    know(world, store, "i00", "i01", "i02", listed=tuple(f"i{index:02}" for index in range(8, 19)))
+    own = await both(world, door, store)
+    (live, *_), (canary, *_), users = units(store, canary=False), units(store, canary=True), world.features.users
+    users[live], users[canary] = users[canary], users[live]
+    swapped = await both(world, door, store)
+
+    assert own == [("precomputed", version, ["i08", "i09", "i10"]) for version in ("v1", "v2")]
+    assert {tier for tier, *_ in swapped}.isdisjoint({"precomputed"})
+
+
+async def test_a_candidate_that_the_llm_has_not_loaded_is_answered_by_its_student(
+    world: World, door: Door, store: BundleStore
+) -> None:
+    """A replica that refused the candidate refuses its requests, and the live version's users have the LLM as before."""
+    know(world, store, "i00", "i01", "i02", "i03")
+
+    (live, canary) = await both(world, door, store)
+
+    assert live[:2] == ("llm", "v1")
+    assert canary == ("student", "v2", ["i24", "i23", "i22"])
+    assert [one.bundle_version for one in world.llm.requests] == ["v1", "v2"]
+
+
+async def test_similar_and_popular_items_keep_to_a_visitors_session(
+    world: World, door: Door, store: BundleStore
+) -> None:
+    """A visitor without an id has the version of the session; one with neither has the live version. A user's id goes before the session."""
+    (live, *_), (canary, *_) = units(store, canary=False), units(store, canary=True)
+    bodies = [{"session_id": live}, {"session_id": canary}, {}, {"user_id": live, "session_id": canary}]
+
+    similar = [(await door.similar(["i19"], {"k": 2, "deadline_ms": 4_000, **body})).body for body in bodies]
+    ranked = [
+        (await door.recommend({"k": 1, "deadline_ms": 4_000, "recent_item_ids": ["i03"], **body})).body
+        for body in bodies
+    ]
+    popular = [(await door.popular(session_id=one)).body for one in (live, canary, None)]
+
+    assert [tops(one) for one in similar] == [["i00", "i01"], ["i20", "i21"], ["i00", "i01"], ["i00", "i01"]]
+    assert [one["bundle_version"] for one in ranked] == ["v1", "v2", "v1", "v1"]
+    assert [one["bundle_version"] for one in popular] == ["v1", "v2", "v1"]
+
+
+async def test_a_batch_reads_the_users_of_each_version_together(world: World, door: Door, store: BundleStore) -> None:
+    """One exchange a version, and each entry is answered as if it came alone."""
+    live, canary = units(store, canary=False), units(store, canary=True)
+    know(world, store, "i00")
+    entries = [{"user_id": one, "k": 1} for pair in zip(live, canary, strict=True) for one in pair]
+
+    reply = await door.batch({"requests": entries, "deadline_ms": 4_000})
+
+    assert [one["bundle_version"] for one in reply.body["answers"]] == ["v1", "v2"] * 3
+    assert sorted(world.features.read_together) == sorted([tuple(live), tuple(canary)])
+
+
+async def test_pages_go_on_when_the_version_changes(world: World, door: Door, store: BundleStore) -> None:
+    """A token of the canary leaves out the same items after its end: marks are of items, not of a bundle."""
+    (one, *_) = units(store, canary=True)
+    first = (await door.recommend({"user_id": one, "k": 3, "deadline_ms": 4_000})).body
+    store.end_canary("v2")
+    await world.plane.names.first.refresh()
+
+    second = (await door.recommend({"user_id": one, "k": 3, "deadline_ms": 4_000, "next": first["next"]})).body
+
+    assert [first["bundle_version"], second["bundle_version"]] == ["v2", "v1"]
+    assert not {*tops(first)} & {*tops(second)}
+
+
+async def test_a_growing_share_moves_nobody_back_and_the_end_moves_all(world: World, store: BundleStore) -> None:
+    """Of 300 users those with the candidate keep it at each stage; a promotion gives it to all without loading it again."""
+    names = world.plane.names
+    everybody = [f"u{one}" for one in range(300)]
+
+    def candidates() -> set[str]:
+        """Who gets v2 now."""
+        return {one for one in everybody if names.find(None, one, NOW_MS).version == "v2"}
+
+    half = candidates()
+    loaded = next(live for live in names.loaded if live.version == "v2")
+    store.move_canary("v2", 1, NOW_MS + 1)
+    await names.first.refresh()
+    before_it_holds = candidates()
+    store.move_canary("v2", 1, NOW_MS)
+    await names.first.refresh()
+    most = candidates()
+    store.promote("v2")
+    await names.first.refresh()
+
+    assert 100 < len(half) < 200
+    assert before_it_holds == half < most
+    assert candidates() == set(everybody)
+    assert names.first.current() is loaded
+    assert [live.version for live in names.first.loaded] == ["v2"]
+
+
+async def test_each_surface_is_answered_by_its_name(world: World, door: Door, store: BundleStore) -> None:
+    """A name without a live version refuses its own requests and no others; impressions and metrics have the name."""
+    know(world, store, "i00", "i01", "i02", "i03")
+    asked = {"user_id": units(store, canary=False)[0], "k": 2, "deadline_ms": 4_000}
+    default, mail = [(await door.recommend(one)).body for one in (asked, {**asked, "surface": "mail"})]
+    refused = await door.recommend({**asked, "surface": "news"})
+
+    assert (default["bundle_version"], mail["bundle_version"]) == ("v1", "m1")
+    assert tops(mail) == ["i04", "i05"]
+    assert (refused.code, refused.message) == ("unavailable", "bundle of news is unavailable")
+    await until(lambda: len(world.impressions.records) == 2)
+    assert {json.loads(value or b"")["name"] for _, value in world.impressions.records} == {"default", "mail"}
+    served = [
+        world.metric("tailrace_bundle_info", version=version, name=name, role=role)
+        for version, name, role in (("v1", "default", "live"), ("v2", "default", "canary"), ("m1", "mail", "live"))
+    ]
+    assert served == [1, 1, 1]
+    assert world.plane.is_ready()
+
+
+async def test_an_llm_that_fails_closes_its_own_gate_alone(world: World, store: BundleStore) -> None:
+    """The breaker of mail opens, and the default name's LLM answers on."""
+    know(world, store, "i00", "i01", "i02", "i03")
+    (one, *_) = units(store, canary=False)
+    world.others["mail"].error = ZeroDivisionError()
+    for _ in range(3):
+        await world.recommend(one, surface="mail")
+
+    answer = await world.recommend(one, deadline_ms=4_000)
+
+    assert answer.tier == "llm"
+    assert [world.metric("tailrace_breaker_open", name=name) for name in ("default", "mail")] == [0, 1]
+
+
+async def test_a_name_s_bundle_and_release_can_be_read(rest: RestClient, store: BundleStore) -> None:
+    """`/v1/bundle` has the name, its live version and who gets the candidate; an unknown name is refused with those that there are."""
+    found, mail, unknown, odd = [
+        await rest.http.get(f"/v1/bundle{query}") for query in ("", "?name=mail", "?name=fr", "?nam=mail")
+    ]
+
+    assert found.json() | {"manifest": {}} == {
+        "name": "default",
+        "version": "v1",
+        "num_items": 20,
+        "code_depth": 1,
+        "manifest": {},
+        "canary": {"version": "v2", "share": 0.5},
+    }
+    assert (mail.json()["version"], mail.json()["canary"]) == ("m1", None)
+    assert unknown.json()["error"] | {"request_id": ""} == {
+        "code": "invalid_request",
+        "message": "unknown name 'fr'",
+        "field": "name",
+        "fix": "this stack serves default, mail, news",
+        "request_id": "",
+    }
+    assert odd.json()["error"]["field"] == "nam"
+
+
+async def test_rankings_end_with_their_bundles(world: World, store: BundleStore) -> None:
+    """What is kept for a bundle is kept as long as it is used: a hundred releases leave nothing behind."""
+    kept = world.plane.popular._rankings
+    before = {live.version for live in kept}
+    store.end_canary("v2")
+    await world.plane.names.first.refresh()
+
+    assert before == {"v1", "v2", "m1"}
+    await until(lambda: {live.version for live in kept} == {"v1", "m1"})
+    for live in world.plane.names.loaded:
+        ranking = rank_by_popularity(live.version, live.items, ())
+        assert world.plane.popular.ranking(live).order.tolist() == ranking.order.tolist()
