@@ -84,7 +84,7 @@ def looks(traffic: Traffic, seed: int) -> Iterator[Counts]:
     sums["latency"] = sums["latency_ms"]
     for now in range(traffic.minutes):
         yield {
-            **{name: Affected(*affected[name][now], int(sums["clicks"][now][0][0])) for name in _AFFECTED},
+            **{name: _affected_until(affected[name][now], int(sums["clicks"][now][0][0])) for name in _AFFECTED},
             **{name: Means(*(UserSums(int(one[0]), *one[1:]) for one in each[now])) for name, each in sums.items()},
         }
 
@@ -107,6 +107,10 @@ def _sums(
         2 * before + 1,
     )
     return _by_minute(grown, is_candidate, minute, minutes)
+
+
+def _affected_until(both: list[int], num_users: int) -> Affected:
+    return Affected(both[0], both[1], num_users)
 
 
 def _affected(
