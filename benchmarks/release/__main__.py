@@ -10,7 +10,9 @@
 Starts a stack of its own, in TAILRACE_STATE_DIR with its live bundle, to which it adds the versions.
 """
 
+import argparse
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -45,15 +47,18 @@ def main() -> None:
     settings = load_settings().model_copy(update={"release_look_s": _LOOK_S})
     report = about_run("release") | {"rate_rps": options.rate, "look_s": _LOOK_S, "racing_promoters": race()}
     store = BundleStore.of(settings)
-    make_candidates(store)
+    versions = make_candidates(store)
     with stack_for(settings, is_started=True):
-        report |= asyncio.run(_on_stack(of_running_stack(settings), store, options.rate, options.only, options.users))
+        report |= asyncio.run(_on_stack(of_running_stack(settings), store, versions, options))
     if options.simulations:
         report |= false_alarms(options.simulations, options.processes)
     write_report(options.json, report)
 
 
-async def _on_stack(settings: Settings, store: BundleStore, rate: float, only: str, num_users: int) -> dict[str, Any]:
+async def _on_stack(
+    settings: Settings, store: BundleStore, versions: Mapping[str, str], options: argparse.Namespace
+) -> dict[str, Any]:
+    rate, only = options.rate, options.only
     report: dict[str, Any] = {"cases": []}
     items = list(store.live().item_ids())
     async with (
@@ -64,13 +69,13 @@ async def _on_stack(settings: Settings, store: BundleStore, rate: float, only: s
         await audience.run(rate, 5.0)
         for case in CASES:
             if only in ("", case.name):
-                report["cases"].append(await run_case(case, store, settings, audience, rate))
+                report["cases"].append(await run_case(case, versions[case.candidate], store, settings, audience, rate))
         if only in ("", "moves"):
-            report["cases"].append(await run_moves(store, settings, audience, rate))
-    if num_users:
+            report["cases"].append(await run_moves(versions["equal-2"], store, settings, audience, rate))
+    if options.users:
         record = store.record()
         free = [one for one in store.versions() if one != record.live and one not in record.withdrawn]
-        report["same_version"] = await measure(settings, store, free[-1], num_users)
+        report["same_version"] = await measure(settings, store, free[-1], options.users)
     return report
 
 

@@ -24,36 +24,36 @@ class Case:
     """A release: its name in the report, the version, how long its stage lasts, its budgets, and whether users click."""
 
     name: str
-    version: str
+    candidate: str
     hold_s: float
     liking: float = 1.0
     has_clicks: bool = False
 
 
 CASES = (
-    Case(name="worse latency", version="slow", hold_s=600),
-    Case(name="1 % of calls fail", version="failing", hold_s=600),
-    Case(name="20 % fewer clicks", version="fewer-clicks", hold_s=900, liking=0.8, has_clicks=True),
-    Case(name="equal", version="equal", hold_s=120),
+    Case(name="worse latency", candidate="slow", hold_s=600),
+    Case(name="1 % of calls fail", candidate="failing", hold_s=600),
+    Case(name="20 % fewer clicks", candidate="fewer-clicks", hold_s=900, liking=0.8, has_clicks=True),
+    Case(name="equal", candidate="equal", hold_s=120),
 )
 
 
 async def run_case(
-    case: Case, store: BundleStore, settings: Settings, audience: Audience, rate: float
+    case: Case, version: str, store: BundleStore, settings: Settings, audience: Audience, rate: float
 ) -> dict[str, Any]:
     """Begin the release, keep the load up until it has ended, and return how it did."""
-    audience.liking, audience.has_clicks = {case.version: case.liking}, case.has_clicks
+    audience.liking, audience.has_clicks = {version: case.liking}, case.has_clicks
     lead_ms = round(settings.release_lead_s * 1_000)
     since_ms = time.time_ns() // 1_000_000 + lead_ms
-    await asyncio.to_thread(store.release, case.version, (Stage(HALF, case.hold_s),), since_ms, by="benchmark")
+    await asyncio.to_thread(store.release, version, (Stage(HALF, case.hold_s),), since_ms, by="benchmark")
     row = await _under_load(audience, rate, lambda: _ended(store), f"{case.name}: ")
     record = store.record()
-    withdrawn = record.withdrawn.get(case.version)
+    withdrawn = record.withdrawn.get(version)
     after_s = round(time.time() - since_ms / 1_000 - row.pop("tail_s"), 1)
     report = {
         "name": case.name,
         "rolled_back_after_s": after_s if withdrawn is not None else None,
-        "live_after_s": after_s if record.live == case.version else None,
+        "live_after_s": after_s if record.live == version else None,
         "reason": withdrawn.reason if withdrawn is not None else "",
         **row,
     }
@@ -61,17 +61,19 @@ async def run_case(
         {key: report[key] for key in ("name", "rolled_back_after_s", "live_after_s", "num_lost", "reason")}, flush=True
     )
     if record.canary is not None:
-        store.end_canary(case.version, by="benchmark", note="no verdict in time")
+        store.end_canary(version, by="benchmark", note="no verdict in time")
     return report
 
 
-async def run_moves(store: BundleStore, settings: Settings, audience: Audience, rate: float) -> dict[str, Any]:
+async def run_moves(
+    version: str, store: BundleStore, settings: Settings, audience: Audience, rate: float
+) -> dict[str, Any]:
     """Promote, roll back, and take the store of names away during a release, under load."""
     audience.liking, audience.has_clicks = {}, False
     before = store.live_version()
 
     async def move() -> bool:
-        await asyncio.to_thread(store.promote, "equal-2", by="benchmark")
+        await asyncio.to_thread(store.promote, version, by="benchmark")
         await asyncio.sleep(_SLICE_S)
         await asyncio.to_thread(store.rollback, before, by="benchmark", reason="as a benchmark")
         await asyncio.sleep(_SLICE_S)
