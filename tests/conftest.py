@@ -29,6 +29,7 @@ EMBEDDED_ONLY = {
     "test_docs.py": "runs the pages' commands, which name the embedded stack's ports",
     "test_console.py": "opens pages without an API key",
     "test_console_editor.py": "opens pages without an API key",
+    "test_release.py": "publishes into the state folder, which in compose is a volume",
     "test_listening.py": "looks for processes of this machine, and sends no API key",
     "test_takeover.py": "looks for processes of this machine",
     "test_text.py": "asks for the text model of the embedded stack; tests/compose asks containers for text",
@@ -90,6 +91,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         text_path=str(checkpoint),
         text_max_tokens=TEXT_MAX_TOKENS,
         surfaces_file=surfaces,
+        release_look_s=1.0,
+        release_lead_s=3.0,
     )
     try:
         if BundleStore(running.settings.bundle_root).live_version() is None:

@@ -17,7 +17,6 @@ from models.registry import BundleStore
 
 _SLOW_SIZE = 900
 """Of the matrices that the slow student multiplies for nothing: some 5 ms on one core."""
-_FAILING_OF = 100
 _STUDENT = "student.onnx"
 Change = Callable[[onnx.ModelProto], None]
 
@@ -27,11 +26,12 @@ def make_candidates(store: BundleStore) -> dict[str, str]:
     live, made = store.live(), f"{datetime.now(UTC):%H%M%S}"
     versions = {name: f"{name}-{made}" for name in CHANGES}
     for name, version in versions.items():
-        _publish(store, live, version, CHANGES[name])
+        publish_changed(store, live, version, CHANGES[name])
     return versions
 
 
-def _publish(store: BundleStore, live: Bundle, version: str, change: Change) -> None:
+def publish_changed(store: BundleStore, live: Bundle, version: str, change: Change) -> None:
+    """Publish a copy of the live bundle with another student as this version."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / version
         shutil.copytree(live.path, source)
@@ -62,14 +62,12 @@ def _slow(model: onnx.ModelProto) -> None:
     _to_scores(model, "slow_added")
 
 
-def _failing(model: onnx.ModelProto) -> None:
-    """Have it read beyond a table where the newest item is one of a hundredth of all."""
+def failing(model: onnx.ModelProto, one_of: int = 100) -> None:
+    """Have it read beyond a table where the newest item is one of this part of all."""
     table = np.zeros(1, np.float32)
-    _weights(
-        model, table=table, last=np.array([-1]), hundred=np.array([_FAILING_OF]), half=np.array([_FAILING_OF // 2])
-    )
+    _weights(model, table=table, last=np.array([-1]), divisor=np.array([one_of]), half=np.array([one_of // 2]))
     _add(model, "Gather", ["rows", "last"], "newest", axis=0)
-    _add(model, "Mod", ["newest", "hundred"], "remainder")
+    _add(model, "Mod", ["newest", "divisor"], "remainder")
     _add(model, "Equal", ["remainder", "half"], "is_bad")
     _add(model, "Cast", ["is_bad"], "bad_place", to=onnx.TensorProto.INT64)
     _add(model, "Gather", ["table", "bad_place"], "nothing", axis=0)
@@ -93,7 +91,7 @@ def _to_scores(model: onnx.ModelProto, added: str) -> None:
 
 CHANGES: Mapping[str, Change] = {
     "slow": _slow,
-    "failing": _failing,
+    "failing": failing,
     "fewer-clicks": _as_it_is,
     "equal": _as_it_is,
     "equal-2": _as_it_is,
