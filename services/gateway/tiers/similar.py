@@ -99,7 +99,7 @@ def find_new(items: ItemLayout, before: NewItems | None) -> NewItems | None:
     if before is not None and texts == before.texts:
         return before
     words = _index_of(items) if before is None else before.words
-    among_new = WordIndex(texts.values(), words.rarity_W)
+    among_new = WordIndex(list(texts.values()), words.rarity_W)
     places = list(texts)
     known_near: dict[int, Neighbours] = {}
     near: defaultdict[int, Neighbours] = defaultdict(list)
@@ -126,7 +126,7 @@ def _texts_of_new(items: ItemLayout) -> dict[int, str]:
 def _index_of(items: ItemLayout) -> WordIndex:
     catalogue = items.catalogue
     rows = zip(catalogue.titles, catalogue.item_ids, catalogue.categories, strict=True)
-    return WordIndex(text_of(title, item_id, categories) for title, item_id, categories in rows)
+    return WordIndex([text_of(title, item_id, categories) for title, item_id, categories in rows])
 
 
 def _near(words: WordIndex, text: str) -> Neighbours:
