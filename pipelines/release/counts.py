@@ -30,8 +30,8 @@ FAILURES = frozenset({Reason.STUDENT_FAILED, Reason.LLM_FAILED, Reason.LLM_UNAVA
 TIMED_TIERS = (Tier.LLM, Tier.STUDENT, Tier.PRECOMPUTED)
 GRACE_MS = 120_000
 """How long after its window an impression or a click may still arrive."""
-MAX_ROWS = 400_000
-"""Impressions, and clicks, that are kept at most: some 400 bytes each while they are joined."""
+MAX_ROWS = 150_000
+"""Impressions, and clicks, that are kept at most: some 3,000 bytes each while they are joined."""
 MAX_USERS = 1_000_000
 """Users of both versions whose sums are kept at most, at some 200 bytes each."""
 _CLICK_TYPE = "click"

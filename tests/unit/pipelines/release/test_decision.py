@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,9 +35,9 @@ def means(candidate: float, control: float, num: int) -> Means:
     return Means(*(UserSums.of(spread * one, np.full(num, 4.0)) for one in (candidate, control)))
 
 
-def seen(num: int = 5_000, **changes: object) -> Seen:
+def seen(num: int = 5_000, **changes: Any) -> Seen:
     """Build counts of two equal versions."""
-    counts = {
+    counts: dict[str, Means | Affected] = {
         "errors": Affected(0, 0, num),
         "deadline_misses": Affected(3, 3, num),
         "popular": Affected(0, 0, num),
@@ -45,9 +46,9 @@ def seen(num: int = 5_000, **changes: object) -> Seen:
         **{name: means(20.0, 20.0, num) for name in ("latency", "latency:llm", "latency:student")},
         "latency:precomputed": means(20.0, 20.0, 2),
     }
-    counts |= {name: one for name, one in changes.items() if name in counts}  # type: ignore[misc]
+    counts |= {name: one for name, one in changes.items() if name in counts}
     built = Seen(counts=counts, share=0.5, num_users=(num, num), num_lists=(4 * num, 4 * num), stray_share=0.0)
-    return replace(built, **{name: one for name, one in changes.items() if name not in counts})  # type: ignore[arg-type]
+    return replace(built, **{name: one for name, one in changes.items() if name not in counts})
 
 
 def test_equal_goes_on_and_after_the_last_stage_live() -> None:
@@ -71,7 +72,7 @@ def test_worse_is_withdrawn_at_once_also_by_hand() -> None:
 
 def test_a_budget_tolerates_what_it_names_and_its_tiers() -> None:
     """The budget of latency is that of latency by tier too."""
-    slower = {name: means(23.0, 20.0, 5_000) for name in ("latency", "latency:llm")}
+    slower: dict[str, Any] = {name: means(23.0, 20.0, 5_000) for name in ("latency", "latency:llm")}
 
     assert decide(CANARY, seen(**slower), LATER_MS).act is Act.WITHDRAW
     assert decide(replace(CANARY, budgets={"latency": 0.3}), seen(**slower), LATER_MS).act is Act.MOVE_ON
@@ -87,7 +88,7 @@ def test_a_budget_tolerates_what_it_names_and_its_tiers() -> None:
         ({"errors": Affected(60, 55, 5_000)}, LATER_MS, "errors: happened to 60 users of the candidate and 55"),
     ],
 )
-def test_what_is_not_known_stays_and_is_named(changes: dict[str, object], now_ms: int, lacking: str) -> None:
+def test_what_is_not_known_stays_and_is_named(changes: dict[str, Any], now_ms: int, lacking: str) -> None:
     """Too few users, none at all, another version's answers, time left, or failures that are too few to tell and too many to tolerate."""
     found = decide(CANARY, seen(**changes), now_ms)
 
