@@ -242,7 +242,11 @@ class StageCounts:
         pairs |= {f"latency:{tier}": (f"latency:{tier}", f"timed:{tier}") for tier in TIMED_TIERS}
         means = {name: Means(*(_user_sums(of, *pair) for of in (candidate, control))) for name, pair in pairs.items()}
         affected = {
-            guard: Affected(_num_hit(candidate, column), _num_hit(control, column), candidate.height)
+            guard: Affected(
+                _num_hit(candidate, column),
+                _num_hit(control, column),
+                Means(*(_user_sums(of, column, "lists") for of in (candidate, control))),
+            )
             for guard, column in (("errors", "failed"), ("deadline_misses", "late"), ("popular", "popular"))
         }
         weights = self._share * self._kept[True], (1 - self._share) * self._kept[False]
