@@ -85,6 +85,7 @@ class Explanation:
     feature_age_ms: int | None = None
     list_state: str | None = None
     surface: str | None = None
+    variant: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     llm: LlmPart | None = None
     stages: tuple[StageTime, ...] = ()

@@ -235,6 +235,41 @@ class PopularRequest(_message.Message):
     request: RecommendRequest
     def __init__(self, window: _Optional[str] = ..., request: _Optional[_Union[RecommendRequest, _Mapping]] = ...) -> None: ...
 
+class AssignRequest(_message.Message):
+    __slots__ = ("user_id", "session_id")
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    user_id: str
+    session_id: str
+    def __init__(self, user_id: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class SurfaceAssignment(_message.Message):
+    __slots__ = ("surface", "name", "bundle_version", "is_canary", "variants")
+    class VariantsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SURFACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IS_CANARY_FIELD_NUMBER: _ClassVar[int]
+    VARIANTS_FIELD_NUMBER: _ClassVar[int]
+    surface: str
+    name: str
+    bundle_version: str
+    is_canary: bool
+    variants: _containers.ScalarMap[str, str]
+    def __init__(self, surface: _Optional[str] = ..., name: _Optional[str] = ..., bundle_version: _Optional[str] = ..., is_canary: _Optional[bool] = ..., variants: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class AssignResponse(_message.Message):
+    __slots__ = ("surfaces",)
+    SURFACES_FIELD_NUMBER: _ClassVar[int]
+    surfaces: _containers.RepeatedCompositeFieldContainer[SurfaceAssignment]
+    def __init__(self, surfaces: _Optional[_Iterable[_Union[SurfaceAssignment, _Mapping]]] = ...) -> None: ...
+
 class Interaction(_message.Message):
     __slots__ = ("event_id", "user_id", "item_id", "event_time_ms", "event_type", "value", "request_id")
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]

@@ -54,6 +54,11 @@ class RecommenderStub:
                 request_serializer=services_dot_contracts_dot_recommend__pb2.PopularRequest.SerializeToString,
                 response_deserializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
                 _registered_method=True)
+        self.Assign = channel.unary_unary(
+                '/tailrace.v1.Recommender/Assign',
+                request_serializer=services_dot_contracts_dot_recommend__pb2.AssignRequest.SerializeToString,
+                response_deserializer=services_dot_contracts_dot_recommend__pb2.AssignResponse.FromString,
+                _registered_method=True)
         self.RecordEvents = channel.unary_unary(
                 '/tailrace.v1.Recommender/RecordEvents',
                 request_serializer=services_dot_contracts_dot_recommend__pb2.RecordEventsRequest.SerializeToString,
@@ -119,6 +124,13 @@ class RecommenderServicer:
 
     def Popular(self, request, context):
         """List what is popular, by window and category.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Assign(self, request, context):
+        """Say which version and variants a user, or a visitor's session, gets on each surface now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -196,6 +208,11 @@ def add_RecommenderServicer_to_server(servicer, server):
                     servicer.Popular,
                     request_deserializer=services_dot_contracts_dot_recommend__pb2.PopularRequest.FromString,
                     response_serializer=services_dot_contracts_dot_recommend__pb2.RecommendResponse.SerializeToString,
+            ),
+            'Assign': grpc.unary_unary_rpc_method_handler(
+                    servicer.Assign,
+                    request_deserializer=services_dot_contracts_dot_recommend__pb2.AssignRequest.FromString,
+                    response_serializer=services_dot_contracts_dot_recommend__pb2.AssignResponse.SerializeToString,
             ),
             'RecordEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.RecordEvents,
@@ -341,6 +358,33 @@ class Recommender:
             '/tailrace.v1.Recommender/Popular',
             services_dot_contracts_dot_recommend__pb2.PopularRequest.SerializeToString,
             services_dot_contracts_dot_recommend__pb2.RecommendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Assign(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.v1.Recommender/Assign',
+            services_dot_contracts_dot_recommend__pb2.AssignRequest.SerializeToString,
+            services_dot_contracts_dot_recommend__pb2.AssignResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,7 +1,7 @@
 """The data plane: everything that a door can call, behind one object, and its composition from ports and configuration.
 
-Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a line in
-`_tiers`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
+Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a place
+among the tiers of `build_data_plane`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from services.contracts.events import Recorded
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
+from services.gateway.assign import Assign
 from services.gateway.batch import RecommendBatch
 from services.gateway.events.items import ItemOperations, ItemReader
 from services.gateway.events.record import Draft, EventLog, RecordEvents
@@ -39,7 +40,9 @@ from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
 from services.gateway.request.names import Names
 from services.gateway.request.pages import PageKey, Pages
+from services.gateway.shadow import Candidate, Shadow, Teacher
 from services.gateway.surfaces.editor import SurfacesEditor
+from services.gateway.surfaces.experiments import RunningExperiments
 from services.gateway.surfaces.surface import Surface
 from services.gateway.surfaces.surfaces import Surfaces
 from services.gateway.text.metrics import TextReport
@@ -50,7 +53,6 @@ from services.gateway.tiers.popular import PopularityWindows, PopularTier
 from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.similar import SimilarTier
 from services.gateway.tiers.student import StudentTier
-from services.gateway.tiers.tier import RankingTier
 from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
 from services.gateway.users.export import ExportUser
 from services.items.live_items import LiveItems
@@ -65,6 +67,7 @@ from services.router.replica import Replica
 log = structlog.get_logger()
 
 _WARM_UP_S = 10.0
+_ANY_HISTORY = LlmRule(min_history=1, needs_gain=False)
 
 
 class Producer(Protocol):
@@ -111,8 +114,11 @@ class DataPlane:
         names: Names,
         items: ItemOperations,
         surfaces: Surfaces,
+        experiments: RunningExperiments,
+        assign: Assign,
         preview: PreviewSurface,
         popular: PopularTier,
+        similar: SimilarTier,
         producers: Sequence[Producer],
         metrics: AnswerMetrics,
         explanations: Explanations,
@@ -123,6 +129,7 @@ class DataPlane:
         users: EraseUsers,
         export: ExportUser,
         pages: Pages,
+        shadow: Shadow,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -130,6 +137,7 @@ class DataPlane:
         self.users = users
         self.export = export
         self._pages = pages
+        self._shadow = shadow
         self.text = text
         self.text_report = text_report
         self.recommend = recommend
@@ -140,10 +148,13 @@ class DataPlane:
         self.surfaces_editor = SurfacesEditor(surfaces)
         self.preview = preview
         self.popular = popular
+        self.similar = similar
         self.load = load
         self.clock = clock
         self.edge = EdgeWatch(load, clock, wall_clock)
         self._surfaces = surfaces
+        self.experiments = experiments
+        self.assign = assign
         self._record = record
         self._producers = producers
         self._metrics = metrics
@@ -157,7 +168,9 @@ class DataPlane:
         await self.names.start()
         await self.items.start()
         await self._surfaces.start()
+        await self.experiments.start()
         await self.popular.start()
+        await self.similar.start()
         self.load.start()
         await self.explanations.start()
         await self._pages.start()
@@ -165,7 +178,10 @@ class DataPlane:
     async def stop(self) -> None:
         """End the background work; records that wait are sent for at most two seconds each."""
         self.load.stop()
+        await self._shadow.stop()
         await self.popular.stop()
+        await self.similar.stop()
+        await self.experiments.stop()
         await self._surfaces.stop()
         await self.names.stop()
         await self.items.stop()
@@ -265,7 +281,7 @@ class Ports:
 class PlaneConfig:
     """The values that the data plane needs.
 
-    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`: where surfaces are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured for each name, for a metric.
+    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`, `experiments_file`: where surfaces and experiments are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured for each name, for a metric. `shadow_share`, `teacher_share`: of answers that are ranked again.
     """
 
     deadlines: DeadlineLimits
@@ -280,11 +296,14 @@ class PlaneConfig:
     popular_refresh_s: float
     max_events_per_request: int
     broker_keeps: BrokerKeeps
+    shadow_share: float = 0.0
+    teacher_share: float = 0.0
     text: TextLimits = field(default_factory=TextLimits)
     text_num_places: int = NUM_PLACES
     num_llm_replicas: int = 1
     llm_beam_width: int = 32
     surfaces_file: Path | None = None
+    experiments_file: Path | None = None
 
 
 def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
@@ -298,17 +317,13 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
             for name in ports.llms
         ]
     )
-    popular = PopularTier(names, ports.features, config.popular_refresh_s)
-    llm = LlmTier(
-        {name: GatedLlm(one, _gate(config)) for name, one in ports.llms.items()},
-        config.llm_rule,
-        config.llm_beam_width,
-        metrics.breaker_open,
-        ports.clock,
-    )
+    popular, similar = PopularTier(names, ports.features, config.popular_refresh_s), SimilarTier(names)
+    gated = {name: GatedLlm(one, _gate(config)) for name, one in ports.llms.items()}
+    llm = LlmTier(gated, config.llm_rule, config.llm_beam_width, metrics.breaker_open, ports.clock)
     surfaces = Surfaces(
         config.surfaces_file, tuple(ports.llms), lambda one: _check_surface(one, names), metrics.surfaces_state.set
     )
+    experiments = RunningExperiments(config.experiments_file, surfaces, metrics.experiments_state.set, ports.wall_clock)
     load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
     pages = Pages(names, ports.page_key, ports.wall_clock)
@@ -316,9 +331,8 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     text = _text_tier(ports, config, load, text_report)
     make_recommend = partial(
         Recommend,
-        names=names,
         features=ports.features,
-        tiers=_tiers(llm, StudentTier(ports.clock)),
+        tiers=(PrecomputedTier(), llm, StudentTier(ports.clock), similar),
         last=popular,
         load=load,
         pages=pages,
@@ -328,17 +342,38 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )
+    names.before_swap(lambda one: answer_metrics.bundle_loaded(one.name, one.version))
+    teacher = LlmTier(gated, _ANY_HISTORY, config.llm_beam_width, metrics.breaker_open, ports.clock)
+    rankers = (
+        Candidate(
+            share=config.shadow_share,
+            agreement=metrics.candidate_agreement,
+            beside=lambda live: names.of(live.name).beside(live),
+            recommend_by=make_recommend,
+        ),
+        Teacher(
+            share=config.teacher_share,
+            agreement=metrics.teacher_agreement,
+            recommend_by=partial(make_recommend, tiers=(PrecomputedTier(), teacher, StudentTier(ports.clock))),
+            max_deadline_ms=config.deadlines.max_ms,
+        ),
+    )
+    shadow = Shadow(rankers, load, metrics.shadow_samples, ports.clock)
     recommend = make_recommend(
-        surfaces=surfaces,
+        names=names,
+        surfaces=experiments,
         sinks=(
             Impressions(ports.impressions, metrics.impressions).answered,
             answer_metrics.answered,
             log_answer,
             set_span_attributes,
             explanations.answered,
+            *shadow.sinks,
         ),
     )
-    preview = PreviewSurface(surfaces, lambda finder, sink: make_recommend(surfaces=finder, sinks=(sink,)), ports.clock)
+    preview = PreviewSurface(
+        surfaces, lambda finder, sink: make_recommend(names=names, surfaces=finder, sinks=(sink,)), ports.clock
+    )
     return DataPlane(
         recommend=recommend,
         features=ports.features,
@@ -346,8 +381,11 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         names=names,
         items=ItemOperations(ports.item_log, ports.item_reader, ports.live_items),
         surfaces=surfaces,
+        experiments=experiments,
+        assign=Assign(names, experiments, ports.wall_clock),
         preview=preview,
         popular=popular,
+        similar=similar,
         producers=(ports.events, ports.impressions, ports.item_log),
         metrics=answer_metrics,
         explanations=explanations,
@@ -356,6 +394,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         text_report=text_report,
         text=text,
         pages=pages,
+        shadow=shadow,
         export=ExportUser(ports.user_data),
         users=EraseUsers(ports.events, ports.receipts, config.broker_keeps, ports.wall_clock),
         clock=ports.clock,
@@ -380,11 +419,6 @@ async def warm_up(features: Features, llms: Iterable[Llm]) -> None:
     for opening in (features.read("warm-up", "none", _WARM_UP_S), *ranking):
         with suppress(TailraceError):
             await opening
-
-
-def _tiers(llm: LlmTier, student: StudentTier) -> Sequence[RankingTier]:
-    """Return the tiers before the last one, in order of quality."""
-    return (PrecomputedTier(), llm, student, SimilarTier())
 
 
 def _check_surface(surface: Surface, names: Names) -> None:

@@ -1,10 +1,11 @@
 """Answers a user twice, by the surface in force and by one that is only drafted, as any request is answered; nothing is saved, recorded or counted.
 
-No impression is sent, so that what is only looked at neither counts as shown nor is learned from.
+No impression is sent, so that what is only looked at neither counts as shown nor is learned from. Nothing is explored and no experiment applies: the two
+answers differ by their surfaces alone.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.contracts.access import Caller
 from services.contracts.explanation import RuledItem
@@ -59,7 +60,7 @@ class PreviewSurface:
 
     async def _answer(self, surface: Surface, request: RecommendRequest, caller: Caller) -> Previewed:
         records: list[AnswerRecord] = []
-        recommend = self._recommend_by(_Only(surface), records.append)
+        recommend = self._recommend_by(_Only(replace(surface, explore=None)), records.append)
         answer = await recommend(request, Arrival(self._clock()), _DOOR, caller)
         return Previewed(answer, ruled_items(records[0]))
 
@@ -70,6 +71,6 @@ class _Only:
 
     surface: Surface
 
-    def find(self, name: str | None) -> Surface:
+    def find(self, name: str | None, unit_id: str | None) -> Surface:
         """Return it."""
         return self.surface

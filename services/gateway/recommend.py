@@ -5,6 +5,7 @@ answers. Knows neither JSON nor protobuf, no tier by name, and no clock but the 
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -36,7 +37,6 @@ from services.gateway.request.context import (
     look_up_features,
 )
 from services.gateway.request.live_bundle import Live
-from services.gateway.request.names import Names
 from services.gateway.request.pages import Pages
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import Ruled, apply_rules
@@ -59,13 +59,22 @@ class _Admitted(NamedTuple):
     door: str
     deadline: Deadline
     live: Live
+    variant: str | None
+
+
+class BundleFinder(Protocol):
+    """The bundles of requests."""
+
+    def find(self, name: str | None, unit_id: str | None, now_ms: float) -> Live:
+        """Return the bundle that answers this user, or visitor's session, under a name at this time (Unix ms). Raises InvalidRequest or DependencyUnavailable."""
+        ...
 
 
 class SurfaceFinder(Protocol):
     """The surfaces of requests."""
 
-    def find(self, name: str | None) -> Surface:
-        """Return the surface of this name. Raises InvalidRequest."""
+    def find(self, name: str | None, unit_id: str | None) -> Surface:
+        """Return the surface of this name as this user (or session) gets it. Raises InvalidRequest."""
         ...
 
 
@@ -75,7 +84,7 @@ class Recommend:
     def __init__(
         self,
         *,
-        names: Names,
+        names: BundleFinder,
         surfaces: SurfaceFinder,
         features: Features,
         tiers: Sequence[RankingTier],
@@ -88,8 +97,9 @@ class Recommend:
         feature_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        draw: Callable[[], float] = random.random,
     ) -> None:
-        """Take the parts. `tiers` are in order of quality; `last` fills what they leave open."""
+        """Take the parts. `tiers` are in order of quality; `last` fills what they leave open. `draw` returns a number, uniform in [0, 1), for exploration."""
         self._names = names
         self._surfaces = surfaces
         self._features = features
@@ -103,6 +113,7 @@ class Recommend:
         self._feature_timeout_s = feature_timeout_s
         self._clock = clock
         self._wall_clock = wall_clock
+        self._draw = draw
 
     async def __call__(
         self, request: RecommendRequest, arrival: Arrival, door: str, caller: Caller, features: Features | None = None
@@ -112,7 +123,7 @@ class Recommend:
         Raises InvalidRequest for more items than the caller may request, an unknown surface, and filters or rules that name what the catalogue lacks, NotFound for such an item,
         DependencyUnavailable before the first bundle of its name, Overloaded if this priority gets no answer even from memory, or past the deadline.
         """
-        surface = self._surfaces.find(request.surface)
+        surface = self._surfaces.find(request.surface, request.unit_id)
         live = self._live_for(request, surface)
         check_items(request, live.items, live.expressions)
         request = request.after(self._pages.shown_before(request, live))
@@ -127,7 +138,7 @@ class Recommend:
             raise self._load.refusal("strain")
         if not is_in_time:
             verdict = Verdict.SHED
-        admitted = _Admitted(request, caller, door, deadline, live)
+        admitted = _Admitted(request, caller, door, deadline, live, surface.variant)
         if verdict is Verdict.SHED and (items := self._last.items_from_memory(request, live)) is not None:
             return self._answer_from_memory(admitted, items)
 
@@ -154,7 +165,7 @@ class Recommend:
 
     def lists_version_for(self, request: RecommendRequest) -> str:
         """Return the version of the stored lists that this request reads now. Raises as a call does."""
-        return self._live_for(request, self._surfaces.find(request.surface)).lists_version
+        return self._live_for(request, self._surfaces.find(request.surface, request.unit_id)).lists_version
 
     def _live_for(self, request: RecommendRequest, surface: Surface) -> Live:
         """Return the bundle that answers this user or visitor now."""
@@ -204,6 +215,7 @@ class Recommend:
             answered_s=self._clock(),
             now_ms=now_ms,
             trace_id=trace_id(),
+            variant=admitted.variant,
             routing=routing,
         )
         for sink in self._sinks:
@@ -249,10 +261,10 @@ class Recommend:
     def _choose(
         self, context: RequestContext, results: Mapping[Tier, TierResult], answering: Tier
     ) -> tuple[list[Chosen], Ruled | None]:
-        """Choose the items from the rankings, by the request's rules where it has some."""
+        """Choose the items from the rankings, by the request's rules and the surface's exploration where there are some."""
         rankings, showable, rules = self._in_order(context, results), context.masks.showable, context.request.rules
-        available = context.live.items.columns.available
-        if not rules.reorder:
+        available, exploration = context.live.items.columns.available, context.surface.explore
+        if not rules.reorder and exploration is None:
             return choose(rankings, showable, context.request.num_items, available), None
         known = Known(
             expressions=context.live.expressions,
@@ -263,7 +275,16 @@ class Recommend:
             shown=context.lookup.features.shown,
             now_ms=int(self._wall_clock() * 1_000),
         )
-        ruled = apply_rules(rankings, rules, known, context.num_wanted, context.num_candidates, answering)
+        ruled = apply_rules(
+            rankings,
+            rules,
+            known,
+            context.num_wanted,
+            context.num_candidates,
+            answering,
+            exploration,
+            self._draw(),
+        )
         return ruled.chosen, ruled
 
     def _in_order(self, context: RequestContext, results: Mapping[Tier, TierResult]) -> Iterator[ItemRanking]:

@@ -9,6 +9,7 @@ export type Recommendation = Schema<"RecommendationBody">;
 export type RecommendRequest = Omit<Schema<"RecommendBody">, "deadline_ms">;
 export type Event = Schema<"EventBody">;
 export type Recorded = Schema<"RecordedBody">;
+export type Assigned = Schema<"AssignedBody">;
 export type Explanation = Schema<"ExplanationBody">;
 
 type Verb = "get" | "post" | "put" | "patch" | "delete";
@@ -95,6 +96,11 @@ export class Client {
     const listed = Array.isArray(events) ? (events as readonly Event[]) : [events as Event];
     const body = { events: listed.map((event) => ({ event_id: newId(), ...event })) };
     return this.call("post", "/v1/events", { body }, options);
+  }
+
+  /** Say which version and variants a user, or a visitor's session, gets on each surface. */
+  assignment(unit: { user_id: string } | { session_id: string }, options?: CallOptions): Promise<Assigned> {
+    return this.call("get", "/v1/assignment", { query: unit }, options);
   }
 
   /** Explain how a recent request was answered; the key needs the scope admin. */

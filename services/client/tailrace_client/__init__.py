@@ -4,12 +4,23 @@ Both clients keep one deadline per call, retry what may pass within it, and boun
 """
 
 from tailrace_client.address import Tls
-from tailrace_client.calls import ErasureReceipt, Event, Explanation, Item, Recommendation, Recorded, UserData
+from tailrace_client.calls import (
+    Assigned,
+    ErasureReceipt,
+    Event,
+    Explanation,
+    Item,
+    Recommendation,
+    Recorded,
+    SurfaceAssignment,
+    UserData,
+)
 from tailrace_client.client import AsyncClient, Client
 from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut
 from tailrace_client.retry import CallOptions, TailraceError
 
 __all__ = [
+    "Assigned",
     "AsyncClient",
     "CallOptions",
     "CatalogueItem",
@@ -23,6 +34,7 @@ __all__ = [
     "ItemsPut",
     "Recommendation",
     "Recorded",
+    "SurfaceAssignment",
     "TailraceError",
     "Tls",
     "UserData",

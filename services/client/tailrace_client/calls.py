@@ -109,6 +109,29 @@ class UserData:
     num_attempts: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurfaceAssignment:
+    """What applies on one surface; `surface` is None for requests that name none.
+
+    `name` is the model name, `bundle_version` the version that answers (None: nothing is live), `is_canary` whether that is a release's candidate, `variants` the
+    variant by experiment.
+    """
+
+    surface: str | None
+    name: str
+    bundle_version: str | None
+    is_canary: bool
+    variants: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """What a user, or a visitor's session, gets on every surface now, first on requests that name none."""
+
+    surfaces: tuple[SurfaceAssignment, ...]
+    num_attempts: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The answers to several requests in their order: each a recommendation, or the error that it alone would have got."""
@@ -155,7 +178,17 @@ def receipt_from(fields: Mapping[str, Any], stores: Mapping[str, int | None], nu
 
 
 A = TypeVar(
-    "A", Recommendation, Batch, Recorded, Explanation, ErasureReceipt, UserData, CatalogueItem, ItemsPut, ItemDeleted
+    "A",
+    Recommendation,
+    Batch,
+    Assigned,
+    Recorded,
+    Explanation,
+    ErasureReceipt,
+    UserData,
+    CatalogueItem,
+    ItemsPut,
+    ItemDeleted,
 )
 
 
@@ -276,6 +309,13 @@ def popular_call(window: str | None, category: str | None, k: int, session_id: s
     return replace(
         call, verb="GET", path="/v1/popular", method="Popular", rest_only={**sent, "k": k}, rpc_only=rpc_only
     )
+
+
+def assignment_call(user_id: str | None, session_id: str | None) -> Call[Assigned]:
+    """Build the call. Raises TailraceError for a wrong value."""
+    named = {"user_id": user_id, "session_id": session_id}
+    sent = {name: checked(name, value, TEXT) for name, value in named.items() if value is not None}
+    return Call(Assigned, "GET", "/v1/assignment", "Assign", sent, rest_only=sent)
 
 
 def record_call(events: Event | Iterable[Event]) -> Call[Recorded]:

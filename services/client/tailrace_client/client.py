@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 from tailrace_client.address import Tls, parse_address
 from tailrace_client.calls import (
     A,
+    Assigned,
     Call,
     ErasureReceipt,
     Event,
@@ -18,6 +19,7 @@ from tailrace_client.calls import (
     RecommendOptions,
     Recorded,
     UserData,
+    assignment_call,
     batch_call,
     delete_item_call,
     erase_call,
@@ -101,6 +103,12 @@ class Client:
     ) -> Recommendation:
         """List what is popular: within "1h", "24h" or "7d" (scores are users), or over all time (scores are shares)."""
         return self._answer(popular_call(window, category, k, session_id), deadline_ms)
+
+    def assignment(
+        self, user_id: str | None = None, *, session_id: str | None = None, deadline_ms: float = _LONG_MS
+    ) -> Assigned:
+        """Say which version and variants a user, or a visitor's session, gets on each surface."""
+        return self._answer(assignment_call(user_id, session_id), deadline_ms)
 
     def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:
         """Record what users did: all or none, each with its effect once however often it is sent."""
@@ -209,6 +217,12 @@ class AsyncClient:
     ) -> Recommendation:
         """List what is popular: within "1h", "24h" or "7d" (scores are users), or over all time (scores are shares)."""
         return await self._answer(popular_call(window, category, k, session_id), deadline_ms)
+
+    async def assignment(
+        self, user_id: str | None = None, *, session_id: str | None = None, deadline_ms: float = _LONG_MS
+    ) -> Assigned:
+        """Say which version and variants a user, or a visitor's session, gets on each surface."""
+        return await self._answer(assignment_call(user_id, session_id), deadline_ms)
 
     async def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:
         """Record what users did: all or none, each with its effect once however often it is sent."""

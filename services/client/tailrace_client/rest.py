@@ -11,6 +11,7 @@ import httpx
 from tailrace_client.address import Address, Tls
 from tailrace_client.calls import (
     A,
+    Assigned,
     Batch,
     Call,
     ErasureReceipt,
@@ -18,6 +19,7 @@ from tailrace_client.calls import (
     Item,
     Recommendation,
     Recorded,
+    SurfaceAssignment,
     UserData,
     receipt_from,
     recommendation_from,
@@ -187,6 +189,13 @@ def _recorded(body: dict[str, Any], num_attempts: int) -> Recorded:
     return Recorded(tuple(body["event_ids"]), num_attempts, tuple(body.get("unknown_items", ())))
 
 
+def _assigned(body: dict[str, Any], num_attempts: int) -> Assigned:
+    names = SurfaceAssignment.__slots__
+    return Assigned(
+        tuple(SurfaceAssignment(**{name: one[name] for name in names}) for one in body["surfaces"]), num_attempts
+    )
+
+
 def _explanation(body: dict[str, Any], num_attempts: int) -> Explanation:
     return Explanation(body["request_id"], body["outcome"], tuple(body["sentences"]), body, num_attempts)
 
@@ -218,6 +227,7 @@ _ANSWERS: dict[type, Any] = {
     Recommendation: _recommendation,
     Batch: _batch,
     Recorded: _recorded,
+    Assigned: _assigned,
     Explanation: _explanation,
     ErasureReceipt: _receipt,
     UserData: _user_data,

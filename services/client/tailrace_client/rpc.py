@@ -16,12 +16,14 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from tailrace_client.address import Address, Tls
 from tailrace_client.calls import (
     A,
+    Assigned,
     Batch,
     Call,
     ErasureReceipt,
     Item,
     Recommendation,
     Recorded,
+    SurfaceAssignment,
     receipt_from,
     recommendation_from,
 )
@@ -67,6 +69,7 @@ _METHODS: dict[str, tuple[Any, Any]] = {
     ),
     "SimilarItems": (_message("tailrace.v1.SimilarItemsRequest"), _message("tailrace.v1.RecommendResponse")),
     "Popular": (_message("tailrace.v1.PopularRequest"), _message("tailrace.v1.RecommendResponse")),
+    "Assign": (_message("tailrace.v1.AssignRequest"), _message("tailrace.v1.AssignResponse")),
     "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
     "EraseUser": (_message("tailrace.v1.EraseUserRequest"), _message("tailrace.v1.ErasureReceipt")),
     "GetErasure": (_message("tailrace.v1.GetErasureRequest"), _message("tailrace.v1.ErasureReceipt")),
@@ -230,6 +233,22 @@ def _recommendation(answer: Any, num_attempts: int) -> Recommendation:
     return recommendation_from(fields, items, num_attempts)
 
 
+def _assigned(answer: Any, num_attempts: int) -> Assigned:
+    return Assigned(
+        tuple(
+            SurfaceAssignment(
+                surface=one.surface or None,
+                name=one.name,
+                bundle_version=one.bundle_version if one.HasField("bundle_version") else None,
+                is_canary=one.is_canary,
+                variants=dict(one.variants),
+            )
+            for one in answer.surfaces
+        ),
+        num_attempts,
+    )
+
+
 def _receipt(answer: Any, num_attempts: int) -> ErasureReceipt:
     fields = {field.name: getattr(answer, field.name) for field in answer.DESCRIPTOR.fields}
     fields["remaining"] = [{"what": one.what, "until": one.until} for one in answer.remaining]
@@ -285,6 +304,7 @@ _ANSWERS: dict[type, Any] = {
     Recommendation: _recommendation,
     Batch: _batch,
     Recorded: _recorded,
+    Assigned: _assigned,
     ErasureReceipt: _receipt,
     CatalogueItem: _item,
     ItemsPut: _items_put,

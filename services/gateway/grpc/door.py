@@ -22,9 +22,11 @@ from services.gateway.data_plane import DataPlane
 from services.gateway.grpc import items
 from services.gateway.grpc.answers import DOOR, GrpcContext, Handler, guarded, traced
 from services.gateway.grpc.schema import (
+    format_assigned,
     format_batch,
     format_receipt,
     format_recommendation,
+    parse_assign,
     parse_batch,
     parse_events,
     parse_popular,
@@ -116,6 +118,16 @@ class RpcDoor:
         refused = self._plane().recommend_refused
         answering = guarded(context, handle, empty, refused, access=self._access, scope=Scope.RECOMMEND)
         return await traced(self._tracing, context, f"{SERVICE}/{method}", answering)
+
+    async def Assign(self, request: bytes, context: GrpcContext) -> pb.AssignResponse:
+        """Say which version and variants a user, or a visitor's session, gets on each surface."""
+
+        async def handle(_call: Call, _: dict[str, str]) -> pb.AssignResponse:
+            return format_assigned(self._plane().assign(parse_assign(request, self._max_body_bytes)))
+
+        return await guarded(
+            context, handle, pb.AssignResponse(), lambda *_: None, access=self._access, scope=Scope.RECOMMEND
+        )
 
     async def RecordEvents(self, request: bytes, context: GrpcContext) -> pb.RecordEventsResponse:
         """Record what users did; answers OK only when the broker has every event."""
@@ -243,6 +255,7 @@ def add_recommender_to_server(servicer: Any, server: Any) -> None:
         "RecommendBatch": pb.RecommendBatchResponse,
         "SimilarItems": pb.RecommendResponse,
         "Popular": pb.RecommendResponse,
+        "Assign": pb.AssignResponse,
         "RecordEvents": pb.RecordEventsResponse,
         "EraseUser": pb.ErasureReceipt,
         "GetErasure": pb.ErasureReceipt,

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from services.contracts import recommend_pb2 as pb
+from services.contracts.assignment import Assigned, AssignRequest
 from services.contracts.batch import BatchAnswer, BatchEntry, check_batch_size, check_entry_deadline, entry_id
 from services.contracts.erasure import STORE_MEANINGS, ErasureReceipt
 from services.contracts.filters import BRANCHES, Expression, parse_expression
@@ -51,6 +52,12 @@ def parse_popular(body: bytes, max_bytes: int, request_id: str, deadline_ms: int
     """Read a request for popular items. Raises InvalidRequest or RequestTooLarge."""
     message = parse_strictly(pb.PopularRequest, body, max_bytes)
     return _request(message.request, request_id, deadline_ms, PopularIn(message.window or None))
+
+
+def parse_assign(body: bytes, max_bytes: int) -> AssignRequest:
+    """Read a request for who gets what. Raises InvalidRequest or RequestTooLarge."""
+    message = parse_strictly(pb.AssignRequest, body, max_bytes)
+    return AssignRequest(user_id=message.user_id or None, session_id=message.session_id or None)
 
 
 def parse_batch(body: bytes, max_bytes: int, call_id: str, deadline_ms: int | None) -> list[BatchEntry]:
@@ -169,6 +176,22 @@ def _plain(message: Message, path: str) -> dict[str, Any]:
         raise InvalidRequest(
             path, f"a value without a JSON form ({error})", "send finite numbers, texts and flags"
         ) from error
+
+
+def format_assigned(assigned: Assigned) -> pb.AssignResponse:
+    """Write who gets what as a message."""
+    return pb.AssignResponse(
+        surfaces=[
+            pb.SurfaceAssignment(
+                surface=one.surface or "",
+                name=one.name,
+                bundle_version=one.bundle_version,
+                is_canary=one.is_canary,
+                variants=one.variants,
+            )
+            for one in assigned.surfaces
+        ]
+    )
 
 
 def format_batch(answers: Sequence[BatchAnswer]) -> pb.RecommendBatchResponse:

@@ -29,6 +29,7 @@ class RoutingRecord:
 class AnswerRecord:
     """An answered request. `name` is that of the bundle that answered, `answered_s` is on the clock of its deadline, `now_ms` is Unix time.
 
+    `variant` names the experiments' variants, as impressions do.
     `routing` is None for a request that was shed and answered from memory: nothing was read or ranked for it.
     """
 
@@ -42,6 +43,7 @@ class AnswerRecord:
     answered_s: float
     now_ms: int
     trace_id: str | None
+    variant: str | None = None
     routing: RoutingRecord | None = None
 
     @property

@@ -122,4 +122,7 @@ def _request_sentence(explanation: Explanation) -> str:
     moment = datetime.fromtimestamp(explanation.at_unix_ms / 1_000, UTC).isoformat(timespec="milliseconds")
     caller = f" of caller {explanation.caller}, priority {explanation.priority}," if explanation.caller else ""
     surface = f" for the surface {explanation.surface}" if explanation.surface else ""
+    if explanation.variant:
+        parts = [part.partition("=") for part in explanation.variant.split(",")]
+        surface += f", in {' and '.join(f'variant {variant} of {experiment}' for experiment, _, variant in parts)},"
     return f"Request {explanation.request_id}{surface}{caller} through {explanation.door} at {moment}."

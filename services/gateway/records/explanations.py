@@ -195,6 +195,7 @@ def _own_fields(record: AnswerRecord) -> tuple[object, ...]:
         answer.feature_age_ms,
         ListState.NOT_READ if record.routing is None else list_state(record.routing.context),
         record.request.surface,
+        record.variant,
     )
 
 

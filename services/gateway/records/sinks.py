@@ -32,6 +32,7 @@ def log_answer(record: AnswerRecord) -> None:
         tier=answer.tier.value,
         reason=answer.reason.value,
         surface=record.request.surface,
+        variant=record.variant,
         name=record.name,
         num_items=len(answer.items),
         bundle_version=answer.bundle_version,
@@ -71,6 +72,8 @@ def _attributes(record: AnswerRecord) -> Attributes:
     }
     if record.request.surface is not None:
         attributes["tailrace.surface"] = record.request.surface
+    if record.variant is not None:
+        attributes["tailrace.variant"] = record.variant
     if routing is not None:
         if isinstance(llm := routing.results.get(Tier.LLM), LlmResult):
             attributes["tailrace.llm.outcome"] = llm.outcome.value
@@ -129,7 +132,9 @@ def impression_of(record: AnswerRecord, routing: RoutingRecord) -> Impression:
         features_as_of_us=features.as_of_us,
         name=record.name,
         surface=record.request.surface,
+        variant=record.variant,
         scores=tuple(item.score for item in answer.items),
+        propensity=None if routing.ruled is None else routing.ruled.propensity,
         elapsed_ms=round(record.elapsed_s * 1_000, 3),
         deadline_ms=answer.deadline_ms,
     )

@@ -119,10 +119,11 @@ class RequestContext:
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates an answer is chosen from: as many as it holds, or more where rules reorder them."""
-        if not self.request.rules.reorder:
-            return self.num_wanted
-        return min(max(2 * self.request.num_items, NUM_CANDIDATES), self.masks.num_showable)
+        """How many candidates an answer is chosen from: as many as it holds, or more where rules reorder them or exploration draws from them."""
+        most = self.request.num_items if self.surface.explore is None else self.surface.explore.of
+        if self.request.rules.reorder:
+            most = max(2 * self.request.num_items, NUM_CANDIDATES)
+        return min(max(most, self.request.num_items), self.masks.num_showable)
 
     @property
     def num_ranked(self) -> int:

@@ -21,6 +21,7 @@ from services.gateway.call.http import DOOR, HttpApp, json_response, read_body, 
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.door import add_openai
 from services.gateway.records.describe import describe
+from services.gateway.rest.assignment import add_assignment
 from services.gateway.rest.items import add_items
 from services.gateway.rest.operations import (
     BUNDLE,
@@ -93,6 +94,7 @@ def create_rest_app(
     app.serve(READYZ, door.readyz)
     app.serve(METRICS, door.metrics)
     app.serve(DOCS, door.docs)
+    add_assignment(app, plane)
     add_users(app, plane)
     add_items(app, plane, max_body_bytes)
     add_openai(app, plane, max_body_bytes)

@@ -436,6 +436,7 @@ class ExplanationBody(Body):
     feature_age_ms: int | None
     list_state: str | None = Field(description="Whether the user's stored list was usable")
     surface: str | None
+    variant: str | None = Field(description="Of each experiment: `fresher=fresh,layout=control`")
     facts: dict[str, bool | int | float] = Field(description="The policy's inputs")
     llm: LlmPartBody | None
     stages: list[StageTimeBody]

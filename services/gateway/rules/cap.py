@@ -14,7 +14,7 @@ from services.items.columns import ItemColumns
 
 def cap(slate: Slate, rules: Rules, known: Known) -> Slate:
     """Reorder the candidates."""
-    columns, room = known.expressions.columns, _Room(rules.caps or ())
+    columns, room = known.expressions.columns, Room(rules.caps or ())
     pinned = np.fromiter(slate.pinned.values(), dtype=np.int64, count=len(slate.pinned))
     for keys in room.keys(columns, pinned):
         room.take(keys)
@@ -32,7 +32,7 @@ def cap(slate: Slate, rules: Rules, known: Known) -> Slate:
     return slate.reordered(np.array([*taken, *deferred, *rest], dtype=np.int64))
 
 
-class _Room:
+class Room:
     """How many items of each value still keep within the caps. A key is a cap's place and a value."""
 
     def __init__(self, caps: Sequence[Cap]) -> None:

@@ -42,6 +42,11 @@ class Slate:
         """How many places of the list are not pinned."""
         return max(0, self.num_wanted - len(self.pinned))
 
+    @property
+    def num_listed(self) -> int:
+        """How many items the list has: as many as wanted, or fewer where there are not so many."""
+        return min(self.num_wanted, len(self.indices) + len(self.pinned))
+
     def weighted(self, factors: np.ndarray) -> "Slate":
         """Return the candidates by descending score after each counts `factors` (n,) times as likely; ties keep their order."""
         scores = self.scores + np.log(factors)
@@ -68,7 +73,7 @@ class Slate:
 
         Where the list is shorter than a pin's position, the pin fills a place that no candidate is left for.
         """
-        num_listed = min(self.num_wanted, len(self.indices) + len(self.pinned))
+        num_listed = self.num_listed
         beyond = [index for position, index in sorted(self.pinned.items()) if position > num_listed]
         scores: list[float | None] = self.scores[:num_listed].tolist()
         free = zip([*self.indices[:num_listed].tolist(), *beyond], [*scores, *[None] * len(beyond)], strict=True)

@@ -1,4 +1,4 @@
-"""The stage: candidates of all tiers, through the list of rules, to the list that is shown. Pure.
+"""The stage: candidates of all tiers, through the list of rules and the surface's exploration, to the list that is shown. Pure.
 
 To add a rule: its fields in `services/contracts/rules.py`, a file here, a line in `RULES`.
 """
@@ -15,6 +15,7 @@ from services.gateway.rules.boost import boost
 from services.gateway.rules.cap import cap
 from services.gateway.rules.decay import decay
 from services.gateway.rules.diversity import diversify
+from services.gateway.rules.explore import Exploration, explore
 from services.gateway.rules.freshness import freshen
 from services.gateway.rules.pin import pin
 from services.gateway.rules.slate import Known, Slate
@@ -46,22 +47,34 @@ RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Ruled:
-    """The list that is shown, and how it came about: the candidates before any rule, then after each one that is set."""
+    """The list that is shown, and how it came about: the candidates before any rule, then after each one that is set, and after exploration where that drew another item.
+
+    `propensity` has for each item the probability with which it was shown at its place given those above it; None without exploration.
+    """
 
     chosen: list[Chosen]
     before: Slate
     steps: Sequence[tuple[str, Slate]]
+    propensity: tuple[float, ...] | None = None
 
 
 def apply_rules(
-    rankings: Iterable[ItemRanking], rules: Rules, known: Known, num_wanted: int, num_candidates: int, answering: Tier
+    rankings: Iterable[ItemRanking],
+    rules: Rules,
+    known: Known,
+    num_wanted: int,
+    num_candidates: int,
+    answering: Tier,
+    exploration: Exploration | None = None,
+    draw: float = 0.0,
 ) -> Ruled:
     """Return the list of at most `num_wanted` items. A pinned item that no tier ranked has the `answering` tier as its source.
 
     Scores after rules are those that the weights leave, moved down where a rule put an item before one with a higher score: as in every
-    answer, they never rise along the list.
+    answer, they never rise along the list. `draw`, uniform in [0, 1), decides what exploration shows.
     """
-    candidates = choose((_as_logs(one) for one in rankings), known.showable, num_candidates, known.available)
+    scaled = (_as_logs(one) for one in rankings) if rules.reorder else rankings
+    candidates = choose(scaled, known.showable, num_candidates, known.available)
     indices, scores, tiers = zip(*candidates, strict=True) if candidates else ((), (), ())
     before = Slate(np.array(indices, dtype=np.int64), np.array(scores, dtype=np.float64), num_wanted)
     slate, steps = before, []
@@ -69,13 +82,22 @@ def apply_rules(
         if rule.is_set(rules):
             slate = rule.apply(slate, rules, known)
             steps.append((rule.name, slate))
+    propensity = None
+    if exploration is not None:
+        explored, propensity = explore(slate, exploration, rules, known, draw)
+        if not np.array_equal(explored.indices, slate.indices):
+            slate = explored
+            steps.append(("explore", slate))
     source_of = dict(zip(indices, tiers, strict=True))
     scored = _never_rising(list(slate.listed()))
-    return Ruled([(index, score, source_of.get(index, answering)) for index, score in scored], before, steps)
+    chosen = [(index, score, source_of.get(index, answering)) for index, score in scored]
+    return Ruled(chosen, before, steps, propensity)
 
 
 def moves_of(ruled: Ruled) -> Iterator[tuple[int, int | None, int | None, tuple[str, ...]]]:
-    """Yield each item of the list before and after the rules: its index, its place (from 1) before and after, and the rules that moved it."""
+    """Yield each item of the list before and after the rules: its index, its place (from 1) before and after, and the rules that moved it. None without a rule."""
+    if not ruled.steps:
+        return
     num_wanted, stages = ruled.before.num_wanted, [ruled.before, *(slate for _, slate in ruled.steps)]
     after = {index: place for place, (index, _, _) in enumerate(ruled.chosen, 1)}
     shown = dict.fromkeys([*after, *ruled.before.indices[:num_wanted].tolist()])

@@ -6,6 +6,7 @@
     tiers = ["student", "popular"]
     filter = { must_not = [{ key = "categories", eq = "Gift cards" }] }
     locked = ["caps"]
+    explore = { share = 0.05, position = 5, of = 50 }
 
     [cart.rules]
     caps = [{ attribute = "categories", most = 2 }]
@@ -14,24 +15,30 @@ A request's own `k`, deadline and rules come before the surface's; its filter is
 request may set. The popular tier is always allowed: there is an answer to every request.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from services.contracts.experiments import Assignment, variant_field
 from services.contracts.filters import BRANCHES, Expression, all_of, parse_expression
-from services.contracts.plain import nearest, read_int, read_list, read_object, read_text
+from services.contracts.plain import nearest, read_int, read_list, read_number, read_object, read_text, required
 from services.contracts.recommend import MAX_DEADLINE_MS, MAX_K, RecommendRequest, Tier
 from services.contracts.rules import NAMES, NO_RULES, Rules, parse_rules
 from services.errors import InvalidRequest
+from services.gateway.request.candidates import NUM_CANDIDATES
 from services.gateway.rules.block import without_blocked
+from services.gateway.rules.explore import Exploration
 
 LOCKABLE = ("k", "deadline_ms", "filters", *NAMES)
-_FIELDS = ("model", "k", "deadline_ms", "filter", "rules", "tiers", "locked")
+_FIELDS = ("model", "k", "deadline_ms", "filter", "rules", "tiers", "locked", "explore")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """What applies at one place; `name` is None for requests that name none. `model` is the name whose bundles answer, None: the first that the stack serves."""
+    """What applies at one place; `name` is None for requests that name none. `model` is the name whose bundles answer, None: the first that the stack serves.
+
+    `variant` names the experiments' variants by which it was changed.
+    """
 
     name: str | None = None
     model: str | None = None
@@ -41,6 +48,22 @@ class Surface:
     rules: Rules = NO_RULES
     tiers: frozenset[Tier] = frozenset(Tier)
     locked: frozenset[str] = frozenset()
+    explore: Exploration | None = None
+    variant: str | None = None
+
+    def varied(self, assigned: Sequence[Assignment], surfaces: Mapping[str, "Surface"]) -> "Surface":
+        """Return the surface with what these variants set in the place of its own; `surfaces` have the rules that they name."""
+        changes: dict[str, Any] = {"variant": variant_field(assigned)} if assigned else {}
+        for settings in (one.settings for one in assigned):
+            if settings.name is not None:
+                changes["model"] = settings.name
+            if settings.rules is not None:
+                changes["rules"] = surfaces[settings.rules].rules
+            if settings.deadline_ms is not None:
+                changes["deadline_ms"] = settings.deadline_ms
+            if settings.tiers is not None:
+                changes["tiers"] = frozenset({*settings.tiers, Tier.POPULAR})
+        return replace(self, **changes) if changes else self
 
     def applied_to(self, request: RecommendRequest) -> RecommendRequest:
         """Return the request with all that the surface decides: its filters then hold the surface's and the blocks too. Raises InvalidRequest."""
@@ -102,6 +125,16 @@ def _locked(plain: Any, path: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def _explore(plain: Any, path: str) -> Exploration:
+    given = read_object(path, plain, ("share", "position", "of"))
+    share = read_number(f"{path}.share", required(path, given, "share"), 0, 1)
+    if share == 0:
+        raise InvalidRequest(f"{path}.share", "0 never draws", "send above 0, or leave explore out")
+    position = read_int(f"{path}.position", required(path, given, "position"), 1, NUM_CANDIDATES - 1)
+    of = read_int(f"{path}.of", required(path, given, "of"), position + 1, NUM_CANDIDATES)
+    return Exploration(share, position, of)
+
+
 _READERS: Mapping[str, Any] = {
     "model": _model,
     "k": lambda plain, path: read_int(path, plain, 1, MAX_K),
@@ -110,4 +143,5 @@ _READERS: Mapping[str, Any] = {
     "rules": parse_rules,
     "tiers": _tiers,
     "locked": _locked,
+    "explore": _explore,
 }

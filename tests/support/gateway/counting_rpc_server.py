@@ -24,7 +24,7 @@ async def answer(request: bytes, context: Any) -> None:
 class CountingDoor:
     """A servicer that answers every method so."""
 
-    Recommend = RecommendBatch = SimilarItems = Popular = RecordEvents = Check = staticmethod(answer)
+    Recommend = RecommendBatch = SimilarItems = Popular = Assign = RecordEvents = Check = staticmethod(answer)
     EraseUser = GetErasure = PutItems = PatchItem = GetItem = DeleteItems = staticmethod(answer)
 
 

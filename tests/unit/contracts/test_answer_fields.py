@@ -5,9 +5,11 @@ from dataclasses import fields
 import pytest
 
 from services.contracts import recommend_pb2 as pb
+from services.contracts.assignment import Assigned, SurfaceAssignment
 from services.contracts.events import Recorded
 from services.contracts.recommend import Recommendation, ScoredItem
 from services.gateway.rest import schema
+from services.gateway.rest.assignment import AssignedBody, SurfaceAssignmentBody
 from tailrace_client import calls
 
 
@@ -22,6 +24,8 @@ from tailrace_client import calls
             {"rationale_reason"},  # the contract's rationale holds both
             {"num_attempts"},
         ),
+        (SurfaceAssignment, SurfaceAssignmentBody, pb.SurfaceAssignment, calls.SurfaceAssignment, set(), set()),
+        (Assigned, AssignedBody, pb.AssignResponse, calls.Assigned, set(), {"num_attempts"}),
         (ScoredItem, schema.ItemBody, pb.ScoredItem, calls.Item, set(), set()),
         (Recorded, schema.RecordedBody, pb.RecordEventsResponse, calls.Recorded, {"accepted"}, {"num_attempts"}),
     ],

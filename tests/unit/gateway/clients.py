@@ -79,6 +79,10 @@ class RestClient:
         sent = {"window": window, "category": category, "k": k, "session_id": session_id}
         return _reply(await self.http.get("/v1/popular", params={n: v for n, v in sent.items() if v is not None}))
 
+    async def assignment(self, **unit: str) -> Reply:
+        """Ask who gets what."""
+        return _reply(await self.http.get("/v1/assignment", params=unit))
+
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
         """Record events."""
         return await self._post("/v1/events", {"events": events}, headers)
@@ -136,6 +140,13 @@ class RpcClient:
         return await self.call(
             self._stub.Popular, recommend_pb2.PopularRequest(window=window or "", request=request), None
         )
+
+    async def assignment(self, **unit: str) -> Reply:
+        """Ask who gets what, with the form of answers that REST has."""
+        reply = await self.call(self._stub.Assign, recommend_pb2.AssignRequest(**unit))
+        for one in reply.body.get("surfaces", []):
+            one["surface"], one["bundle_version"] = one["surface"] or None, one.get("bundle_version")
+        return reply
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
         """Record events."""

@@ -11,7 +11,8 @@ from services.contracts.filters import Condition, Expression, OneOf
 from services.contracts.recommend import Filters, Reason, RecommendRequest, Tier
 from services.contracts.rules import Cap, Pin, Rules
 from services.errors import ConfigError, InvalidRequest
-from services.gateway.surfaces.surfaces import POLL_S, Surfaces, SurfacesState
+from services.gateway.surfaces.followed_file import POLL_S, FileState
+from services.gateway.surfaces.surfaces import Surfaces
 from tests.support.wait import until, until_answer
 from tests.unit.gateway.world import started_world
 
@@ -125,7 +126,7 @@ def test_a_bad_file_stops_the_start_and_is_refused_by_entry(tmp_path: Path, text
 )
 def test_a_bad_file_changes_nothing_and_says_why(path: Path, spoil: Callable[[Path], object]) -> None:
     """The surfaces before it stay, the state is reported until the file is right again, and a log line has the reason."""
-    states: list[SurfacesState] = []
+    states: list[FileState] = []
     surfaces = Surfaces(path, on_state=states.append)
 
     with structlog.testing.capture_logs() as logs:
@@ -138,7 +139,7 @@ def test_a_bad_file_changes_nothing_and_says_why(path: Path, spoil: Callable[[Pa
 
     assert kept == 4
     assert surfaces.find("cart").k == 7
-    assert states == [SurfacesState.CURRENT, SurfacesState.OUTDATED, SurfacesState.CURRENT]
+    assert states == [FileState.CURRENT, FileState.OUTDATED, FileState.CURRENT]
     assert [line["event"] for line in logs] == ["surfaces_refused"]
     assert "surfaces.toml" in logs[0]["error"]
 
@@ -167,15 +168,11 @@ async def test_a_surface_that_names_an_unknown_attribute_is_refused_later_and_re
     slip = CART.replace('key = "categories"', 'key = "category"')
     write(path, slip)
     async with started_world(tmp_path, surfaces_file=path) as world:
-        assert world.metric("tailrace_surfaces_file_state") == SurfacesState.OUTDATED
+        assert world.metric("tailrace_surfaces_file_state") == FileState.OUTDATED
         write(path, CART)
-        await until(
-            lambda: world.metric("tailrace_surfaces_file_state") == SurfacesState.CURRENT, timeout_s=10 * POLL_S
-        )
+        await until(lambda: world.metric("tailrace_surfaces_file_state") == FileState.CURRENT, timeout_s=10 * POLL_S)
         write(path, slip)
-        await until(
-            lambda: world.metric("tailrace_surfaces_file_state") == SurfacesState.OUTDATED, timeout_s=10 * POLL_S
-        )
+        await until(lambda: world.metric("tailrace_surfaces_file_state") == FileState.OUTDATED, timeout_s=10 * POLL_S)
         answer = await world.recommend("long", k=None, surface="cart")
 
     assert len(answer.items) == 4

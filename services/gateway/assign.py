@@ -1,0 +1,42 @@
+"""Says who gets what: the surfaces, bundles and variants that a user's requests would have now. Reads memory alone."""
+
+from collections.abc import Callable, Sequence
+
+from services.contracts.assignment import Assigned, AssignRequest, SurfaceAssignment
+from services.contracts.experiments import Assignment
+from services.errors import DependencyUnavailable
+from services.gateway.request.names import Names
+from services.gateway.surfaces.experiments import RunningExperiments
+from services.gateway.surfaces.surface import Surface
+
+
+class Assign:
+    """Answers from what requests themselves are assigned by."""
+
+    def __init__(self, names: Names, experiments: RunningExperiments, wall_clock: Callable[[], float]) -> None:
+        self._names = names
+        self._experiments = experiments
+        self._wall_clock = wall_clock
+
+    def __call__(self, request: AssignRequest) -> Assigned:
+        """Return what this user (or session) gets on every surface."""
+        unit_id = request.unit_id
+        nowhere = self._experiments.find(None, unit_id)
+        found = [self._on(nowhere, unit_id, ())]
+        found += [self._on(surface, unit_id, made) for surface, made in self._experiments.assigned(unit_id).values()]
+        return Assigned(surfaces=tuple(found))
+
+    def _on(self, surface: Surface, unit_id: str, assigned: Sequence[Assignment]) -> SurfaceAssignment:
+        bundles = self._names.of(surface.model)
+        try:
+            version = bundles.of_unit(unit_id, self._wall_clock() * 1_000).version
+        except DependencyUnavailable:
+            version = None
+        canary = bundles.canary
+        return SurfaceAssignment(
+            surface=surface.name,
+            name=bundles.name,
+            bundle_version=version,
+            is_canary=canary is not None and version == canary.version,
+            variants={one.experiment: one.variant for one in assigned},
+        )

@@ -1,0 +1,114 @@
+"""The experiments in force: which variant of a surface a user gets, by `experiments.toml`, which is read again when it changes (`followed_file.py`).
+
+The user's id, or a visitor's session id, decides by a salted hash: the same at every door, in every replica, in the standby and after a restart.
+A file that names a surface or a model that does not exist is refused. An experiment that loses one of them later is suspended, so that no impression
+records a variant that was not shown.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+
+from services.contracts.experiments import Assignment, Experiment, Experiments, read_experiments
+from services.contracts.plain import nearest
+from services.errors import ConfigError
+from services.gateway.surfaces.followed_file import FileState, FollowedFile
+from services.gateway.surfaces.surface import Surface
+from services.gateway.surfaces.surfaces import Surfaces
+
+_Files = tuple[Mapping[str, Surface], Mapping[str, Experiment]]
+
+
+class RunningExperiments:
+    """Finds a surface as a user gets it. Without a file, as it is."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        surfaces: Surfaces,
+        on_state: Callable[[FileState], None] = lambda _: None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Read the file. Raises ConfigError.
+
+        Args:
+            path: The file.
+            surfaces: Those that experiments vary.
+            on_state: Called with the state at construction and at each change of it.
+            wall_clock: Returns Unix seconds.
+        """
+        self._surfaces = surfaces
+        self._wall_clock = wall_clock
+        self._file = FollowedFile[Mapping[str, Experiment]](
+            path, "experiments", lambda file: read_experiments(file).by_name, {}, self._check, on_state
+        )
+        self._sorted: tuple[_Files, Mapping[str, Experiments]] = (({}, {}), {})
+
+    async def start(self) -> None:
+        """Check the experiments, and follow the file from now on. Call in the serving loop."""
+        await self._file.start()
+
+    async def stop(self) -> None:
+        """Stop following; the experiments stay."""
+        await self._file.stop()
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed."""
+        self._file.refresh()
+
+    def find(self, name: str | None, unit_id: str | None) -> Surface:
+        """Return the surface of this name as this user (or session) gets it. Raises InvalidRequest that offers the nearest names."""
+        surface = self._surfaces.find(name)
+        if name is None or unit_id is None or not self._file.in_force:
+            return surface
+        surfaces, by_surface = self._by_surface()
+        return surface.varied(self._assigned(by_surface, name, unit_id), surfaces)
+
+    def assigned(self, unit_id: str) -> Mapping[str, tuple[Surface, tuple[Assignment, ...]]]:
+        """Return every surface as this user (or session) gets it, with the variants that made it so."""
+        surfaces, by_surface = self._by_surface()
+        found = {name: self._assigned(by_surface, name, unit_id) for name in surfaces}
+        return {name: (surfaces[name].varied(assigned, surfaces), assigned) for name, assigned in found.items()}
+
+    def _assigned(self, by_surface: Mapping[str, Experiments], name: str, unit_id: str) -> tuple[Assignment, ...]:
+        running = by_surface.get(name)
+        return () if running is None else running.assign(name, unit_id, self._now_ms)
+
+    def _by_surface(self) -> tuple[Mapping[str, Surface], Mapping[str, Experiments]]:
+        """Return the surfaces in force, and by surface the experiments that fit them; sorted again when either file has changed."""
+        files = (self._surfaces.in_force, self._file.in_force)
+        of, by_surface = self._sorted
+        if of[0] is not files[0] or of[1] is not files[1]:
+            fitting = {name: one for name, one in files[1].items() if not any(self._unknown(name, one, files[0]))}
+            by_surface = {
+                surface: Experiments(on_it)
+                for surface in files[0]
+                if (on_it := {name: one for name, one in fitting.items() if surface in one.surfaces})
+            }
+            self._sorted = files, by_surface
+        return files[0], by_surface
+
+    @property
+    def _now_ms(self) -> int:
+        return int(self._wall_clock() * 1_000)
+
+    def _check(self, experiments: Mapping[str, Experiment]) -> None:
+        """Refuse experiments that name what does not exist, but for those that have ended. Raises ConfigError."""
+        for name, one in experiments.items():
+            if one.ends_ms is None or self._now_ms < one.ends_ms:
+                for where, value, known in self._unknown(name, one, self._surfaces.in_force):
+                    raise ConfigError(f"{self._file.path}: {where}: {value!r} is unknown; {nearest(value, known)}")
+
+    def _unknown(
+        self, name: str, experiment: Experiment, surfaces: Mapping[str, Surface]
+    ) -> Iterator[tuple[str, str, Collection[str]]]:
+        """Yield each entry that names what does not exist: its place, the name, and those that do exist."""
+        needed: list[tuple[str, str | None, Collection[str]]] = [
+            ("surfaces", surface, surfaces) for surface in sorted(experiment.surfaces)
+        ]
+        for key, variant in experiment.variants.items():
+            needed += [(f"variants.{key}.rules", variant.rules, surfaces)]
+            needed += [(f"variants.{key}.name", variant.name, self._surfaces.models)]
+        for where, value, known in needed:
+            if value is not None and value not in known:
+                yield f"experiments.{name}.{where}", value, known

@@ -1,0 +1,151 @@
+"""Exploration: what may be drawn, with which probability, and that the list keeps what rules promise."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from services.contracts.recommend import Tier
+from services.contracts.rules import NO_RULES, Cap, Pin, Rules
+from services.gateway.request.candidates import ItemRanking
+from services.gateway.rules.cap import values_of
+from services.gateway.rules.explore import Exploration
+from services.gateway.rules.stage import Ruled, apply_rules, moves_of
+from tests.unit.gateway.rules.test_rules import ITEMS, KNOWN, NUM_ITEMS, ROWS, RULES, chosen
+
+EXPLORATIONS = st.builds(
+    lambda share, position, more: Exploration(share, position, position + more),
+    st.floats(0.001, 1),
+    st.integers(1, 5),
+    st.integers(1, NUM_ITEMS),
+)
+NEVER = 1.0 - 2**-53
+"""The largest number that is drawn."""
+
+
+def run(row: list[int], rules: Rules, k: int, exploration: Exploration | None, draw: float = 0.0) -> Ruled:
+    """Apply rules and exploration to one ranking of the student."""
+    ranking = ItemRanking(Tier.STUDENT, row, [-float(place) for place in range(len(row))])
+    return apply_rules([ranking], rules, KNOWN, k, NUM_ITEMS, Tier.STUDENT, exploration, draw)
+
+
+def excess(items: list[int], rules: Rules) -> int:
+    """Return by how many items a list is over its caps."""
+    over = 0
+    for cap in rules.caps or ():
+        values = values_of(ITEMS.columns, cap.attribute, np.array(items, dtype=np.int64))
+        over += sum(max(0, times - cap.most) for times in Counter(one for each in values for one in each).values())
+    return over
+
+
+def swapped(items: list[int], one: int, other: int) -> list[int]:
+    """Return the list with two items in each other's places, if they have one."""
+    return [{one: other, other: one}.get(item, item) for item in items]
+
+
+def drawable(row: list[int], rules: Rules, k: int, exploration: Exploration) -> set[int]:
+    """Return by the definition what may be shown at the position: items of the places in range, none pinned, none over a cap that held."""
+    plain = run(row, rules, k, None)
+    listed, last = chosen(plain), plain.steps[-1][1] if plain.steps else plain.before
+    at = listed[exploration.position - 1] if exploration.position <= len(listed) else None
+    if at is None or at in last.pinned.values():
+        return set()
+    places = last.places(set(last.indices.tolist()))
+    found = {at}
+    for item, place in places.items():
+        if item in last.pinned.values() or not exploration.position <= place <= exploration.of:
+            continue
+        others = [one for one in listed if one != at]
+        is_kept = item in listed or excess([*others, item], rules) == excess(others, rules)
+        found |= {item} if is_kept else set()
+    return found
+
+
+@given(ROWS, RULES, st.integers(1, NUM_ITEMS), EXPLORATIONS)
+def test_what_is_drawn_is_what_may_be_and_propensities_add_up(
+    row: list[int], rules: Rules, k: int, exploration: Exploration
+) -> None:
+    """Each item that may be shown there has its draws, the probabilities add up to 1, and all other places of the list have 1."""
+    plain, may = chosen(run(row, rules, k, None)), drawable(row, rules, k, exploration)
+    draws = [exploration.share * (place + 0.5) / len(may) for place in range(len(may))] or [0.0]
+
+    seen: dict[int, float] = {}
+    for draw in [*draws, NEVER]:
+        ruled = run(row, rules, k, exploration, draw)
+        found, propensity = chosen(ruled), ruled.propensity
+        assert propensity is not None
+        assert len(propensity) == len(found) == len(plain)
+        if len(may) < 2:
+            assert (found, set(propensity)) == (plain, {1.0} if plain else set())
+            continue
+        place = exploration.position - 1
+        assert found == swapped(plain, plain[place], found[place])
+        assert all(one == 1.0 for other, one in enumerate(propensity) if other != place)
+        seen[found[place]] = propensity[place]
+
+    if len(may) > 1:
+        assert seen.keys() == may
+        assert sum(seen.values()) == pytest.approx(1.0)
+        others = [value for item, value in seen.items() if item != plain[exploration.position - 1]]
+        assert others == pytest.approx([exploration.share / len(may)] * len(others))
+
+
+@given(ROWS, RULES, st.integers(1, NUM_ITEMS), EXPLORATIONS, st.floats(0, 1, exclude_max=True))
+def test_pins_caps_and_order_hold(
+    row: list[int], rules: Rules, k: int, exploration: Exploration, share_of_draw: float
+) -> None:
+    """A drawn item doubles none, moves no pin, brings no value over its cap, and takes the score of its place."""
+    plain = run(row, rules, k, None)
+    explored = run(row, rules, k, exploration, exploration.share * share_of_draw)
+    before, after = chosen(plain), chosen(explored)
+
+    assert len(set(after)) == len(after) == len(before)
+    assert len(set(before) - set(after)) <= 1
+    last = plain.steps[-1][1] if plain.steps else plain.before
+    assert all(after[place - 1] == item for place, item in last.pinned.items() if place <= len(after))
+    assert excess(after, rules) <= excess(before, rules)
+    scores = [score for _, score, _ in explored.chosen]
+    assert scores == sorted(scores, reverse=True)
+    assert ([name for name, _ in explored.steps][-1:] == ["explore"]) == (before != after)
+    assert {item for item, _, _, movers in moves_of(explored) if "explore" in movers} >= set(after) - set(before)
+
+
+@pytest.mark.parametrize(
+    ("rules", "k", "may"),
+    [
+        (NO_RULES, 3, {1, 2, 3, 4, 5, 6, 7}),
+        (Rules(pins=(Pin("i5", 1), Pin("i9", 4))), 5, {0, 1, 2, 3, 4, 6}),
+        (Rules(caps=(Cap("categories", 1),)), 3, {1, 2, 4, 7}),
+    ],
+    ids=["plain", "pins", "caps"],
+)
+def test_each_item_is_shown_as_often_as_its_propensity_says(rules: Rules, k: int, may: set[int]) -> None:
+    """Over 20,000 draws the counts fit the recorded probabilities (chi-square), with pins and with caps too."""
+    exploration, rng = Exploration(0.3, 2, 8), np.random.default_rng(11)
+    shown: Counter[int] = Counter()
+    recorded: dict[int, float] = {}
+    num_draws = 20_000
+
+    for draw in rng.random(num_draws):
+        ruled = run(list(range(NUM_ITEMS)), rules, k, exploration, float(draw))
+        assert ruled.propensity is not None
+        item = chosen(ruled)[1]
+        shown[item] += 1
+        recorded[item] = ruled.propensity[1]
+
+    assert set(shown) == may
+    expected = [num_draws * recorded[item] for item in sorted(recorded)]
+    assert chisquare([shown[item] for item in sorted(recorded)], expected).pvalue > 0.001
+
+
+def test_scores_of_a_surface_that_only_explores_are_the_tier_s() -> None:
+    """Shares stay shares, and a place keeps its score, whoever takes it."""
+    popular = ItemRanking(Tier.POPULAR, [3, 1, 2, 0], [0.4, 0.3, 0.2, 0.1])
+
+    ruled = apply_rules([popular], NO_RULES, KNOWN, 2, 4, Tier.POPULAR, Exploration(1.0, 1, 4), 0.99)
+
+    assert ruled.chosen == [(0, 0.4, Tier.POPULAR), (1, 0.3, Tier.POPULAR)]
+    assert ruled.propensity == (0.25, 1.0)

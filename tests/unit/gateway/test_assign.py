@@ -1,0 +1,111 @@
+"""Who gets what, as both doors and the client say it: the same as what requests get."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from models.canary import Stage
+from models.registry import BundleStore
+from tests.support.gateway.fakes import FakeLlm
+from tests.unit.gateway.clients import Door
+from tests.unit.gateway.test_names import NOW_MS, NUM_CANDIDATE_ITEMS
+from tests.unit.gateway.world import World, add_version, catalogue_of, make_world, publish
+
+SURFACES = """
+[home]
+k = 2
+[home-fresh]
+rules = { blocks = [{ key = "item_id", eq = "i00" }] }
+[mail]
+model = "mail"
+[news]
+model = "news"
+"""
+EXPERIMENTS = """
+[layers.ranking]
+salt = "ranking-1"
+[layers.models]
+salt = "models-1"
+
+[experiments.fresher]
+layer = "ranking"
+surfaces = ["home"]
+share = 0.5
+[experiments.fresher.variants.control]
+[experiments.fresher.variants.fresh]
+rules = "home-fresh"
+
+[experiments.model]
+layer = "models"
+surfaces = ["home"]
+share = 1.0
+[experiments.model.variants.default]
+[experiments.model.variants.mail]
+name = "mail"
+"""
+UNITS = [f"u{number}" for number in range(40)]
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A plane with three names, of which nothing is live as news, a canary for half of the users of the default, and two experiments."""
+    root = tmp_path / "bundles"
+    publish(root, "v1", catalogue_of())
+    add_version(root, "v2", catalogue_of(NUM_CANDIDATE_ITEMS))
+    add_version(root, "m1", catalogue_of(7))
+    store = BundleStore(root)
+    store.named("mail").promote("m1")
+    store.release("v2", [Stage(0.5, 0.0)], NOW_MS)
+    surfaces, experiments = tmp_path / "surfaces.toml", tmp_path / "experiments.toml"
+    surfaces.write_text(SURFACES)
+    experiments.write_text(EXPERIMENTS)
+    others = {name: FakeLlm([], "m1") for name in ("mail", "news")}
+    made = make_world(root, surfaces_file=surfaces, experiments_file=experiments, others=others)
+    await made.plane.start()
+    yield made
+    await made.plane.stop()
+
+
+async def test_the_answer_is_what_requests_get(door: Door, world: World) -> None:
+    """For 40 users, as users and as sessions: version, canary, model name and variants on every surface, in the file's order after that of no surface."""
+    seen = set()
+    for unit in UNITS:
+        reply, of_session = await door.assignment(user_id=unit), await door.assignment(session_id=unit)
+        assigned = {one["surface"]: one for one in reply.body["surfaces"]}
+        got = {
+            name: (await door.recommend({"user_id": unit, "k": 1} | ({"surface": name} if name else {}))).body
+            for name in (None, "home", "mail")
+        }
+
+        assert of_session.body == reply.body
+        assert list(assigned) == [None, "home", "home-fresh", "mail", "news"]
+        assert {name: assigned[name]["bundle_version"] for name in got} == {
+            name: answer["bundle_version"] for name, answer in got.items()
+        }
+        assert {name: one["is_canary"] for name, one in assigned.items()} == {
+            name: one["bundle_version"] == "v2" for name, one in assigned.items()
+        }
+        assert (assigned["news"]["name"], assigned["news"]["bundle_version"]) == ("news", None)
+        variants = assigned["home"]["variants"]
+        assert (variants["model"] == "mail") == (assigned["home"]["name"] == "mail")
+        if variants["model"] == "default":
+            assert (variants.get("fresher") == "fresh") == (got["home"]["items"][0]["item_id"] != "i00")
+        assert all(one["variants"] == {} for name, one in assigned.items() if name != "home")
+        seen.add((variants.get("fresher"), variants["model"], assigned[None]["is_canary"]))
+
+    assert {one for one, _, _ in seen} == {None, "control", "fresh"}
+    assert {one for _, one, _ in seen} == {"default", "mail"}
+    assert {one for _, _, one in seen} == {False, True}
+
+
+@pytest.mark.parametrize(
+    ("unit", "field"),
+    [({}, "user_id"), ({"user_id": "a\n"}, "user_id"), ({"session_id": "s" * 257}, "session_id")],
+    ids=["neither", "control character", "too long"],
+)
+async def test_a_wrong_unit_is_refused(door: Door, unit: dict[str, str], field: str) -> None:
+    """Both doors name the field."""
+    reply = await door.assignment(**unit)
+
+    assert (reply.code, reply.field) == ("invalid_request", field)
