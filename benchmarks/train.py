@@ -9,7 +9,7 @@ layouts    each layout, WORKERS:PARALLEL, trains the decoder from the same seed.
 kills      the first layout of several workers again while ranks are killed (SIGKILL) at random epochs: `is_same` says whether all losses and weights are bit for bit those of the undisturbed run
 gradients  two workers with DDP: other buckets, other numbers in which gradients are averaged
 compile    a step with and without `torch.compile`
-text       some steps of a text checkpoint of 135 M parameters, in the same layouts; bf16 where the processor has AMX
+text       some steps of a text checkpoint of 135 M parameters, in the same layouts, and in the first with its weights moved by rounding; bf16 where the processor has AMX
 """
 
 import argparse
@@ -45,6 +45,8 @@ from services.settings.settings import load_settings
 Rows = Iterator[dict[str, Any]]
 _CPU = torch.device("cpu")
 _DRAW = 7
+_ROUNDING = 1e-7
+"""About the relative rounding of one fp32 operation."""
 
 
 def main() -> None:
@@ -87,10 +89,11 @@ def _compiled(_options: argparse.Namespace, tokenized: Path, recipe: TrainOption
 def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, scratch: Path) -> Rows:
     folder = checkpoint_folder(options.checkpoint, load_settings().state_dir / "cache")
     steps = TextSteps(folder, tokenized, options.steps, batch_tokens=64, max_items=15)
-    for index, team in enumerate(options.layouts):
-        row = measure_text(replace(team, precision=precision_here()), steps, scratch / str(index))
+    moved = replace(steps, moved_by=_ROUNDING)
+    for index, (team, what) in enumerate([*((team, steps) for team in options.layouts), (options.layouts[0], moved)]):
+        row = measure_text(replace(team, precision=precision_here()), what, scratch / str(index))
         print(f"{team.workers} x {team.parallel}: {row['seconds_of_steps']:.0f} s", file=sys.stderr)
-        yield options_of(steps) | row
+        yield options_of(what) | row
 
 
 def _compared(row: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from models.withdrawals import SERVING
 JUDGED = "judged"
 """The folder of the judged pair within a bundle."""
 MANIFEST = "manifest.json"
+REPORT = "report.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Bundle:
 
     def report(self) -> dict[str, Any]:
         """Read the evaluation report."""
-        report: dict[str, Any] = json.loads(self._verified("report.json").read_text())
+        report: dict[str, Any] = json.loads(self._verified(REPORT).read_text())
         return report
 
     def verify(self) -> None:

@@ -115,6 +115,10 @@ class BundleStore:
         except BundleNotFound as error:
             raise BundleNotFound(f"no bundle {version} in {self._storage}{self._nearest(version)}") from error
 
+    def described(self, version: str, *, with_report: bool = False) -> Bundle:
+        """Open one version for its manifest, and for its report where asked for: nothing else is brought to this machine. Raises BundleNotFound, BundleCorrupt or StoreUnavailable."""
+        return open_bundle(self._storage.manifest_folder_of(version, with_report))
+
     def versions(self) -> list[str]:
         """Return all published versions, oldest first."""
         return self._storage.versions()
@@ -268,21 +272,19 @@ class BundleStore:
     def prune(self, keep: int) -> list[str]:
         """Remove all but the newest `keep` versions and those that a name may serve or is measured by, with what killed processes left; return the removed versions.
 
-        Those are, of each name, the live version, the one before it, what both started from and the reference.
+        Those are, of each name, the live version, the one before it, what both started from and the reference. What is to go is hidden, then the names are read
+        again: a version that was promoted between the two looks comes back, and its promoter looks at it again. So does one that a killed process had hidden.
         """
         versions = self.versions()
         spared = {*versions[-keep:], *self._spared()}
-        removed = []
         for version in versions:
-            if version in spared:
-                continue
-            self._storage.hide(version)
-            if version in self._spared():  # promoted between the two looks; its promoter looks at the version again
+            if version not in spared:
+                self._storage.hide(version)
+        while (hidden := set(self._storage.hidden())) and (promoted := self._spared() & hidden):
+            for version in promoted:
                 self._storage.show(version)
-            else:
-                removed.append(version)
         self._storage.sweep()
-        return removed
+        return [version for version in versions if version in hidden]
 
     def _spared(self) -> set[str]:
         spared: set[str] = set()
@@ -305,7 +307,7 @@ class BundleStore:
     def _content(self, version: str) -> str:
         """Return what identifies the content of a version; nothing where it cannot be read, which must not hold up its withdrawal."""
         try:
-            return content_of(answers_with(self._described(version).manifest))
+            return content_of(answers_with(self.described(version).manifest))
         except BundleError:
             return ""
 
@@ -314,19 +316,15 @@ class BundleStore:
         near = get_close_matches(name, self.versions(), cutoff=0.0)
         return f"; nearest to it are {', '.join(near)}" if near else ""
 
-    def _described(self, version: str) -> Bundle:
-        """Open a version for its manifest alone: its files may not be on this machine."""
-        return open_bundle(self._storage.manifest_folder_of(version))
-
     def _started_from(self, version: str) -> str | None:
         try:
-            return self._described(version).started_from
+            return self.described(version).started_from
         except BundleError:
             return None
 
     def _is_whole_training(self, version: str) -> bool:
         try:
-            return self._described(version).is_whole_training
+            return self.described(version).is_whole_training
         except BundleError:
             return False
 

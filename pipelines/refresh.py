@@ -1,12 +1,15 @@
-"""Between two trainings: the live bundle's precomputed lists, made again.
+"""Between two trainings: the precomputed lists of what serves, made again; and those of a candidate, before a release of it begins.
 
     ingest -> precompute
 
 A list is unused from its user's next event on, and the decoder answers instead.
 """
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
+from models.bundle import Bundle
 from models.registry import BundleStore
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication import precompute
@@ -17,10 +20,12 @@ from pipelines.stages import ingest_events, store_lists
 from services.errors import ConfigError
 
 
-def refresh_lists(options: PipelineOptions, places: Places, console: Console) -> int:
-    """Make the lists of the live bundle again, from current features. Return their number.
+def refresh_lists(
+    options: PipelineOptions, places: Places, console: Console, versions: Sequence[str] | None = None
+) -> int:
+    """Make the lists of these versions again, from current features. Return the number of the last one's.
 
-    Returns 0 while a whole flow runs, which ends with
+    Without versions, those of the live bundle and of the candidate of a release under way. Returns 0 while a whole flow runs, which ends with
     lists of its own. Raises BundleNotFound before the first bundle is live, ConfigError where it was made from tables and none are given,
     DataError for tables that break their schema, DependencyUnavailable.
     """
@@ -28,19 +33,28 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
         if not is_free:
             console.print(f"another run in {places.stages_dir} is about to make the lists", markup=False)
             return 0
-        live, stages = BundleStore.of(places).live(), StageCache(places.stages_dir)
-        if options.events is None and (made_from := live.manifest.get("dataset", options.dataset)) != options.dataset:
-            own = f"{live.version} was made from the table {made_from!r} and not from {options.dataset}"
-            raise ConfigError(f"--events: {own}; give --events and --items as for the training")
-        ranker = precompute.ranker_of(live)
+        store, stages = BundleStore.of(places), StageCache(places.stages_dir)
+        serving = versions or store.record().serving
+        bundles = [store.open(version) for version in serving] or [store.live()]
+        for bundle in bundles:
+            _refuse_other_data(bundle, options)
         with Bars(console) as bars:
             bars.begin("ingest")
             ingested = ingest_events(stages, options, places)
             bars.end(ingested)
 
-            progress = bars.begin("precompute")
-            listed = store_lists(stages, options, places, ingested, ranker, progress)
-            bars.end(listed)
+            for bundle in bundles:
+                progress = bars.begin("precompute")
+                listed = store_lists(stages, options, places, ingested, precompute.ranker_of(bundle), progress)
+                bars.end(listed)
     num_lists = len(precompute.read_rows(listed.path))
     console.print(f"{num_lists} lists are fresh")
     return num_lists
+
+
+def _refuse_other_data(bundle: Bundle, options: PipelineOptions) -> None:
+    """Raise ConfigError where a bundle was made from tables that the options do not name."""
+    made_from = bundle.manifest.get("dataset", options.dataset)
+    if options.events is None and made_from != options.dataset:
+        own = f"{bundle.version} was made from the table {made_from!r} and not from {options.dataset}"
+        raise ConfigError(f"--events: {own}; give --events and --items as for the training")

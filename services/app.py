@@ -12,6 +12,7 @@ Clients are built inside the replica, in its event loop. Importing this module l
 import asyncio
 import gc
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -39,6 +40,7 @@ from services.gateway.autoscale import LATE_SHARE
 from services.gateway.call.http import HttpApp
 from services.gateway.console.door import add_console
 from services.gateway.console.editor import add_editor
+from services.gateway.console.releases import add_releases
 from services.gateway.console.service import ConsoleService, build_console
 from services.gateway.data_plane import DataPlane, FeatureStore, PlaneConfig, Ports, build_data_plane, warm_up
 from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Drills
@@ -78,6 +80,9 @@ GRPC_SERVICERS = (
 
 _IMPRESSIONS_GATHER_S = 0.2
 """Impressions leave together: one by one they would cost a gateway a quarter of its time."""
+
+_RELEASE_LEAD_S = 10.0
+"""From the record of a release's stage to its beginning, in which all processes load the version."""
 
 _ABSENT_RETRY_AFTER_S = 5.0
 _MIN_PAGE_KEY_BYTES = 16
@@ -123,6 +128,7 @@ class Gateway:
             await self._console.start()
             add_console(app, self._console)
             add_editor(app, self._running_plane)
+            add_releases(app, BundleStore.of(self._settings), _RELEASE_LEAD_S, time.time)
         return app
 
     async def Recommend(self, request: bytes, grpc_context: Any) -> Any:
@@ -329,7 +335,7 @@ def _console(settings: Settings, plane: DataPlane, store: DrillableStore, drills
         event_times=lambda user_id: read_event_times(table, user_id),
         scrape=lambda: node_registry(settings.metrics_dir).collect(),
         drills=drills,
-        read_report=lambda version: bundles.open(version).report(),
+        read_report=lambda version: bundles.described(version, with_report=True).report(),
         default_deadline_ms=settings.default_deadline_ms,
         llm_needs_gain=settings.llm_routing == "gain",
     )
@@ -441,6 +447,8 @@ def plane_config(settings: Settings) -> PlaneConfig:
         llm_beam_width=settings.default_beam_width,
         surfaces_file=settings.surfaces_file,
         experiments_file=settings.experiments_file,
+        shadow_share=settings.shadow_share,
+        teacher_share=settings.teacher_share,
         broker_keeps=BrokerKeeps(events_ms=EVENTS_KEEP_MS, dead_letters_ms=DEAD_LETTERS_KEEP_MS),
         text=TextLimits(
             max_tokens=settings.text_max_tokens,

@@ -35,13 +35,17 @@ _DESCENT = DescentOptions(learning_rate=1e-5, weight_decay=0.1, warm_up=0.1, ave
 
 @dataclass(frozen=True, slots=True)
 class TextSteps:
-    """What is trained: a checkpoint's folder, the items' tokens, and how many steps of how many positions."""
+    """What is trained: a checkpoint's folder, the items' tokens, and how many steps of how many positions.
+
+    `moved_by` is the relative size of random changes to the first weights: what differences of rounding grow to.
+    """
 
     checkpoint: Path
     tokenized: Path
     num_steps: int
     batch_tokens: int
     max_items: int
+    moved_by: float = 0.0
 
 
 def precision_here() -> str:
@@ -64,6 +68,9 @@ def do_steps(steps: TextSteps, checkpoints: Checkpoints, *, progress: Progress, 
     options = TrainOptions(text_start=str(steps.checkpoint), max_items=steps.max_items)
     decoder = first_decoder(steps.tokenized, catalogue, options)
     rng = np.random.default_rng(0)
+    with torch.no_grad():
+        for parameter in decoder.parameters() if steps.moved_by else ():
+            parameter.mul_(1 + steps.moved_by * torch.randn_like(parameter))
 
     def batches() -> list[Callable[[], Batch]]:
         windows = cut_windows(sequences, steps.max_items, rng)

@@ -55,7 +55,7 @@ def list_bundles(name: Name = "default") -> None:
     damaged = []
     for version in store.versions():
         try:
-            cells = bundle_row(store.open(version).report())
+            cells = bundle_row(store.described(version, with_report=True).report())
         except (BundleCorrupt, BundleNotFound) as error:  # the others are still listed
             cells = ["damaged", "-", "-", "-"]
             damaged.append(str(error))
@@ -73,7 +73,7 @@ def list_bundles(name: Name = "default") -> None:
 @bundles_app.command()
 def show(version: Version) -> None:
     """Print a bundle's manifest and its evaluation report, as JSON."""
-    bundle = _store()[0].open(version)
+    bundle = _store()[0].described(version, with_report=True)
     out.print_json(data={"manifest": bundle.manifest, "report": bundle.report()})
 
 

@@ -21,6 +21,7 @@ from infra.cli.keys import keys_app
 from infra.cli.load import PASSED_ON, bench, chaos
 from infra.cli.plan import plan_app
 from infra.cli.profile import profile
+from infra.cli.release import release
 from infra.cli.settings import show_settings
 from services.errors import TailraceError
 
@@ -43,6 +44,7 @@ app.command(context_settings=PASSED_ON)(chaos)
 app.command()(profile)
 app.command()(promote)
 app.command()(rollback)
+app.command()(release)
 app.command("settings")(show_settings)
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)

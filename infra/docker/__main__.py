@@ -5,6 +5,7 @@ show-key  print the operator's API key
 prepare   make missing topics, the feature registry and the text checkpoint, then end
 pipeline  train and publish, unless a bundle is live already, then end
 worker    Kafka to features, with its metrics endpoint
+release   the judge of releases, with its metrics endpoint
 serve     Ray Serve with the gateways, with its metrics endpoint; --standby-host HOST answers while no gateway lives
 standby   the gateway outside Ray, with its metrics endpoint
 edge      HAProxy in front of both doors, with its metrics endpoint; takes the options of infra.local.edge
@@ -56,6 +57,9 @@ def _run(role: str, words: list[str]) -> int:
         return _pipeline(settings)
     if role == "worker":
         return run_beside_metrics(_python("services.stream"), {"OMP_NUM_THREADS": "1"}, settings)
+    if role == "release":
+        threads = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
+        return run_beside_metrics(_python("pipelines.release"), threads, settings)
     if role == "standby":
         return run_beside_metrics(_python("infra.local.standby"), {"OMP_NUM_THREADS": "1"}, settings)
     if role == "edge":
@@ -63,7 +67,7 @@ def _run(role: str, words: list[str]) -> int:
     if role == "serve":
         return _serve(settings, words)
     raise ConfigError(
-        f"role {role!r}: none of keys, show-key, prepare, pipeline, worker, serve, standby, edge, tailrace"
+        f"role {role!r}: none of keys, show-key, prepare, pipeline, worker, release, serve, standby, edge, tailrace"
     )
 
 

@@ -132,6 +132,20 @@ ALERTS = (
         summary="{{ $value | humanize }} bundle versions are {{ $labels.role }} at once as {{ $labels.name }}, for longer than an upgrade takes",
     ),
     Alert(
+        name="TailraceReleaseRolledBack",
+        expr="sum by (name, version) (increase(tailrace_release_rolled_back_total[1h])) > 0",
+        lasts="0s",
+        severity="ticket",
+        summary="{{ $labels.version }} was worse than the version that is live as {{ $labels.name }}, and was rolled back",
+    ),
+    Alert(
+        name="TailraceReleaseUnjudged",
+        expr="time() - max by (name) (last_over_time(tailrace_release_look_time_seconds[1d])) > 300",
+        lasts="1m",
+        severity="ticket",
+        summary="For {{ $value | humanizeDuration }} nobody has looked at releases of {{ $labels.name }}",
+    ),
+    Alert(
         name="TailraceRestarts",
         expr="sum by (part) (changes(tailrace_process_start_time_seconds[15m])) > 3",
         lasts="0s",

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from models.files import rename_durably, rename_if_absent
 from models.name_record import DEFAULT_NAME
 from models.storage.port import Stored
 
+_REMOVED = ".removed"
 SCRATCH_KEPT_S = 24 * 3_600
 """A scratch folder that is older belongs to no process that still writes it."""
 
@@ -67,7 +69,7 @@ class FolderStorage:
         """Return the version's folder."""
         return self._root / version
 
-    def manifest_folder_of(self, version: str) -> Path:
+    def manifest_folder_of(self, version: str, with_report: bool = False) -> Path:
         """Return the version's folder."""
         return self.folder_of(version)
 
@@ -80,17 +82,24 @@ class FolderStorage:
 
     def hide(self, version: str) -> None:
         """Rename a version's folder to a scratch folder of this process."""
-        (self._root / version).rename(self._hidden(version))
+        with suppress(FileNotFoundError):
+            (self._root / version).rename(self._root / f".{version}.{os.getpid()}{_REMOVED}")
+
+    def hidden(self) -> list[str]:
+        """Return the versions that were renamed, by this process or by another, and not published again."""
+        found = {path.name[1:].rsplit(".", 2)[0] for path in self._root.glob(f".*.*{_REMOVED}")}
+        return sorted(version for version in found if not (self._root / version).exists())
 
     def show(self, version: str) -> None:
         """Rename it back."""
-        self._hidden(version).rename(self._root / version)
+        for path in [*self._root.glob(f".{escape(version)}.*{_REMOVED}")][:1]:
+            path.rename(self._root / version)
 
     def sweep(self) -> None:
         """Remove hidden versions of this process, and scratch folders a day old."""
         before_s = time.time() - SCRATCH_KEPT_S
         for folder in self._root.glob(".*.*"):
-            is_own = folder.name.endswith(f".{os.getpid()}.removed")
+            is_own = folder.name.endswith(f".{os.getpid()}{_REMOVED}")
             if folder.is_dir() and (is_own or folder.stat().st_mtime < before_s):
                 shutil.rmtree(folder, ignore_errors=True)  # the next one removes what is left
 
@@ -102,9 +111,6 @@ class FolderStorage:
 
     def _record(self, name: str) -> Path:
         return self._root / "names" / f"{name}.json"
-
-    def _hidden(self, version: str) -> Path:
-        return self._root / f".{version}.{os.getpid()}.removed"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -2,11 +2,12 @@
 
     <prefix>/files/<sha256>                 the files of all versions, each content once
     <prefix>/versions/<version>.json        a version's manifest, written after its files: a version is visible whole or not at all
+    <prefix>/hidden/<version>               an empty object: the version is being removed, and counts as gone
     <prefix>/names/<name>.json              the record of a name, moved by a conditional write (`If-Match` on the ETag)
 
     <cache>/files/<sha256>                  downloaded once, verified by hash; `.part` while it comes, continued after a break
     <cache>/versions/<version>/             links to these files
-    <cache>/manifests/<version>/            the manifest alone, of a version that was only looked at
+    <cache>/manifests/<version>/            the manifest, and perhaps the report, of a version that was only looked at
     <cache>/names/<name>.json               the record as it was read last
 
 While the store does not answer, versions in the cache open as before and a name's last record is read from there: what is loaded serves on, and a process
@@ -26,7 +27,7 @@ from typing import Any
 
 import structlog
 
-from models.bundle import MANIFEST, hashes, open_bundle
+from models.bundle import MANIFEST, REPORT, hashes, open_bundle
 from models.errors import BundleCorrupt, BundleNotFound, ConfigError, StoreUnavailable
 from models.files import file_sha256, rename_durably, rename_if_absent
 from models.storage.port import Stored
@@ -104,6 +105,8 @@ class ObjectStorage:
                         self._store.put(f"files/{digest}", folder / name)
             with suppress(AlreadyExistsError), self._asking(f"versions/{version}.json"):
                 self._store.put(f"versions/{version}.json", (folder / MANIFEST).read_bytes(), mode="create")
+        if version in self.hidden():  # pruned while it was published again
+            self.show(version)
         self._keep(folder, version, files)
 
     def folder_of(self, version: str) -> Path:
@@ -115,34 +118,46 @@ class ObjectStorage:
             os.utime(folder / MANIFEST)  # the cache removes those first that were opened longest ago
         return folder
 
-    def manifest_folder_of(self, version: str) -> Path:
-        """Return the version's folder in the cache, or one with the manifest alone, which is all that is downloaded."""
+    def manifest_folder_of(self, version: str, with_report: bool = False) -> Path:
+        """Return the version's folder in the cache, or one with the manifest, and the report where it is asked for, which is all that is downloaded."""
         folder, alone = (self._cache / kind / version for kind in ("versions", "manifests"))
         if (folder / MANIFEST).exists():
             return folder
         if not (alone / MANIFEST).exists():
             _replace(alone / MANIFEST, self._manifest(version))
+        if with_report and not (alone / REPORT).exists():
+            digest = open_bundle(alone).manifest["files"].get(REPORT)
+            if digest is not None:
+                with suppress(FileExistsError):
+                    os.link(self._file(digest), alone / REPORT)
         return alone
 
     def versions(self) -> list[str]:
-        """Return the versions, oldest first."""
-        found = sorted(self._list("versions/"), key=lambda one: (one[1], one[0]))
-        return [Path(path).name.removesuffix(".json") for path, _ in found if path.endswith(".json")]
+        """Return the versions by the time of their manifest, which no hiding changes."""
+        found, hidden = sorted(self._list("versions/"), key=lambda one: (one[1], one[0])), set(self.hidden())
+        names = [Path(path).name.removesuffix(".json") for path, _ in found if path.endswith(".json")]
+        return [name for name in names if name not in hidden]
 
     def hide(self, version: str) -> None:
-        """Move a version's manifest aside."""
-        with self._asking(f"versions/{version}.json"):
-            self._store.rename(f"versions/{version}.json", f"hidden/{version}.json")
+        """Mark a version."""
+        with self._asking(f"hidden/{version}"):
+            self._store.put(f"hidden/{version}", b"")
+
+    def hidden(self) -> list[str]:
+        """Return the marked versions."""
+        return [Path(path).name for path, _ in self._list("hidden/")]
 
     def show(self, version: str) -> None:
-        """Move it back."""
-        with self._asking(f"hidden/{version}.json"):
-            self._store.rename(f"hidden/{version}.json", f"versions/{version}.json")
+        """Remove the mark."""
+        with self._asking(f"hidden/{version}"):
+            self._store.delete(f"hidden/{version}")
 
     def sweep(self) -> None:
-        """Remove hidden manifests, and files a day old to which no manifest refers."""
+        """Remove what is hidden, and files a day old to which no manifest refers."""
         with self._asking("files/"):
-            self._delete([path for path, _ in self._list("hidden/")])
+            hidden = set(self.hidden())
+            self._delete([path for path, _ in self._list("versions/") if Path(path).stem in hidden])
+            self._delete([f"hidden/{version}" for version in hidden])  # after the manifests, or these would be back
             kept: set[str] = set()
             for path, _ in self._list("versions/"):
                 kept |= set(json.loads(bytes(self._store.get(path).bytes()))["files"].values())
@@ -159,6 +174,8 @@ class ObjectStorage:
 
     def _manifest(self, version: str) -> bytes:
         with self._asking(f"versions/{version}.json"):
+            if self._size(f"hidden/{version}") is not None:
+                raise FileNotFoundError(f"{version} is being removed")
             return bytes(self._store.get(f"versions/{version}.json").bytes())
 
     def _download(self, version: str, folder: Path) -> None:

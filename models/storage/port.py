@@ -39,20 +39,24 @@ class Storage(Protocol):
         """Return the folder in which a version is read on this machine, brought here first where it must be. Raises BundleNotFound, BundleCorrupt or StoreUnavailable."""
         ...
 
-    def manifest_folder_of(self, version: str) -> Path:
-        """Return a folder of the version's name that has its manifest, and may have nothing else. Raises BundleNotFound or StoreUnavailable."""
+    def manifest_folder_of(self, version: str, with_report: bool = False) -> Path:
+        """Return a folder of the version's name that has its manifest, and the report where it is asked for; it may have nothing else. Raises BundleNotFound, BundleCorrupt or StoreUnavailable."""
         ...
 
     def versions(self) -> list[str]:
-        """Return the versions, oldest first. Raises StoreUnavailable."""
+        """Return the versions that are not hidden, the one that was published first before the others. Raises StoreUnavailable."""
         ...
 
     def hide(self, version: str) -> None:
-        """Take a version away so that no reader opens it or a part of it. `show` undoes that until `sweep`."""
+        """Take a version away, if it is there, so that no reader opens it. `show` undoes that until `sweep`."""
+        ...
+
+    def hidden(self) -> list[str]:
+        """Return the versions that any process has hidden. Raises StoreUnavailable."""
         ...
 
     def show(self, version: str) -> None:
-        """Bring a hidden version back."""
+        """Bring a hidden version back, to its place in the order of publication."""
         ...
 
     def sweep(self) -> None:

@@ -57,7 +57,7 @@ _OF_CLICK = {
     "value": pl.Float64,
     "request_id": pl.String,
 }
-_IMPRESSION = ["request_id", "user_id", "shown_time_ms"]
+IMPRESSION = ["request_id", "user_id", "shown_time_ms"]
 """What makes an impression: callers may send the same request id twice."""
 
 
@@ -111,7 +111,7 @@ def join(
         path = out / f"{datetime.fromtimestamp(start / 1_000, UTC):%Y-%m-%d}.parquet"
         _write(table, path)
         yield Joined(
-            path=path, num_impressions=table.select(_IMPRESSION).n_unique(), num_clicks=int(table["clicks"].sum())
+            path=path, num_impressions=table.select(IMPRESSION).n_unique(), num_clicks=int(table["clicks"].sum())
         )
 
 
@@ -156,7 +156,7 @@ def _items(shown: pl.LazyFrame) -> pl.DataFrame:
             *(_column(there, source, name, pl.List(kind)) for name, (source, kind) in _OF_ITEMS.items()),
         )
         .filter(length > 0)
-        .unique(_IMPRESSION, keep="first", maintain_order=True)
+        .unique(IMPRESSION, keep="first", maintain_order=True)
         .with_columns(
             pl.when(pl.col(name).list.len() == length)
             .then(pl.col(name))
@@ -165,7 +165,12 @@ def _items(shown: pl.LazyFrame) -> pl.DataFrame:
         )
         .collect()
     )
-    return table.explode(list(_OF_ITEMS)).unique([*_IMPRESSION, "item_id"], keep="first", maintain_order=True)
+    return exploded(table, list(_OF_ITEMS))
+
+
+def exploded(lists: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """Return a row for each item of each list, each item of a list once; `columns`, `item_id` among them, are by item."""
+    return lists.explode(list(columns)).unique([*IMPRESSION, "item_id"], keep="first", maintain_order=True)
 
 
 def _column(there: Sequence[str], source: str, name: str, kind: pl.DataType | type[pl.DataType]) -> pl.Expr:
@@ -179,15 +184,28 @@ def _clicks(events: pl.LazyFrame, event_types: Sequence[str]) -> pl.DataFrame:
     table = events.select(_column(there, name, name, kind) for name, kind in _OF_CLICK.items()).filter(
         pl.col("event_type").fill_null("click").is_in(list(event_types))
     )
-    return table.sort("event_time_ms", "event_id").unique("event_id", keep="first", maintain_order=True).collect()
+    return earliest(table.collect())
 
 
-def _joined(items: pl.DataFrame, clicks: pl.DataFrame, window_ms: int, end: int) -> pl.DataFrame:
-    """Return the items shown before `end` with their clicks; later ones are there because a click may belong to them instead."""
-    key = [*_IMPRESSION, "item_id"]
-    shown = items.select(*key, at=pl.col("shown_time_ms"), shown_user="user_id", shown_request="request_id").sort(
-        "at", "shown_request"
-    )
+def earliest(clicks: pl.DataFrame) -> pl.DataFrame:
+    """Return each event id once: its earliest event."""
+    return clicks.sort("event_time_ms", "event_id").unique("event_id", keep="first", maintain_order=True)
+
+
+def followed(items: pl.DataFrame, clicks: pl.DataFrame, window_ms: int) -> pl.DataFrame:
+    """Return what belongs to which shown item: the one rule by which all that judges by clicks joins them.
+
+    Args:
+        items: A row for each item of each impression: the columns of `IMPRESSION`, and `item_id`.
+        clicks: A row for each event id: `user_id, item_id, event_time_ms, value, request_id`. Ids may be texts or numbers, in both tables the same.
+        window_ms: How long after an impression a click still belongs to it.
+
+    Returns:
+        The columns of `IMPRESSION`, `item_id`, and `clicks, value, clicked_time_ms`, for items with a click.
+    """
+    shown = items.select(
+        *IMPRESSION, "item_id", at=pl.col("shown_time_ms"), shown_user="user_id", shown_request="request_id"
+    ).sort("at", "shown_request")
     named = clicks.filter(pl.col("request_id").is_not_null())
     unnamed = clicks.filter(pl.col("request_id").is_null())
     by_request = (
@@ -204,19 +222,29 @@ def _joined(items: pl.DataFrame, clicks: pl.DataFrame, window_ms: int, end: int)
             shown.filter(pl.col("user_id").is_not_null()), on="at", by=["user_id", "item_id"], check_sortedness=False
         )
     )
-    followed = (
+    return (
         pl.concat([table.select(_FOUND) for table in (by_request, by_user)])
         .filter(pl.col("event_time_ms") - pl.col("shown_time_ms") <= window_ms)
-        .group_by("request_id", "user_id", "shown_time_ms", "item_id")
+        .group_by(*IMPRESSION, "item_id")
         .agg(
             clicks=pl.len().cast(pl.Int64),
             value=pl.col("value").sum(),
             clicked_time_ms=pl.col("event_time_ms").min(),
         )
     )
+
+
+def _joined(items: pl.DataFrame, clicks: pl.DataFrame, window_ms: int, end: int) -> pl.DataFrame:
+    """Return the items shown before `end` with their clicks; later ones are there because a click may belong to them instead."""
     return (
         items.filter(pl.col("shown_time_ms") < end)
-        .join(followed, on=key, how="left", nulls_equal=True, maintain_order="left")
+        .join(
+            followed(items, clicks, window_ms),
+            on=[*IMPRESSION, "item_id"],
+            how="left",
+            nulls_equal=True,
+            maintain_order="left",
+        )
         .with_columns(pl.col("clicks").fill_null(0), pl.col("value").fill_null(0.0))
         .sort("shown_time_ms", "request_id", "position", maintain_order=True)
     )

@@ -6,7 +6,7 @@ the stage; several stages share `alpha`. Metrics that are means are asymptotic a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pipelines.experiments.sequential import half_width, ratio_interval
@@ -48,6 +48,8 @@ class Guard:
         effect: The share that the test is made for; a guard is no worse once the candidate is shown to be worse by less than this.
         weight: Its part of alpha, beside the other guards' weights.
         is_objective: Whether being better here makes the candidate better.
+        tolerance: Of users whom something hits: the share of the candidate's users whom it may hit before the two versions must be compared.
+        is_awaited: Whether the outcome waits for it while it is open. One that is not can still be worse.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Guard:
     effect: float = 0.1
     weight: float = 1.0
     is_objective: bool = False
+    tolerance: float = 0.0
+    is_awaited: bool = True
 
     def __post_init__(self) -> None:
         """Check the numbers. Raises ConfigError naming the guard and the field."""
@@ -63,6 +67,7 @@ class Guard:
             ("budget", self.budget, 0 <= self.budget < 1, "0 to below 1, such as 0.02"),
             ("effect", self.effect, 0 < self.effect < math.inf, "above 0, such as 0.1"),
             ("weight", self.weight, 0 < self.weight < math.inf, "above 0, such as 1"),
+            ("tolerance", self.tolerance, 0 <= self.tolerance < 1, "0 to below 1, such as 0.01"),
         ):
             if not is_right:
                 raise ConfigError(f"guard {self.name}: {field} is {value}; give {example}")
@@ -78,10 +83,11 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """Users of each variant to whom something rare (a failed call, a missed deadline) happened at least once since the stage began."""
+    """Users of each variant to whom something rare (a failed call, a missed deadline) happened at least once since the stage began; `num_users` is all of the candidate's."""
 
     candidate: int
     control: int
+    num_users: int = 0
 
 
 Counts = Mapping[str, Means | Affected]
@@ -139,13 +145,15 @@ def verdict(
     whole = sum(guard.weight for guard in guards)
     readings = tuple(_read(guard, counts, share, alpha * guard.weight / whole) for guard in guards)
     objectives = {guard.name for guard in guards if guard.is_objective}
-    open_ones = [one for one in readings if one.state is State.OPEN]
+    awaited = {guard.name for guard in guards if guard.is_awaited}
+    open_ones = [one for one in readings if one.state is State.OPEN and one.name in awaited]
     if worse := [one for one in readings if one.state is State.WORSE]:
         return Verdict(outcome=Outcome.WORSE, reason="; ".join(map(_describe, worse)), readings=readings)
     if better := [one for one in readings if one.state is State.BETTER and one.name in objectives]:
         return Verdict(outcome=Outcome.BETTER, reason="; ".join(map(_describe, better)), readings=readings)
     if not open_ones:
-        return Verdict(outcome=Outcome.NO_WORSE, reason="; ".join(map(_describe, readings)), readings=readings)
+        known = [one for one in readings if one.state is not State.OPEN]
+        return Verdict(outcome=Outcome.NO_WORSE, reason="; ".join(map(_describe, known)), readings=readings)
     outcome = Outcome.UNDECIDED if elapsed_s >= limit_s else Outcome.CONTINUE
     return Verdict(outcome=outcome, reason="; ".join(one.lacks for one in open_ones), readings=readings)
 
@@ -160,7 +168,19 @@ def _read(guard: Guard, counts: Counts, share: float, alpha: float) -> Reading:
     odds = (1 - share) / share
     worse_by = found.candidate * odds / found.control - 1 if found.control else math.nan
     lacks = f"{guard.name}: happened to {found.candidate} users of the candidate and {found.control} of the other, too few to tell"
-    return _reading(guard, worse_by, low, high, lacks)
+    if not guard.tolerance:
+        return _reading(guard, worse_by, low, high, lacks)
+    most = _most_affected(found, alpha)
+    lacks += f"; it may happen to {most:.1%} of the candidate's users, and {guard.tolerance:.1%} are tolerated"
+    reading = _reading(guard, worse_by, low, high, lacks)
+    is_rare = reading.state is State.OPEN and most <= guard.tolerance
+    return replace(reading, state=State.NO_WORSE, lacks="") if is_rare else reading
+
+
+def _most_affected(found: Affected, alpha: float) -> float:
+    """Return the share of the candidate's users below which the true one lies."""
+    spared = max(0, found.num_users - found.candidate)
+    return 1 / (1 + ratio_interval(spared, found.candidate, 0.5, alpha)[0])
 
 
 def _read_means(guard: Guard, found: Means, alpha: float) -> Reading:

@@ -1,7 +1,7 @@
 """The data plane: everything that a door can call, behind one object, and its composition from ports and configuration.
 
-Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a line in
-`_tiers`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
+Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a place
+among the tiers of `build_data_plane`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ from services.gateway.request.context import Features
 from services.gateway.request.live_bundle import LiveBundle, Student
 from services.gateway.request.names import Names
 from services.gateway.request.pages import PageKey, Pages
+from services.gateway.shadow import Candidate, Shadow, Teacher
 from services.gateway.surfaces.editor import SurfacesEditor
 from services.gateway.surfaces.experiments import RunningExperiments
 from services.gateway.surfaces.surface import Surface
@@ -52,7 +53,6 @@ from services.gateway.tiers.popular import PopularityWindows, PopularTier
 from services.gateway.tiers.precomputed import PrecomputedTier
 from services.gateway.tiers.similar import SimilarTier
 from services.gateway.tiers.student import StudentTier
-from services.gateway.tiers.tier import RankingTier
 from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
 from services.gateway.users.export import ExportUser
 from services.items.live_items import LiveItems
@@ -67,6 +67,7 @@ from services.router.replica import Replica
 log = structlog.get_logger()
 
 _WARM_UP_S = 10.0
+_ANY_HISTORY = LlmRule(min_history=1, needs_gain=False)
 
 
 class Producer(Protocol):
@@ -117,6 +118,7 @@ class DataPlane:
         assign: Assign,
         preview: PreviewSurface,
         popular: PopularTier,
+        similar: SimilarTier,
         producers: Sequence[Producer],
         metrics: AnswerMetrics,
         explanations: Explanations,
@@ -127,6 +129,7 @@ class DataPlane:
         users: EraseUsers,
         export: ExportUser,
         pages: Pages,
+        shadow: Shadow,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -134,6 +137,7 @@ class DataPlane:
         self.users = users
         self.export = export
         self._pages = pages
+        self._shadow = shadow
         self.text = text
         self.text_report = text_report
         self.recommend = recommend
@@ -144,6 +148,7 @@ class DataPlane:
         self.surfaces_editor = SurfacesEditor(surfaces)
         self.preview = preview
         self.popular = popular
+        self.similar = similar
         self.load = load
         self.clock = clock
         self.edge = EdgeWatch(load, clock, wall_clock)
@@ -165,6 +170,7 @@ class DataPlane:
         await self._surfaces.start()
         await self.experiments.start()
         await self.popular.start()
+        await self.similar.start()
         self.load.start()
         await self.explanations.start()
         await self._pages.start()
@@ -172,7 +178,9 @@ class DataPlane:
     async def stop(self) -> None:
         """End the background work; records that wait are sent for at most two seconds each."""
         self.load.stop()
+        await self._shadow.stop()
         await self.popular.stop()
+        await self.similar.stop()
         await self.experiments.stop()
         await self._surfaces.stop()
         await self.names.stop()
@@ -273,7 +281,7 @@ class Ports:
 class PlaneConfig:
     """The values that the data plane needs.
 
-    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`, `experiments_file`: where surfaces and experiments are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured for each name, for a metric.
+    `llm_beam_width`: how many items a replica ranks at no further cost. `surfaces_file`, `experiments_file`: where surfaces and experiments are, if there are any. `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured for each name, for a metric. `shadow_share`, `teacher_share`: of answers that are ranked again.
     """
 
     deadlines: DeadlineLimits
@@ -288,6 +296,8 @@ class PlaneConfig:
     popular_refresh_s: float
     max_events_per_request: int
     broker_keeps: BrokerKeeps
+    shadow_share: float = 0.0
+    teacher_share: float = 0.0
     text: TextLimits = field(default_factory=TextLimits)
     text_num_places: int = NUM_PLACES
     num_llm_replicas: int = 1
@@ -307,14 +317,9 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
             for name in ports.llms
         ]
     )
-    popular = PopularTier(names, ports.features, config.popular_refresh_s)
-    llm = LlmTier(
-        {name: GatedLlm(one, _gate(config)) for name, one in ports.llms.items()},
-        config.llm_rule,
-        config.llm_beam_width,
-        metrics.breaker_open,
-        ports.clock,
-    )
+    popular, similar = PopularTier(names, ports.features, config.popular_refresh_s), SimilarTier(names)
+    gated = {name: GatedLlm(one, _gate(config)) for name, one in ports.llms.items()}
+    llm = LlmTier(gated, config.llm_rule, config.llm_beam_width, metrics.breaker_open, ports.clock)
     surfaces = Surfaces(
         config.surfaces_file, tuple(ports.llms), lambda one: _check_surface(one, names), metrics.surfaces_state.set
     )
@@ -326,9 +331,8 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     text = _text_tier(ports, config, load, text_report)
     make_recommend = partial(
         Recommend,
-        names=names,
         features=ports.features,
-        tiers=_tiers(llm, StudentTier(ports.clock)),
+        tiers=(PrecomputedTier(), llm, StudentTier(ports.clock), similar),
         last=popular,
         load=load,
         pages=pages,
@@ -338,7 +342,25 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )
+    names.before_swap(lambda one: answer_metrics.bundle_loaded(one.name, one.version))
+    teacher = LlmTier(gated, _ANY_HISTORY, config.llm_beam_width, metrics.breaker_open, ports.clock)
+    rankers = (
+        Candidate(
+            share=config.shadow_share,
+            agreement=metrics.candidate_agreement,
+            beside=lambda live: names.of(live.name).beside(live),
+            recommend_by=make_recommend,
+        ),
+        Teacher(
+            share=config.teacher_share,
+            agreement=metrics.teacher_agreement,
+            recommend_by=partial(make_recommend, tiers=(PrecomputedTier(), teacher, StudentTier(ports.clock))),
+            max_deadline_ms=config.deadlines.max_ms,
+        ),
+    )
+    shadow = Shadow(rankers, load, metrics.shadow_samples, ports.clock)
     recommend = make_recommend(
+        names=names,
         surfaces=experiments,
         sinks=(
             Impressions(ports.impressions, metrics.impressions).answered,
@@ -346,9 +368,12 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
             log_answer,
             set_span_attributes,
             explanations.answered,
+            *shadow.sinks,
         ),
     )
-    preview = PreviewSurface(surfaces, lambda finder, sink: make_recommend(surfaces=finder, sinks=(sink,)), ports.clock)
+    preview = PreviewSurface(
+        surfaces, lambda finder, sink: make_recommend(names=names, surfaces=finder, sinks=(sink,)), ports.clock
+    )
     return DataPlane(
         recommend=recommend,
         features=ports.features,
@@ -360,6 +385,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         assign=Assign(names, experiments, ports.wall_clock),
         preview=preview,
         popular=popular,
+        similar=similar,
         producers=(ports.events, ports.impressions, ports.item_log),
         metrics=answer_metrics,
         explanations=explanations,
@@ -368,6 +394,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         text_report=text_report,
         text=text,
         pages=pages,
+        shadow=shadow,
         export=ExportUser(ports.user_data),
         users=EraseUsers(ports.events, ports.receipts, config.broker_keeps, ports.wall_clock),
         clock=ports.clock,
@@ -392,11 +419,6 @@ async def warm_up(features: Features, llms: Iterable[Llm]) -> None:
     for opening in (features.read("warm-up", "none", _WARM_UP_S), *ranking):
         with suppress(TailraceError):
             await opening
-
-
-def _tiers(llm: LlmTier, student: StudentTier) -> Sequence[RankingTier]:
-    """Return the tiers before the last one, in order of quality."""
-    return (PrecomputedTier(), llm, student, SimilarTier())
 
 
 def _check_surface(surface: Surface, names: Names) -> None:

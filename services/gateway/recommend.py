@@ -37,7 +37,6 @@ from services.gateway.request.context import (
     look_up_features,
 )
 from services.gateway.request.live_bundle import Live
-from services.gateway.request.names import Names
 from services.gateway.request.pages import Pages
 from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import Ruled, apply_rules
@@ -63,6 +62,14 @@ class _Admitted(NamedTuple):
     variant: str | None
 
 
+class BundleFinder(Protocol):
+    """The bundles of requests."""
+
+    def find(self, name: str | None, unit_id: str | None, now_ms: float) -> Live:
+        """Return the bundle that answers this user, or visitor's session, under a name at this time (Unix ms). Raises InvalidRequest or DependencyUnavailable."""
+        ...
+
+
 class SurfaceFinder(Protocol):
     """The surfaces of requests."""
 
@@ -77,7 +84,7 @@ class Recommend:
     def __init__(
         self,
         *,
-        names: Names,
+        names: BundleFinder,
         surfaces: SurfaceFinder,
         features: Features,
         tiers: Sequence[RankingTier],

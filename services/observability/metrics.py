@@ -64,7 +64,7 @@ def _histogram(name: str, text: str, buckets: Sequence[float], labels: str = "")
 
 
 class ProcessMetrics(_Metrics):
-    """Metrics of every process; `part` is gateway, standby, llm or worker."""
+    """Metrics of every process; `part` is gateway, standby, llm, worker or release."""
 
     build_info = _gauge("tailrace_build_info", "1 for each running version of this software", "part version python")
     started = _gauge(
@@ -141,6 +141,23 @@ class GatewayMetrics(_Metrics):
         "tailrace_student_agreement_ratio",
         "Share of the LLM's ten best items that are among the student's ten, for requests that both ranked",
         SHARE_BUCKETS,
+    )
+    shadow_samples = _counter(
+        "tailrace_shadow_samples_total",
+        "Answers drawn to be ranked again, by whom (candidate, teacher) and outcome: compared, or why they were not",
+        "by outcome",
+    )
+    candidate_agreement = _histogram(
+        "tailrace_candidate_agreement_ratio",
+        "Rank-biased overlap of an answer with what the candidate of a release would have shown, by the answer's tier and the candidate",
+        SHARE_BUCKETS,
+        "name tier version",
+    )
+    teacher_agreement = _histogram(
+        "tailrace_teacher_agreement_ratio",
+        "Rank-biased overlap of another tier's answer with what the LLM would have shown, by that tier and the bundle",
+        SHARE_BUCKETS,
+        "name tier version",
     )
     list_age_seconds = _histogram(
         "tailrace_precomputed_age_seconds",
@@ -247,6 +264,30 @@ class StreamMetrics(_Metrics):
         "tailrace_event_to_visible_seconds",
         "Time from an event's acceptance until its features are readable",
         FRESHNESS_BUCKETS_S,
+    )
+
+
+class ReleaseMetrics(_Metrics):
+    """Metrics of the process that judges releases, by name and the candidate's version."""
+
+    share = _gauge(
+        "tailrace_release_share", "Share of users who get a release's candidate; 0 after its end", "name version"
+    )
+    guard = _gauge(
+        "tailrace_release_guard",
+        "How much worse the candidate is by a guard, as a share of the live version's value, with its interval: worse_by, low, high",
+        "name version guard bound",
+    )
+    verdict = _gauge(
+        "tailrace_release_verdict", "The last verdict: -1 worse, 0 none yet, 1 no worse, 2 better", "name version"
+    )
+    looks = _counter("tailrace_release_looks_total", "Looks at a release's candidate", "name version")
+    look_time = _gauge("tailrace_release_look_time_seconds", "When a name was last looked at (Unix time)", "name")
+    rolled_back = _counter(
+        "tailrace_release_rolled_back_total", "Candidates that were withdrawn because they were worse", "name version"
+    )
+    refused = _counter(
+        "tailrace_release_refused_records_total", "Records of a topic that could not be read for a verdict", "topic"
     )
 
 

@@ -66,9 +66,9 @@ class Facts:
 
     `num_history` counts the catalogue items in this user's history (stored and sent along). `llm_pays`: for such a history the
     bundle's evaluation showed the LLM to rank better than the student, or routing does not depend on it. `llm_allowed`, `student_allowed`: the
-    surface has this tier. `is_trained`: the bundle has models, and was not made of items alone. `num_allowed` counts items that
-    may be shown, `num_allowed_if_seen` the same with seen items allowed again. `list_covers`: the stored list is fresh and
-    covers this request. `is_shed`: admission keeps this request from the features and the tiers that need them. `budget_s`
+    surface has this tier. `is_trained`: the bundle has models, and they know an item that may be shown. `num_allowed` counts
+    items that may be shown, `num_allowed_if_seen` the same with seen items allowed again. `list_covers`: the stored list is fresh
+    and covers this request. `is_shed`: admission keeps this request from the features and the tiers that need them. `budget_s`
     is the time left for ranking. `asked` is the tier of a list that is about items or popularity, and not the user.
     """
 

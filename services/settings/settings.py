@@ -150,6 +150,11 @@ class Settings(BaseSettings):
     max_llm_in_flight: int = Field(64, ge=1)
     """Calls of the LLM that one gateway has under way at most."""
 
+    shadow_share: float = Field(0.0, ge=0, le=1)
+    """Share of answers that the candidate of a release ranks again within spare capacity, to compare; nobody sees its lists. 0: none."""
+    teacher_share: float = Field(0.0, ge=0, le=1)
+    """Share of the other tiers' answers that the LLM ranks again within spare capacity: how alike they are is an objective by tier. 0: none."""
+
     surfaces_file: Path | None = None
     """TOML file of the surfaces that requests may name, reloaded when it changes. None: there are none."""
     experiments_file: Path | None = None
@@ -258,6 +263,12 @@ class Settings(BaseSettings):
     impressions_keep_days: int = Field(90, ge=0)
     """Days that the offline log of impressions is kept. 0: for ever."""
 
+    # releases
+    release_look_s: float = Field(60.0, gt=0)
+    """Seconds between two looks at a canary by the process that judges releases."""
+    release_lead_s: float = Field(10.0, ge=0)
+    """Seconds from the record of a release's stage to its beginning, in which all processes load the version."""
+
     # observability and console
     otlp_endpoint: str = ""
     """OTLP endpoint for traces, for example http://collector:4317. Empty: no export."""
@@ -325,6 +336,11 @@ class Settings(BaseSettings):
     def worker_heartbeat(self) -> Path:
         """File that this stream worker touches in every round."""
         return self.state_dir / "run" / f"worker-{self.worker_index}.beat"
+
+    @property
+    def release_heartbeat(self) -> Path:
+        """File that the process which judges releases touches in every round."""
+        return self.state_dir / "run" / "release.beat"
 
     @property
     def grpc_address(self) -> str:

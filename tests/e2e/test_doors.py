@@ -13,7 +13,7 @@ from tests.support.stacks.stack import Stack, new_user_id
 
 AMPLE_MS = 4_000
 RECOMMEND = "/v1/recommendations"
-PARTS = ("valkey", "broker", "worker", "standby", "serve", "metrics", "edge")
+PARTS = ("valkey", "broker", "worker", "release", "standby", "serve", "metrics", "edge")
 
 
 def test_every_tier_can_be_reached(stack: Stack) -> None:

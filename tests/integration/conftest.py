@@ -21,6 +21,7 @@ _FEAST = ("ignore::DeprecationWarning", "ignore::FutureWarning")
 IGNORED = {
     "stream": _KAFKA,
     "items": _KAFKA,
+    "release": _KAFKA,
     "observability": _KAFKA,
     "features": (*_KAFKA, *_FEAST),
     "pipelines": _FEAST,
@@ -42,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _collected(request: pytest.FixtureRequest) -> Iterator[None]:
     """Collect the sockets that kafka-python leaves behind, while their warnings are ignored."""
     yield
-    if request.path.parent.name in {"stream", "items", "observability"}:
+    if request.path.parent.name in {"stream", "items", "observability", "release"}:
         gc.collect()
 
 

@@ -14,6 +14,7 @@ from services.observability.metrics import (
     EngineMetrics,
     GatewayMetrics,
     ProcessMetrics,
+    ReleaseMetrics,
     StreamMetrics,
     TextMetrics,
 )
@@ -38,6 +39,7 @@ def exported() -> dict[str, set[str]]:
         StreamMetrics(registry),
         EdgeMetrics(registry),
         EngineMetrics(registry),
+        ReleaseMetrics(registry),
         ProcessMetrics(registry, "gateway"),
     )
     found: dict[str, set[str]] = {}

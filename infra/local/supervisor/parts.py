@@ -1,8 +1,8 @@
 """The parts of the embedded stack, in starting order: the command of each, its ports, its needs and its health probes.
 
     valkey ┐
-    broker ┼─▶ worker, standby, serve ◀── edge        metrics stands alone
-    stop: edge, standby, serve, worker, broker, valkey, metrics
+    broker ┼─▶ worker, release, standby, serve ◀── edge        metrics stands alone
+    stop: edge, standby, serve, worker, release, broker, valkey, metrics
 
 Derived from settings alone; starts nothing.
 """
@@ -87,6 +87,19 @@ def worker_part(settings: Settings) -> Part:
     )
 
 
+def release_part(settings: Settings) -> Part:
+    """Return the judge of releases: it compares what a canary's users get with what the others get."""
+    return Part(
+        name="release",
+        command=_python("pipelines.release"),
+        probes=(partial(beats, settings.release_heartbeat),),
+        heartbeat=settings.release_heartbeat,
+        needs=("broker",),
+        environment={"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", **metrics_environment(settings)},
+        restart_policy=RestartPolicy(start_timeout_s=60.0),
+    )
+
+
 def standby_part(settings: Settings) -> Part:
     """Return the gateway outside Ray, which answers while Ray's ingress is unavailable."""
     host, http_port, grpc_port = settings.inner_host, settings.standby_http_port, settings.standby_grpc_port
@@ -162,6 +175,7 @@ def stack_parts(settings: Settings) -> tuple[Part, ...]:
         broker_part(settings),
         metrics_part(settings),
         worker_part(settings),
+        release_part(settings),
         *((standby_part(settings),) if settings.standby else ()),
         serve_part(settings),
         edge_part(settings),

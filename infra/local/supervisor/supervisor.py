@@ -19,7 +19,7 @@ from services.errors import EnvironmentFault
 TICK_S = 0.05
 PROBE_EVERY_S = {Phase.STARTING: 0.1, Phase.HEALTHY: 2.0, Phase.UNHEALTHY: 0.5}
 MAX_FIRST_FAILURES = 3
-STOP_ORDER = ("edge", "standby", "serve", "pipeline", "worker", "broker", "valkey", "metrics")
+STOP_ORDER = ("edge", "standby", "serve", "pipeline", "worker", "release", "broker", "valkey", "metrics")
 
 
 class StopRequested(BaseException):

@@ -174,6 +174,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/assignment": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Say which version and variants a user, or a visitor's session, gets on each surface */
+        get: operations["assignment"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/users/{user_id}": {
         parameters: {
             query?: never;
@@ -351,6 +368,17 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * AssignedBody
+         * @description What a user, or a visitor's session, gets now.
+         */
+        AssignedBody: {
+            /**
+             * Surfaces
+             * @description All of them, first that of requests which name none
+             */
+            surfaces: components["schemas"]["SurfaceAssignmentBody"][];
+        };
         /**
          * AvoidShownBody
          * @description What was shown a short while ago, and is left out.
@@ -1039,6 +1067,11 @@ export interface components {
             /** Surface */
             surface: string | null;
             /**
+             * Variant
+             * @description Of each experiment: `fresher=fresh,layout=control`
+             */
+            variant: string | null;
+            /**
              * Facts
              * @description The policy's inputs
              */
@@ -1690,7 +1723,7 @@ export interface components {
              *     - `student_failed`: The student failed or was not done in time; the popular tier answered.
              *     - `not_on_surface`: The request's surface does not allow the better tiers, so the next one answered.
              *     - `shed`: The gateway is overloaded, and requests of this priority class are answered from memory.
-             *     - `not_trained`: The live bundle was made of items alone, and nothing is trained yet; the popular tier answered.
+             *     - `not_trained`: The live bundle's models know no item that may be shown: it was made of items alone, or these are newer; the popular tier answered.
              *     - `similar_asked`: The request asked for items like those that it names.
              *     - `popular_asked`: The request asked for what is popular.
              *     - `everything_seen`: The user has seen every item that may be shown, so seen items are shown again.
@@ -2059,6 +2092,42 @@ export interface components {
              * @default false
              */
             include_obfuscation?: boolean;
+        };
+        /**
+         * SurfaceAssignmentBody
+         * @description What applies on one surface.
+         */
+        SurfaceAssignmentBody: {
+            /**
+             * Surface
+             * @description null: requests that name none
+             */
+            surface: string | null;
+            /**
+             * Name
+             * @description The model name
+             */
+            name: string;
+            /**
+             * Bundle Version
+             * @description The version that answers; null: nothing is live
+             */
+            bundle_version: string | null;
+            /**
+             * Is Canary
+             * @description Whether that is the candidate of a release under way
+             */
+            is_canary: boolean;
+            /**
+             * Variants
+             * @description The variant by experiment
+             * @example {
+             *       "fresher": "control"
+             *     }
+             */
+            variants: {
+                [key: string]: string;
+            };
         };
         /**
          * TextPartBody
@@ -2971,6 +3040,90 @@ export interface operations {
                 };
                 content: {
                     "text/plain": string;
+                };
+            };
+            /** @description No API key, or none that is valid now */
+            401: {
+                headers: {
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key lacks the scope that the call needs */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A field is wrong: `field` names it, `fix` says what to send */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The key's rate or quota is used up; retry after `retry-after` */
+            429: {
+                headers: {
+                    /** @description Seconds */
+                    "Retry-After"?: number;
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description An internal error; it is logged under the request id */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    assignment: {
+        parameters: {
+            query?: {
+                /** @description The user; one of the two is needed */
+                user_id?: string;
+                /** @description A visitor's session; a user goes before it */
+                session_id?: string;
+            };
+            header?: {
+                /** @description In UTF-8, else 400. Returned with the answer, logged, and kept with the impression */
+                "X-Request-Id"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    "RateLimit-Limit": components["headers"]["RateLimit-Limit"];
+                    "RateLimit-Remaining": components["headers"]["RateLimit-Remaining"];
+                    "RateLimit-Reset": components["headers"]["RateLimit-Reset"];
+                    "RateLimit-Policy": components["headers"]["RateLimit-Policy"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AssignedBody"];
                 };
             };
             /** @description No API key, or none that is valid now */

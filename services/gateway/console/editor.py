@@ -15,9 +15,8 @@ Holds no rule: what is asked for goes to the data plane, as from the other doors
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,7 +24,8 @@ from services.contracts.access import Scope
 from services.contracts.recommend import check_id
 from services.errors import InvalidRequest, NotFound
 from services.gateway.call.headers import Call
-from services.gateway.call.http import HttpApp, field_path, json_response, read_body
+from services.gateway.call.http import HttpApp, json_response
+from services.gateway.console.body import Sent, read_sent
 from services.gateway.console.door import console_operation
 from services.gateway.console.items import find_items
 from services.gateway.data_plane import DataPlane
@@ -37,36 +37,31 @@ from services.gateway.surfaces.editor import MAX_TEXT_BYTES
 DOOR = "console"
 _MAX_BODY_BYTES = 2 * MAX_TEXT_BYTES + 2_048
 """Quotes and line breaks take two bytes in JSON."""
-B = TypeVar("B", bound=BaseModel)
 
 
-class _Sent(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class _Availability(_Sent):
+class _Availability(Sent):
     available: bool
 
 
-class _Saved(_Sent):
+class _Saved(Sent):
     text: str
     sha256: str
 
 
-class _Boosted(_Sent):
+class _Boosted(Sent):
     text: str
     surface: str
     item_id: str
     factor: float
 
 
-class _Drafted(_Sent):
+class _Drafted(Sent):
     text: str
     surface: str
     user_id: str
 
 
-class _Erased(_Sent):
+class _Erased(Sent):
     user_id: str
 
 
@@ -97,7 +92,7 @@ class _EditorDoor:
         return json_response({"items": [asdict(one) for one in found]})
 
     async def show(self, http: Request, _: Call) -> Response:
-        sent = await _read(http, _Availability)
+        sent = await read_sent(http, _Availability, _MAX_BODY_BYTES)
         state = await self._plane().items.patch(http.path_params["item_id"], {"available": sent.available})
         return json_response({"item_id": state.item_id, "available": state.available})
 
@@ -105,12 +100,12 @@ class _EditorDoor:
         return json_response(asdict(await asyncio.to_thread(self._plane().surfaces_editor.read)))
 
     async def save(self, http: Request, _: Call) -> Response:
-        sent = await _read(http, _Saved)
+        sent = await read_sent(http, _Saved, _MAX_BODY_BYTES)
         saving = asyncio.to_thread(self._plane().surfaces_editor.save, _text(sent.text), sent.sha256)
         return json_response(asdict(await saving))
 
     async def boost(self, http: Request, _: Call) -> Response:
-        sent = await _read(http, _Boosted)
+        sent = await read_sent(http, _Boosted, _MAX_BODY_BYTES)
         if self._plane().names.first.current().items.index(sent.item_id) is None:
             raise NotFound(f"there is no item {sent.item_id!r:.100}", "search for it first")
         boosting = self._plane().surfaces_editor.boosted
@@ -118,7 +113,7 @@ class _EditorDoor:
         return json_response({"text": text})
 
     async def preview(self, http: Request, call: Call) -> Response:
-        sent = await _read(http, _Drafted)
+        sent = await read_sent(http, _Drafted, _MAX_BODY_BYTES)
         check_id("user_id", sent.user_id)
         before, after = await self._plane().preview(
             _text(sent.text), sent.surface, sent.user_id, call.admitted, call.request_id
@@ -126,7 +121,7 @@ class _EditorDoor:
         return json_response({"before": self._previewed(before), "after": self._previewed(after)})
 
     async def erase(self, http: Request, call: Call) -> Response:
-        sent = await _read(http, _Erased)
+        sent = await read_sent(http, _Erased, _MAX_BODY_BYTES)
         return json_response(format_receipt(await self._plane().users.erase(sent.user_id, DOOR, call.request_id)), 202)
 
     async def receipt(self, http: Request, _: Call) -> Response:
@@ -147,13 +142,3 @@ def _text(text: str) -> str:
     if len(text.encode(errors="surrogatepass")) > MAX_TEXT_BYTES:
         raise InvalidRequest("text", "too long", f"write at most {MAX_TEXT_BYTES} bytes")
     return text
-
-
-async def _read(http: Request, model: type[B]) -> B:
-    """Read a body. Raises InvalidRequest naming the first field that is wrong."""
-    try:
-        return model.model_validate_json(await read_body(http, _MAX_BODY_BYTES))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        fields = ", ".join(model.model_fields)
-        raise InvalidRequest(field_path(first["loc"]) or "body", first["msg"], f"the fields are {fields}") from error

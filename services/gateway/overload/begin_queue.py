@@ -41,6 +41,11 @@ class BeginQueue:
         self._turned_s = 0.0
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._num_waiting
+
+    @property
     def delay_s(self) -> float:
         """How long a request would wait that were read now and began after all others."""
         return self._num_waiting * self._turn_s

@@ -69,6 +69,11 @@ class LoadMonitor:
         self._refused.labels(cause).inc()
         return Overloaded("the gateway", RETRY_AFTER_S)
 
+    @property
+    def has_spare_capacity(self) -> bool:
+        """Whether there is no strain, nothing waits to begin, and a request of low priority has a place."""
+        return self.admission.strain == 0 and self.queue.is_empty and self.judge(Priority.LOW) is Verdict.ADMIT
+
     @contextmanager
     def working(self) -> Iterator[None]:
         """Count a request while it is served in full."""

@@ -15,6 +15,7 @@ from services.observability.metrics import GatewayMetrics
 _NONE = "none"
 _DOORS = ("rest", "grpc")
 _NUM_ANSWERS_KEPT = 20_000
+_JUDGED_BY_TEACHER = (Tier.PRECOMPUTED, Tier.STUDENT)
 
 
 class AnswerSource(NamedTuple):
@@ -42,6 +43,11 @@ class AnswerMetrics:
         self._series: dict[tuple[str, ...], _Series] = {}
         _begin_at_zero(metrics)
         self._num_answered = self._num_late = 0
+
+    def bundle_loaded(self, name: str, version: str) -> None:
+        """Create the series that objectives count of a bundle, which is served under this name."""
+        for tier in _JUDGED_BY_TEACHER:
+            self._metrics.teacher_agreement.labels(name, tier.value, version)
 
     def take_late_share(self) -> float:
         """Return the share (0 to 1) of answers since the last call that were late; 0 without any."""

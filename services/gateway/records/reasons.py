@@ -115,7 +115,7 @@ REASONS: Mapping[Reason, ReasonText] = {
         planned="The gateway was overloaded and shed this caller's class: it was answered from memory, nothing was read.",
     ),
     Reason.NOT_TRAINED: ReasonText(
-        "The live bundle was made of items alone, and nothing is trained yet; the popular tier answered."
+        "The live bundle's models know no item that may be shown: it was made of items alone, or these are newer; the popular tier answered."
     ),
     Reason.SIMILAR_ASKED: ReasonText("The request asked for items like those that it names."),
     Reason.POPULAR_ASKED: ReasonText("The request asked for what is popular."),

@@ -133,6 +133,12 @@ class LiveBundle:
             return serving.loaded[canary.version]
         return self._live_of(serving)
 
+    def beside(self, live: Live) -> Live | None:
+        """Return the candidate of the release under way, if it is loaded and another bundle than this one."""
+        serving = self._serving
+        candidate = None if serving.canary is None else serving.loaded[serving.canary.version]
+        return None if candidate is live else candidate
+
     def before_swap(self, prepare: Callable[[Live], object]) -> None:
         """Call `prepare` with each bundle that is loaded from now on, in the loading thread, before any request sees it. A bundle with which it fails is refused."""
         self._prepare.append(prepare)

@@ -185,12 +185,13 @@ def rank_request(
 
 
 def _filters_of(context: RequestContext) -> Filters:
-    """Return the filters as a replica takes them: an expression that leaves few items as their ids, which need no compiling there."""
+    """Return the filters as a replica takes them: an expression that leaves few items as the ids of those that the bundle knows, which need no compiling there."""
     filters, masks = context.request.filters, context.masks
     if filters.expression is None or not 0 < masks.num_allowed_if_seen <= _MAX_IDS_SENT:
         return filters
     item_ids = context.live.catalogue.item_ids
-    return Filters(allowed_item_ids=tuple(item_ids[index] for index in np.flatnonzero(masks.allowed_if_seen).tolist()))
+    known = np.flatnonzero(masks.allowed_if_seen[: len(item_ids)])
+    return Filters(allowed_item_ids=tuple(item_ids[index] for index in known.tolist()))
 
 
 async def _outcome(llm: Llm, request: RankRequest, timeout_s: float) -> tuple[LlmOutcome, RankResult | None]:

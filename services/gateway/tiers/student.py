@@ -31,8 +31,12 @@ class StudentTier:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="student")
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
-        """Return whether the surface allows the student, and whether the bundle has one, which then can always be asked."""
-        return {"student_allowed": self.tier in context.surface.tiers, "is_trained": context.live.student is not None}
+        """Return whether the surface allows the student, and whether the bundle has models that know an item that may be shown: the student then can always be asked."""
+        known = context.masks.allowed[: context.live.items.num_known]
+        return {
+            "student_allowed": self.tier in context.surface.tiers,
+            "is_trained": context.live.student is not None and bool(known.any()),
+        }
 
     def rank(self, context: RequestContext) -> "TierResult | asyncio.Task[TierResult]":
         """Rank the allowed items by the history: at once, or in the thread for a large catalogue. Not as a fallback on a surface without it."""

@@ -256,7 +256,8 @@ def test_a_call_of_many_requests_counts_as_as_many(edge: Edge, door: str) -> Non
         wait_for(lambda: edge.announced() == "6", what="the limit")
         batch = pool.submit(ask, 5)
         wait_for(
-            lambda: batch.done() or edge.num_in_flight() == 2, what="the batch: its first, and the bit of the other four"
+            lambda: batch.done() or edge.num_in_flight() == 2,
+            what="the batch: its first, and the bit of the other four",
         )
         assert not batch.done(), batch.result()
         single = pool.submit(ask, 1)

@@ -101,6 +101,50 @@ def test_what_a_manifest_says_brings_no_files_here(url: str, tmp_path: Path) -> 
     assert not (tmp_path / "there" / "files").exists()
 
 
+def test_a_report_comes_without_the_bundle(url: str, tmp_path: Path) -> None:
+    """A list of versions brings their reports alone here, each once and verified; a bundle that has none has none here."""
+    here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
+    publish(here, tmp_path, "v1")
+    source = tmp_path / "reported"
+    source.mkdir()
+    (source / "student.onnx").write_bytes(b"weights" * 1_000)
+    here.publish(source, "v2", {}, pages={"report.json": '{"dataset": "made up"}'})
+
+    found = [there.described("v2", with_report=True).report() for _ in range(2)]
+
+    assert found == [{"dataset": "made up"}] * 2
+    assert there.described("v1", with_report=True).manifest["version"] == "v1"
+    assert [path.stat().st_size for path in (tmp_path / "there" / "files").iterdir()] == [22]
+    digest = there.described("v2").manifest["files"]["report.json"]
+    bucket_of(url).put(f"files/{digest}", b"another report")
+    with pytest.raises(BundleCorrupt, match="its content has another hash"):
+        open_at(url, tmp_path / "third").described("v2", with_report=True)
+
+
+def test_a_version_that_comes_back_keeps_its_place(url: str, tmp_path: Path) -> None:
+    """What is promoted while it is pruned is no newer for that; while it is hidden it neither opens nor counts, and a new publication brings it back."""
+    store = open_at(url, tmp_path / "cache")
+    for version in ("b", "a"):
+        publish(store, tmp_path, version)
+        time.sleep(1.1)  # S3 tells the seconds of a publication
+    publish(store, tmp_path, "c")
+    storage = ObjectStorage(url, tmp_path / "other", GIB)
+    storage.hide("b")
+
+    assert (store.versions(), storage.hidden()) == (["a", "c"], ["b"])
+    with pytest.raises(BundleNotFound, match="no bundle b"):
+        open_at(url, tmp_path / "other").open("b")
+    storage.show("b")
+    assert store.versions() == ["b", "a", "c"]
+
+    storage.hide("b")
+    publish(store, tmp_path / "again", "b")
+    assert (store.versions(), storage.hidden()) == (["b", "a", "c"], [])
+    assert store.prune(1) == ["a"]  # b is the reference
+    assert objects(url, "versions/") == ["versions/b.json", "versions/c.json"]
+    assert objects(url, "hidden/") == []
+
+
 RACE = """
 import sys
 from pathlib import Path

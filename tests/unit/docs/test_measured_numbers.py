@@ -364,7 +364,12 @@ def train_lines() -> Iterator[str]:
         shares = [f"{row['shares_of_time'][name]:.0%}" for name in ("step", "others")]
         yield f"| {row['workers']} x {row['parallel']} | {row['losses'][-1]:.6f} | {row['loss_difference']:.1e} | {' | '.join(shares)} |"
     for row in parts["text"]:
-        yield f"| {row['workers']} x {row['parallel']} | {row['losses'][0]:.6f} | {row['losses'][-1]:.4f} |"
+        if row["moved_by"]:
+            yield f"moved by {row['moved_by']:g} of themselves ends up to {100 * row['loss_difference']:.1f} %"
+        else:
+            yield f"| {row['workers']} x {row['parallel']} | {row['losses'][0]:.6f} | {row['losses'][-1]:.4f} |"
+    *_, half, power = parts["gradients"]
+    yield f"fp16 changes the last loss by {half['loss_difference']:.1e}, PowerSGD by {100 * power['loss_difference']:.1f} % ({power['losses'][-1]:.4f})"
     (killed,) = parts["kills"]
     assert killed["is_same"]
     yield f"Killed were {' and '.join(killed['kills'])}"

@@ -5,9 +5,11 @@ import asyncio
 import pytest
 
 from services.contracts.access import Priority
+from services.contracts.filters import parse_expression
 from services.contracts.items import ItemState
-from services.contracts.recommend import Filters, Tier
+from services.contracts.recommend import Filters, SimilarTo, Tier
 from services.gateway.overload.admission import Verdict
+from services.gateway.tiers.similar import find_new
 from tests.unit.gateway.world import VERSION, World, started_world, user
 
 
@@ -114,3 +116,62 @@ async def test_lists_of_the_bundle_to_which_only_items_were_added_stay_in_use(tm
         answer = await world.recommend("old")
 
     assert answer.tier == tier
+
+
+async def similar_to(world: World, *item_ids: str, k: int = 4) -> list[str]:
+    """Ask for similar items and return their ids."""
+    answer = await world.recommend(None, k=k, subject=SimilarTo(item_ids))
+    return [item.item_id for item in answer.items]
+
+
+async def test_a_new_item_has_neighbours_by_its_words_and_is_one(world: World) -> None:
+    """Before a bundle knows it: beside the table's neighbours it comes by its cosine, and what is hidden does not come."""
+    state(world, "n1", title="Item 12", categories=("even", "Tea"))
+    state(world, "n2", title="Item 12", categories=("even", "Tea"))
+    before = await similar_to(world, "n1", k=1)
+    await world.plane.similar.refresh()
+    of_new, of_known = await similar_to(world, "n1"), await similar_to(world, "i12", k=5)
+    cart = await similar_to(world, "n1", "i12")
+    hide(world, "n2")
+    after = await similar_to(world, "n1")
+
+    assert before == ["i00"]
+    assert of_new[:2] == ["n2", "i12"]
+    assert set(of_new[2:]) <= {f"i{place:02}" for place in range(0, 20, 2)}
+    assert of_known[0] == "i13"
+    assert {"n1", "n2"} < set(of_known)
+    assert "n2" in cart
+    assert not {"n1", "i12"} & set(cart)
+    assert after == [item for item in of_new if item != "n2"] + after[3:]
+
+
+async def test_new_words_of_a_new_item_are_taken_up(world: World) -> None:
+    """With other words it has other neighbours; where nothing changed nothing is made again."""
+    state(world, "n1", title="Item 12", categories=("even",))
+    await world.plane.similar.refresh()
+    first = find_new(world.items.live_items.layout, None)
+    state(world, "n1", title="Item 13", categories=("odd",))
+    await world.plane.similar.refresh()
+
+    assert first is not None
+    assert find_new(world.items.live_items.layout, first) is not first
+    assert (await similar_to(world, "n1", k=1)) == ["i13"]
+    second = find_new(world.items.live_items.layout, None)
+    assert find_new(world.items.live_items.layout, second) is second
+
+
+async def test_an_expression_that_lets_new_items_through_is_answered_by_what_knows_the_others(world: World) -> None:
+    """A replica gets the ids that its bundle has; where it has none of them, nobody without models is asked."""
+    state(world, "n1", attributes={"fit": 1.0})
+    state(world, "i05", attributes={"fit": 1.0})
+    await world.plane.popular.refresh()
+    fits = Filters(expression=parse_expression({"must": [{"key": "fit", "eq": 1}]}, "filters"))
+    mixed = await world.recommend("long", filters=fits, k=2)
+    (sent,) = world.llm.requests
+    hide(world, "i05")
+    alone = await world.recommend("long", filters=fits, k=2)
+
+    assert sent.filters.allowed_item_ids == ("i05",)
+    assert [(item.item_id, item.source) for item in mixed.items] == [("i05", "llm"), ("n1", "popular")]
+    assert (alone.tier, alone.reason, [item.item_id for item in alone.items]) == ("popular", "not_trained", ["n1"])
+    assert len(world.llm.requests) == 1

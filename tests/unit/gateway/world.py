@@ -177,6 +177,7 @@ def make_world(
     reserve_ms: float = 8.0,
     surfaces_file: Path | None = None,
     experiments_file: Path | None = None,
+    config: PlaneConfig = CONFIG,
     others: Mapping[str, FakeLlm] = {},
 ) -> World:
     """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer. `others` are served names beside the default."""
@@ -201,8 +202,8 @@ def make_world(
         text_writer=writer,
         wall_clock=lambda: NOW_S,
     )
-    deadlines = replace(CONFIG.deadlines, reserve_ms=reserve_ms)
-    config = replace(CONFIG, deadlines=deadlines, surfaces_file=surfaces_file, experiments_file=experiments_file)
+    deadlines = replace(config.deadlines, reserve_ms=reserve_ms)
+    config = replace(config, deadlines=deadlines, surfaces_file=surfaces_file, experiments_file=experiments_file)
     plane = build_data_plane(ports, config)
     return World(plane, features, llm, student, events, impressions, shelf, registry, receipts, items, others)
 
@@ -214,11 +215,12 @@ async def started_world(
     reserve_ms: float = 8.0,
     surfaces_file: Path | None = None,
     experiments_file: Path | None = None,
+    config: PlaneConfig = CONFIG,
     **about: Any,
 ) -> AsyncIterator[World]:
     """Yield a started plane on a bundle that is published below `root`; `about` is added to its manifest."""
     publish(root / "bundles", VERSION, catalogue_of(), **about)
-    world = make_world(root / "bundles", writer, reserve_ms, surfaces_file, experiments_file)
+    world = make_world(root / "bundles", writer, reserve_ms, surfaces_file, experiments_file, config)
     await world.plane.start()
     yield world
     await world.plane.stop()

@@ -26,6 +26,7 @@ from models.errors import (
 from models.name_record import Reference
 from models.registry import BundleStore
 from models.storage.folder import FolderStorage
+from models.storage.port import Stored
 
 
 def source_with(folder: Path, text: str) -> Path:
@@ -362,6 +363,50 @@ def test_old_versions_are_pruned_and_what_may_serve_is_not(store: BundleStore, r
     assert store.versions() == ["v1", "v2", "v3", "v6", "v7"]
     assert store.rollback() == "v1"
     assert [path.name for path in root.iterdir() if path.name[0] == "."] == [".lock"]
+
+
+def test_what_is_promoted_while_it_is_pruned_comes_back(store: BundleStore, root: Path) -> None:
+    """With what its training started from; the names are read twice, however many versions go."""
+    publish(store, root, "v3")
+    publish(store, root, "v4", about={"lineage": {"parents": {"started_from": "v3"}}})
+    publish(store, root, "v5", "v6", "v7")
+    promote(store, "v7")
+    other = BundleStore(root)
+
+    class Overtaken(FolderStorage):
+        """A storage in which another process promotes v4 just before it is hidden, and which counts the readings of records."""
+
+        num_read = 0
+
+        def hide(self, version: str) -> None:
+            """Hide the version, after that."""
+            if version == "v4":
+                other.promote("v4")
+            super().hide(version)
+
+        def read_record(self, name: str) -> Stored:
+            """Read a record."""
+            self.num_read += 1
+            return super().read_record(name)
+
+    storage = Overtaken(root)
+    removed = BundleStore(storage).prune(1)
+
+    assert removed == ["v2", "v5", "v6"]
+    assert (store.versions(), store.live().version) == (["v1", "v3", "v4", "v7"], "v4")
+    assert storage.num_read <= 2 * 4  # a look reads a record and its reference, and goes on until nothing comes back
+
+
+def test_what_a_killed_process_had_hidden_comes_back_where_a_name_needs_it(store: BundleStore, root: Path) -> None:
+    """Pruning by another process finds it, in its place; what no name needs stays hidden, and counts as gone."""
+    publish(store, root, "v3", "v4")
+    promote(store, "v2", "v4")
+    for version in ("v2", "v3"):
+        (root / version).rename(root / f".{version}.11.removed")
+
+    assert store.versions() == ["v1", "v4"]
+    assert store.prune(1) == []
+    assert store.versions() == ["v1", "v2", "v4"]
 
 
 def test_scratch_folders_of_killed_processes_are_removed_after_a_day(store: BundleStore, root: Path) -> None:

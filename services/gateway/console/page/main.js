@@ -7,6 +7,7 @@ import { changeLoad, flip, load, showLive, startControls } from "./controls.js"
 import { byId, make, setText } from "./dom.js"
 import { startErasure } from "./erasure.js"
 import { startItems } from "./items.js"
+import { loadReleases, startReleases } from "./releases.js"
 import { Session } from "./session.js"
 import { showSlos } from "./slo.js"
 import { loadSurfaces, startSurfaces } from "./surfaces.js"
@@ -16,6 +17,7 @@ import { loadUsers, startUsers } from "./users.js"
 
 const LIVE_EVERY_MS = 1_000
 const BUNDLE_EVERY = 15
+const RELEASES_EVERY = 5
 const session = new Session()
 
 const SHORTCUTS = [
@@ -81,6 +83,7 @@ function showPulse(state, text) {
 async function begin() {
   loadBundle()
   loadSurfaces()
+  loadReleases()
   const users = await loadUsers(session)
   load.addMaterial([], users.map((user) => user.user_id))
   const userId = session.lastUserId() ?? users[Math.floor(users.length / 2)]?.user_id
@@ -103,6 +106,7 @@ async function followLive() {
     if (!document.hidden) {
       await readLive()
       if (round % BUNDLE_EVERY === 0) loadBundle()
+      if (round % RELEASES_EVERY === 0) loadReleases()
     }
     await new Promise((resume) => setTimeout(resume, LIVE_EVERY_MS))
   }
@@ -114,6 +118,7 @@ startAnswer(session)
 startControls(session)
 startItems(session, startSurfaces(session))
 startErasure(session)
+startReleases()
 startKeyDialog()
 startShortcuts()
 showTiers()

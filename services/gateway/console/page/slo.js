@@ -3,13 +3,14 @@
 import { byId, make, setText } from "./dom.js"
 import { percent, tierTitle } from "./text.js"
 
-const TITLES = { availability: "Answered", deadline: "In time", freshness: "Fresh", agreement: "Student agrees", precomputed_age: "Lists young" }
+const TITLES = { availability: "Answered", deadline: "In time", freshness: "Fresh", agreement: "Student agrees", precomputed_age: "Lists young", teacher_student: "LLM: students alike", teacher_precomputed: "LLM: lists alike" }
+const DRAWN = "teacher_" // counted where TAILRACE_TEACHER_SHARE draws answers, else left out
 const LATENCY = "latency_"
 
 export function showSlos(slos, windowS) {
   setText(byId("slos-window"), windowS < 1 ? "" : `over the last ${duration(windowS)}, all requests to this node`)
   const latencies = slos.filter((slo) => slo.name.startsWith(LATENCY))
-  const tiles = slos.filter((slo) => !slo.name.startsWith(LATENCY)).map(tile)
+  const tiles = slos.filter((slo) => !slo.name.startsWith(LATENCY) && (slo.num_total > 0 || !slo.name.startsWith(DRAWN))).map(tile)
   if (latencies.length) tiles.splice(2, 0, latencyTile(latencies))
   byId("slos").replaceChildren(...tiles)
 }

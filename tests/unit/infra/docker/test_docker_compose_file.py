@@ -18,7 +18,7 @@ LET_IN = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()
 FILE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = FILE["services"]
 ONE_SHOT = {"keys", "prepare", "pipeline"}
-OURS = ONE_SHOT | {"worker", "serve", "serve-gpu", "standby", "edge"}
+OURS = ONE_SHOT | {"worker", "release", "serve", "serve-gpu", "standby", "edge"}
 WRITABLE_ROOT = {"kafka"}
 """The image writes its configuration at each start."""
 

@@ -28,7 +28,7 @@ DASHBOARD = {8265, 18000}
 RAY = ("ray-head", "gateway", "llm")
 OPEN_TO: dict[str, dict[str, set[int]]] = {
     "ingress": {"edge": DOORS},
-    "monitoring": dict.fromkeys((*RAY, "edge", "standby", "stream", "pipeline"), METRICS),
+    "monitoring": dict.fromkeys((*RAY, "edge", "standby", "stream", "release", "pipeline"), METRICS),
     "kuberay": dict.fromkeys(RAY, DASHBOARD),
     "stranger": {},
 }

@@ -15,9 +15,7 @@ def test_every_object_is_valid(things: list[dict[str, Any]], version: str) -> No
     assert [found for thing in things for found in complaints(thing, version)] == []
 
 
-@pytest.mark.parametrize(
-    ("upon", "component"), [("dev", "text"), ("gpu", "text-gpu"), ("prod", "canary"), ("prod", "train-workers")]
-)
+@pytest.mark.parametrize(("upon", "component"), [("dev", "text"), ("gpu", "text-gpu"), ("prod", "train-workers")])
 def test_a_component_leaves_every_object_valid(upon: str, component: str, tmp_path: Path) -> None:
     """So does each component upon an overlay."""
     things = with_component(upon, component, tmp_path)

@@ -1,0 +1,257 @@
+"""`tailrace release`: begin a canary, look at it, move it on, end it."""
+
+import re
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from infra.cli.audit import audited, user_name
+from services.errors import CanaryError, ConfigError
+
+if TYPE_CHECKING:
+    from models.canary import Canary, Stage
+    from models.registry import BundleStore
+    from services.settings.settings import Settings
+
+out = Console(highlight=False, soft_wrap=True)
+USUAL_STAGES = "1%:10m,5%:30m,25%:1h,100%"
+_HOLD_OF_SHARE = "1h"
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def release(
+    version: Annotated[str | None, typer.Argument(help="Version of `tailrace bundles`.", show_default="status")] = None,
+    name: Annotated[str, typer.Option(help="The name under which it shall serve.")] = "default",
+    share: Annotated[str, typer.Option(help=f"One stage of {_HOLD_OF_SHARE} with this share of users, as 5%.")] = "",
+    stages: Annotated[
+        str, typer.Option(help="Shares, and how long each lasts at least.", show_default=USUAL_STAGES)
+    ] = "",
+    by_hand: Annotated[bool, typer.Option("--by-hand", help="Leave a stage by `--next` alone.")] = False,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="By how much a guard may be worse, as latency=10%; repeat it.", show_default=False),
+    ] = None,
+    lists: Annotated[
+        bool | None,
+        typer.Option(
+            "--lists/--no-lists",
+            help="Store the candidate's lists before it begins.",
+            show_default="of the name default",
+        ),
+    ] = None,
+    events: Annotated[Path | None, typer.Option(help="Your own events, for --lists, as for `precompute`.")] = None,
+    items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
+    go_on: Annotated[bool, typer.Option("--next", help="Go to the next stage; after the last one, live.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the release without withdrawing the version.")] = False,
+    reason: Annotated[str, typer.Option(help="Why it is stopped.")] = "",
+) -> None:
+    """Give a share of users a version beside the live one. It goes on, or back, by what they get; without VERSION: show how it stands."""
+    from models.registry import BundleStore
+    from services.settings.settings import load_settings
+
+    settings = load_settings()
+    store = BundleStore.of(settings, name)
+    if version is not None:
+        if go_on or stop:
+            raise ConfigError("VERSION: --next and --stop are of the release under way; leave VERSION out")
+        planned = parse_stages(stages, share)
+        budgets = parse_budgets(budget or ())
+        _begin(settings, store, version, planned, by_hand, budgets, _lists_wanted(lists, name), (events, items))
+    elif stop:
+        _stop(settings, store, reason)
+    elif go_on:
+        _go_on(settings, store)
+    _show(store)
+
+
+def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
+    """Return the stages that the options describe. Raises ConfigError."""
+    from models.canary import Stage
+
+    if stages and share:
+        raise ConfigError("--share: --stages is given too; give one of them")
+    option = "--share" if share else "--stages"
+    parts = [f"{share}:{_HOLD_OF_SHARE}"] if share else (stages or USUAL_STAGES).split(",")
+    found = []
+    for part in parts:
+        text, _, hold = part.strip().partition(":")
+        found.append(Stage(parse_percent(option, text), parse_duration_s(option, hold) if hold else 0.0))
+    shares = [one.share for one in found]
+    if shares != sorted(set(shares)):
+        raise ConfigError(f"{option}: shares must grow from stage to stage, as in {USUAL_STAGES}")
+    if shares[0] == 1:
+        raise ConfigError(
+            f"{option}: all users at once leaves nobody to compare with; begin with less, or `tailrace promote`"
+        )
+    return tuple(found)
+
+
+def parse_percent(option: str, text: str) -> float:
+    """Return a percentage, such as 5%, as a share. Raises ConfigError naming the option."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
+    if not found or not 0 < float(found[1]) <= 100:
+        raise ConfigError(f"{option}: {text!r} is no percentage; give above 0% to 100%, such as 5%")
+    return float(found[1]) / 100
+
+
+def parse_duration_s(option: str, text: str) -> float:
+    """Return a duration, such as 90s, 10m, 1h or 2d, in seconds. Raises ConfigError naming the option."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if not found:
+        raise ConfigError(f"{option}: {text!r} is no duration; give for example 90s, 10m, 1h or 2d")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def parse_budgets(texts: "list[str] | tuple[str, ...]") -> dict[str, float]:
+    """Return budgets by guard. Raises ConfigError for another form, and for a guard that does not exist."""
+    from pipelines.release.guards import check_budgets
+
+    found = {}
+    for part in (one for text in texts for one in text.split(",")):
+        guard, is_given, text = part.partition("=")
+        if not is_given:
+            raise ConfigError(f"--budget: {part!r} names no share; give for example latency=10%")
+        zero = text.strip() in ("0", "0%")
+        found[guard.strip()] = 0.0 if zero else parse_percent(f"--budget {guard.strip()}", text)
+    check_budgets(found)
+    return found
+
+
+def _lists_wanted(lists: bool | None, name: str) -> bool:
+    """Whether lists are made first. Stored lists are the default name's alone."""
+    if lists and name != "default":
+        raise ConfigError(f"--lists: stored lists are the default name's, not {name}'s; leave it out")
+    return name == "default" if lists is None else lists
+
+
+def _begin(
+    settings: "Settings",
+    store: "BundleStore",
+    version: str,
+    stages: "tuple[Stage, ...]",
+    by_hand: bool,
+    budgets: dict[str, float],
+    with_lists: bool,
+    tables: tuple[Path | None, Path | None],
+) -> None:
+    _refuse(store, version)
+    if with_lists:
+        _make_lists(settings, version, tables)
+    details = {"version": version, "stages": ",".join(f"{one.share:.4g}" for one in stages), **_if_named(store)}
+    with audited(settings.state_dir.absolute(), "release", **details):
+        store.release(version, stages, _lead_from_now(settings), by=user_name(), by_hand=by_hand, budgets=budgets)
+
+
+def _refuse(store: "BundleStore", version: str) -> None:
+    """Raise what the release would, before lists are made for it."""
+    store.open(version)
+    record = store.record()
+    if record.canary is not None:
+        raise CanaryError(f"a release of {record.canary.version} is under way: end it with `tailrace release --stop`")
+
+
+def _make_lists(settings: "Settings", version: str, tables: tuple[Path | None, Path | None]) -> None:
+    from infra.local.servers.store import feature_store
+    from pipelines.options import PipelineOptions, Places
+    from pipelines.refresh import refresh_lists
+
+    options = PipelineOptions(events=tables[0], items=tables[1])
+    with feature_store(settings, lambda line: out.print(line, markup=False)) as running:
+        refresh_lists(options, Places.from_settings(running), out, (version,))
+
+
+def _go_on(settings: "Settings", store: "BundleStore") -> None:
+    canary = _under_way(store)
+    details = {"version": canary.version, "stage": str(canary.stage + 1), **_if_named(store)}
+    with audited(settings.state_dir.absolute(), "release-next", **details):
+        if canary.is_last_stage:
+            store.promote(canary.version, by=user_name())
+        else:
+            store.move_canary(canary.version, canary.stage + 1, _lead_from_now(settings), by=user_name())
+
+
+def _stop(settings: "Settings", store: "BundleStore", reason: str) -> None:
+    canary = _under_way(store)
+    details = {"version": canary.version, **({"reason": reason} if reason else {}), **_if_named(store)}
+    with audited(settings.state_dir.absolute(), "release-stop", **details):
+        store.end_canary(canary.version, by=user_name(), note=reason)
+    out.print(f"the release of {canary.version} is stopped", markup=False)
+
+
+def _under_way(store: "BundleStore") -> "Canary":
+    canary = store.record().canary
+    if canary is None:
+        raise CanaryError(f"no release is under way as {store.name}; `tailrace release VERSION` begins one")
+    return canary
+
+
+def _show(store: "BundleStore") -> None:
+    """Print how the name stands: the release under way with its guards, or the last one's end."""
+    record = store.record()
+    canary = record.canary
+    if canary is None:
+        out.print(f"no release is under way as {store.name}; {record.live or 'nothing'} is live", markup=False)
+        for left in list(record.withdrawn.values())[-1:]:
+            out.print(f"last withdrawn: {left.describe()}", markup=False)
+        return
+    now_ms = time.time_ns() // 1_000_000
+    stage = canary.stages[canary.stage]
+    out.print(
+        f"{canary.version} beside {record.live} as {store.name}: stage {canary.stage + 1} of {len(canary.stages)}, "
+        f"{stage.share:.3g} of users, {_since(canary, now_ms)}; by {canary.by} at {canary.at}",
+        markup=False,
+    )
+    _show_report(canary, now_ms)
+
+
+def _since(canary: "Canary", now_ms: int) -> str:
+    seconds = round((now_ms - canary.since_ms) / 1_000)
+    hold = timedelta(seconds=canary.stages[canary.stage].hold_s)
+    return f"begins in {-seconds} s" if seconds < 0 else f"for {timedelta(seconds=seconds)} of at least {hold}"
+
+
+def _show_report(canary: "Canary", now_ms: int) -> None:
+    from rich.table import Column, Table
+
+    from pipelines.release.decision import decode_report
+
+    report = decode_report(canary.report)
+    if report is None:
+        out.print(canary.report or "not looked at yet: the process `release` looks once a minute", markup=False)
+        return
+    ago_s = round((now_ms - (canary.looked_ms or now_ms)) / 1_000)
+    lists = " and ".join(f"{one:,}" for one in report["lists"])
+    out.print(
+        f"looked at {ago_s} s ago, {lists} lists of it and of the live version: {report['outcome']}", markup=False
+    )
+    columns = ("guard", Column("state", no_wrap=True), Column("worse by", justify="right"), "interval")
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for one in report["guards"]:
+        table.add_row(escape(one["name"]), one["state"], _percent(one["worse_by"]), _interval(one))
+    if table.row_count:
+        out.print(table)
+    out.print(f"{report['act']}: {report['reason']}", markup=False)
+
+
+def _interval(one: dict[str, Any]) -> str:
+    if one["low"] is None:
+        return "-"
+    return f"{_percent(one['low'])} to {'any' if one['high'] is None else _percent(one['high'])}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1%}"
+
+
+def _lead_from_now(settings: "Settings") -> int:
+    return time.time_ns() // 1_000_000 + round(settings.release_lead_s * 1_000)
+
+
+def _if_named(store: "BundleStore") -> dict[str, str]:
+    """Return what the audit file says of a name; nothing of the default one."""
+    return {} if store.name == "default" else {"name": store.name}

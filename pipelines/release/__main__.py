@@ -1,0 +1,107 @@
+"""`python -m pipelines.release`: looks at each name's canary once a minute, until SIGTERM or Ctrl-C. One process is enough; two do no harm.
+
+While no name has a canary it reads one small record a name and is idle: what counts and judges is imported when the first begins.
+"""
+
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import structlog
+from prometheus_client import REGISTRY
+
+from models.registry import BundleStore
+from services.errors import ConfigError, TailraceError
+from services.observability.log_lines import configure_logging
+from services.observability.metrics import ProcessMetrics, ReleaseMetrics
+from services.settings.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from pipelines.release.judge import ReleaseJudge
+
+log = structlog.get_logger()
+
+_BEAT_EVERY_S = 1.0
+
+
+def main() -> None:
+    """Judge until a signal. Bad settings end it with their error."""
+    try:
+        settings = load_settings()
+    except ConfigError as error:
+        sys.exit(str(error))
+    configure_logging(settings.log_level, "release", settings.log_file)
+    stop = threading.Event()
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    ProcessMetrics(REGISTRY, "release")
+    run_judges(settings, stop, ReleaseMetrics(REGISTRY))
+
+
+def run_judges(settings: Settings, stop: threading.Event, metrics: ReleaseMetrics) -> None:
+    """Look at all names until `stop` is set, whatever a store or broker fails with."""
+    judges: dict[str, ReleaseJudge] = {}
+    beat = _beat(settings)
+    while not stop.is_set():
+        next_look_s = time.monotonic() + settings.release_look_s
+        _look(settings, judges, metrics, beat)
+        while not stop.is_set() and (left_s := next_look_s - time.monotonic()) > 0:
+            beat()
+            stop.wait(min(left_s, _BEAT_EVERY_S))
+    for judge in judges.values():
+        judge.close()
+
+
+def _look(settings: Settings, judges: "dict[str, ReleaseJudge]", metrics: ReleaseMetrics, beat: partial[None]) -> None:
+    """Look at each name once; a name that fails does not hold up the others."""
+    try:
+        store = BundleStore.of(settings)
+        names = store.names()
+    except TailraceError as error:
+        log.warning("release_no_look", error=str(error))
+        return
+    for name in names:
+        beat()
+        try:
+            named = store.named(name)
+            if name in judges or named.record().canary is not None:
+                judge = judges.get(name) or judges.setdefault(name, _judge(settings, named, metrics, beat))
+                judge.look(time.time_ns() // 1_000_000)
+            metrics.look_time.labels(name).set_to_current_time()
+        except TailraceError as error:
+            log.warning("release_no_look", name=name, error=str(error))
+        except Exception:  # whatever ails one release, the others are judged
+            log.exception("release_failed", name=name)
+
+
+def _judge(settings: Settings, store: BundleStore, metrics: ReleaseMetrics, beat: partial[None]) -> "ReleaseJudge":
+    from pipelines.release.judge import ReleaseJudge
+    from pipelines.release.topics import TopicReader
+
+    def open_reader(since_ms: int) -> TopicReader:
+        return TopicReader(
+            settings.kafka_address,
+            settings.impressions_topic,
+            settings.interactions_topic,
+            since_ms,
+            lambda topic, number: metrics.refused.labels(topic).inc(number),
+        )
+
+    return ReleaseJudge(store, open_reader, metrics, round(settings.release_lead_s * 1_000), beat)
+
+
+def _beat(settings: Settings) -> partial[None]:
+    settings.release_heartbeat.parent.mkdir(parents=True, exist_ok=True)
+    return partial(settings.release_heartbeat.touch)
+
+
+if __name__ == "__main__":
+    main()

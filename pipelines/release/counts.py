@@ -1,0 +1,275 @@
+"""The counts of one stage of a release: sums by user of each version, from impressions and clicks that may come late, twice and in any order.
+
+A user is the candidate's by the hash of the release, whatever answered: so neither version chooses its users. Impressions of visitors, of whom nobody
+knows which came back, and of other versions are left out. For an hour's half an impression may still draw clicks: that long its row is kept, after
+that its user's sums alone. Where rows or users become too many, a random half of one version's users is left out, by a hash of its own.
+
+Variety is how much of a list is not in the list that the same version showed before it to another user: the inter-list distance of Zhou et al. (PNAS 107, 2010).
+Knows no topic, no store and no clock.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from models.canary import Canary
+from models.name_record import DEFAULT_NAME
+from pipelines.experiments.join import IMPRESSION, SKEW_MS, WINDOW_MS, earliest, exploded, followed
+from pipelines.experiments.user_sums import UserSums
+from pipelines.experiments.verdict import Affected, Counts, Means
+from services.contracts.events import Impression, Interaction
+from services.contracts.experiments import place_of
+from services.contracts.recommend import Reason, Tier
+
+FAILURES = frozenset({Reason.STUDENT_FAILED, Reason.LLM_FAILED, Reason.LLM_UNAVAILABLE, Reason.BUNDLE_MISMATCH})
+"""Reasons of an answer for which something failed; the others are load, the time left, or who asks."""
+TIMED_TIERS = (Tier.LLM, Tier.STUDENT, Tier.PRECOMPUTED)
+GRACE_MS = 120_000
+"""How long after its window an impression or a click may still arrive."""
+MAX_ROWS = 400_000
+"""Impressions, and clicks, that are kept at most: some 400 bytes each while they are joined."""
+MAX_USERS = 1_000_000
+"""Users of both versions whose sums are kept at most, at some 200 bytes each."""
+_CLICK_TYPE = "click"
+_LONGEST_MS = 5_000.0
+_SUMS = ("lists", "stray", "late", "failed", "popular", "timed", "latency", "varied", "variety", "clicks")
+_BY_TIER = tuple(f"{what}:{tier}" for tier in TIMED_TIERS for what in ("timed", "latency"))
+_ROW: dict[str, Any] = {
+    "request_id": pl.UInt64,
+    "user_id": pl.UInt64,
+    "shown_time_ms": pl.Int64,
+    "is_candidate": pl.Boolean,
+    "is_stray": pl.Boolean,
+    "is_late": pl.Boolean,
+    "is_failed": pl.Boolean,
+    "tier": pl.String,
+    "latency_ms": pl.Float64,
+    "item_id": pl.List(pl.UInt64),
+}
+_CLICK = {
+    "event_id": pl.UInt64,
+    "user_id": pl.UInt64,
+    "item_id": pl.UInt64,
+    "event_time_ms": pl.Int64,
+    "value": pl.Float64,
+    "request_id": pl.UInt64,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was counted up to now, and how far it can be trusted.
+
+    Args:
+        counts: By guard.
+        share: The candidate's share of the users who were counted.
+        num_users: Of candidate and control.
+        num_lists: Of candidate and control.
+        stray_share: Part of the lists to the candidate's users that the candidate did not make.
+    """
+
+    counts: Counts
+    share: float
+    num_users: tuple[int, int]
+    num_lists: tuple[int, int]
+    stray_share: float
+
+
+@dataclass(slots=True)
+class StageCounts:
+    """Counts one stage of a canary beside the live version, under one name. `max_rows`, `max_users`: see `MAX_ROWS`, `MAX_USERS`."""
+
+    name: str
+    canary: Canary
+    live: str
+    window_ms: int = WINDOW_MS
+    grace_ms: int = GRACE_MS
+    max_rows: int = MAX_ROWS
+    max_users: int = MAX_USERS
+    num_late: int = 0
+    """Impressions that came after their time was closed, and count no more."""
+    _kept: dict[bool, float] = field(default_factory=lambda: {True: 1.0, False: 1.0})
+    _new_rows: list[tuple[Any, ...]] = field(default_factory=list)
+    _new_clicks: list[tuple[Any, ...]] = field(default_factory=list)
+    _rows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_ROW))
+    _clicks: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_CLICK))
+    _closed: pl.DataFrame | None = None
+    _closed_ms: int = 0
+
+    @property
+    def _share(self) -> float:
+        return self.canary.stages[self.canary.stage].share
+
+    def add(self, impressions: Iterable[Impression], interactions: Iterable[Interaction]) -> None:
+        """Take in what was read; repeated records do no harm."""
+        self._new_rows += [row for one in impressions if (row := self._row(one)) is not None]
+        self._new_clicks += [
+            (
+                _number(one.event_id),
+                user,
+                _number(one.item_id),
+                one.event_time_ms,
+                float(one.value),
+                None if one.request_id is None else _number(one.request_id),
+            )
+            for one in interactions
+            if one.event_type == _CLICK_TYPE
+            and one.event_time_ms >= max(self.canary.since_ms, self._closed_ms) - SKEW_MS
+            and self._keeps(user := _number(one.user_id), self._is_candidate(one.user_id))
+        ]
+        if max(len(self._new_rows), len(self._new_clicks)) > self.max_rows // 8:
+            self._take_in()
+
+    def look(self, now_ms: int) -> Seen:
+        """Return what was counted, once all is added that the topics held at this time (Unix ms). What is older than window and grace is closed."""
+        self._take_in()
+        sums = self._sums()
+        by_user = _by_user(
+            sums if self._closed is None else pl.concat([self._closed, sums.select(self._closed.columns)])
+        )
+        until_ms = now_ms - self.window_ms - self.grace_ms
+        if until_ms > self._closed_ms:
+            self._close(sums, until_ms)
+        while by_user.height > self.max_users:
+            candidates = int(by_user["is_candidate"].sum())
+            self._halve(candidates > by_user.height - candidates)
+            by_user = self._of_kept(by_user)
+        return self._seen(by_user)
+
+    def _row(self, one: Impression) -> tuple[Any, ...] | None:
+        if one.user_id is None or (one.name or DEFAULT_NAME) != self.name or one.shown_time_ms < self.canary.since_ms:
+            return None
+        if one.bundle_version not in (self.canary.version, self.live):
+            return None
+        if one.shown_time_ms < self._closed_ms:
+            self.num_late += 1
+            return None
+        user, is_candidate = _number(one.user_id), self._is_candidate(one.user_id)
+        if not self._keeps(user, is_candidate):
+            return None
+        limit_ms = one.deadline_ms or _LONGEST_MS
+        return (
+            _number(one.request_id),
+            user,
+            one.shown_time_ms,
+            is_candidate,
+            (one.bundle_version == self.canary.version) is not is_candidate,
+            one.elapsed_ms is not None and one.elapsed_ms > limit_ms,
+            one.reason in FAILURES,
+            one.tier,
+            None if one.elapsed_ms is None else min(one.elapsed_ms, limit_ms),
+            [_number(item) for item in dict.fromkeys(one.item_ids)],
+        )
+
+    def _is_candidate(self, user_id: str) -> bool:
+        return place_of(self.canary.salt, user_id) < self._share
+
+    def _keeps(self, user: int, is_candidate: bool) -> bool:
+        return user < self._kept[is_candidate] * 2.0**64
+
+    def _take_in(self) -> None:
+        """Add the new rows to the kept ones, each impression and each event once; leave users out until they are few enough."""
+        rows = pl.concat([self._rows, pl.DataFrame(self._new_rows, schema=_ROW, orient="row")])
+        clicks = pl.concat([self._clicks, pl.DataFrame(self._new_clicks, schema=_CLICK, orient="row")])
+        self._new_rows, self._new_clicks = [], []
+        self._rows = rows.unique(IMPRESSION, keep="first", maintain_order=True).sort("shown_time_ms", "request_id")
+        self._clicks = earliest(clicks)
+        while self._rows.height > self.max_rows or self._clicks.height > self.max_rows:
+            candidates = int(self._rows["is_candidate"].sum())
+            self._halve(candidates > self._rows.height - candidates)
+
+    def _halve(self, is_candidate: bool) -> None:
+        """Leave out half of one version's users, from all that is kept."""
+        self._kept[is_candidate] /= 2
+        self._rows = self._of_kept(self._rows)
+        self._clicks = self._clicks.filter(pl.col("user_id") < max(self._kept.values()) * 2.0**64)
+        if self._closed is not None:
+            self._closed = self._of_kept(self._closed)
+
+    def _of_kept(self, table: pl.DataFrame) -> pl.DataFrame:
+        bound = pl.when("is_candidate").then(self._kept[True] * 2.0**64).otherwise(self._kept[False] * 2.0**64)
+        return table.filter(pl.col("user_id") < bound)
+
+    def _sums(self) -> pl.DataFrame:
+        """Return a row of sums for each open impression, with what it has drawn until now."""
+        items = exploded(
+            self._rows.filter(pl.col("item_id").list.len() > 0).select(*IMPRESSION, "item_id"), ["item_id"]
+        )
+        found = followed(items, self._clicks, self.window_ms)
+        clicked = found.group_by(IMPRESSION).agg(clicks=pl.len().cast(pl.Float64))
+        before = pl.col("item_id").shift(1).over("is_candidate")
+        of_another = pl.col("user_id").shift(1).over("is_candidate") != pl.col("user_id")
+        new = pl.col("item_id").list.set_difference(before).list.len() / pl.col("item_id").list.len().clip(1)
+        is_timed, latency = pl.col("latency_ms").is_not_null(), pl.col("latency_ms").fill_null(0.0)
+        is_tier = {tier: pl.col("tier") == tier.value for tier in TIMED_TIERS}
+        return (
+            self._rows.join(clicked, on=IMPRESSION, how="left", maintain_order="left")
+            .with_columns(
+                lists=pl.lit(1.0),
+                stray=pl.col("is_stray").cast(pl.Float64),
+                late=pl.col("is_late").cast(pl.Float64),
+                failed=pl.col("is_failed").cast(pl.Float64),
+                popular=(pl.col("tier") == Tier.POPULAR.value).cast(pl.Float64),
+                timed=is_timed.cast(pl.Float64),
+                latency=latency,
+                varied=of_another.fill_null(value=False).cast(pl.Float64),
+                variety=pl.when(of_another.fill_null(value=False)).then(new).otherwise(0.0).fill_null(0.0),
+                clicks=pl.col("clicks").fill_null(0.0),
+                **{f"timed:{tier}": (is_timed & there).cast(pl.Float64) for tier, there in is_tier.items()},
+                **{f"latency:{tier}": pl.when(there).then(latency).otherwise(0.0) for tier, there in is_tier.items()},
+            )
+            .select("user_id", "is_candidate", *_SUMS, *_BY_TIER)
+        )
+
+    def _close(self, sums: pl.DataFrame, until_ms: int) -> None:
+        """Keep of impressions before that time their users' sums alone. `sums` has a row for each open impression."""
+        is_old = self._rows["shown_time_ms"] < until_ms
+        old = sums.filter(is_old)
+        self._closed = _by_user(
+            old if self._closed is None else pl.concat([self._closed, old.select(self._closed.columns)])
+        )
+        self._rows = self._rows.filter(~is_old)
+        self._clicks = self._clicks.filter(pl.col("event_time_ms") >= until_ms - SKEW_MS)
+        self._closed_ms = until_ms
+
+    def _seen(self, by_user: pl.DataFrame) -> Seen:
+        candidate, control = (by_user.filter(pl.col("is_candidate") == of) for of in (True, False))
+        pairs = {"latency": ("latency", "timed"), "variety": ("variety", "varied"), "clicks": ("clicks", "lists")}
+        pairs |= {f"latency:{tier}": (f"latency:{tier}", f"timed:{tier}") for tier in TIMED_TIERS}
+        means = {name: Means(*(_user_sums(of, *pair) for of in (candidate, control))) for name, pair in pairs.items()}
+        affected = {
+            guard: Affected(_num_hit(candidate, column), _num_hit(control, column), candidate.height)
+            for guard, column in (("errors", "failed"), ("deadline_misses", "late"), ("popular", "popular"))
+        }
+        weights = self._share * self._kept[True], (1 - self._share) * self._kept[False]
+        lists = tuple(int(of["lists"].sum()) for of in (candidate, control))
+        return Seen(
+            counts={**means, **affected},
+            share=weights[0] / sum(weights),
+            num_users=(candidate.height, control.height),
+            num_lists=(lists[0], lists[1]),
+            stray_share=float(candidate["stray"].sum()) / max(1, lists[0]),
+        )
+
+
+def _by_user(table: pl.DataFrame) -> pl.DataFrame:
+    return table.group_by("user_id", "is_candidate").agg(pl.col(*_SUMS, *_BY_TIER).sum())
+
+
+def _num_hit(users: pl.DataFrame, column: str) -> int:
+    """Return the number of users whom it hit at least once."""
+    return int((users[column] > 0).sum())
+
+
+def _user_sums(users: pl.DataFrame, total: str, exposure: str) -> UserSums:
+    there = users.filter(pl.col(exposure) > 0)
+    return UserSums.of(*(np.asarray(there[column].to_numpy(), dtype=np.float64) for column in (total, exposure)))
+
+
+def _number(text: str) -> int:
+    """Return 64 bits of a hash: what is kept of an id, evenly spread."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

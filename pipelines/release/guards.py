@@ -1,0 +1,81 @@
+"""The guards of a release: what a candidate may not worsen, by how much, and what each stage asks to be shown. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from models.canary import Canary
+from pipelines.experiments.verdict import ALPHA, Affected, Guard, Means, Verdict, verdict
+from pipelines.release.counts import TIMED_TIERS, Seen
+from services.errors import ConfigError
+
+GUARDS = (
+    Guard(name="errors", effect=0.5, tolerance=0.01),
+    Guard(name="deadline_misses", effect=0.5, tolerance=0.01),
+    Guard(name="popular", budget=0.1, effect=0.5, tolerance=0.01),
+    Guard(name="latency", budget=0.1, effect=0.1),
+    *(Guard(name=f"latency:{tier}", budget=0.1, effect=0.1, weight=0.5, is_awaited=False) for tier in TIMED_TIERS),
+    Guard(name="variety", higher_is_worse=False, budget=0.05, effect=0.1, weight=0.5),
+    Guard(name="clicks", higher_is_worse=False, effect=0.1, weight=6, is_objective=True),
+)
+"""By whether something failed, the deadline was missed, or only popular items came, as users whom that hit; by milliseconds, distance of lists, and clicks a list.
+
+Clicks are rare beside what they must show, so half of the false alarms that are allowed are theirs.
+"""
+MEANINGS: Mapping[str, str] = {
+    "errors": "users with an answer for which something failed",
+    "deadline_misses": "users with an answer after its deadline",
+    "popular": "users with a list of the popular tier",
+    "latency": "milliseconds to an answer, in all and by tier",
+    "variety": "part of a list that is not in the list before it, of another user",
+    "clicks": "clicked items a list",
+}
+_WHERE_THERE_ARE_ANY = frozenset({"clicks", "variety"})
+_LARGEST_EFFECT, _LARGEST_TOLERANCE = 0.9, 0.2
+
+
+def check_budgets(budgets: Mapping[str, float]) -> None:
+    """Raise ConfigError for a budget of no guard, or one outside of 0 to below 1."""
+    for name, budget in budgets.items():
+        if name not in MEANINGS:
+            raise ConfigError(f"--budget {name}: there is no such guard; the guards are {', '.join(MEANINGS)}")
+        if not 0 <= budget < 1:
+            raise ConfigError(f"--budget {name}: {budget:.0%} is none; give 0% to below 100%")
+
+
+def guards_of(canary: Canary, seen: Seen) -> tuple[Guard, ...]:
+    """Return the guards of the canary's stage.
+
+    A stage of few users is asked to exclude large losses alone: what must be shown grows smaller with the root of its share, as what can be shown does.
+    Clicks and variety are waited for where there are any.
+    """
+    judged = [stage.share for stage in canary.stages if stage.share < 1]
+    factor = math.sqrt(max(judged) / canary.stages[canary.stage].share)
+    return tuple(
+        replace(
+            guard,
+            budget=canary.budgets.get(guard.name.partition(":")[0], guard.budget),
+            effect=min(_LARGEST_EFFECT, guard.effect * factor),
+            tolerance=min(_LARGEST_TOLERANCE, guard.tolerance * factor),
+            is_awaited=guard.is_awaited
+            and (guard.name not in _WHERE_THERE_ARE_ANY or _has_any(seen.counts[guard.name])),
+        )
+        for guard in GUARDS
+    )
+
+
+def judge(canary: Canary, seen: Seen, now_ms: float) -> Verdict:
+    """Return the verdict on the canary's stage, whose share is below 1. Its stages divide the false alarms that a release may have."""
+    stage = canary.stages[canary.stage]
+    return verdict(
+        guards_of(canary, seen),
+        seen.counts,
+        share=seen.share,
+        elapsed_s=(now_ms - canary.since_ms) / 1_000,
+        limit_s=stage.hold_s,
+        alpha=ALPHA / sum(one.share < 1 for one in canary.stages),
+    )
+
+
+def _has_any(counts: Means | Affected) -> bool:
+    return isinstance(counts, Means) and counts.control.total > 0

@@ -1,0 +1,158 @@
+"""The judge of one name: reads what was recorded since its canary's stage began, looks, and moves the release. Restarted, it reads that again.
+
+While the broker is unavailable nothing is decided; while the store is, what was decided is not done, and is decided again at the next look.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from models.canary import Canary
+from models.name_record import NameRecord
+from models.registry import BundleStore
+from pipelines.experiments.verdict import Outcome
+from pipelines.release.counts import StageCounts
+from pipelines.release.decision import Act, Decision, decide
+from pipelines.release.topics import Batch
+from services.errors import BundleMoved, BundleNotFound, BundleWithdrawn, CanaryError
+from services.observability.metrics import ReleaseMetrics
+
+log = structlog.get_logger()
+
+BY = "release"
+"""As whom the judge moves a name."""
+_MOVED_MEANWHILE = (CanaryError, BundleMoved, BundleNotFound, BundleWithdrawn)
+_VERDICTS = {Outcome.WORSE: -1, Outcome.CONTINUE: 0, Outcome.UNDECIDED: 0, Outcome.NO_WORSE: 1, Outcome.BETTER: 2}
+
+
+class Reader(Protocol):
+    """Reads the topics from a time on; see `pipelines.release.topics.TopicReader`."""
+
+    def read(self) -> Iterator[Batch]:
+        """Yield what was not returned yet. Raises DependencyUnavailable."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+@dataclass(slots=True)
+class _Stage:
+    """What is known of the stage that is being judged."""
+
+    canary: Canary
+    live: str
+    counts: StageCounts
+    reader: Reader
+
+
+class ReleaseJudge:
+    """Judges the canaries of one name, one after the other. Used from one thread."""
+
+    def __init__(
+        self,
+        store: BundleStore,
+        open_reader: Callable[[int], Reader],
+        metrics: ReleaseMetrics,
+        lead_ms: int,
+        beat: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Keep the parts; nothing is read yet.
+
+        Args:
+            store: The bundles, under the name.
+            open_reader: Makes a reader of the topics from a time (Unix ms) on.
+            metrics: Of this process.
+            lead_ms: How long before a stage begins its record is written, so that all processes have the version by then.
+            beat: Called while it works.
+        """
+        self._store = store
+        self._open_reader = open_reader
+        self._metrics = metrics
+        self._lead_ms = lead_ms
+        self._beat = beat
+        self._stage: _Stage | None = None
+
+    def look(self, now_ms: int) -> Decision | None:
+        """Look once, and act. Return what was decided; None where there is nothing to judge.
+
+        Raises BundleCorrupt or StoreUnavailable, and DependencyUnavailable: what was counted stays, and the next look goes on.
+        """
+        record = self._store.record()
+        canary, live = record.canary, record.live
+        if canary is None or live is None:
+            self._end()
+            return None
+        self._metrics.share.labels(self._store.name, canary.version).set(canary.share_at(now_ms))
+        self._metrics.rolled_back.labels(self._store.name, canary.version).inc(0)  # else its first increase is unseen
+        if now_ms < canary.since_ms:
+            return None
+        stage = self._stage_of(canary, live)
+        for impressions, interactions in stage.reader.read():
+            stage.counts.add(impressions, interactions)
+            self._beat()
+        decision = decide(canary, stage.counts.look(now_ms), now_ms)
+        self._measure(canary, decision)
+        self._act(canary, record, decision, now_ms)
+        return decision
+
+    def close(self) -> None:
+        """Close what is open."""
+        if self._stage is not None:
+            self._stage.reader.close()
+            self._stage = None
+
+    def _stage_of(self, canary: Canary, live: str) -> _Stage:
+        """Return what is known of this stage; a new one begins without counts."""
+        before = self._stage
+        if before is None or _identity(before.canary, before.live) != _identity(canary, live):
+            self._end()
+            self._stage = before = _Stage(
+                canary, live, StageCounts(self._store.name, canary, live), self._open_reader(canary.since_ms)
+            )
+        return before
+
+    def _end(self) -> None:
+        """Forget a stage that is over."""
+        if self._stage is not None:
+            self._metrics.share.labels(self._store.name, self._stage.canary.version).set(0)
+        self.close()
+
+    def _measure(self, canary: Canary, decision: Decision) -> None:
+        labels = self._store.name, canary.version
+        self._metrics.looks.labels(*labels).inc()
+        if decision.verdict is None:
+            return
+        self._metrics.verdict.labels(*labels).set(_VERDICTS[decision.verdict.outcome])
+        for reading in decision.verdict.readings:
+            for bound in ("worse_by", "low", "high"):
+                self._metrics.guard.labels(*labels, reading.name, bound).set(getattr(reading, bound))
+
+    def _act(self, canary: Canary, record: NameRecord, decision: Decision, now_ms: int) -> None:
+        """Do what was decided. Where a person was faster, nothing is left to do. Raises StoreUnavailable."""
+        stage = f"stage {canary.stage + 1} of {len(canary.stages)}"
+        noted = {"name": self._store.name, "version": canary.version, "stage": canary.stage, "reason": decision.reason}
+        try:
+            self._store.report_canary(canary.version, decision.report, now_ms)
+            match decision.act:
+                case Act.WITHDRAW:
+                    self._store.withdraw(canary.version, by=BY, reason=f"{stage}: {decision.reason}")
+                    self._metrics.rolled_back.labels(self._store.name, canary.version).inc()
+                    log.warning("release_rolled_back", **noted)
+                case Act.MOVE_ON:
+                    self._store.move_canary(canary.version, canary.stage + 1, now_ms + self._lead_ms, by=BY)
+                    log.info("release_moved_on", **noted)
+                case Act.PROMOTE:
+                    self._store.promote(canary.version, record.live, by=BY)
+                    log.info("release_promoted", **noted)
+                case Act.STAY:
+                    log.info("release_stays", **noted)
+        except _MOVED_MEANWHILE as error:
+            log.warning("release_moved_meanwhile", **noted, act=decision.act.value, error=str(error))
+
+
+def _identity(canary: Canary, live: str) -> tuple[object, ...]:
+    return canary.version, canary.salt, canary.stage, canary.since_ms, live

@@ -1,0 +1,180 @@
+"""Reads the topics of impressions and interactions from a time on, each time up to their present end. Without a group: it disturbs no other reader.
+
+A topic that was made again (the embedded broker keeps nothing on disk) is read from its beginning. What cannot be read is counted and stepped over.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError, OffsetOutOfRangeError
+
+from pipelines.experiments.join import SKEW_MS
+from services.contracts.erasure import decode_record
+from services.contracts.events import Impression, Interaction, decode_impression
+from services.errors import DependencyUnavailable, InvalidRequest
+from services.settings.addresses import KafkaAddress
+from services.settings.kafka_clients import any_listens, broker_as_dependency, open_client
+from services.settings.record_batches import UndecodableBatch, step_over_undecodable
+
+_CONNECT_MS, _REQUEST_MS, _CLOSE_MS = 2_000, 5_000, 500
+_POLL_MS = 500
+_MAX_RECORDS = 2_000
+_RETRY_AFTER_S = 1.0
+_BEYOND_S = 1.0
+"""How long it is read on from the end: the embedded broker reports its last batch's first record as the end."""
+Batch = tuple[list[Impression], list[Interaction]]
+
+
+class TopicReader:
+    """Owns a consumer, which it opens when it is needed. Used from one thread; `close` it in the end."""
+
+    def __init__(
+        self,
+        kafka: KafkaAddress,
+        impressions: str,
+        interactions: str,
+        since_ms: int,
+        on_refused: Callable[[str, int], object] = lambda _topic, _number: None,
+    ) -> None:
+        """Keep the parts; nothing is connected yet.
+
+        Args:
+            kafka: The brokers.
+            impressions: Name of the topic of what was shown.
+            interactions: Name of the topic of users' events.
+            since_ms: From when on records matter (Unix ms).
+            on_refused: Called with a topic and a number of records that cannot be read.
+        """
+        self._kafka = kafka
+        self._decoders: Mapping[str, Callable[[bytes | None], Any]] = {
+            impressions: decode_impression,
+            interactions: decode_record,
+        }
+        self._impressions = impressions
+        self._since_ms = since_ms - SKEW_MS
+        self._on_refused = on_refused
+        self._clients = ExitStack()
+        self._consumer: Any = None
+        self._admin: Any = None
+        self._topic_ids: dict[str, str] = {}
+        self._offsets: dict[TopicPartition, int] = {}
+
+    def read(self) -> Iterator[Batch]:
+        """Yield what the topics hold and was not returned yet, up to their end as it is now. Raises DependencyUnavailable, whereupon it may be called again."""
+        try:
+            with broker_as_dependency():
+                yield from self._read()
+        except DependencyUnavailable as error:
+            if isinstance(error.__cause__, OffsetOutOfRangeError):
+                self._offsets.clear()  # a log came back shorter: what is there is read again, and counts once
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connections; the next `read` goes on where this one was."""
+        self._clients.close()
+        self._clients, self._consumer = ExitStack(), None
+
+    def _read(self) -> Iterator[Batch]:
+        if self._consumer is None:
+            self._open()
+        places = self._assign()
+        ends = self._consumer.end_offsets(places, timeout_ms=_REQUEST_MS)
+        reached_s: float | None = None
+        while reached_s is None or time.monotonic() - reached_s < _BEYOND_S:
+            fetched: Mapping[TopicPartition, list[Any]] = self._consumer.poll(_POLL_MS)
+            yield self._decode(fetched)
+            for place in fetched:
+                self._offsets[place] = int(self._consumer.position(place))
+            if reached_s is None and all(self._offsets[place] >= ends[place] for place in places):
+                reached_s = time.monotonic()
+            if reached_s is not None and not fetched:
+                return
+
+    def _open(self) -> None:
+        if not any_listens(self._kafka.bootstrap, _CONNECT_MS / 1_000):
+            raise DependencyUnavailable("broker", _RETRY_AFTER_S)
+        opened = partial(
+            open_client, address=self._kafka, bootstrap_timeout_ms=_CONNECT_MS, request_timeout_ms=_REQUEST_MS
+        )
+        self._admin = opened(KafkaAdminClient)
+        self._clients.callback(_closed, self._admin.close)
+        self._consumer = opened(
+            KafkaConsumer,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            fetch_max_wait_ms=_POLL_MS // 2,
+            max_poll_records=_MAX_RECORDS,
+            allow_auto_create_topics=False,
+        )
+        self._clients.callback(_closed, partial(self._consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
+        step_over_undecodable(self._consumer)
+
+    def _assign(self) -> list[TopicPartition]:
+        """Read all partitions, each from where it was left, or else from the time that matters; return them."""
+        places = []
+        for found in self._admin.describe_topics(list(self._decoders)):
+            name, topic_id = str(found["name"]), str(found["topic_id"])
+            if found["error_code"]:
+                raise DependencyUnavailable(name, _RETRY_AFTER_S)
+            own = [TopicPartition(name, int(part["partition_index"])) for part in found["partitions"]]
+            if self._topic_ids.get(name) != topic_id:
+                self._topic_ids[name] = topic_id
+                self._offsets = {place: at for place, at in self._offsets.items() if place.topic != name}
+            places += sorted(own)
+        if self._consumer.assignment() != set(places) or any(place not in self._offsets for place in places):
+            self._consumer.assign(places)
+            self._offsets |= self._starts([place for place in places if place not in self._offsets])
+            for place in places:
+                self._consumer.seek(place, self._offsets[place])
+        return places
+
+    def _starts(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return where to begin. The embedded broker finds times only within its last batches: then it is the beginning."""
+        if not places:
+            return {}
+        beginnings = self._consumer.beginning_offsets(places, timeout_ms=_REQUEST_MS)
+        found = self._consumer.offsets_for_times(dict.fromkeys(places, self._since_ms), timeout_ms=_REQUEST_MS)
+        ends = self._consumer.end_offsets(places, timeout_ms=_REQUEST_MS)
+        return {
+            place: ends[place]
+            if (at := found[place]) is None
+            else max(beginnings[place], at.offset if at.timestamp >= 0 else 0)
+            for place in places
+        }
+
+    def _decode(self, fetched: Mapping[TopicPartition, list[Any]]) -> Batch:
+        impressions: list[Impression] = []
+        interactions: list[Interaction] = []
+        for place, records in fetched.items():
+            decode, num_refused = self._decoders[place.topic], 0
+            into: list[Any] = impressions if place.topic == self._impressions else interactions
+            for record in records:
+                found = _readable(record, decode)
+                num_refused += found is None
+                if isinstance(found, Impression | Interaction):  # else an erasure
+                    into.append(found)
+            if num_refused:
+                self._on_refused(place.topic, num_refused)
+        return impressions, interactions
+
+
+def _readable(record: Any, decode: Callable[[bytes | None], Any]) -> Any:
+    """Return what a record holds; None where it, or its whole batch, cannot be read."""
+    if isinstance(record, UndecodableBatch):
+        return None
+    try:
+        return decode(record.value)
+    except InvalidRequest:
+        return None
+
+
+def _closed(close: Callable[[], object]) -> None:
+    with suppress(KafkaError, OSError, RuntimeError):
+        close()

@@ -1,0 +1,236 @@
+"""The console's routes of names and releases. All need the scope admin, and are refused to other sites' pages; each move leaves an audit line with name and version.
+
+    GET  /console/names                                  what serves under each name, its release with the last verdict, its history; the published versions
+    POST /console/names/NAME:rollback                    {"seen": LIVE, "to": null, "reason": ""}: the version before, or `to`; LIVE is withdrawn
+    POST /console/names/NAME/versions/VERSION:promote    {"seen": LIVE}: makes it live
+    POST /console/names/NAME/versions/VERSION:release    {"shares": [0.01, 1.0], "hold_s": 3600.0, "by_hand": false}: gives it to a share of the users
+    POST /console/names/NAME/versions/VERSION:stage      {"stage": 1}: moves its release to this stage, from 0
+    POST /console/names/NAME/versions/VERSION:stop       {"withdraw": false, "reason": ""}: ends its release
+
+`seen` is what the page shows as live: a move from anything else is refused. Holds no rule: the store of bundles decides what may be moved.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from models.canary import Canary, Stage
+from models.name_record import NameRecord
+from models.registry import BundleStore
+from services.contracts.access import Scope
+from services.errors import BundleError, InvalidRequest, NotFound, StoreUnavailable
+from services.gateway.call.headers import Call
+from services.gateway.call.http import HttpApp, json_response
+from services.gateway.console.body import Sent, read_sent
+from services.gateway.console.door import console_operation
+
+_MAX_BODY_BYTES = 4_096
+_MAX_REASON_CHARS = 500
+_MAX_STAGES = 20
+
+
+class _Promoted(Sent):
+    seen: str | None
+
+
+class _RolledBack(Sent):
+    seen: str
+    to: str | None = None
+    reason: str = ""
+
+
+class _Released(Sent):
+    shares: list[float]
+    hold_s: float
+    by_hand: bool
+
+
+class _Moved(Sent):
+    stage: int
+
+
+class _Stopped(Sent):
+    withdraw: bool
+    reason: str = ""
+
+
+def add_releases(app: HttpApp, store: BundleStore, lead_s: float, wall_clock: Callable[[], float]) -> None:
+    """Add the routes to the app. A stage begins `lead_s` after its record is written, in which all processes load the version."""
+    door = _ReleaseDoor(store, lead_s, wall_clock)
+    of_version = "/console/names/{name}/versions/{version}"
+    for method, path, handler in (
+        ("GET", "/console/names", door.names),
+        ("POST", "/console/names/{name}:rollback", door.roll_back),
+        ("POST", f"{of_version}:promote", door.promote),
+        ("POST", f"{of_version}:release", door.release),
+        ("POST", f"{of_version}:stage", door.move),
+        ("POST", f"{of_version}:stop", door.stop),
+    ):
+        app.serve(console_operation(method, path, Scope.ADMIN, is_audited=method != "GET"), handler)
+
+
+class _ReleaseDoor:
+    """The handlers of the operations."""
+
+    def __init__(self, store: BundleStore, lead_s: float, wall_clock: Callable[[], float]) -> None:
+        self._store = store
+        self._lead_s = lead_s
+        self._wall_clock = wall_clock
+
+    async def names(self, _: Request, __: Call) -> Response:
+        return json_response(await asyncio.to_thread(self._describe))
+
+    async def promote(self, http: Request, call: Call) -> Response:
+        sent = await read_sent(http, _Promoted, _MAX_BODY_BYTES)
+        version = http.path_params["version"]
+        return await self._move(http, lambda store: store.promote(version, sent.seen, by=_by(call)))
+
+    async def roll_back(self, http: Request, call: Call) -> Response:
+        sent = await read_sent(http, _RolledBack, _MAX_BODY_BYTES)
+        reason = _reason(sent.reason)
+
+        def move(store: BundleStore) -> None:
+            if (live := store.live_version()) != sent.seen:
+                raise InvalidRequest("seen", f"{live} is live, and no longer {sent.seen}", "look again")
+            store.rollback(sent.to, by=_by(call), reason=reason)
+
+        return await self._move(http, move)
+
+    async def release(self, http: Request, call: Call) -> Response:
+        sent = await read_sent(http, _Released, _MAX_BODY_BYTES)
+        stages, since_ms, version = _stages(sent), self._since_ms(), http.path_params["version"]
+        return await self._move(
+            http, lambda store: store.release(version, stages, since_ms, by=_by(call), by_hand=sent.by_hand)
+        )
+
+    async def move(self, http: Request, call: Call) -> Response:
+        sent = await read_sent(http, _Moved, _MAX_BODY_BYTES)
+        since_ms, version = self._since_ms(), http.path_params["version"]
+
+        def move(store: BundleStore) -> None:
+            canary = store.record().canary
+            num_stages = 0 if canary is None or canary.version != version else len(canary.stages)
+            if num_stages and not 0 <= sent.stage < num_stages:
+                raise InvalidRequest("stage", f"there is no stage {sent.stage}", f"send 0 to {num_stages - 1}")
+            store.move_canary(version, sent.stage, since_ms, by=_by(call))
+
+        return await self._move(http, move)
+
+    async def stop(self, http: Request, call: Call) -> Response:
+        sent = await read_sent(http, _Stopped, _MAX_BODY_BYTES)
+        version, reason = http.path_params["version"], _reason(sent.reason)
+
+        def move(store: BundleStore) -> None:
+            if sent.withdraw:
+                store.withdraw(version, by=_by(call), reason=reason)
+            else:
+                store.end_canary(version, by=_by(call), note=reason)
+
+        return await self._move(http, move)
+
+    async def _move(self, http: Request, move: Callable[[BundleStore], object]) -> Response:
+        """Move a name, and return all of them as they are then."""
+        await asyncio.to_thread(self._moved, http.path_params["name"], move)
+        return json_response(await asyncio.to_thread(self._describe))
+
+    def _moved(self, name: str, move: Callable[[BundleStore], object]) -> None:
+        with _in_words(name):
+            names = self._store.names()
+            if name not in names:
+                raise NotFound(f"there is no name {name!r:.100}", f"the names are {', '.join(names) or 'none yet'}")
+            move(self._store.named(name))
+
+    def _describe(self) -> dict[str, Any]:
+        with _in_words("names"):
+            records = {name: self._store.named(name).record() for name in self._store.names()}
+            versions = self._store.versions()
+        now_ms = self._wall_clock() * 1_000
+        names = [describe_name(name, record, now_ms) for name, record in records.items()]
+        return {"names": names, "versions": versions[::-1]}
+
+    def _since_ms(self) -> int:
+        return round((self._wall_clock() + self._lead_s) * 1_000)
+
+
+def describe_name(name: str, record: NameRecord, now_ms: float) -> dict[str, Any]:
+    """Return a name's record in plain values, the newest move and withdrawal first."""
+    return {
+        "name": name,
+        "live": record.live,
+        "previous": record.previous,
+        "owner": record.owner,
+        "reference": None if record.reference is None else record.reference.version,
+        "canary": None if record.canary is None else _canary(record.canary, now_ms),
+        "history": [asdict(move) for move in reversed(record.history)],
+        "withdrawn": [
+            {"version": one.version, "by": one.by, "at": one.at, "reason": one.reason}
+            for one in reversed([*record.withdrawn.values()])
+        ],
+    }
+
+
+def _canary(canary: Canary, now_ms: float) -> dict[str, Any]:
+    """Return a release in plain values. `verdict` is the report of the last look: of the judge's fields, or its words as the reason."""
+    verdict: Any = None
+    if canary.report:
+        try:
+            verdict = json.loads(canary.report)
+        except ValueError:
+            verdict = {"reason": canary.report}
+    return {
+        "version": canary.version,
+        "stages": [asdict(stage) for stage in canary.stages],
+        "stage": canary.stage,
+        "since_ms": canary.since_ms,
+        "share": canary.share_at(now_ms),
+        "by": canary.by,
+        "at": canary.at,
+        "by_hand": canary.by_hand,
+        "budgets": dict(canary.budgets),
+        "verdict": verdict if isinstance(verdict, dict) else None,
+        "looked_ms": canary.looked_ms,
+    }
+
+
+def _stages(sent: _Released) -> tuple[Stage, ...]:
+    """Return the stages. Raises InvalidRequest for shares that are none, or do not grow."""
+    shares = sent.shares
+    if not 1 <= len(shares) <= _MAX_STAGES:
+        raise InvalidRequest("shares", f"{len(shares)} of them", f"send 1 to {_MAX_STAGES}")
+    if not all(before < share <= 1 for before, share in zip([0.0, *shares], shares, strict=False)):
+        raise InvalidRequest(
+            "shares", "not growing from above 0 to at most 1", "send for example [0.01, 0.05, 0.25, 1.0]"
+        )
+    if not 0 <= sent.hold_s < float("inf"):
+        raise InvalidRequest("hold_s", "no duration", "send seconds, 0 or more")
+    return tuple(Stage(share, sent.hold_s) for share in shares)
+
+
+def _reason(text: str) -> str:
+    if len(text) > _MAX_REASON_CHARS or not (text.isprintable() or not text):
+        raise InvalidRequest(
+            "reason", "too long, or with control characters", f"write one line of at most {_MAX_REASON_CHARS}"
+        )
+    return text
+
+
+def _by(call: Call) -> str:
+    return f"{call.admitted.key_id} (console)"
+
+
+@contextmanager
+def _in_words(field: str) -> Iterator[None]:
+    """Turn what the store refuses into an error whose words the caller sees: callers here are operators. Raises InvalidRequest or StoreUnavailable."""
+    try:
+        yield
+    except StoreUnavailable:
+        raise
+    except BundleError as error:
+        problem, _, fix = str(error).partition("; ")
+        raise InvalidRequest(field, problem, fix or "look at the names again") from error

@@ -1,0 +1,228 @@
+"""The process that judges a release, on a real broker and a real store, through kills, repeats, late clicks and lost parts."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+
+from benchmarks.release.recorded import Traffic, make_topics, recorded, send
+from models.canary import Canary, Stage
+from models.registry import BundleStore
+from pipelines.release.decision import decode_report
+from services.settings.settings import Settings, inherited_environment
+from tests.support.servers import Server
+from tests.support.wait import wait_for
+
+HALF = (Stage(0.5, 1.0),)
+EQUAL = Traffic(seconds=240)
+FAILING = Traffic(seconds=240, failing=0.01)
+LENIENT = {"clicks": 0.5}
+"""Four minutes of traffic do not show an equal click rate more closely."""
+
+
+@dataclass
+class Scene:
+    """A store with the versions `old` (live) and `new`, a broker, and the judge as a process of its own."""
+
+    settings: Settings
+    store: BundleStore
+    broker: Server
+    log: Path
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        """Start the judge."""
+        environment = inherited_environment() | self.settings.as_environment()
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pipelines.release"], env=environment, stdout=log, stderr=log
+            )
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End the judge; return its exit status."""
+        if self.process is None:
+            return 0
+        self.process.send_signal(number)
+        status, self.process = self.process.wait(30), None
+        return status
+
+    def release(self, stages: tuple[Stage, ...] = HALF, ago_s: int = 1_000, **options: object) -> Canary:
+        """Begin a release of `new`, whose stage began a while ago, so that its records can be written at once."""
+        since_ms = time.time_ns() // 1_000_000 - ago_s * 1_000
+        return self.store.release("new", stages, since_ms, by="ann", **options)  # type: ignore[arg-type]
+
+    @property
+    def report(self) -> dict[str, object]:
+        """What the record says of the canary; empty before the first look."""
+        canary = self.store.record().canary
+        return (decode_report(canary.report) or {}) if canary is not None else {}
+
+    def reported(self) -> dict[str, object]:
+        """Wait for a look at what is in the topics now, and return what it found."""
+        canary = self.store.record().canary
+        before = canary.looked_ms if canary is not None else 0
+
+        def looked() -> bool:
+            found = self.store.record().canary
+            return found is None or (found.looked_ms or 0) > (before or 0)
+
+        wait_for(looked, what="a look")
+        return self.report
+
+
+@pytest.fixture
+def scene(tmp_path: Path, broker: Server) -> Iterator[Scene]:
+    """Everything but the judge and the release is started."""
+    settings = Settings(
+        state_dir=tmp_path / "state",
+        kafka_bootstrap=broker.address,
+        release_look_s=0.3,
+        release_lead_s=0.5,
+        topic_partitions=2,
+    )
+    store = BundleStore.of(settings)
+    for version in ("old", "new"):
+        source = tmp_path / version
+        source.mkdir()
+        (source / "student.onnx").write_text(version)
+        store.publish(source, version, {})
+    store.promote("old", by="ann")
+    make_topics(settings)
+    scene = Scene(settings, store, broker, tmp_path / "judge.log")
+    yield scene
+    scene.stop(signal.SIGKILL)
+
+
+def test_an_equal_candidate_goes_through_its_stages_and_live(scene: Scene) -> None:
+    """Each stage begins a lead time after its record, is judged by its own impressions, and after the last one the candidate is live."""
+    canary = scene.release((Stage(0.3, 1.0), Stage(0.5, 1.0)), budgets=LENIENT)
+    send(scene.settings, *recorded(EQUAL, canary, "old", seed=1))
+    scene.start()
+
+    def moved() -> Canary | None:
+        found = scene.store.record().canary
+        return found if found is not None and found.stage == 1 else None
+
+    second = wait_for(moved, what="the second stage")
+    assert second.since_ms > time.time_ns() // 1_000_000 - 10_000
+    now_on = recorded(Traffic(seconds=240, rate=200), second, "old", seed=2)
+    send(scene.settings, *now_on)
+    wait_for(lambda: scene.store.live_version() == "new", what="the candidate live")
+
+    record = scene.store.record()
+    assert record.canary is None
+    assert [(move.act, move.by) for move in record.history[-3:]] == [
+        ("release", "ann"),
+        ("share", "release"),
+        ("promote", "release"),
+    ]
+
+
+def test_a_failing_candidate_is_rolled_back_with_the_reason(scene: Scene) -> None:
+    """A candidate that fails 1 % of its calls is withdrawn, with the guard and its interval in the record."""
+    canary = scene.release()
+    send(scene.settings, *recorded(FAILING, canary, "old", seed=1))
+    scene.start()
+    wait_for(lambda: scene.store.record().canary is None, what="the end of the release")
+
+    withdrawn = scene.store.withdrawals()["new"]
+    assert scene.store.live_version() == "old"
+    assert (withdrawn.by, "errors worse" in withdrawn.reason) == ("release", True)
+
+
+def test_fewer_clicks_are_found_across_a_kill_and_whatever_is_repeated(scene: Scene) -> None:
+    """Killed by SIGKILL between looks and started again, with every record sent twice and the clicks last, the judge counts what one pass counts."""
+    canary = scene.release((Stage(0.5, 10_000.0),), budgets={"clicks": 0.9})
+    lists, clicks = recorded(Traffic(seconds=600, click_factor=0.7), canary, "old", seed=1)
+    send(scene.settings, lists, clicks[: len(clicks) // 2])
+    scene.start()
+    assert scene.reported()["lists"] != [0, 0]
+    assert scene.stop(signal.SIGKILL) == -signal.SIGKILL
+    send(scene.settings, lists, clicks)
+    scene.start()
+    wait_for(lambda: (scene.reported()["users"]) is not None, what="a look")
+    once = wait_for(lambda: found if sum((found := scene.reported())["lists"]) == len(lists) else None)  # type: ignore[arg-type]
+    scene.stop(signal.SIGKILL)
+    scene.start()
+    again = scene.reported()
+
+    guards = [{one["name"]: one for one in found["guards"]} for found in (once, again)]
+    assert guards[0]["clicks"] == guards[1]["clicks"]
+    assert guards[0]["clicks"]["worse_by"] > 0.15
+    assert again["lists"] == once["lists"]
+
+
+def test_records_that_cannot_be_read_are_stepped_over(scene: Scene) -> None:
+    """Foreign records in both topics do not hold the verdict up."""
+    canary = scene.release()
+    producer = KafkaProducer(bootstrap_servers=scene.broker.address)
+    for topic in ("impressions", "interactions"):
+        for value in (b"torn{", b"\xff", b"[]", b'{"item_ids": 3}'):
+            producer.send(topic, value=value).get(10)
+    producer.close()
+    send(scene.settings, *recorded(FAILING, canary, "old", seed=1))
+    scene.start()
+
+    wait_for(lambda: "new" in scene.store.withdrawals(), what="the verdict")
+
+
+def test_without_the_store_nothing_moves_and_the_verdict_comes_when_it_is_back(scene: Scene) -> None:
+    """While the store's record cannot be read the judge goes on living; back again, the release is judged."""
+    canary = scene.release()
+    hidden = scene.settings.bundle_root.with_name("hidden")
+    scene.start()
+    scene.reported()
+    shutil.move(scene.settings.bundle_root / "names", hidden)
+    scene.settings.bundle_root.joinpath("names").write_text("not a folder")
+    send(scene.settings, *recorded(FAILING, canary, "old", seed=1))
+    beat = scene.settings.release_heartbeat
+    before = beat.stat().st_mtime
+    wait_for(lambda: beat.stat().st_mtime > before + 2, what="a judge that lives on")
+    (scene.settings.bundle_root / "names").unlink()
+    shutil.move(hidden, scene.settings.bundle_root / "names")
+
+    wait_for(lambda: "new" in scene.store.withdrawals(), what="the verdict")
+
+
+def test_without_the_broker_nothing_is_promoted(scene: Scene) -> None:
+    """A stage whose time is over stays while the broker is lost, and is judged by what it then holds."""
+    canary = scene.release(budgets=LENIENT)
+    scene.broker.kill()
+    scene.start()
+    beat = scene.settings.release_heartbeat
+    wait_for(beat.exists, what="the judge")
+    before = beat.stat().st_mtime
+    wait_for(lambda: beat.stat().st_mtime > before + 3, what="a judge that lives on")
+    assert scene.store.record().canary == canary
+
+    scene.broker.start()
+    make_topics(scene.settings)
+    send(scene.settings, *recorded(EQUAL, canary, "old", seed=1))
+    wait_for(lambda: scene.store.live_version() == "new", what="the candidate live")
+
+
+def test_a_release_by_hand_stays_and_says_how_it_goes_on(scene: Scene) -> None:
+    """With its verdict and its time over, a release by hand waits for a person."""
+    canary = scene.release(by_hand=True, budgets=LENIENT)
+    send(scene.settings, *recorded(EQUAL, canary, "old", seed=1))
+    scene.start()
+    found = wait_for(lambda: found if (found := scene.reported())["outcome"] == "no worse" else None)
+
+    assert "tailrace release --next" in str(found["reason"])
+    assert scene.store.live_version() == "old"
+
+
+def test_a_release_that_nobody_saw_stays_and_says_what_it_lacks(scene: Scene) -> None:
+    """With no impression after its time is over, the stage stays; the record says so."""
+    scene.release()
+    scene.start()
+
+    assert "nobody was shown a list of it yet" in str(scene.reported()["reason"])
+    assert scene.store.record().canary is not None

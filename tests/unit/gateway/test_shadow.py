@@ -1,0 +1,271 @@
+"""Second rankings: after the answer, within spare capacity, compared and thrown away."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.canary import Stage
+from models.registry import BundleStore
+from models.similar import SIMILAR
+from services.contracts.access import Priority
+from services.contracts.recommend import Filters, PopularIn, Reason, SimilarTo, Tier
+from services.gateway.overload.admission import AdmissionLimits
+from services.gateway.records.rank_overlap import rank_biased_overlap
+from tests.support.wait import until
+from tests.unit.gateway.world import CONFIG, VERSION, World, catalogue_of, ring_of, started_world
+
+SAMPLES = "tailrace_shadow_samples_total"
+TEACHER_AGREEMENT = "tailrace_teacher_agreement_ratio"
+LISTS = st.lists(st.sampled_from([f"i{number}" for number in range(12)]), unique=True, max_size=10)
+
+
+def overlap_by_definition(one: Sequence[str], other: Sequence[str], p: float) -> float:
+    """Sum the agreement at each depth, by intersecting sets, to a depth beyond which nothing weighs; past an end its agreement stays as it is there."""
+    short, long = sorted((one, other), key=len)
+    total = 0.0
+    for depth in range(1, 1_200):
+        known = set(short[:depth]) & set(long[:depth])
+        at_end = len(set(short) & set(long[: len(short)])) / len(short)
+        past_short = at_end * max(0, min(depth, len(long)) - len(short))
+        total += (1 - p) * p ** (depth - 1) * (len(known) + past_short) / min(depth, len(long))
+    return total
+
+
+@given(one=LISTS, other=LISTS, p=st.sampled_from([0.5, 0.9, 0.98]))
+def test_the_overlap_equals_its_definition(one: list[str], other: list[str], p: float) -> None:
+    """Two lists of any lengths have the overlap of the sum over all depths, in either order; an empty one has none."""
+    overlap = rank_biased_overlap(one, other, p)
+
+    assert overlap == rank_biased_overlap(other, one, p)
+    if one and other:
+        assert overlap == pytest.approx(overlap_by_definition(one, other, p), abs=1e-9)
+    else:
+        assert overlap is None
+
+
+def test_the_overlap_weighs_the_first_places_most() -> None:
+    """Equal lists have 1, disjoint ones 0, and a difference counts more the earlier it is."""
+    shown = [f"i{place}" for place in range(10)]
+    first_differs, last_differs = ["x", *shown[1:]], [*shown[:-1], "x"]
+
+    overlaps = [rank_biased_overlap(shown, other) for other in (shown, last_differs, first_differs, ["x", "y"])]
+
+    assert overlaps[0] == pytest.approx(1.0)
+    assert overlaps[3] == 0.0
+    assert overlaps == sorted(overlaps, key=lambda one: -(one or 0.0))
+
+
+@pytest.fixture
+async def taught(tmp_path: Path) -> AsyncIterator[World]:
+    """A plane whose every answer is drawn for the teacher."""
+    async with started_world(tmp_path, config=replace(CONFIG, teacher_share=1.0)) as made:
+        yield made
+
+
+CANDIDATE = "v2"
+CANDIDATE_AGREEMENT = "tailrace_candidate_agreement_ratio"
+
+
+@pytest.fixture
+async def releasing(tmp_path: Path) -> AsyncIterator[World]:
+    """A plane whose every answer is drawn for a candidate of fifteen items, all of one category, which is loaded and has no users yet."""
+    async with started_world(tmp_path, config=replace(CONFIG, shadow_share=1.0)) as made:
+        source = tmp_path / "source-v2"
+        source.mkdir()
+        catalogue = replace(catalogue_of(15), categories=(("even",),) * 15)
+        catalogue.save(source / "catalogue.parquet")
+        ring_of(15).save(source / SIMILAR)
+        store = BundleStore(tmp_path / "bundles")
+        store.publish(source, CANDIDATE, {"dataset": "toy"})
+        store.release(CANDIDATE, [Stage(0.5, 60.0)], since_ms=2**62)
+        await made.plane.names.of(None).refresh()
+        yield made
+
+
+async def outcomes(world: World, num_samples: int, by: str = "teacher") -> dict[str, float]:
+    """Wait until so many samples have an outcome, and return how many by outcome."""
+
+    def by_outcome() -> dict[str, float]:
+        metrics = [one for one in world.registry.collect() if one.name == SAMPLES.removesuffix("_total")]
+        samples = [one for metric in metrics for one in metric.samples if one.name == SAMPLES]
+        return {one.labels["outcome"]: one.value for one in samples if one.labels["by"] == by}
+
+    await until(lambda: sum(by_outcome().values()) >= num_samples)
+    return by_outcome()
+
+
+@pytest.mark.parametrize(("user_id", "tier"), [("short", Tier.STUDENT), ("listed", Tier.PRECOMPUTED)])
+async def test_the_teacher_ranks_what_another_tier_answered(taught: World, user_id: str, tier: Tier) -> None:
+    """The LLM ranks after the answer, with low priority and the longest deadline, whatever the history's length; the overlap is observed by tier and bundle.
+
+    No impression, no count of an answer and no explanation come of it.
+    """
+    answer = await taught.recommend(user_id, k=5)
+    num_before = len(taught.llm.requests)
+
+    assert await outcomes(taught, 1) == {"compared": 1}
+
+    labels = {"name": "default", "tier": tier.value, "version": VERSION}
+    (request,) = taught.llm.requests
+    by_llm = [item for item in taught.llm.order if item not in request.excluded_item_ids][:5]
+    shown = [item.item_id for item in answer.items]
+    assert (answer.tier, num_before, request.priority) == (tier, 0, Priority.LOW)
+    assert request.budget_ms > CONFIG.deadlines.default_ms
+    assert taught.metric(f"{TEACHER_AGREEMENT}_count", **labels) == 1
+    assert taught.metric(f"{TEACHER_AGREEMENT}_sum", **labels) == rank_biased_overlap(shown, by_llm)
+    assert len(taught.impressions.records) == 1
+    assert taught.metric("tailrace_answers_total", tier=tier.value, bundle_version=VERSION) == 1
+
+
+async def test_the_same_filters_and_exclusions_hold(taught: World) -> None:
+    """The second list is made of what this request may show."""
+    await taught.recommend("short", k=3, filters=Filters(categories=("odd",)), exclude_item_ids=("i05",))
+    await outcomes(taught, 1)
+
+    (request,) = taught.llm.requests
+    assert request.filters.categories == ("odd",)
+    assert {"i00", "i05"} <= set(request.excluded_item_ids)
+
+
+async def test_what_no_model_ranks_is_not_drawn(taught: World) -> None:
+    """Answers of the LLM itself, lists about items or popularity, answers without features and from memory have nothing to compare."""
+    await taught.recommend("long")
+    await taught.recommend("short", subject=SimilarTo(("i03",)))
+    await taught.recommend("short", subject=PopularIn())
+    taught.features.error = RuntimeError()
+    await taught.recommend("short")
+    taught.features.error = None
+    taught.strain(2)
+    assert (await taught.recommend("short")).reason is Reason.SHED
+    num_asked = len(taught.llm.requests)
+
+    assert num_asked == 1
+    assert await outcomes(taught, 0) == {}
+
+
+async def test_a_user_without_a_history_is_skipped(taught: World) -> None:
+    """The LLM has nothing to rank by, and the sample is counted with the policy's reason."""
+    await taught.recommend("nobody")
+
+    assert await outcomes(taught, 1) == {"unknown_user": 1}
+    assert taught.llm.requests == []
+
+
+async def test_a_failure_of_the_llm_reaches_nobody(taught: World) -> None:
+    """It is counted with its reason, and the request has its answer."""
+    taught.llm.error = RuntimeError("no such kernel")
+
+    answer = await taught.recommend("short")
+
+    assert answer.tier is Tier.STUDENT
+    assert await outcomes(taught, 1) == {"llm_failed": 1}
+
+
+async def test_the_candidate_ranks_what_the_live_version_answered(releasing: World) -> None:
+    """The overlap with what was shown is observed by tier and candidate; the answer, its impression and its count are the live version's."""
+    answer = await releasing.recommend("short", k=5)
+
+    assert await outcomes(releasing, 1, "candidate") == {"compared": 1}
+
+    labels = {"name": "default", "tier": "student", "version": CANDIDATE}
+    by_candidate = [f"i{index:02}" for index in range(14, 9, -1)]
+    shown = [item.item_id for item in answer.items]
+    assert (answer.bundle_version, shown[0]) == (VERSION, "i19")
+    assert releasing.metric(f"{CANDIDATE_AGREEMENT}_sum", **labels) == rank_biased_overlap(shown, by_candidate)
+    assert len(releasing.impressions.records) == 1
+    assert releasing.metric("tailrace_answers_total", tier="student", bundle_version=CANDIDATE) == 0
+
+
+async def test_a_candidate_has_no_list_of_the_live_version(releasing: World) -> None:
+    """A stored list is the live version's: where one was shown, the candidate's models rank, and the LLM that does not have it yet is a reason and no comparison."""
+    answer = await releasing.recommend("listed")
+
+    assert answer.tier is Tier.PRECOMPUTED
+    assert await outcomes(releasing, 1, "candidate") == {"bundle_mismatch": 1}
+
+
+async def test_a_request_that_the_candidate_refuses_has_its_answer(releasing: World) -> None:
+    """The candidate has no item of the category: the failure is counted and reaches nobody."""
+    answer = await releasing.recommend("short", filters=Filters(categories=("odd",)))
+
+    assert len(answer.items) == 3
+    assert await outcomes(releasing, 1, "candidate") == {"failed": 1}
+
+
+async def test_without_a_release_there_is_no_candidate(releasing: World, tmp_path: Path) -> None:
+    """Nothing is drawn after the release has ended."""
+    BundleStore(tmp_path / "bundles").end_canary(CANDIDATE)
+    await releasing.plane.names.of(None).refresh()
+
+    await releasing.recommend("short")
+    await asyncio.sleep(0.05)
+
+    assert await outcomes(releasing, 0, "candidate") == {}
+
+
+async def test_one_sample_at_a_time(taught: World) -> None:
+    """What is drawn while another is ranked is counted and forgotten."""
+    taught.llm.delay_s = 0.2
+
+    for _ in range(3):
+        await taught.recommend("short")
+
+    assert await outcomes(taught, 3) == {"busy": 2, "compared": 1}
+    assert len(taught.llm.requests) == 1
+
+
+async def test_no_room_at_the_llm_is_no_room_for_samples(taught: World) -> None:
+    """While half of the LLM's places are taken, a sample gets none."""
+    taught.llm.delay_s = 0.2
+    num_half = CONFIG.max_llm_in_flight // 2
+    waiting = [asyncio.create_task(taught.recommend("long", request_id=f"r{n}")) for n in range(num_half)]
+    await until(lambda: len(taught.llm.requests) == num_half)
+
+    await taught.recommend("short")
+
+    assert await outcomes(taught, 1) == {"llm_overloaded": 1}
+    assert {(await one).tier for one in waiting} == {Tier.LLM}
+
+
+async def test_under_load_nothing_is_ranked_again(tmp_path: Path) -> None:
+    """The loop is held up until the real load monitor sees it: all requests that are served then have their answers in time, and no sample takes a turn of it."""
+    config = replace(CONFIG, teacher_share=1.0, admission=AdmissionLimits(max_in_flight=256, max_busy=1e9))
+    async with started_world(tmp_path, config=config) as world:
+        while world.plane.load.admission.strain < 1:
+            time.sleep(0.06)  # noqa: ASYNC251 - holding the loop up is the point
+            await asyncio.sleep(0)
+        for number in range(50):
+            await world.recommend("short", Priority.HIGH, request_id=f"r{number}", deadline_ms=5_000)
+        strain = world.plane.load.admission.strain
+
+        found = await outcomes(world, 50)
+
+        assert strain > 0
+        assert set(found) <= {"no_capacity", "busy"}
+        assert world.llm.requests == []
+        assert world.metric("tailrace_deadline_missed_total", door="rest") == 0
+
+
+async def test_a_sample_under_way_is_cancelled_at_the_end(tmp_path: Path) -> None:
+    """A plane that stops waits for no second ranking."""
+    async with started_world(tmp_path, config=replace(CONFIG, teacher_share=1.0)) as world:
+        world.llm.delay_s = 3_600.0
+        await world.recommend("short")
+        await until(lambda: world.llm.requests)
+    await asyncio.sleep(0)
+
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_nothing_is_drawn_by_default(world: World) -> None:
+    """Without a share no answer is ranked again."""
+    await world.recommend("short")
+    await asyncio.sleep(0.05)
+
+    assert world.llm.requests == []
