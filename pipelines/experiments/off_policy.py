@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from pipelines.experiments.join import unit
 from pipelines.experiments.user_sums import UserSums
 from services.errors import DataError
 
@@ -165,6 +166,7 @@ def read_logged(table: Path, policy: Path, reward: str = "clicks", surface: str 
         .filter(True if surface is None else pl.col("surface") == surface)
         .group_by(_LIST)
         .agg(
+            session=pl.col("session").first(),
             reward=pl.col(reward).sum().cast(pl.Float64),
             propensity=pl.when(pl.col("propensity").null_count() == 0).then(pl.col("propensity").product()),
         )
@@ -177,7 +179,7 @@ def read_logged(table: Path, policy: Path, reward: str = "clicks", surface: str 
         raise DataError(
             "request_id", f"{policy} lacks {missing / len(lists):.1%} of the table's requests", "a row for each request"
         )
-    user = pl.coalesce("user_id", pl.lit("visitor ") + pl.col("request_id")).rank("dense")
+    user = unit().rank("dense")
     models = {
         name: lists[name].to_numpy().astype(float) if name in lists.columns else None
         for name in ("reward_of_shown", "reward_of_policy")

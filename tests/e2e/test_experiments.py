@@ -65,15 +65,15 @@ def on_home(stack: Stack, user_id: str, port: int | None = None) -> dict[str, st
     return found
 
 
-def logged(stack: Stack, request_ids: set[str]) -> pl.DataFrame | None:
+def logged(stack: Stack, request_ids: set[str]) -> list[dict[str, Any]]:
     """Return the impressions of these requests once the worker has landed all of them."""
     folder: Path = stack.settings.offline_log_dir / "impressions"
     files = sorted(folder.rglob("*.parquet"))
     if not files:
-        return None
+        return []
     table = pl.concat([pl.read_parquet(one, hive_partitioning=False) for one in files], how="diagonal_relaxed")
     found = table.filter(pl.col("request_id").is_in(list(request_ids))).unique("request_id")
-    return found if len(found) == len(request_ids) else None
+    return found.to_dicts() if len(found) == len(request_ids) else []
 
 
 def test_a_variant_is_the_same_everywhere_and_is_in_the_log(
@@ -103,10 +103,10 @@ def test_a_variant_is_the_same_everywhere_and_is_in_the_log(
     impressions = wait_for(lambda: logged(stack, set(answers)), what="the impressions in the log")
 
     assert explained["variant"] == "pinned=pinned"
-    assert {one["request_id"]: one["variant"] for one in impressions.iter_rows(named=True)} == {
+    assert {one["request_id"]: one["variant"] for one in impressions} == {
         request_id: f"pinned={variant}" for request_id, variant in variants.items()
     }
-    for one in impressions.iter_rows(named=True):
+    for one in impressions:
         assert one["propensity"] is not None
         assert one["propensity"][2] in (pytest.approx(0.5 / 18), pytest.approx(0.5 / 18 + 0.5))
     log = stack.settings.offline_log_dir
