@@ -245,7 +245,7 @@ class _Only:
 
     surface: Surface
 
-    def find(self, name: str | None) -> Surface:
+    def find(self, name: str | None, unit_id: str | None) -> Surface:
         """Return it."""
         return self.surface
 

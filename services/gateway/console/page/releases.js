@@ -110,14 +110,21 @@ function stageChip(stage, place, canary) {
 function verdict({ verdict: found, looked_ms: lookedMs }) {
   if (!found) return [make("p", { class: "note" }, "No look at it yet.")]
   const users = found.users ? `, ${found.users[0].toLocaleString("en")} users against ${found.users[1].toLocaleString("en")}` : ""
-  const head = make("p", { class: "outcome", data: { kind: found.outcome === "worse" ? "bad" : GOOD.includes(found.outcome) ? "good" : "" } }, make("strong", {}, `Verdict: ${!found.outcome || found.outcome === "continue" ? "none yet" : found.outcome}`), `${found.reason ? `: ${found.reason}` : ""} (looked ${lookedMs ? ago(lookedMs) : "never"}${users})`)
+  const reason = withoutGuards(found)
+  const head = make("p", { class: "outcome", data: { kind: found.outcome === "worse" ? "bad" : GOOD.includes(found.outcome) ? "good" : "" } }, make("strong", {}, `Verdict: ${!found.outcome || found.outcome === "continue" ? "none yet" : found.outcome}`), `${reason ? `: ${reason}` : ""} (looked ${lookedMs ? ago(lookedMs) : "never"}${users})`)
   return found.guards?.length ? [head, make("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Guard metrics" }, guards(found.guards))] : [head]
+}
+
+// The reason without what the guards' lines say of what they lack.
+function withoutGuards({ reason = "", guards: rows = [] }) {
+  const places = rows.filter((row) => row.lacks).map((row) => reason.indexOf(`${row.name}: `)).filter((place) => place >= 0)
+  return places.length ? reason.slice(0, Math.min(...places)).replace(/; $/, "") : reason
 }
 
 function guards(rows) {
   const head = make("tr", {}, ...["Guard", "Worse by", "Interval", "State"].map((text) => make("th", { scope: "col" }, text)))
   const lines = rows.map((row) =>
-    make("tr", {}, make("th", { scope: "row" }, row.name.replaceAll("_", " ").replace(":", ", ")), make("td", { class: "figure" }, signed(row.worse_by)), make("td", { class: "figure" }, row.low === null && row.high === null ? "–" : `${row.low === null ? "−∞" : signed(row.low)} to ${row.high === null ? "∞" : signed(row.high)}`), make("td", { class: "state", data: { health: row.state === "worse" ? "bad" : GOOD.includes(row.state) ? "good" : "" } }, row.state, row.lacks ? make("small", {}, ` ${row.lacks}`) : null)),
+    make("tr", {}, make("th", { scope: "row" }, row.name.replaceAll("_", " ").replace(":", ", ")), make("td", { class: "figure" }, signed(row.worse_by)), make("td", { class: "figure" }, row.low === null && row.high === null ? "–" : `${row.low === null ? "−∞" : signed(row.low)} to ${row.high === null ? "∞" : signed(row.high)}`), make("td", { class: "state", data: { health: row.state === "worse" ? "bad" : GOOD.includes(row.state) ? "good" : "" } }, row.state, row.lacks ? make("small", {}, ` ${row.lacks.replace(`${row.name}: `, "")}`) : null)),
   )
   return make("table", { class: "guards" }, make("thead", {}, head), make("tbody", {}, ...lines))
 }
@@ -167,5 +174,5 @@ const withdrawal = (one) => make("li", {}, make("code", {}, one.version), make("
 const moved = (move) => make("li", {}, make("strong", {}, move.act), " ", make("code", {}, move.version ?? "–"), make("small", {}, ` ${when(move.at)}, by ${move.by}${move.note ? `: ${move.note}` : ""}`))
 const when = (at) => ago(Date.parse(at))
 const share = (value) => `${Number((100 * value).toPrecision(3))}\u00a0%`
-const signed = (value) => (value === null || value === undefined ? "–" : `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)}\u00a0%`)
+const signed = (value) => (value === null || value === undefined ? "–" : value > 10 ? "over +1,000\u00a0%" : `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)}\u00a0%`)
 const duration = (seconds) => (seconds === 0 ? "" : seconds >= 7_200 ? `${Number((seconds / 3_600).toPrecision(3))} h` : seconds >= 120 ? `${Math.round(seconds / 60)} min` : `${seconds} s`)
