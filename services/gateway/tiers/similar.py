@@ -148,8 +148,8 @@ def _with_new(
     share = sum(index < num_known for index in named) / len(named)
     sums.update({index: score * share for index, score in zip(*best, strict=True)})
     for index in named:
-        scores = live.similar.scores_VN[index] if index < num_known else ()
-        highest = float(scores[0]) if len(scores) else 1.0
+        has_row = index < num_known and live.similar.scores_VN.shape[1] > 0
+        highest = float(live.similar.scores_VN[index, 0]) if has_row else 1.0
         for other, cosine in new.near.get(index, ()):
             sums[other] += highest * cosine / len(named)
     order = sorted(sums, key=lambda index: (-sums[index], index))
