@@ -46,14 +46,20 @@ def named(stack: Stack, tmp_path: Path) -> Iterator[Stack]:
     own.close()
 
 
-def versions(stack: Stack, **fields: str) -> dict[str, list[str]]:
+def versions(stack: Stack, surface: str | None = None) -> dict[str, list[str]]:
     """Return the version of each unit's answer, as users and as visitors' sessions, at each way into the stack."""
     standby = httpx.Client(base_url=f"http://{HOST}:{stack.settings.standby_http_port}", timeout=20.0)
     found: dict[str, list[str]] = {name: [] for name in WAYS}
     with standby:
         for unit in UNITS:
-            body = {"user_id": unit, "k": 1, "deadline_ms": DEADLINE_MS, **fields}
-            visitor = {"session_id": unit, "recent_item_ids": ["50"], "k": 1, "deadline_ms": DEADLINE_MS, **fields}
+            body = {"user_id": unit, "k": 1, "deadline_ms": DEADLINE_MS, "surface": surface}
+            visitor = {
+                "session_id": unit,
+                "recent_item_ids": ["50"],
+                "k": 1,
+                "deadline_ms": DEADLINE_MS,
+                "surface": surface,
+            }
             for name, client, sent in (
                 ("rest", stack.rest, body),
                 ("standby", standby, body),
@@ -61,7 +67,9 @@ def versions(stack: Stack, **fields: str) -> dict[str, list[str]]:
             ):
                 reply = admitted(lambda c=client, s=sent: c.post("/v1/recommendations", json=s))  # type: ignore[misc]
                 found[name].append(reply.raise_for_status().json()["bundle_version"])
-            answer = stack.rpc.Recommend(pb.RecommendRequest(user_id=unit, k=1, deadline_ms=DEADLINE_MS, **fields))
+            answer = stack.rpc.Recommend(
+                pb.RecommendRequest(user_id=unit, k=1, deadline_ms=DEADLINE_MS, surface=surface or "")
+            )
             found["grpc"].append(answer.bundle_version)
     return found
 
