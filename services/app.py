@@ -81,9 +81,6 @@ GRPC_SERVICERS = (
 _IMPRESSIONS_GATHER_S = 0.2
 """Impressions leave together: one by one they would cost a gateway a quarter of its time."""
 
-_RELEASE_LEAD_S = 10.0
-"""From the record of a release's stage to its beginning, in which all processes load the version."""
-
 _ABSENT_RETRY_AFTER_S = 5.0
 _MIN_PAGE_KEY_BYTES = 16
 
@@ -128,7 +125,7 @@ class Gateway:
             await self._console.start()
             add_console(app, self._console)
             add_editor(app, self._running_plane)
-            add_releases(app, BundleStore.of(self._settings), _RELEASE_LEAD_S, time.time)
+            add_releases(app, BundleStore.of(self._settings), self._settings.release_lead_s, time.time)
         return app
 
     async def Recommend(self, request: bytes, grpc_context: Any) -> Any:

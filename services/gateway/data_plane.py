@@ -343,18 +343,19 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         wall_clock=ports.wall_clock,
     )
     names.before_swap(lambda one: answer_metrics.bundle_loaded(one.name, one.version))
+    again = StudentTier(ports.clock)  # a thread of its own: no request waits behind a second ranking
     teacher = LlmTier(gated, _ANY_HISTORY, config.llm_beam_width, metrics.breaker_open, ports.clock)
     rankers = (
         Candidate(
             share=config.shadow_share,
             agreement=metrics.candidate_agreement,
             beside=lambda live: names.of(live.name).beside(live),
-            recommend_by=make_recommend,
+            recommend_by=partial(make_recommend, tiers=(PrecomputedTier(), llm, again, similar)),
         ),
         Teacher(
             share=config.teacher_share,
             agreement=metrics.teacher_agreement,
-            recommend_by=partial(make_recommend, tiers=(PrecomputedTier(), teacher, StudentTier(ports.clock))),
+            recommend_by=partial(make_recommend, tiers=(PrecomputedTier(), teacher, again)),
             max_deadline_ms=config.deadlines.max_ms,
         ),
     )

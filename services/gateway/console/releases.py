@@ -3,7 +3,7 @@
     GET  /console/names                                  what serves under each name, its release with the last verdict, its history; the published versions
     POST /console/names/NAME:rollback                    {"seen": LIVE, "to": null, "reason": ""}: the version before, or `to`; LIVE is withdrawn
     POST /console/names/NAME/versions/VERSION:promote    {"seen": LIVE}: makes it live
-    POST /console/names/NAME/versions/VERSION:release    {"shares": [0.01, 1.0], "hold_s": 3600.0, "by_hand": false}: gives it to a share of the users
+    POST /console/names/NAME/versions/VERSION:release    {"stages": [{"share": 0.05, "hold_s": 3600.0}], "by_hand": false}: gives it to a share of the users
     POST /console/names/NAME/versions/VERSION:stage      {"stage": 1}: moves its release to this stage, from 0
     POST /console/names/NAME/versions/VERSION:stop       {"withdraw": false, "reason": ""}: ends its release
 
@@ -12,6 +12,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -45,9 +46,13 @@ class _RolledBack(Sent):
     reason: str = ""
 
 
-class _Released(Sent):
-    shares: list[float]
+class _Stage(Sent):
+    share: float
     hold_s: float
+
+
+class _Released(Sent):
+    stages: list[_Stage]
     by_hand: bool
 
 
@@ -199,17 +204,22 @@ def _canary(canary: Canary, now_ms: float) -> dict[str, Any]:
 
 
 def _stages(sent: _Released) -> tuple[Stage, ...]:
-    """Return the stages. Raises InvalidRequest for shares that are none, or do not grow."""
-    shares = sent.shares
-    if not 1 <= len(shares) <= _MAX_STAGES:
-        raise InvalidRequest("shares", f"{len(shares)} of them", f"send 1 to {_MAX_STAGES}")
-    if not all(before < share <= 1 for before, share in zip([0.0, *shares], shares, strict=False)):
-        raise InvalidRequest(
-            "shares", "not growing from above 0 to at most 1", "send for example [0.01, 0.05, 0.25, 1.0]"
-        )
-    if not 0 <= sent.hold_s < float("inf"):
-        raise InvalidRequest("hold_s", "no duration", "send seconds, 0 or more")
-    return tuple(Stage(share, sent.hold_s) for share in shares)
+    """Return the stages. Raises InvalidRequest for shares that are none, do not grow, or leave nobody to compare with, and for times that are none."""
+    stages = tuple(Stage(one.share, one.hold_s) for one in sent.stages)
+    if not 1 <= len(stages) <= _MAX_STAGES:
+        raise InvalidRequest("stages", f"{len(stages)} of them", f"send 1 to {_MAX_STAGES}")
+    least = 0.0
+    for place, stage in enumerate(stages):
+        if not least < stage.share <= 1:
+            raise InvalidRequest(
+                f"stages[{place}].share", "not above the one before, or above 1", "send growing shares"
+            )
+        if not 0 <= stage.hold_s < math.inf:
+            raise InvalidRequest(f"stages[{place}].hold_s", "no duration", "send seconds, 0 or more")
+        least = stage.share
+    if stages[0].share == 1:
+        raise InvalidRequest("stages[0].share", "all users at once leave nobody to compare with", "begin with less")
+    return stages
 
 
 def _reason(text: str) -> str:

@@ -4,6 +4,8 @@ import { get, post } from "./api.js"
 import { announce, byId, failureText, make, setText } from "./dom.js"
 import { ago, plural } from "./text.js"
 
+const USUAL_STAGES = "1%:10m, 5%:30m, 25%:1h, 100%"
+const UNITS_S = { s: 1, m: 60, h: 3_600, d: 86_400 }
 const GOOD = ["no worse", "better"]
 let shown = "" // what is on the page, as JSON: a page that somebody reads or fills in is not built again for nothing
 let pending = null // the move that the dialog asks about
@@ -108,14 +110,21 @@ function stageChip(stage, place, canary) {
 function verdict({ verdict: found, looked_ms: lookedMs }) {
   if (!found) return [make("p", { class: "note" }, "No look at it yet.")]
   const users = found.users ? `, ${found.users[0].toLocaleString("en")} users against ${found.users[1].toLocaleString("en")}` : ""
-  const head = make("p", { class: "outcome", data: { kind: found.outcome === "worse" ? "bad" : GOOD.includes(found.outcome) ? "good" : "" } }, make("strong", {}, `Verdict: ${!found.outcome || found.outcome === "continue" ? "none yet" : found.outcome}`), `${found.reason ? `: ${found.reason}` : ""} (looked ${lookedMs ? ago(lookedMs) : "never"}${users})`)
+  const reason = withoutGuards(found)
+  const head = make("p", { class: "outcome", data: { kind: found.outcome === "worse" ? "bad" : GOOD.includes(found.outcome) ? "good" : "" } }, make("strong", {}, `Verdict: ${!found.outcome || found.outcome === "continue" ? "none yet" : found.outcome}`), `${reason ? `: ${reason}` : ""} (looked ${lookedMs ? ago(lookedMs) : "never"}${users})`)
   return found.guards?.length ? [head, make("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Guard metrics" }, guards(found.guards))] : [head]
+}
+
+// The reason without what the guards' lines say of what they lack.
+function withoutGuards({ reason = "", guards: rows = [] }) {
+  const places = rows.filter((row) => row.lacks).map((row) => reason.indexOf(`${row.name}: `)).filter((place) => place >= 0)
+  return places.length ? reason.slice(0, Math.min(...places)).replace(/; $/, "") : reason
 }
 
 function guards(rows) {
   const head = make("tr", {}, ...["Guard", "Worse by", "Interval", "State"].map((text) => make("th", { scope: "col" }, text)))
   const lines = rows.map((row) =>
-    make("tr", {}, make("th", { scope: "row" }, row.name.replaceAll("_", " ").replace(":", ", ")), make("td", { class: "figure" }, signed(row.worse_by)), make("td", { class: "figure" }, row.low === null && row.high === null ? "–" : `${row.low === null ? "−∞" : signed(row.low)} to ${row.high === null ? "∞" : signed(row.high)}`), make("td", { class: "state", data: { health: row.state === "worse" ? "bad" : GOOD.includes(row.state) ? "good" : "" } }, row.state, row.lacks ? make("small", {}, ` ${row.lacks}`) : null)),
+    make("tr", {}, make("th", { scope: "row" }, row.name.replaceAll("_", " ").replace(":", ", ")), make("td", { class: "figure" }, signed(row.worse_by)), make("td", { class: "figure" }, row.low === null && row.high === null ? "–" : `${row.low === null ? "−∞" : signed(row.low)} to ${row.high === null ? "∞" : signed(row.high)}`), make("td", { class: "state", data: { health: row.state === "worse" ? "bad" : GOOD.includes(row.state) ? "good" : "" } }, row.state, row.lacks ? make("small", {}, ` ${row.lacks.replace(`${row.name}: `, "")}`) : null)),
   )
   return make("table", { class: "guards" }, make("thead", {}, head), make("tbody", {}, ...lines))
 }
@@ -124,16 +133,15 @@ function beginForm(name, candidates) {
   if (!candidates.length) return make("p", { class: "note" }, "There is no other version to release: `tailrace pipeline` makes one.")
   const id = (part) => `${part}-${name.name}`
   const version = make("select", { id: id("version") }, ...candidates.map((one) => make("option", { value: one }, one)))
-  const shares = make("input", { id: id("shares"), value: "1, 5, 25, 100", autocomplete: "off", spellcheck: false })
-  const hours = make("input", { id: id("hours"), type: "number", min: 0, step: "any", value: 24 })
+  const stages = make("input", { id: id("stages"), value: USUAL_STAGES, autocomplete: "off", spellcheck: false })
   const byHand = make("input", { id: id("by-hand"), type: "checkbox" })
   const field = (text, input) => make("span", {}, make("label", { htmlFor: input.id }, text), input)
   const begin = () => {
-    const body = { shares: shares.value.split(/[\s,;]+/).filter(Boolean).map((one) => Number(one) / 100), hold_s: Number(hours.value) * 3_600, by_hand: byHand.checked }
-    if (body.shares.some(Number.isNaN)) return setText(byId("releases-note"), "Nothing was moved: write the shares as numbers, such as 1, 5, 25, 100.")
-    ask(`Release ${version.value}?`, `${share(body.shares[0])} of the users of ${name.name} get it beside ${name.live}; where it is worse, it is rolled back by itself.`, { path: `/console/names/${name.name}/versions/${version.value}:release`, body, done: `The release of ${version.value} begins.` })
+    const body = { stages: parseStages(stages.value), by_hand: byHand.checked }
+    if (body.stages.includes(null)) return setText(byId("releases-note"), `Nothing was moved: write shares of users and how long each lasts at least, such as ${USUAL_STAGES}.`)
+    ask(`Release ${version.value}?`, `${share(body.stages[0].share)} of the users of ${name.name} get it beside ${name.live}; where it is worse, it is rolled back by itself.`, { path: `/console/names/${name.name}/versions/${version.value}:release`, body, done: `The release of ${version.value} begins.` })
   }
-  const form = make("form", { class: "trial" }, field("Version", version), field("Shares in turn, %", shares), field("Hours in each", hours), make("span", { class: "check" }, byHand, make("label", { htmlFor: byHand.id }, "by hand")), make("button", { class: "main" }, "Release…"), button("Make live…", () => askPromote(name, version.value), {}))
+  const form = make("form", { class: "trial" }, field("Version", version), field("Shares of users, and for how long at least", stages), make("span", { class: "check" }, byHand, make("label", { htmlFor: byHand.id }, "by hand")), make("button", { class: "main" }, "Release…"), button("Make live…", () => askPromote(name, version.value), {}))
   form.addEventListener("submit", (event) => {
     event.preventDefault()
     begin()
@@ -153,10 +161,18 @@ function button(text, onclick, properties = {}) {
   return make("button", { type: "button", onclick, ...properties }, text)
 }
 
+// Stages as `tailrace release --stages` takes them; null for one that is none.
+function parseStages(text) {
+  return text.split(",").map((part) => {
+    const [, percent, number, unit] = part.trim().match(/^(\d+(?:\.\d+)?)\s*%(?:\s*:\s*(\d+(?:\.\d+)?)([smhd]))?$/) ?? []
+    return percent === undefined ? null : { share: Number(percent) / 100, hold_s: number === undefined ? 0 : Number(number) * UNITS_S[unit] }
+  })
+}
+
 const details = (title, rows) => make("details", {}, make("summary", {}, title), make("ul", {}, ...rows))
 const withdrawal = (one) => make("li", {}, make("code", {}, one.version), make("small", {}, ` ${when(one.at)}, by ${one.by}: ${one.reason || "no reason given"}`))
 const moved = (move) => make("li", {}, make("strong", {}, move.act), " ", make("code", {}, move.version ?? "–"), make("small", {}, ` ${when(move.at)}, by ${move.by}${move.note ? `: ${move.note}` : ""}`))
 const when = (at) => ago(Date.parse(at))
 const share = (value) => `${Number((100 * value).toPrecision(3))}\u00a0%`
-const signed = (value) => (value === null || value === undefined ? "–" : `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)}\u00a0%`)
-const duration = (seconds) => (seconds >= 7_200 ? `${Number((seconds / 3_600).toPrecision(3))} h` : seconds >= 120 ? `${Math.round(seconds / 60)} min` : `${seconds} s`)
+const signed = (value) => (value === null || value === undefined ? "–" : value > 10 ? "over +1,000\u00a0%" : `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)}\u00a0%`)
+const duration = (seconds) => (seconds === 0 ? "" : seconds >= 7_200 ? `${Number((seconds / 3_600).toPrecision(3))} h` : seconds >= 120 ? `${Math.round(seconds / 60)} min` : `${seconds} s`)

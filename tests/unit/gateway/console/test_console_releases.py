@@ -21,7 +21,8 @@ from tests.unit.gateway.world import MAX_BODY_BYTES, NOW_S, VERSION, World, keye
 NEXT = "v2"
 LEAD_S = 10.0
 OF_NEXT = f"/console/names/default/versions/{NEXT}"
-RELEASED = {"shares": [0.01, 0.05, 1], "hold_s": 60, "by_hand": True}
+SHARES = (0.01, 0.05, 1)
+RELEASED = {"stages": [{"share": share, "hold_s": 60} for share in SHARES], "by_hand": True}
 CALLS = (
     ("GET", "/console/names", None),
     ("POST", "/console/names/default:rollback", {"seen": VERSION}),
@@ -117,7 +118,7 @@ async def test_a_release_goes_through_its_stages_and_ends(desk: Desk) -> None:
     assert canary is not None
     assert (begun["version"], begun["share"], begun["by"]) == (NEXT, 0.0, "anonymous (console)")
     assert canary.since_ms == (NOW_S + LEAD_S) * 1_000
-    assert [stage.share for stage in canary.stages] == RELEASED["shares"]
+    assert tuple(stage.share for stage in canary.stages) == SHARES
     assert (moved["stage"], moved["share"]) == (1, 0.01)
     assert ended["canary"] is None
     assert desk.store.record().canary is None
@@ -166,18 +167,21 @@ async def test_the_last_look_is_shown(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
+    ("stages", "field"),
     [
-        ({"shares": []}, "shares"),
-        ({"shares": [0.0]}, "shares"),
-        ({"shares": [0.5, 0.5]}, "shares"),
-        ({"shares": [1.5]}, "shares"),
-        ({"hold_s": -1}, "hold_s"),
+        ([], "stages"),
+        ([(0.0, 60)], "stages[0].share"),
+        ([(0.5, 60), (0.5, 60)], "stages[1].share"),
+        ([(0.5, 60), (1.5, 60)], "stages[1].share"),
+        ([(1, 60)], "stages[0].share"),
+        ([(0.1, 60), (0.5, -1)], "stages[1].hold_s"),
     ],
 )
-async def test_stages_that_are_none_are_refused(desk: Desk, change: dict[str, Any], field: str) -> None:
-    """Shares grow from above 0 to at most 1, and last."""
-    assert (await desk.refused(f"{OF_NEXT}:release", **{**RELEASED, **change}))["field"] == field
+async def test_stages_that_are_none_are_refused(desk: Desk, stages: list[tuple[float, float]], field: str) -> None:
+    """Shares grow from above 0 to at most 1, some users are left to compare with, and each stage has a time."""
+    sent = [{"share": share, "hold_s": hold_s} for share, hold_s in stages]
+
+    assert (await desk.refused(f"{OF_NEXT}:release", stages=sent, by_hand=False))["field"] == field
     assert desk.store.record().canary is None
 
 

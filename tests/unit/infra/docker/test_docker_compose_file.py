@@ -51,8 +51,8 @@ def test_every_service_is_confined_and_bounded(name: str) -> None:
     """A pinned image, a fixed user without root or privileges, a read-only root, bounds that both Compose versions obey, and health checks of servers."""
     service = SERVICES[name]
 
-    assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+(-\w+)?", default_of(service["image"]))
-    assert re.fullmatch(r"\$\{[A-Z]+_IMAGE:-[^}]+\}", service["image"]), "it can be given by digest"
+    assert re.fullmatch(r"[\w/]+:v?\d+\.\d+(\.\d+)?(-\w+)?", default_of(service["image"]))
+    assert re.fullmatch(r"\$\{[A-Z\d]+_IMAGE:-[^}]+\}", service["image"]), "it can be given by digest"
     assert re.fullmatch(r"[1-9]\d*:\d+", service["user"])
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -71,7 +71,7 @@ def test_networks_lead_only_where_they_must() -> None:
         published = [default_of(port) for port in service.get("ports", [])]
         assert all(port.startswith("127.0.0.1:") for port in published), name
         assert bool(published) == (name in {"edge", "prometheus", "grafana"}), name
-    assert all(SERVICES[name]["networks"] == ["data"] for name in ("redis", "kafka"))
+    assert all(SERVICES[name]["networks"] == ["data"] for name in ("redis", "kafka", "s3"))
     assert {name for name, one in FILE["networks"].items() if one == {"internal": True}} >= {"data", "watch", "doors"}
     assert SERVICES["edge"]["command"] == ["edge", "--ray-host", "serve", "--standby-host", "standby"]
     assert all("doors" in SERVICES[name]["networks"] for name in ("edge", "serve", "standby"))
@@ -89,6 +89,22 @@ def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
         for path in set(re.findall(r"/secrets/[\w./]+", text)):
             assert path in made, path
             assert path.rpartition("/")[0] in {place for place, _ in mounted(name).values()}, (name, path)
+
+
+def test_the_object_store_is_optional_and_all_that_read_bundles_find_it() -> None:
+    """Without its profile bundles are in the volume; with a store, each of our roles beside the edge has its address and credentials, and may write a cache."""
+    readers = OURS - {"keys", "edge"}
+
+    assert SERVICES["s3"]["profiles"] == ["s3"]
+    assert not any("s3" in SERVICES[name].get("depends_on", {}) for name in SERVICES)
+    for name in readers:
+        environment = SERVICES[name]["environment"]
+        assert default_of(environment["TAILRACE_BUNDLE_STORE"]) == ""
+        assert environment["AWS_ENDPOINT_URL"] == "http://s3:8333"
+        for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            assert environment[variable] == SERVICES["s3"]["environment"][variable]
+        assert "data" in SERVICES[name]["networks"]
+        assert {"state:/state", "state:/state:${STATE_MODE:-ro}"} & set(SERVICES[name]["volumes"]), name
 
 
 def test_git_and_the_image_hold_no_secret() -> None:
