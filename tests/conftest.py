@@ -30,6 +30,7 @@ EMBEDDED_ONLY = {
     "test_console.py": "opens pages without an API key",
     "test_console_editor.py": "opens pages without an API key",
     "test_experiments.py": "writes the files of surfaces and experiments, and reads the log",
+    "test_release.py": "publishes into the state folder, which in compose is a volume",
     "test_listening.py": "looks for processes of this machine, and sends no API key",
     "test_takeover.py": "looks for processes of this machine",
     "test_names.py": "starts a second embedded stack, with names of its own",
@@ -95,6 +96,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         text_max_tokens=TEXT_MAX_TOKENS,
         surfaces_file=surfaces,
         experiments_file=experiments,
+        release_look_s=1.0,
+        release_lead_s=3.0,
     )
     try:
         if BundleStore(running.settings.bundle_root).live_version() is None:
