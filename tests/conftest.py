@@ -29,8 +29,11 @@ EMBEDDED_ONLY = {
     "test_docs.py": "runs the pages' commands, which name the embedded stack's ports",
     "test_console.py": "opens pages without an API key",
     "test_console_editor.py": "opens pages without an API key",
+    "test_experiments.py": "writes the files of surfaces and experiments, and reads the log",
+    "test_release.py": "publishes into the state folder, which in compose is a volume",
     "test_listening.py": "looks for processes of this machine, and sends no API key",
     "test_takeover.py": "looks for processes of this machine",
+    "test_names.py": "starts a second embedded stack, with names of its own",
     "test_text.py": "asks for the text model of the embedded stack; tests/compose asks containers for text",
     "test_doors.py::test_the_printed_calls_work_when_pasted": "is about what `tailrace up` prints",
     "test_doors.py::test_status_shows_every_part": "is about `tailrace status`",
@@ -73,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """A running stack with two gateway replicas, on a bundle of one epoch on ml-100k; tests/quality trains in full.
 
-    It serves text of a tiny random checkpoint too, and has a file of surfaces, which is empty.
+    It serves text of a tiny random checkpoint too, and has files of surfaces and experiments, which are empty.
     """
     if request.config.getoption("--stack") == "compose":
         yield from composed(request.config)
@@ -82,14 +85,19 @@ def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
     kept: Path | None = request.config.getoption("--state")
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("text") / TEXT_MODEL, max_positions=4_096)
-    surfaces = tmp_path_factory.mktemp("surfaces") / "surfaces.toml"
-    surfaces.touch()
+    folder = tmp_path_factory.mktemp("surfaces")
+    surfaces, experiments = folder / "surfaces.toml", folder / "experiments.toml"
+    for file in (surfaces, experiments):
+        file.touch()
     running = Stack(
         (kept or tmp_path_factory.mktemp("stack")).absolute(),
         gateway_replicas=2,
         text_path=str(checkpoint),
         text_max_tokens=TEXT_MAX_TOKENS,
         surfaces_file=surfaces,
+        experiments_file=experiments,
+        release_look_s=1.0,
+        release_lead_s=3.0,
     )
     try:
         if BundleStore(running.settings.bundle_root).live_version() is None:

@@ -19,8 +19,10 @@ GUARDS = (
 _DEADLINE_MS = 200.0
 _MOST_VALUE = 200.0
 """Values are cut off here: a mean of what has no bound needs one."""
-_MEANS = ("latency_ms", "clicks", "value")
-_AFFECTED = ("errors", "deadline_misses")
+_MEANS = ("latency_ms", "clicks", "value", "variety")
+_AFFECTED = ("errors", "deadline_misses", "popular")
+_TIERS = {"llm": 0.2, "student": 0.6, "precomputed": 0.2}
+"""By tier, its part of the lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class Traffic:
 
 
 def looks(traffic: Traffic, seed: int) -> Iterator[Counts]:
-    """Yield the counts since the beginning, after each minute."""
+    """Yield the counts since the beginning, after each minute: those of `GUARDS`, and those of the guards of a release."""
     draw = np.random.default_rng(seed)
     num, users = int(draw.poisson(traffic.rate * 60 * traffic.minutes)), traffic.num_users
     minute = np.sort(draw.integers(0, traffic.minutes, num))
@@ -70,12 +72,20 @@ def looks(traffic: Traffic, seed: int) -> Iterator[Counts]:
         "value": np.minimum(bought * 10 * (1 + draw.pareto(1.5, num)), _MOST_VALUE),
     }
     happened = {"errors": draw.random(num) < failing, "deadline_misses": latency > _DEADLINE_MS}
+    values["variety"] = np.clip(0.7 * draw.lognormal(0, 0.1, users)[user] * draw.lognormal(0, 0.2, num), 0, 1)
+    happened["popular"] = draw.random(num) < 0.01
+    tier = draw.choice(list(_TIERS), num, p=list(_TIERS.values()))
     sums = {name: _sums(user, is_candidate, minute, values[name], traffic.minutes) for name in _MEANS}
     affected = {name: _affected(user, is_candidate, minute, happened[name], traffic.minutes) for name in _AFFECTED}
+    for name in _TIERS:
+        own = tier == name
+        of_tier = (user[own], is_candidate[own], minute[own], values["latency_ms"][own])
+        sums[f"latency:{name}"] = _sums(*of_tier, traffic.minutes)
+    sums["latency"] = sums["latency_ms"]
     for now in range(traffic.minutes):
         yield {
-            **{name: Affected(*affected[name][now]) for name in _AFFECTED},
-            **{name: Means(*(UserSums(int(one[0]), *one[1:]) for one in sums[name][now])) for name in _MEANS},
+            **{name: _affected_until(affected[name][now], int(sums["clicks"][now][0][0])) for name in _AFFECTED},
+            **{name: Means(*(UserSums(int(one[0]), *one[1:]) for one in each[now])) for name, each in sums.items()},
         }
 
 
@@ -97,6 +107,10 @@ def _sums(
         2 * before + 1,
     )
     return _by_minute(grown, is_candidate, minute, minutes)
+
+
+def _affected_until(both: list[int], num_users: int) -> Affected:
+    return Affected(both[0], both[1], num_users)
 
 
 def _affected(

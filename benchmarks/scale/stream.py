@@ -167,6 +167,7 @@ def _events(items: pa.Array, numbers: np.ndarray, offsets: np.ndarray, partition
         "partition": np.full(size, partition, dtype=np.int32),
         "offset": offsets,
         "accepted_time_ms": times_ms,
+        "request_id": pa.nulls(size),
     }
     return pa.table(columns, schema=INTERACTIONS.schema)
 

@@ -57,6 +57,9 @@ def report(
     aa: Annotated[int, typer.Option(help="A/A: divide the control this many times at random instead.", min=0)] = 0,
     off_policy: Annotated[Path | None, typer.Option(help="Also estimate a policy, by its probabilities.")] = None,
     reward: Annotated[str, typer.Option(help="What a policy earns: clicks or value.")] = "clicks",
+    surface: Annotated[
+        str | None, typer.Option(help="Surface whose lists the policy makes.", show_default="all")
+    ] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the figures.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write a page, with pictures beside it.")] = None,
 ) -> None:
@@ -68,7 +71,7 @@ def report(
         parts = _shares(shares, experiment, experiments)
         found |= _compare(table, experiment, by, control, parts, segment or [], effect, aa)
     if off_policy is not None:
-        found["off_policy"] = _estimate(table, off_policy, reward)
+        found["off_policy"] = _estimate(table, off_policy, reward, surface)
     for line in as_lines(found):
         typer.echo(line)
     if json_out is not None:
@@ -121,9 +124,9 @@ def _compare(
     return compare(lists, Options(control=control, shares=shares, segments=segments, effect=effect))
 
 
-def _estimate(table: Path, policy: Path, reward: str) -> dict[str, Any]:
+def _estimate(table: Path, policy: Path, reward: str, surface: str | None) -> dict[str, Any]:
     from pipelines.experiments.off_policy import estimate, read_logged
 
     if reward not in {"clicks", "value"}:
         raise ConfigError(f"--reward: {reward!r} is not summed by the table; give clicks or value")
-    return asdict(estimate(read_logged(table, policy, reward)))
+    return asdict(estimate(read_logged(table, policy, reward, surface)))

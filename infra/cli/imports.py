@@ -207,7 +207,7 @@ def _publish_first(settings: "Settings", source: str, query: str | None, columns
     from pipelines.imports.values import catalogue_row
     from pipelines.publication.cold_start import publish_items
 
-    store = BundleStore.of(settings)
+    store = BundleStore.of(settings, settings.first_name)
     if store.live_version() is not None:
         return
     read = []

@@ -106,7 +106,7 @@ def up(
         return
 
     def when_ready(settings: "Settings") -> None:
-        bundle, user_id = BundleStore.of(settings).live(), guide.example_user(settings)
+        bundle, user_id = BundleStore.of(settings, settings.first_name).live(), guide.example_user(settings)
         out.print("\n[bold green]Tailrace is up.[/]")
         out.print(escape(guide.describe_stack(settings, bundle.version)))
         out.print("\nTry:")
@@ -160,7 +160,7 @@ def _missing_for_training(settings: "Settings") -> str:
     """Return what a first training lacks, where the live bundle was made of items alone."""
     from models.registry import BundleStore
 
-    store = BundleStore.of(settings)
+    store = BundleStore.of(settings, settings.first_name)
     if store.live_version() is None or (bundle := store.live()).is_trained:
         return ""
     from pipelines.options import Places

@@ -101,9 +101,9 @@ def _prepare(settings: Settings) -> int:
 def _pipeline(settings: Settings) -> int:
     from models.registry import BundleStore
 
-    version = BundleStore.of(settings).live_version()
+    version = BundleStore.of(settings, settings.first_name).live_version()
     if version is None:
-        _become("infra.cli.main", "pipeline")
+        _become("infra.cli.main", "pipeline", "--name", settings.first_name)
     sys.stdout.write(f"{version} is live already; `tailrace pipeline` as this container's command trains again\n")
     return 0
 

@@ -9,7 +9,7 @@ it again replaces its file. Columns that the impressions lack, from before they 
 
 | column | content |
 |---|---|
-| request_id, user_id, shown_time_ms | the impression; user_id is null for a visitor |
+| request_id, user_id, session, shown_time_ms | the impression; user_id is null for a visitor, session is a hash of the visitor's session (null: sent none) |
 | surface, name, bundle_version, variant, tier, reason, elapsed_ms, deadline_ms | as recorded |
 | position, item_id, score, propensity | the item, its place from 1 on, its score, the probability with which it was shown there |
 | clicks, value, clicked_time_ms | number of clicks (0: none), the sum of their values, the time of the first (null) |
@@ -41,6 +41,7 @@ _OF_IMPRESSION = {
     "reason": pl.String,
     "elapsed_ms": pl.Float64,
     "deadline_ms": pl.Int64,
+    "session": pl.String,
 }
 _OF_ITEMS = {
     "position": ("positions", pl.Int64),
@@ -113,6 +114,11 @@ def join(
         yield Joined(
             path=path, num_impressions=table.select(IMPRESSION).n_unique(), num_clicks=int(table["clicks"].sum())
         )
+
+
+def unit() -> pl.Expr:
+    """Whom experiments assign, of a row of the table: the user, else the visitor's session, else nobody twice."""
+    return pl.coalesce("user_id", pl.lit("session ") + pl.col("session"), pl.lit("visitor ") + pl.col("request_id"))
 
 
 _REQUIRED = ("event_id", "user_id", "item_id", "event_time_ms")

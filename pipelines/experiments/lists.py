@@ -1,6 +1,6 @@
 """The joined table as sums by day, variant and user: all that a report needs, in memory one day at a time.
 
-Lists are the unit of exposure, users (a visitor: the request) the unit of chance. Novelty is the mean self-information of a list's items in bits,
+Lists are the unit of exposure, users (a visitor: the session, else the request) the unit of chance. Novelty is the mean self-information of a list's items in bits,
 -log2 of the share of all lists that show the item (Zhou et al., PNAS 107, 2010). Values and latencies are cut off at `CUT` of those above 0, over all
 variants: one purchase or one stalled call else decides a mean.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from pipelines.experiments.join import unit
 from pipelines.experiments.user_sums import UserSums
 from services.errors import DataError, InvalidRequest
 
@@ -42,7 +43,7 @@ _CONSEQUENCES = frozenset(
     }
 )
 """Columns that are the variant or that it changes: its users in such a segment are others than the control's."""
-_OF_LISTS = frozenset(_LIST)
+_OF_LISTS = frozenset({*_LIST, "session"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ def _lists_of(
         .agg(
             pl.col("variant").first(),
             pl.col("tier").first(),
+            pl.col("session").first(),
             *first,
             lists=pl.lit(1, pl.Int64),
             clicks=pl.col("clicks").sum(),
@@ -171,7 +173,7 @@ def _lists_of(
             timed=pl.col("elapsed_ms").first().is_not_null().cast(pl.Int64),
             novelty=pl.col("information").mean(),
         )
-        .with_columns(user=pl.coalesce("user_id", pl.lit("visitor ") + pl.col("request_id")).hash(seed=0))
+        .with_columns(user=unit().hash(seed=0))
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from pipelines.experiments.join import unit
 from pipelines.experiments.user_sums import UserSums
 from services.errors import DataError
 
@@ -139,7 +140,7 @@ def _mean(user: np.ndarray, values: np.ndarray, exposures: np.ndarray, num_users
     return Estimate(sums.mean, sums.mean - half, sums.mean + half)
 
 
-def read_logged(table: Path, policy: Path, reward: str = "clicks") -> Logged:
+def read_logged(table: Path, policy: Path, reward: str = "clicks", surface: str | None = None) -> Logged:
     """Read a joined table and a policy's probabilities.
 
     Args:
@@ -147,9 +148,10 @@ def read_logged(table: Path, policy: Path, reward: str = "clicks") -> Logged:
         policy: Parquet: `request_id`, `probability` (that the policy shows what this request was shown) and, for doubly robust estimates, a model's
             `reward_of_shown` and `reward_of_policy`.
         reward: The column of the table that is summed for each list.
+        surface: Only its lists; None: all.
 
     Raises:
-        DataError: A column is missing, a probability is none, or lists of the table are not in the policy's file.
+        DataError: A column is missing, a probability is none, no list is on the surface, or lists of the table are not in the policy's file.
     """
     found = pl.read_parquet(policy)
     for name in ("request_id", "probability"):
@@ -161,19 +163,23 @@ def read_logged(table: Path, policy: Path, reward: str = "clicks") -> Logged:
         raise DataError("probability", f"{policy} has one outside of 0 to 1", "0.25")
     lists = (
         pl.scan_parquet(sorted(table.glob("*.parquet")) if table.is_dir() else table)
+        .filter(True if surface is None else pl.col("surface") == surface)
         .group_by(_LIST)
         .agg(
+            session=pl.col("session").first(),
             reward=pl.col(reward).sum().cast(pl.Float64),
             propensity=pl.when(pl.col("propensity").null_count() == 0).then(pl.col("propensity").product()),
         )
         .collect(engine="streaming")
     )
+    if surface is not None and lists.is_empty():
+        raise DataError("surface", f"{table} has no list on {surface}", "home, of a surface that was shown")
     lists = lists.sort(_LIST).join(found, on="request_id", how="left", maintain_order="left")
     if missing := lists["probability"].null_count():
         raise DataError(
             "request_id", f"{policy} lacks {missing / len(lists):.1%} of the table's requests", "a row for each request"
         )
-    user = pl.coalesce("user_id", pl.lit("visitor ") + pl.col("request_id")).rank("dense")
+    user = unit().rank("dense")
     models = {
         name: lists[name].to_numpy().astype(float) if name in lists.columns else None
         for name in ("reward_of_shown", "reward_of_policy")

@@ -172,6 +172,7 @@ class Impression:
         propensity: By item, the probability with which it was shown at its place given those above it; absent where nothing was drawn at random.
         elapsed_ms: From the request's arrival to its answer.
         deadline_ms: The request's deadline.
+        session: Of a visitor without a user id, a hash of the session by which experiments assign.
     """
 
     request_id: str
@@ -193,6 +194,7 @@ class Impression:
     propensity: tuple[float, ...] | None = None
     elapsed_ms: float | None = None
     deadline_ms: int | None = None
+    session: str | None = None
 
     def encode(self) -> bytes:
         """Return the record's value: compact JSON without absent fields."""

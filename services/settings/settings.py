@@ -360,6 +360,11 @@ class Settings(BaseSettings):
         return tuple(dict.fromkeys(name.strip() for name in self.names.split(",")))
 
     @property
+    def first_name(self) -> str:
+        """The name of requests and surfaces that name none."""
+        return self.served_names[0]
+
+    @property
     def max_rpc_bytes(self) -> int:
         """Bound of one gRPC message, which the servers enforce before they read it: max_body_bytes, but room for any answer."""
         return max(self.max_body_bytes, _MIN_RPC_BYTES)

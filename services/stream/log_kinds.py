@@ -169,6 +169,7 @@ IMPRESSIONS: LogKind[LoggedImpression] = LogKind(
             ("propensity", pa.list_(pa.float64())),
             ("elapsed_ms", pa.float64()),
             ("deadline_ms", pa.int64()),
+            ("session", pa.string()),
         ]
     ),
     to_row=_impression_row,

@@ -44,6 +44,7 @@ def write_table(
                 "variant": f"other=a,fresher={'fresh' if fresh[number] else 'control'}",
                 "tier": "student" if number % 3 else "llm",
                 "elapsed_ms": float(latency[number]),
+                "session": None,
                 "position": position + 1,
                 "item_id": f"i{items[number, position]}",
                 "propensity": None,
@@ -53,7 +54,7 @@ def write_table(
             for number in range(num_lists)
             for position in range(_NUM_SHOWN)
         ]
-        pl.DataFrame(rows, schema_overrides={"propensity": pl.Float64}).write_parquet(
+        pl.DataFrame(rows, schema_overrides={"propensity": pl.Float64, "session": pl.String}).write_parquet(
             folder / f"{_FIRST + timedelta(days=day):%Y-%m-%d}.parquet"
         )
     return folder

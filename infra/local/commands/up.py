@@ -171,9 +171,9 @@ def with_environment(part: Part, environment: dict[str, str]) -> Part:
     return replace(part, environment={**part.environment, **environment})
 
 
-def pipeline_part() -> Part:
-    """Return the offline pipeline with its defaults."""
-    return Part(name="pipeline", command=(sys.executable, "-m", "infra.cli.main", "pipeline"))
+def pipeline_part(name: str) -> Part:
+    """Return the offline pipeline with its defaults, for a name of bundles."""
+    return Part(name="pipeline", command=(sys.executable, "-m", "infra.cli.main", "pipeline", "--name", name))
 
 
 def items_part(source: str) -> Part:
@@ -187,9 +187,9 @@ def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings, 
     supervisor.bring_up(tuple(part for part in parts if part.name in STORES))
     if items:
         supervisor.run_once(items_part(items))
-    if BundleStore.of(settings).live_version() is None:
+    if BundleStore.of(settings, settings.first_name).live_version() is None:
         supervisor.enter("pipeline")
-        supervisor.run_once(pipeline_part())
+        supervisor.run_once(pipeline_part(settings.first_name))
         supervisor.enter("starting")
     supervisor.bring_up(tuple(part for part in parts if part.name not in STORES))
     give_up_s = time.monotonic() + READY_WITHIN_S

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import fields
+from hashlib import blake2b
 from typing import Protocol
 
 import structlog
@@ -137,4 +138,9 @@ def impression_of(record: AnswerRecord, routing: RoutingRecord) -> Impression:
         propensity=None if routing.ruled is None else routing.ruled.propensity,
         elapsed_ms=round(record.elapsed_s * 1_000, 3),
         deadline_ms=answer.deadline_ms,
+        session=_hashed(record.request.session_id) if record.request.user_id is None else None,
     )
+
+
+def _hashed(session_id: str | None) -> str | None:
+    return None if session_id is None else blake2b(session_id.encode(), digest_size=8).hexdigest()

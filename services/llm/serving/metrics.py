@@ -6,6 +6,7 @@ made afterwards from the times in the outcome.
 
 from collections.abc import Sequence
 
+from services.contracts.rank import EngineLoad
 from services.llm.engine.cost.cost_model import StepKind
 from services.llm.engine.cost.machine_limits import MachineLimits
 from services.llm.engine.engine import Engine
@@ -25,6 +26,7 @@ class EngineStepMetrics:
         self._name = model_name
         self._last_token_s: dict[str, float] = {}
         self._num_late = self._num_eager = 0
+        self._num_running = self._num_waiting = 0
         for counter in (metrics.prefix_queries, metrics.prefix_hits, metrics.preemptions, metrics.prompt_tokens):
             counter.labels(model_name)
         for counter in (metrics.generation_tokens, metrics.beam_rows, metrics.late_captures, metrics.eager_fallbacks):
@@ -45,8 +47,7 @@ class EngineStepMetrics:
             metrics.beam_rows.labels(name).inc(size.num_beam_rows)
             self._record_cost(stepped.finished_s - stepped.began_s)
         self._record_graphs()
-        metrics.running.labels(name).set(stepped.load.num_running)
-        metrics.waiting.labels(name).set(stepped.load.num_waiting)
+        self._record_queues(stepped.load)
         metrics.kv_cache_usage.labels(name).set(stepped.load.kv_cache_usage)
         if stepped.new_tokens:
             metrics.generation_tokens.labels(name).inc(len(stepped.new_tokens))
@@ -61,6 +62,12 @@ class EngineStepMetrics:
             self._metrics.step_seconds.labels(*labels).inc(seconds)
             self._metrics.step_bytes.labels(*labels).inc(cost.num_bytes)
             self._metrics.step_flops.labels(*labels).inc(cost.flops)
+
+    def _record_queues(self, load: EngineLoad) -> None:
+        """Add what this engine's queues have gained: a replica may run a canary's engine beside the live one's."""
+        self._metrics.running.labels(self._name).inc(load.num_running - self._num_running)
+        self._metrics.waiting.labels(self._name).inc(load.num_waiting - self._num_waiting)
+        self._num_running, self._num_waiting = load.num_running, load.num_waiting
 
     def _record_graphs(self) -> None:
         counts = self._engine.graph_counts

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka import KafkaProducer
@@ -59,12 +60,12 @@ class Scene:
         return self.store.release("new", stages, since_ms, by="ann", **options)  # type: ignore[arg-type]
 
     @property
-    def report(self) -> dict[str, object]:
+    def report(self) -> dict[str, Any]:
         """What the record says of the canary; empty before the first look."""
         canary = self.store.record().canary
         return (decode_report(canary.report) or {}) if canary is not None else {}
 
-    def reported(self) -> dict[str, object]:
+    def reported(self) -> dict[str, Any]:
         """Wait for a look at what is in the topics now, and return what it found."""
         canary = self.store.record().canary
         before = canary.looked_ms if canary is not None else 0
@@ -148,7 +149,7 @@ def test_fewer_clicks_are_found_across_a_kill_and_whatever_is_repeated(scene: Sc
     send(scene.settings, lists, clicks)
     scene.start()
     wait_for(lambda: (scene.reported()["users"]) is not None, what="a look")
-    once = wait_for(lambda: found if sum((found := scene.reported())["lists"]) == len(lists) else None)  # type: ignore[arg-type]
+    once = wait_for(lambda: found if sum((found := scene.reported())["lists"]) == len(lists) else None)
     scene.stop(signal.SIGKILL)
     scene.start()
     again = scene.reported()

@@ -88,7 +88,7 @@ class ComposeStack(Stack):
             for name in docker(kind, *words, "--quiet", "--filter", f"label={LABEL}={self.project}").split()
         ]
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         """Sum a metric over all containers that have any and all its series with these labels; 0 when there is none."""
         texts = [docker("exec", self.container(service), "python", "-c", _READ_METRICS) for service in METERED]
         return sum(

@@ -175,7 +175,7 @@ class Stack:
         answer: dict[str, Any] = wait_for(fresh, timeout_s, f"an answer for {user_id} that has seen the event")
         return answer
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         """Sum a metric over all its series with these labels; 0 when there is none."""
         text = httpx.get(f"http://{HOST}:{self.settings.metrics_port}/metrics", timeout=20.0).text
         return sum(

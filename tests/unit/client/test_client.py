@@ -31,6 +31,7 @@ from tailrace_client import (
     Event,
     Explanation,
     Recommendation,
+    SurfaceAssignment,
     TailraceError,
 )
 from tailrace_client.rpc import _refusal as refusal_of
@@ -128,6 +129,16 @@ async def test_lists_are_the_same_through_every_client(case: Case) -> None:
     assert [[item.item_id for item in one.items] for one in (similar, cart)] == [["i06", "i08"], ["i07", "i08"]]
     assert ([item.item_id for item in popular.items], popular.tier) == (["i01", "i03"], "popular")
     assert (unknown.code, "a/b" in unknown.message) == ("not_found", True)
+
+
+async def test_who_gets_what_is_the_same_through_every_client(case: Case) -> None:
+    """Of a user and of a session; a call for nobody is refused by the server."""
+    user, session = await case.client.assignment("long"), await case.client.assignment(session_id="s")
+    nobody = await refused(case.client.assignment())
+
+    own = SurfaceAssignment(surface=None, name="default", bundle_version=VERSION, is_canary=False, variants={})
+    assert [user.surfaces, session.surfaces] == [(own,), (own,)]
+    assert (nobody.code, nobody.field) == ("invalid_request", "user_id")
 
 
 async def test_both_doors_give_the_same_answer(case: Case) -> None:

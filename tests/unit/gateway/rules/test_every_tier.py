@@ -1,17 +1,20 @@
 """Filters and rules hold in every tier alike, and in what fills its list."""
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from services.contracts.events import decode_impression
 from services.contracts.filters import Condition, Expression, OneOf, Range
 from services.contracts.items import ItemState
 from services.contracts.recommend import Filters, Tier
 from services.contracts.rules import Boost, Cap, Pin, Rules
 from services.errors import DependencyUnavailable
-from tests.unit.gateway.world import NOW_S, World, user
+from tests.unit.gateway.world import NOW_S, World, started_world, user
 
 EVEN = Expression.of(must=[Condition.of("categories", OneOf(("even",)))])
 I10 = Condition.of("item_id", OneOf(("i10",)))
@@ -70,6 +73,34 @@ async def test_rules_hold(world: World, user_id: str, spoil: Callable[[World], o
     assert all(int(one[1:]) >= 7 for one in shown)
     scores = [item.score for item in answer.items]
     assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(("user_id", "spoil", "tier"), TIERS)
+async def test_exploration_is_recorded(
+    tmp_path: Path, user_id: str, spoil: Callable[[World], object], tier: Tier
+) -> None:
+    """Whichever tier ranks, one of its next four items may take the second place, as often as the impression says; an answer from memory draws nothing."""
+    file = tmp_path / "surfaces.toml"
+    file.write_text("[plain]\nk = 7\n[drawn]\nk = 3\nexplore = { share = 0.8, position = 2, of = 6 }\n")
+    async with started_world(tmp_path, surfaces_file=file) as world:
+        spoil(world)
+        plain = [one.item_id for one in (await world.recommend(user_id, k=None, surface="plain")).items]
+        answers = [
+            await world.recommend(user_id, k=None, surface="drawn", request_id=f"r{place}") for place in range(120)
+        ]
+        await asyncio.sleep(0)  # impressions follow their answers
+        sent = [decode_impression(value) for _, value in world.impressions.records]
+
+    lists = [[one.item_id for one in answer.items] for answer in answers]
+    seen = {one.request_id: one for one in sent if one.surface == "drawn"}
+    assert {answer.tier for answer in answers} == {tier}
+    assert all((one[0], len(set(one))) == (plain[0], 3) for one in lists)
+    assert {one[1] for one in lists} == ({plain[1]} if spoil is shed else set(plain[1:6]))
+    assert len(seen) == (0 if spoil is shed else 120)
+    for one in seen.values():
+        is_first = one.item_ids[1] == plain[1]
+        assert one.propensity == pytest.approx((1.0, 0.16 + (0.2 if is_first else 0.0), 1.0))
+    assert all(one.propensity is None for one in sent if one.surface == "plain")
 
 
 async def test_what_was_shown_and_not_clicked_sinks(world: World) -> None:

@@ -141,7 +141,10 @@ async def test_a_variant_sets_what_its_users_get_and_records_name_it(
 
     assert (reply.body["tier"], reply.body["deadline_ms"]) == (tier, deadline_ms)
     assert reply.body["items"][0]["item_id"] == first
-    recorded = decode_impression(world.impressions.records[0][1]).variant or ""
+    impression = decode_impression(world.impressions.records[0][1])
+    recorded = impression.variant or ""
+    assert (impression.session is None) == ("user_id" in body)
+    assert FRESH.encode() not in (world.impressions.records[0][1] or b"") or "user_id" in body
     assert ("fresher=" + (fresher or "") in recorded) == (fresher is not None)
     assert "layout=" in recorded
     assert {line["variant"] for line in logs if line["event"] == "recommended"} == {recorded}

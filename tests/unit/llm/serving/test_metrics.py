@@ -66,6 +66,31 @@ def test_texts_and_rankings_are_counted() -> None:
     assert value("tailrace_engine_memory_limit_bytes_per_second") == LIMITS.bytes_per_s
 
 
+def test_two_engines_of_a_replica_add_up() -> None:
+    """During a release the candidate's engine runs beside the live one's: the queues' gauges hold both, and nothing when both are done."""
+    items, registry = build_items(1), CollectorRegistry()
+    shared = EngineMetrics(registry)
+    engines = [build_engine(build_decoder(items), items) for _ in range(2)]
+    reports = [EngineStepMetrics(shared, engine, "tiny", LIMITS) for engine in engines]
+    for engine, number in zip(engines, (1, 3), strict=True):
+        for place in range(number):
+            engine.add_text(f"text {place}", list(range(9)), max_new_tokens=4)
+
+    def running() -> float | None:
+        """Return the gauge."""
+        return registry.get_sample_value("vllm:num_requests_running", {"model_name": "tiny"})
+
+    seen = []
+    while any(engine.has_work for engine in engines):
+        for engine, report in zip(engines, reports, strict=True):
+            engine.step(0.0)
+            report.record(Stepped(load=engine.load(), new_tokens=[], ended=[], began_s=0.0, finished_s=STEP_S))
+        seen.append((running(), sum(engine.load().num_running for engine in engines)))
+
+    assert all(gauge == loads for gauge, loads in seen)
+    assert (max(loads for _, loads in seen), seen[-1][0]) == (4, 0)
+
+
 def test_limits_are_measured() -> None:
     """A machine reads and multiplies at some rate."""
     limits = measure_limits(torch.device("cpu"), torch.float32)

@@ -44,6 +44,21 @@ def test_sums_are_those_of_the_table(worse: Path, lists: Lists) -> None:
         assert by_day[0][0][name].exposure == first["request_id"].str.starts_with("r0-").sum()
 
 
+def test_a_visitor_s_session_is_the_unit_of_chance(worse: Path, lists: Lists, tmp_path: Path) -> None:
+    """Lists of visitors count by their sessions as they do by users; without a session each list is a unit of its own."""
+    for name, session in (("sessions", pl.col("user_id")), ("none", pl.lit(None, pl.String))):
+        (tmp_path / name).mkdir()
+        for file in worse.glob("*.parquet"):
+            table = pl.read_parquet(file).with_columns(session=session, user_id=pl.lit(None, pl.String))
+            table.write_parquet(tmp_path / name / file.name)
+
+    visitors, strangers = (read_lists(tmp_path / name, experiment="fresher") for name in ("sessions", "none"))
+
+    found = [report(one, Options())["variants"] for one in (lists, visitors, strangers)]
+    assert [one["num_users"] for one in found[1]] == [one["num_users"] for one in found[0]]
+    assert [one["num_users"] for one in found[2]] == [one["num_impressions"] for one in found[0]]
+
+
 def test_novelty_is_the_self_information_of_what_was_shown(worse: Path, lists: Lists) -> None:
     """The mean over lists of -log2 of the share of lists that show an item, counted by hand."""
     table = pl.read_parquet(worse / "*.parquet")

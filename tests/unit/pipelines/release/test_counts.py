@@ -77,7 +77,7 @@ clicks = st.builds(
 )
 
 
-def counted(lists: Sequence[Impression], events: Sequence[Interaction]) -> dict[str, Any]:
+def counted(lists: Sequence[Impression], events: Sequence[Interaction]) -> dict[bool, dict[str, dict[str, float]]]:
     """Count the slow way: each list once, each event once, each click searched for among all lists."""
     distinct = {(one.request_id, one.user_id, one.shown_time_ms): one for one in reversed(lists)}
     first = {one.event_id: one for one in sorted(events, key=lambda one: -one.event_time_ms)}
@@ -97,6 +97,7 @@ def counted(lists: Sequence[Impression], events: Sequence[Interaction]) -> dict[
                 clicked.add((key, event.item_id))
     totals: dict[bool, dict[str, dict[str, float]]] = {True: {}, False: {}}
     for key, one in distinct.items():
+        assert key[1] is not None
         user = totals[is_candidate(key[1])].setdefault(key[1], defaultdict(float))
         user["lists"] += 1
         user["latency"] += min(one.elapsed_ms or 0.0, 100.0)

@@ -75,6 +75,7 @@ def test_every_field_of_an_impression_is_in_the_log(tmp_path: Path) -> None:
         propensity=(0.5, 1.0),
         elapsed_ms=1.5,
         deadline_ms=200,
+        session="5e55",
         features_as_of_us=7,
     )
     log = OfflineLog(tmp_path, kind=IMPRESSIONS)

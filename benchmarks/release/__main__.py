@@ -1,0 +1,83 @@
+"""How soon a worse release is rolled back and an equal one goes live under load, what is lost meanwhile, and how often an equal one is refused.
+
+    python -m benchmarks.release --json OUT [--rate 50] [--simulations 1000] [--users 100000] [--processes 2] [--only CASE]
+
+    cases             versions of the live bundle with a known fault, for half of the users, at `--rate` requests a second over both doors
+    false_alarms      the verdict on equal candidates through the usual stages, `--simulations` times
+    racing_promoters  twenty promoters of one name at once
+    same_version      `--users` users at both doors and the standby, before and after the gateways were killed
+
+Starts a stack of its own, in TAILRACE_STATE_DIR with its live bundle, to which it adds the versions.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from benchmarks.load.clients import RestClient
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.own_stack import stack_for
+from benchmarks.release.candidates import make_candidates
+from benchmarks.release.cases import CASES, run_case, run_moves
+from benchmarks.release.equal import false_alarms
+from benchmarks.release.load import Audience, stub
+from benchmarks.release.promoters import race
+from benchmarks.release.same_version import measure
+from infra.local.supervisor.ports import of_running_stack
+from models.registry import BundleStore
+from services.settings.settings import Settings, load_settings
+
+_LOOK_S = 15.0
+_NUM_USERS = 943
+"""Of MovieLens-100k, from 1 on."""
+
+
+def main() -> None:
+    """Measure, print lines, write the JSON."""
+    parser = report_parser(__doc__)
+    parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
+    parser.add_argument("--simulations", type=int, default=1_000, help="equal candidates; 0: none")
+    parser.add_argument("--users", type=int, default=100_000, help="users whose version is compared; 0: none")
+    parser.add_argument("--processes", type=at_least_one, default=2, help="processes of the simulation")
+    parser.add_argument("--only", default="", help="run this case alone")
+    options = parser.parse_args()
+    settings = load_settings().model_copy(update={"release_look_s": _LOOK_S})
+    report = about_run("release") | {"rate_rps": options.rate, "look_s": _LOOK_S, "racing_promoters": race()}
+    store = BundleStore.of(settings)
+    versions = make_candidates(store)
+    with stack_for(settings, is_started=True):
+        report |= asyncio.run(_on_stack(of_running_stack(settings), store, versions, options))
+    if options.simulations:
+        report |= false_alarms(options.simulations, options.processes)
+    write_report(options.json, report)
+
+
+async def _on_stack(
+    settings: Settings, store: BundleStore, versions: Mapping[str, str], options: argparse.Namespace
+) -> dict[str, Any]:
+    rate, only = options.rate, options.only
+    report: dict[str, Any] = {"cases": []}
+    items = list(store.live().item_ids())
+    async with (
+        RestClient(settings.http_host, settings.http_port) as rest,
+        grpc.aio.insecure_channel(settings.grpc_address) as channel,
+    ):
+        audience = Audience(rest, stub(channel), [str(number) for number in range(1, _NUM_USERS + 1)], items)
+        await audience.run(rate, 5.0)
+        for case in CASES:
+            if only in ("", case.name):
+                report["cases"].append(await run_case(case, versions[case.candidate], store, settings, audience, rate))
+        if only in ("", "moves"):
+            report["cases"].append(await run_moves(versions["equal-2"], store, settings, audience, rate))
+    if options.users:
+        record = store.record()
+        free = [one for one in store.versions() if one != record.live and one not in record.withdrawn]
+        report["same_version"] = await measure(settings, store, free[-1], options.users)
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The cases of a release on a running stack, under load at both doors: what is worse is rolled back, what is equal goes live, and nothing is lost."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.release.load import Audience
+from models.canary import Stage
+from models.registry import BundleStore
+from services.settings.settings import Settings
+
+HALF = 0.5
+_GIVE_UP_S = 900.0
+_SLICE_S = 5.0
+_AWAY_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A release: its name in the report, the version, how long its stage lasts, its budgets, and whether users click."""
+
+    name: str
+    candidate: str
+    hold_s: float
+    liking: float = 1.0
+    has_clicks: bool = False
+
+
+CASES = (
+    Case(name="worse latency", candidate="slow", hold_s=600),
+    Case(name="1 % of calls fail", candidate="failing", hold_s=600),
+    Case(name="20 % fewer clicks", candidate="fewer-clicks", hold_s=900, liking=0.8, has_clicks=True),
+    Case(name="equal", candidate="equal", hold_s=120),
+)
+
+
+async def run_case(
+    case: Case, version: str, store: BundleStore, settings: Settings, audience: Audience, rate: float
+) -> dict[str, Any]:
+    """Begin the release, keep the load up until it has ended, and return how it did."""
+    audience.liking, audience.has_clicks = {version: case.liking}, case.has_clicks
+    lead_ms = round(settings.release_lead_s * 1_000)
+    since_ms = time.time_ns() // 1_000_000 + lead_ms
+    await asyncio.to_thread(store.release, version, (Stage(HALF, case.hold_s),), since_ms, by="benchmark")
+    row = await _under_load(audience, rate, lambda: _ended(store), f"{case.name}: ")
+    record = store.record()
+    withdrawn = record.withdrawn.get(version)
+    after_s = round(time.time() - since_ms / 1_000 - row.pop("tail_s"), 1)
+    report = {
+        "name": case.name,
+        "rolled_back_after_s": after_s if withdrawn is not None else None,
+        "live_after_s": after_s if record.live == version else None,
+        "reason": withdrawn.reason if withdrawn is not None else "",
+        **row,
+    }
+    print(
+        {key: report[key] for key in ("name", "rolled_back_after_s", "live_after_s", "num_lost", "reason")}, flush=True
+    )
+    if record.canary is not None:
+        store.end_canary(version, by="benchmark", note="no verdict in time")
+    return report
+
+
+async def run_moves(
+    version: str, store: BundleStore, settings: Settings, audience: Audience, rate: float
+) -> dict[str, Any]:
+    """Promote, roll back, and take the store of names away during a release, under load."""
+    audience.liking, audience.has_clicks = {}, False
+    before = store.live_version()
+
+    async def move() -> bool:
+        await asyncio.to_thread(store.promote, version, by="benchmark")
+        await asyncio.sleep(_SLICE_S)
+        await asyncio.to_thread(store.rollback, before, by="benchmark", reason="as a benchmark")
+        await asyncio.sleep(_SLICE_S)
+        since_ms = time.time_ns() // 1_000_000 + round(settings.release_lead_s * 1_000)
+        await asyncio.to_thread(_release_any, store, since_ms)
+        await asyncio.sleep(settings.release_lead_s + _SLICE_S)
+        await _without_store(settings.bundle_root)
+        await asyncio.sleep(_SLICE_S)
+        return True
+
+    moving = asyncio.ensure_future(move())
+    row = await _under_load(audience, rate, moving.done, "moves: ")
+    await moving
+    row.pop("tail_s")
+    if (canary := store.record().canary) is not None:
+        store.end_canary(canary.version, by="benchmark", note="measured")
+    report = {"name": "promotion, rollback, store outage", "rolled_back_after_s": None, **row}
+    print({key: report[key] for key in ("name", "num_lost", "num_requests")}, flush=True)
+    return report
+
+
+def _release_any(store: BundleStore, since_ms: int) -> None:
+    """Release a version that is neither live nor withdrawn."""
+    record = store.record()
+    free = [one for one in store.versions() if one != record.live and one not in record.withdrawn]
+    store.release(free[-1], (Stage(HALF, 3_600.0),), since_ms, by="benchmark", by_hand=True)
+
+
+async def _without_store(root: Path) -> None:
+    """Take the folder of names away for a while, as an unmounted share would."""
+    names, hidden = root / "names", root.with_name("names-away")
+    names.rename(hidden)
+    names.write_text("not a folder")
+    await asyncio.sleep(_AWAY_S)
+    names.unlink()
+    hidden.rename(names)
+
+
+def _ended(store: BundleStore) -> bool:
+    return store.record().canary is None
+
+
+async def _under_load(audience: Audience, rate: float, is_over: Callable[[], bool], what: str) -> dict[str, Any]:
+    """Keep the load up, in slices of some seconds, until it is over and one slice more."""
+    audience.versions, audience.lost = Counter(), Counter()
+    started_s, over_s = time.monotonic(), None
+    latencies: list[float] = []
+    reasons: Counter[str] = Counter()
+    num_requests = 0
+    while over_s is None or time.monotonic() - over_s < _SLICE_S:
+        load = await audience.run(rate, _SLICE_S)
+        num_requests += len(load.shots)
+        latencies += [shot.latency_ms for shot in load.shots]
+        reasons.update(shot.outcome.reason for shot in load.shots)
+        if over_s is None and (is_over() or time.monotonic() - started_s > _GIVE_UP_S):
+            over_s = time.monotonic()
+    num_lost = sum(audience.lost.values()) + reasons["not_sent"] + reasons["no_answer"]
+    if num_lost:
+        print(what, dict(audience.lost), flush=True)
+    return {
+        "tail_s": time.monotonic() - over_s,
+        "num_requests": num_requests,
+        "num_lost": num_lost,
+        "lost": dict(audience.lost),
+        "by_version": dict(audience.versions),
+        "reasons": dict(reasons),
+        "p50_ms": round(sorted(latencies)[len(latencies) // 2], 2),
+    }

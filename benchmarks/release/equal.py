@@ -1,0 +1,41 @@
+"""How often the guards of a release find an equal candidate worse, all together, in any of its stages, at any look."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
+
+from benchmarks.experiments.traffic import Traffic, looks
+from models.canary import Canary, Stage
+from pipelines.experiments.verdict import Outcome
+from pipelines.release.counts import Seen
+from pipelines.release.guards import judge
+
+STAGES = (Stage(0.01, 600), Stage(0.05, 1_800), Stage(0.25, 3_600))
+"""The usual ones, each of which is looked at for four hours here: longer than it lasts."""
+_TRAFFIC = Traffic(rate=5, minutes=240, num_users=20_000)
+
+
+def found_worse(seed: int) -> str | None:
+    """Simulate one release of an equal candidate; return why it was found worse, None where it was not."""
+    for number, stage in enumerate(STAGES):
+        canary = Canary(version="new", salt="", stages=STAGES, by="", at="", stage=number)
+        for minute, counts in enumerate(looks(replace(_TRAFFIC, share=stage.share), seed * len(STAGES) + number), 1):
+            seen = Seen(counts=counts, share=stage.share, num_users=(0, 0), num_lists=(0, 0), stray_share=0.0)
+            found = judge(canary, seen, minute * 60_000)
+            if found.outcome is Outcome.WORSE:
+                return found.reason
+    return None
+
+
+def false_alarms(num: int, processes: int) -> Mapping[str, Any]:
+    """Return how many of `num` equal candidates were found worse, and why."""
+    with get_context("spawn").Pool(processes) as pool:
+        reasons = [one for one in pool.map(found_worse, range(num), chunksize=10) if one]
+    return {
+        f"false_alarms_of_{num}": len(reasons),
+        "num_stages": len(STAGES),
+        "num_looks": len(STAGES) * _TRAFFIC.minutes,
+        "requests_per_s": _TRAFFIC.rate,
+        "reasons": reasons,
+    }

@@ -1,0 +1,98 @@
+"""Two names and a canary on a stack of their own: the same user has the same version at both doors, at the standby and after a restart."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from models.canary import Stage
+from models.catalogue import load_catalogue
+from models.registry import BundleStore
+from services.contracts import recommend_pb2 as pb
+from services.contracts.experiments import place_of
+from tests.support.servers import HOST
+from tests.support.stacks.stack import Stack, admitted
+from tests.support.wait import wait_for
+
+LIVE, CANDIDATE = "v1", "v2"
+SHARE = 0.3
+UNITS = [f"unit-{number}" for number in range(60)]
+WAYS = ("rest", "grpc", "standby", "session")
+DEADLINE_MS = 2_000
+
+
+@pytest.fixture
+def named(stack: Stack, tmp_path: Path) -> Iterator[Stack]:
+    """A stack that serves default and mail: the shared stack's bundle is live as default, and as mail one in which the least used items are the most used."""
+    (tmp_path / "surfaces.toml").write_text('[mail]\nmodel = "mail"\n')
+    own = Stack(tmp_path / "state", names="default,mail", gateway_replicas=2, surfaces_file=tmp_path / "surfaces.toml")
+    trained, store = BundleStore(stack.settings.bundle_root).live(), BundleStore(own.settings.bundle_root)
+    about = {name: value for name, value in trained.manifest.items() if name not in {"version", "files"}}
+    source = shutil.copytree(trained.path, tmp_path / "source", ignore=shutil.ignore_patterns("manifest.json"))
+    store.publish(source, LIVE, about)
+    catalogue = load_catalogue(source / "catalogue.parquet")
+    replace(catalogue, popularity=1.0 + catalogue.popularity.max() - catalogue.popularity).save(
+        source / "catalogue.parquet"
+    )
+    store.publish(source, CANDIDATE, about)
+    store.promote(LIVE)
+    store.named("mail").promote(CANDIDATE)
+    own.start()
+    yield own
+    own.close()
+
+
+def versions(stack: Stack, **fields: str) -> dict[str, list[str]]:
+    """Return the version of each unit's answer, as users and as visitors' sessions, at each way into the stack."""
+    standby = httpx.Client(base_url=f"http://{HOST}:{stack.settings.standby_http_port}", timeout=20.0)
+    found: dict[str, list[str]] = {name: [] for name in WAYS}
+    with standby:
+        for unit in UNITS:
+            body = {"user_id": unit, "k": 1, "deadline_ms": DEADLINE_MS, **fields}
+            visitor = {"session_id": unit, "recent_item_ids": ["50"], "k": 1, "deadline_ms": DEADLINE_MS, **fields}
+            for name, client, sent in (
+                ("rest", stack.rest, body),
+                ("standby", standby, body),
+                ("session", stack.rest, visitor),
+            ):
+                reply = admitted(lambda c=client, s=sent: c.post("/v1/recommendations", json=s))  # type: ignore[misc]
+                found[name].append(reply.raise_for_status().json()["bundle_version"])
+            answer = stack.rpc.Recommend(pb.RecommendRequest(user_id=unit, k=1, deadline_ms=DEADLINE_MS, **fields))
+            found["grpc"].append(answer.bundle_version)
+    return found
+
+
+def until_all_have(stack: Stack, expected: list[str]) -> None:
+    """Wait until each gateway and the standby have loaded what the name serves, so that their answers are of these versions."""
+    wait_for(lambda: versions(stack) == dict.fromkeys(WAYS, expected), 60.0, "the versions at each way in")
+
+
+def test_a_user_has_the_same_version_everywhere_and_after_a_restart(named: Stack) -> None:
+    """Who gets the candidate is what the hash says, before and after the gateways were killed; mail is answered by its own bundle throughout."""
+    store = BundleStore(named.settings.bundle_root)
+    since_ms = int(time.time() * 1_000) + 4_000
+    canary = store.release(CANDIDATE, [Stage(SHARE, 0.0), Stage(1.0, 0.0)], since_ms)
+    expected = [CANDIDATE if place_of(canary.salt, unit) < SHARE else LIVE for unit in UNITS]
+    until_all_have(named, expected)
+
+    num_canary = named.metric("tailrace_llm_replicas", version=CANDIDATE, name="default", role="canary")
+    before, mail = versions(named), versions(named, surface="mail")
+    listed = named.command("bundles", "list").stdout
+    killed = named.replica_pids(lambda name: "Gateway" in name)
+    named.kill_processes(killed)
+    wait_for(lambda: not set(killed) & set(named.replica_pids(lambda name: "Gateway" in name)), 60.0, "their end")
+    named.until_healthy()
+    after = versions(named)
+    store.promote(CANDIDATE)
+    until_all_have(named, [CANDIDATE] * len(UNITS))
+
+    assert set(expected) == {LIVE, CANDIDATE}
+    assert before == after == dict.fromkeys(WAYS, expected)
+    assert mail == dict.fromkeys(WAYS, [CANDIDATE] * len(UNITS))
+    assert f"{CANDIDATE} is the canary of default: 0.3 of its users get it" in listed
+    assert num_canary == 1
+    assert len(killed) == 2

@@ -1,0 +1,267 @@
+"""What gateways write is what `tailrace experiment` reads: impressions of a plane in the files of the log, joined and reported against known truth."""
+
+import asyncio
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli.main import app
+from services.contracts.erasure import Erasure
+from services.contracts.events import Impression, Interaction, decode_impression
+from services.contracts.experiments import read_experiments, variant_in
+from services.errors import DependencyUnavailable
+from services.features.schema import LogPosition
+from services.stream.decode import LoggedErasure, LoggedImpression, LoggedInteraction
+from services.stream.log_kinds import IMPRESSIONS
+from services.stream.offline_log import OfflineLog
+from tests.support.wait import until
+from tests.unit.gateway.world import NOW_S, NUM_ITEMS, started_world, user
+
+SURFACES = """
+[home]
+k = 4
+explore = { share = 0.5, position = 2, of = 7 }
+[home-even]
+rules = { blocks = [{ key = "categories", eq = "odd" }] }
+[cart]
+k = 4
+"""
+EXPERIMENTS = """
+[layers.ranking]
+salt = "ranking-1"
+[experiments.even]
+layer = "ranking"
+surfaces = ["home"]
+share = 1.0
+[experiments.even.variants.control]
+[experiments.even.variants.even]
+rules = "home-even"
+"""
+NUM_USERS, NUM_REQUESTS, POSITION, OF, K = 400, 6, 2, 7, 4
+HISTORY = ("i00", "i01", "i02", "i03")
+RATES = np.where(np.arange(NUM_ITEMS) % 2 == 0, 0.3, 0.1) + np.arange(NUM_ITEMS) % 5 / 20
+"""How often an item is clicked wherever it is shown."""
+NOW_MS = int(NOW_S * 1_000)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A folder with the log, experiments.toml and the joined table; the impressions, and by request what could have been shown at the explored position."""
+
+    folder: Path
+    impressions: tuple[Impression, ...]
+    drawable: Mapping[str, tuple[str, ...]]
+
+
+def rate(item_id: str) -> float:
+    """Return an item's click rate."""
+    return float(RATES[int(item_id[1:])])
+
+
+def ranked(*, by_llm: bool, even: bool) -> list[str]:
+    """Return the first `OF` items of the plane's fakes for these users, by their definition."""
+    order = range(4, NUM_ITEMS) if by_llm else range(NUM_ITEMS - 1, 3, -1)
+    return [f"i{index:02}" for index in order if not even or index % 2 == 0][:OF]
+
+
+def run(*arguments: object) -> str:
+    """Run `tailrace experiment` and return its output."""
+    done = CliRunner().invoke(app, ["experiment", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def report(shown: Shown, *arguments: object) -> dict[str, Any]:
+    """Return the figures of a report."""
+    run("report", shown.folder / "joined", *arguments, "--json", shown.folder / "report.json")
+    found: dict[str, Any] = json.loads((shown.folder / "report.json").read_text())
+    return found
+
+
+def logs(folder: Path) -> tuple[OfflineLog[LoggedImpression], OfflineLog[LoggedInteraction]]:
+    """The logs of impressions and interactions, dated when the plane answers."""
+    return OfflineLog(folder / "log", lambda: NOW_S, IMPRESSIONS), OfflineLog(folder / "log", lambda: NOW_S)
+
+
+def join(folder: Path) -> str:
+    """Join the log."""
+    return run("join", folder / "log/impressions", folder / "log/interactions", folder / "joined")
+
+
+async def answered(folder: Path) -> tuple[Impression, ...]:
+    """Return the impressions of a plane that answers 400 users on two surfaces; every third request finds the LLM failing, so that the student ranks in its place."""
+    surfaces, experiments = folder / "surfaces.toml", folder / "experiments.toml"
+    surfaces.write_text(SURFACES)
+    experiments.write_text(EXPERIMENTS)
+    random.seed(29)
+    async with started_world(folder, surfaces_file=surfaces, experiments_file=experiments) as world:
+        world.features.users |= {f"user-{number}": user(*HISTORY) for number in range(NUM_USERS)}
+        for number in range(NUM_USERS):
+            for place in range(NUM_REQUESTS):
+                world.llm.error = DependencyUnavailable("llm", 1.0) if place % 3 == 0 else None
+                if place % 3 == 0:
+                    world.llm.names = (f"fresh-{number}-{place}",)  # whose breaker is closed
+                surface = "home" if place % 2 == 0 else "cart"
+                await world.recommend(f"user-{number}", request_id=f"{number}-{place}", surface=surface, k=None)
+        await until(lambda: len(world.impressions.records) == NUM_USERS * NUM_REQUESTS)
+        return tuple(decode_impression(value) for _, value in world.impressions.records)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    """The impressions in the files of the log, and clicks that follow by the items' rates; both joined."""
+    folder = tmp_path_factory.mktemp("experiment")
+    found = asyncio.run(answered(folder))
+    impressions, interactions = logs(folder)
+    impressions.append([LoggedImpression(one, LogPosition("t", 0, place)) for place, one in enumerate(found)])
+    rng, clicks = np.random.default_rng(29), []
+    for one in found:
+        for item_id in one.item_ids:
+            if rng.random() < rate(item_id):
+                event = {"event_id": f"e{len(clicks)}", "user_id": one.user_id, "item_id": item_id}
+                named = {"event_time_ms": NOW_MS + 1_000, "request_id": one.request_id}
+                clicks.append(Interaction(**event, **named))
+    interactions.append([LoggedInteraction(one, LogPosition("e", 0, place)) for place, one in enumerate(clicks)])
+    join(folder)
+    drawable = {
+        one.request_id: tuple(
+            ranked(by_llm=one.tier == "llm", even=variant_in(one.variant, "even") == "even")[POSITION - 1 :]
+        )
+        for one in found
+        if one.surface == "home"
+    }
+    return Shown(folder, found, drawable)
+
+
+def policy(shown: Shown, surface: str) -> Path:
+    """Write the probabilities of a policy that draws the explored position uniformly, and shows the rest as the log does."""
+    path = shown.folder / f"{surface}.parquet"
+    rows = [
+        {"request_id": one.request_id, "probability": 1 / len(shown.drawable.get(one.request_id, ("",)))}
+        for one in shown.impressions
+        if one.surface == surface
+    ]
+    pl.DataFrame(rows).write_parquet(path)
+    return path
+
+
+def clicks_expected(list_ids: list[str]) -> float:
+    """Return the mean number of clicks on a list."""
+    return sum(map(rate, list_ids))
+
+
+def with_drawn(order: list[str], item_id: str) -> list[str]:
+    """Return the list in which this item and the one of the explored position have changed places."""
+    at = order[POSITION - 1]
+    return [{at: item_id, item_id: at}.get(one, one) for one in order][:K]
+
+
+def test_lists_that_explore_have_propensities_and_others_have_none(shown: Shown) -> None:
+    """Of each tier and variant: what was drawn might have been, at the probability that was recorded; both tiers and both variants are there."""
+    kinds = set()
+    for one in shown.impressions:
+        if one.surface == "cart":
+            assert (one.propensity, one.variant) == (None, None)
+            continue
+        may = shown.drawable[one.request_id]
+        drawn = one.item_ids[POSITION - 1]
+        assert one.propensity is not None
+        assert drawn in may
+        expected = 0.5 / len(may) + (0.5 if drawn == may[0] else 0.0)
+        assert one.propensity == pytest.approx((1.0, expected, 1.0, 1.0))
+        kinds.add((one.tier, one.variant))
+
+    assert kinds == {(tier, f"even={variant}") for tier in ("llm", "student") for variant in ("control", "even")}
+
+
+def test_a_policy_that_draws_more_is_estimated_from_what_was_explored(shown: Shown) -> None:
+    """The interval of inverse propensities holds the policy's true clicks a list, and not those of the log; the log supports all of it."""
+    home = [one for one in shown.impressions if one.surface == "home"]
+    true = np.mean(
+        [
+            np.mean(
+                [
+                    clicks_expected(
+                        with_drawn(ranked(by_llm=one.tier == "llm", even=one.variant == "even=even"), item_id)
+                    )
+                    for item_id in shown.drawable[one.request_id]
+                ]
+            )
+            for one in home
+        ]
+    )
+
+    found = report(shown, "--off-policy", policy(shown, "home"), "--surface", "home")["off_policy"]
+
+    assert found["refusal"] == ""
+    assert found["num_lists"] == len(home)
+    for name in ("ips", "snips"):
+        assert found[name]["low"] < true < found[name]["high"]
+    assert not found["logged"]["low"] < true < found["logged"]["high"]
+    assert found["support"]["low"] < 1 < found["support"]["high"]
+    assert found["effective_lists"] < found["num_lists"]
+
+
+def test_a_surface_that_does_not_explore_is_refused(shown: Shown) -> None:
+    """Its log is deterministic; both surfaces together lack the propensities of one."""
+    cart = report(shown, "--off-policy", policy(shown, "cart"), "--surface", "cart")["off_policy"]
+    both = shown.folder / "both.parquet"
+    pl.concat(pl.read_parquet(policy(shown, name)) for name in ("home", "cart")).write_parquet(both)
+
+    assert cart["refusal"].startswith("the log is deterministic: no list was drawn at random")
+    assert cart["ips"] is None
+    assert report(shown, "--off-policy", both)["off_policy"]["refusal"].startswith("50.0% of the lists have no propens")
+
+
+def test_the_experiment_s_report_holds_the_truth(shown: Shown) -> None:
+    """Users are divided as the file says, without mismatch, and the difference in clicks is within its interval and not zero."""
+    file = shown.folder / "experiments.toml"
+    experiment = read_experiments(file).by_name["even"]
+    of_users = {f"user-{number}": experiment.variant_of(f"user-{number}") for number in range(NUM_USERS)}
+    home = [one for one in shown.impressions if one.surface == "home"]
+    true = {
+        variant: np.mean(
+            [clicks_expected(list(one.item_ids)) for one in home if of_users[one.user_id or ""] == variant]
+        )
+        for variant in ("control", "even")
+    }
+
+    found = report(shown, "--experiment", "even", "--experiments", file)
+
+    assert {one["variant"]: one["num_users"] for one in found["variants"]} == {
+        variant: list(of_users.values()).count(variant) for variant in ("control", "even")
+    }
+    (clicks,) = [one for one in found["differences"] if one["metric"] == "clicks"]
+    assert found["mismatch"]["p_value"] > 0.01
+    assert clicks["low"] < true["even"] - true["control"] < clicks["high"]
+    assert clicks["low"] > 0
+
+
+def test_reports_name_nobody_and_erased_users_leave(shown: Shown) -> None:
+    """No form of the report has a user's id. After an erasure the log, and so the table that is joined again, lacks the user."""
+    folder, gone = shown.folder, "user-7"
+    page = folder / "report.md"
+    shared = ("report", folder / "joined", "--experiment", "even", "--segment", "surface")
+    printed = run(*shared, "--markdown", page, "--json", folder / "report.json")
+    files = [one for one in folder.rglob("*") if one.is_file() and one.name.startswith("report")]
+    written = printed + "".join(one.read_text() for one in files if one.suffix in {".md", ".json"})
+    before = pl.read_parquet(folder / "joined")
+
+    erasure = Erasure(erasure_id="x", user_id=gone, accepted_time_ms=NOW_MS + 2_000)
+    logs(folder)[0].ledger.append([LoggedErasure(erasure, LogPosition("e", 0, 10**6))], ["t", "e"])
+    for log in logs(folder):
+        log.erase(0)
+    join(folder)
+    after = pl.read_parquet(folder / "joined")
+
+    assert "user-" not in written
+    assert gone in before["user_id"].to_list()
+    assert after.sort(after.columns).equals(before.filter(pl.col("user_id") != gone).sort(after.columns))

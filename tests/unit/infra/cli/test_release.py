@@ -1,0 +1,144 @@
+"""`tailrace release`: what its options mean, what is refused and how it is shown."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli.main import app
+from infra.cli.release import parse_budgets, parse_stages
+from models.canary import Stage
+from models.registry import BundleStore
+from services.errors import CanaryError, ConfigError, TailraceError
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BundleStore:
+    """The versions `old`, which is live, and `new`, in the state folder of the command."""
+    monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
+    store = BundleStore(tmp_path / "bundles")
+    for version in ("old", "new"):
+        source = tmp_path / f"source-{version}"
+        source.mkdir()
+        (source / "student.onnx").write_text(version)
+        store.publish(source, version, {})
+    store.promote("old")
+    return store
+
+
+def tailrace(*words: str) -> str:
+    """Run the command; return what it prints. Raises its error."""
+    found = CliRunner().invoke(app, ["release", *words])
+    if isinstance(found.exception, TailraceError):
+        raise found.exception
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def test_stages_have_a_share_and_a_time() -> None:
+    """The usual ones end with all users; a share alone is one stage."""
+    assert parse_stages("", "") == (Stage(0.01, 600), Stage(0.05, 1_800), Stage(0.25, 3_600), Stage(1.0, 0))
+    assert parse_stages("2.5%:90s,50%:2d", "") == (Stage(0.025, 90), Stage(0.5, 172_800))
+    assert parse_stages("", "5%") == (Stage(0.05, 3_600),)
+
+
+@pytest.mark.parametrize(
+    ("stages", "share", "message"),
+    [
+        ("", "0.05", "--share: '0.05' is no percentage; give above 0% to 100%, such as 5%"),
+        ("", "0%", "--share: '0%' is no percentage"),
+        ("5%:10", "", "--stages: '10' is no duration; give for example 90s, 10m, 1h or 2d"),
+        ("5%:1h,5%:1h", "", "--stages: shares must grow"),
+        ("100%", "", "--stages: all users at once leaves nobody to compare with"),
+        ("5%:1h", "5%", "--share: --stages is given too; give one of them"),
+    ],
+)
+def test_wrong_stages_are_refused_by_option(stages: str, share: str, message: str) -> None:
+    """The message names the option, what it got, and what it takes."""
+    with pytest.raises(ConfigError, match=message):
+        parse_stages(stages, share)
+
+
+def test_budgets_are_of_guards() -> None:
+    """A budget is a percentage of a guard that exists."""
+    assert parse_budgets(["latency=10%,errors=0%", "clicks=2.5%"]) == {"latency": 0.1, "errors": 0.0, "clicks": 0.025}
+    for text, message in (
+        ("latency", "names no share"),
+        ("latency=ten", "no percentage"),
+        ("speed=10%", "--budget speed: there is no such guard; the guards are errors, "),
+        ("latency=100%", "give 0% to below 100%"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse_budgets([text])
+
+
+def test_a_release_begins_goes_on_and_is_stopped(store: BundleStore, tmp_path: Path) -> None:
+    """Begun, it is shown with its stage; `--next` moves it on after a lead time, `--stop` ends it, and each is audited."""
+    shown = tailrace("new", "--stages", "5%:1h,50%:1h", "--no-lists", "--budget", "latency=20%", "--by-hand")
+    canary = store.record().canary
+    assert canary is not None
+    assert (canary.by_hand, canary.budgets) == (True, {"latency": 0.2})
+    assert canary.since_ms > time.time_ns() // 1_000_000 + 5_000
+    assert "new beside old as default: stage 1 of 2, 0.05 of users, begins in" in shown
+    assert "not looked at yet" in shown
+
+    assert "stage 2 of 2, 0.5 of users" in tailrace("--next")
+    assert "the release of new is stopped" in tailrace("--stop", "--reason", "later")
+    assert store.record().history[-1].note == "new: later"
+    assert "no release is under way as default; old is live" in tailrace()
+    acts = [json.loads(line)["act"] for line in (tmp_path / "audit.log").read_text().splitlines()]
+    assert acts == ["release", "release-next", "release-stop"]
+
+
+def test_after_the_last_stage_next_goes_live(store: BundleStore) -> None:
+    """`--next` in the last stage promotes the candidate."""
+    tailrace("new", "--share", "50%", "--no-lists")
+    tailrace("--next")
+
+    assert (store.live_version(), store.record().canary) == ("new", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nwe", "--no-lists"), "no bundle nwe .*nearest to it are"),
+        (("old", "--no-lists"), "old is live already"),
+        (("new", "--next"), "leave VERSION out"),
+        (("new", "--name", "mail", "--lists"), "--lists: stored lists are the default name's"),
+        (("--next",), "no release is under way as default"),
+        (("--stop",), "no release is under way as default"),
+        (("--name", "Mail"), "name"),
+    ],
+)
+def test_what_cannot_be_is_refused(store: BundleStore, words: tuple[str, ...], message: str) -> None:
+    """The error says what is wrong, and nothing is released."""
+    with pytest.raises(TailraceError, match=message):
+        tailrace(*words)
+    assert store.record().canary is None
+
+
+def test_a_second_release_is_refused_before_lists_are_made(store: BundleStore) -> None:
+    """While one is under way another is refused at once."""
+    tailrace("new", "--share", "5%", "--no-lists")
+
+    with pytest.raises(CanaryError, match="a release of new is under way"):
+        tailrace("new", "--share", "5%")
+
+
+def test_the_guards_are_shown_as_a_table(store: BundleStore) -> None:
+    """What the judge reported is shown: a row a guard with its interval, and what comes next."""
+    tailrace("new", "--share", "5%", "--no-lists")
+    guards = [
+        {"name": "errors", "state": "open", "worse_by": None, "low": -1.0, "high": None, "lacks": ""},
+        {"name": "latency", "state": "no worse", "worse_by": 0.01, "low": -0.02, "high": 0.04, "lacks": ""},
+    ]
+    report = {"act": "stay", "outcome": "continue", "reason": "errors: too few", "lists": [1_000, 9_000]}
+    store.report_canary("new", json.dumps(report | {"guards": guards}), time.time_ns() // 1_000_000)
+
+    shown = " ".join(tailrace().split())
+
+    assert "1,000 and 9,000 lists of it and of the live version: continue" in shown
+    assert "errors open - -100.0% to any latency no worse +1.0% -2.0% to +4.0%" in shown
+    assert "stay: errors: too few" in shown

@@ -1,0 +1,183 @@
+"""What is decided of a canary, and what its record then says."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.experiments.traffic import Traffic, looks
+from models.canary import Canary, Stage
+from pipelines.experiments.user_sums import UserSums
+from pipelines.experiments.verdict import Affected, Means, Outcome, State
+from pipelines.release.counts import Seen
+from pipelines.release.decision import Act, decide, decode_report
+from pipelines.release.guards import GUARDS, MEANINGS, check_budgets, guards_of, judge
+from services.errors import ConfigError
+
+CANARY = Canary(
+    version="new",
+    salt="s",
+    stages=(Stage(0.5, 600.0), Stage(1.0, 60.0)),
+    by="someone",
+    at="2027-01-15T08:00:00Z",
+    since_ms=1_000_000,
+)
+LATER_MS = CANARY.since_ms + 700_000
+
+
+def means(candidate: float, control: float, num: int) -> Means:
+    """Users with four lists each, of this mean, and a spread of a tenth."""
+    spread = np.tile([0.9, 1.1], num // 2) * 4
+    return Means(*(UserSums.of(spread * one, np.full(num, 4.0)) for one in (candidate, control)))
+
+
+def seen(num: int = 5_000, **changes: object) -> Seen:
+    """Build counts of two equal versions."""
+    counts = {
+        "errors": Affected(0, 0, num),
+        "deadline_misses": Affected(3, 3, num),
+        "popular": Affected(0, 0, num),
+        "variety": means(0.7, 0.7, num),
+        "clicks": means(0.1, 0.1, num),
+        **{name: means(20.0, 20.0, num) for name in ("latency", "latency:llm", "latency:student")},
+        "latency:precomputed": means(20.0, 20.0, 2),
+    }
+    counts |= {name: one for name, one in changes.items() if name in counts}  # type: ignore[misc]
+    built = Seen(counts=counts, share=0.5, num_users=(num, num), num_lists=(4 * num, 4 * num), stray_share=0.0)
+    return replace(built, **{name: one for name, one in changes.items() if name not in counts})  # type: ignore[arg-type]
+
+
+def test_equal_goes_on_and_after_the_last_stage_live() -> None:
+    """An equal candidate moves on once its stage's time is over; a tier that hardly answers is not waited for; with all users it goes live after that stage's time."""
+    found = decide(CANARY, seen(), LATER_MS)
+    assert (found.act, found.verdict and found.verdict.outcome) == (Act.MOVE_ON, Outcome.NO_WORSE)
+
+    last = replace(CANARY, stage=1)
+    assert decide(last, seen(), LATER_MS).act is Act.PROMOTE
+    assert decide(last, seen(), CANARY.since_ms + 59_000).act is Act.STAY
+
+
+def test_worse_is_withdrawn_at_once_also_by_hand() -> None:
+    """Before the stage's time is over, and in a release by hand, what is worse is withdrawn with the guard as the reason."""
+    for canary in (CANARY, replace(CANARY, by_hand=True)):
+        found = decide(canary, seen(latency=means(26.0, 20.0, 5_000)), CANARY.since_ms + 1_000)
+
+        assert found.act is Act.WITHDRAW
+        assert found.reason.startswith("latency worse: worse by +30.0%")
+
+
+def test_a_budget_tolerates_what_it_names_and_its_tiers() -> None:
+    """The budget of latency is that of latency by tier too."""
+    slower = {name: means(23.0, 20.0, 5_000) for name in ("latency", "latency:llm")}
+
+    assert decide(CANARY, seen(**slower), LATER_MS).act is Act.WITHDRAW
+    assert decide(replace(CANARY, budgets={"latency": 0.3}), seen(**slower), LATER_MS).act is Act.MOVE_ON
+
+
+@pytest.mark.parametrize(
+    ("changes", "now_ms", "lacking"),
+    [
+        ({"num": 60}, LATER_MS, "a mean needs 100"),
+        ({"num_lists": (0, 10)}, LATER_MS, "nobody was shown a list of it yet"),
+        ({"stray_share": 0.4}, LATER_MS, "the live version made 40% of its users' lists"),
+        ({}, CANARY.since_ms + 500_000, "the stage lasts 100 s more"),
+        ({"errors": Affected(60, 55, 5_000)}, LATER_MS, "errors: happened to 60 users of the candidate and 55"),
+    ],
+)
+def test_what_is_not_known_stays_and_is_named(changes: dict[str, object], now_ms: int, lacking: str) -> None:
+    """Too few users, none at all, another version's answers, time left, or failures that are too few to tell and too many to tolerate."""
+    found = decide(CANARY, seen(**changes), now_ms)
+
+    assert found.act is Act.STAY
+    assert lacking in found.reason
+
+
+def test_clicks_and_variety_are_waited_for_where_there_are_any() -> None:
+    """Without any click in the control, and where all lists are the same, the others decide."""
+    none = means(0.0, 0.0, 5_000)
+
+    assert decide(CANARY, seen(clicks=none, variety=none), LATER_MS).act is Act.MOVE_ON
+    assert decide(CANARY, seen(clicks=means(0.1, 0.1, 80)), LATER_MS).act is Act.STAY
+
+
+def test_by_hand_it_stays_with_the_next_command() -> None:
+    """A release by hand with its verdict names the command that goes on."""
+    found = decide(replace(CANARY, by_hand=True), seen(), LATER_MS)
+
+    assert (found.act, "tailrace release --next" in found.reason) == (Act.STAY, True)
+
+
+def test_small_stages_are_asked_to_exclude_large_losses_alone() -> None:
+    """What a stage must show grows smaller with the root of its share; the budget stays."""
+    canary = replace(CANARY, stages=(Stage(0.01, 60.0), Stage(0.25, 60.0), Stage(1.0, 0.0)))
+    first, second = (
+        {guard.name: guard for guard in guards_of(replace(canary, stage=stage), seen())} for stage in (0, 1)
+    )
+
+    assert second["clicks"] == {guard.name: guard for guard in GUARDS}["clicks"]
+    assert first["clicks"].effect == pytest.approx(0.5)
+    assert first["errors"].tolerance == pytest.approx(0.05)
+    assert first["latency"].budget == second["latency"].budget == 0.1
+
+
+def test_stages_share_the_false_alarms() -> None:
+    """With more stages each needs more evidence: what one stage finds worse, one of five may not yet."""
+    few = seen(errors=Affected(11, 0, 5_000))
+    five = replace(CANARY, stages=(*(Stage(0.1 * one, 1.0) for one in range(1, 5)), Stage(0.5, 1.0)), stage=4)
+
+    assert judge(CANARY, few, LATER_MS).outcome is Outcome.WORSE
+    assert judge(five, few, LATER_MS).outcome is not Outcome.WORSE
+
+
+def test_a_report_is_json_with_a_row_for_each_guard() -> None:
+    """Whatever the numbers, the record's report is strict JSON that is read again; foreign words are none."""
+    found = decide(CANARY, seen(errors=Affected(1, 0, 5_000)), LATER_MS)
+
+    report = decode_report(found.report)
+
+    assert report is not None
+    assert json.dumps(report, allow_nan=False)
+    assert [one["name"] for one in report["guards"]] == [guard.name for guard in GUARDS]
+    assert (report["share"], report["elapsed_s"], report["act"]) == (0.5, 700, "move on")
+    assert report["guards"][0]["high"] is None
+    assert decode_report("") is decode_report("12") is decode_report("in words") is None
+
+
+def test_budgets_name_guards() -> None:
+    """Each guard but those by tier can have a budget; others are refused with the list."""
+    check_budgets(dict.fromkeys(MEANINGS, 0.5))
+    assert {guard.name.partition(":")[0] for guard in GUARDS} == set(MEANINGS)
+    with pytest.raises(ConfigError, match="the guards are errors, deadline_misses"):
+        check_budgets({"speed": 0.1})
+    with pytest.raises(ConfigError, match="give 0% to below 100%"):
+        check_budgets({"latency": 1.0})
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.integers(0, 5_000))
+def test_rare_failures_are_tolerated_only_while_they_are_no_more_frequent(hit: int, other: int, num: int) -> None:
+    """A guard of users whom something hits is no worse where few of the candidate's are hit; where the ratio is shown to be worse, it is worse whatever is tolerated."""
+    affected = Affected(min(hit, num), other, num)
+    found = judge(CANARY, seen(errors=affected), LATER_MS)
+    errors = found.readings[0]
+
+    if errors.state is State.NO_WORSE:
+        assert errors.low <= 0
+        assert affected.candidate <= max(0.01 * num, 1.5 * other)
+    assert (errors.state is State.WORSE) == (errors.low > 0)
+
+
+def test_a_worse_candidate_is_found_within_ten_minutes_of_traffic() -> None:
+    """At 50 requests a second with half of the users: failing calls and fewer clicks are found by the guards of a release, and an equal candidate is not refused."""
+    traffic = Traffic(rate=50, minutes=10)
+    one_stage = replace(CANARY, stages=(Stage(0.5, 600.0),))
+
+    def outcomes(worse: Traffic, seed: int) -> set[Outcome]:
+        return {judge(one_stage, replace(seen(), counts=counts), LATER_MS).outcome for counts in looks(worse, seed)}
+
+    assert Outcome.WORSE in outcomes(replace(traffic, added_errors=0.01), 1)
+    assert Outcome.WORSE in outcomes(replace(traffic, latency_factor=1.3), 1)
+    assert Outcome.WORSE in outcomes(replace(traffic, click_factor=0.75), 1)
+    assert Outcome.WORSE not in outcomes(traffic, 1)
