@@ -82,10 +82,11 @@ def looks(traffic: Traffic, seed: int) -> Iterator[Counts]:
         of_tier = (user[own], is_candidate[own], minute[own], values["latency_ms"][own])
         sums[f"latency:{name}"] = _sums(*of_tier, traffic.minutes)
     sums["latency"] = sums["latency_ms"]
+    in_lists = {name: _sums(user, is_candidate, minute, happened[name] * 1.0, traffic.minutes) for name in _AFFECTED}
     for now in range(traffic.minutes):
         yield {
-            **{name: _affected_until(affected[name][now], int(sums["clicks"][now][0][0])) for name in _AFFECTED},
-            **{name: Means(*(UserSums(int(one[0]), *one[1:]) for one in each[now])) for name, each in sums.items()},
+            **{name: _affected_until(affected[name][now], in_lists[name][now]) for name in _AFFECTED},
+            **{name: _means(each[now]) for name, each in sums.items()},
         }
 
 
@@ -109,8 +110,13 @@ def _sums(
     return _by_minute(grown, is_candidate, minute, minutes)
 
 
-def _affected_until(both: list[int], num_users: int) -> Affected:
-    return Affected(both[0], both[1], num_users)
+def _affected_until(both: list[int], lists: list[list[float]]) -> Affected:
+    return Affected(both[0], both[1], _means(lists))
+
+
+def _means(both: list[list[float]]) -> Means:
+    candidate, control = (UserSums(int(one[0]), *one[1:]) for one in both)
+    return Means(candidate, control)
 
 
 def _affected(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.release.load import Audience
+from benchmarks.release.load import REFUSED, Audience
 from models.canary import Stage
 from models.registry import BundleStore
 from services.settings.settings import Settings
@@ -138,6 +138,7 @@ async def _under_load(audience: Audience, rate: float, is_over: Callable[[], boo
         "num_requests": num_requests,
         "num_lost": num_lost,
         "lost": dict(audience.lost),
+        "num_refused": reasons[REFUSED],
         "by_version": dict(audience.versions),
         "reasons": dict(reasons),
         "p50_ms": round(sorted(latencies)[len(latencies) // 2], 2),

@@ -16,7 +16,14 @@ from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 
 CLICKS = 0.1
+REFUSED = "refused"
+"""The reason of a request that was answered with a refusal for overload, which says when to send it again."""
+_TOO_MANY = 429
 _K = 10
+
+
+class _Refused(Exception):
+    """The stack is overloaded."""
 
 
 @dataclass
@@ -41,6 +48,8 @@ class Audience:
         fields = {"user_id": self.draw.choice(self.users), "k": _K, "recent_item_ids": [self.draw.choice(self.items)]}
         try:
             answer = await (self._over_grpc(fields) if number % 2 else self._over_rest(fields))
+        except _Refused:
+            return RequestOutcome(is_ok=False, tier="none", reason=REFUSED)
         except (OSError, grpc.aio.AioRpcError, ValueError) as error:
             self.lost[repr(error)[:120]] += 1
             return RequestOutcome(is_ok=False, tier="none", reason="lost")
@@ -52,6 +61,8 @@ class Audience:
 
     async def _over_rest(self, fields: Mapping[str, Any]) -> tuple[str, str, str, str, list[str]]:
         status, body = await self.rest.call(b"POST", b"/v1/recommendations", json.dumps(fields).encode())
+        if status == _TOO_MANY:
+            raise _Refused
         if status != 200:
             raise OSError(f"status {status}: {body[:80]!r}")
         found = json.loads(body)
@@ -59,7 +70,12 @@ class Audience:
         return found["bundle_version"], found["tier"], found["reason"], found["request_id"], items
 
     async def _over_grpc(self, fields: Mapping[str, Any]) -> tuple[str, str, str, str, list[str]]:
-        found = await self.rpc.Recommend(pb.RecommendRequest(**fields))
+        try:
+            found = await self.rpc.Recommend(pb.RecommendRequest(**fields))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise _Refused from error
+            raise
         items = [one.item_id for one in found.items]
         return found.bundle_version, found.tier, found.reason, found.request_id, items
 

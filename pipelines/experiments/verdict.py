@@ -48,7 +48,7 @@ class Guard:
         effect: The share that the test is made for; a guard is no worse once the candidate is shown to be worse by less than this.
         weight: Its part of alpha, beside the other guards' weights.
         is_objective: Whether being better here makes the candidate better.
-        tolerance: Of users whom something hits: the share of the candidate's users whom it may hit before the two versions must be compared.
+        tolerance: Of something rare: a guard is no worse, too, once it is shown to happen in less than this share of lists more than with the control.
         is_awaited: Whether the outcome waits for it while it is open. One that is not can still be worse.
     """
 
@@ -83,11 +83,11 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """Users of each variant to whom something rare (a failed call, a missed deadline) happened at least once since the stage began; `num_users` is all of the candidate's."""
+    """Users of each variant to whom something rare (a failed call, a missed deadline) happened at least once since the stage began; `lists`: in how many of their lists."""
 
     candidate: int
     control: int
-    num_users: int = 0
+    lists: Means | None = None
 
 
 Counts = Mapping[str, Means | Affected]
@@ -168,19 +168,26 @@ def _read(guard: Guard, counts: Counts, share: float, alpha: float) -> Reading:
     odds = (1 - share) / share
     worse_by = found.candidate * odds / found.control - 1 if found.control else math.nan
     lacks = f"{guard.name}: happened to {found.candidate} users of the candidate and {found.control} of the other, too few to tell"
-    if not guard.tolerance:
-        return _reading(guard, worse_by, low, high, lacks)
-    most = _most_affected(found, alpha)
-    lacks += f"; it may happen to {most:.1%} of the candidate's users, and {guard.tolerance:.1%} are tolerated"
     reading = _reading(guard, worse_by, low, high, lacks)
-    is_rare = reading.state is State.OPEN and most <= guard.tolerance
-    return replace(reading, state=State.NO_WORSE, lacks="") if is_rare else reading
+    if not guard.tolerance or found.lists is None or reading.state is not State.OPEN:
+        return reading
+    most = _most_added(guard, found.lists, alpha)
+    if most <= guard.tolerance:
+        return replace(reading, state=State.NO_WORSE, lacks="")
+    added = "any number" if math.isinf(most) else f"{most:.2%}"
+    return replace(
+        reading, lacks=f"{lacks}; it may happen in {added} of lists more, and {guard.tolerance:.2%} are tolerated"
+    )
 
 
-def _most_affected(found: Affected, alpha: float) -> float:
-    """Return the share of the candidate's users below which the true one lies."""
-    spared = max(0, found.num_users - found.candidate)
-    return 1 / (1 + ratio_interval(spared, found.candidate, 0.5, alpha)[0])
+def _most_added(guard: Guard, lists: Means, alpha: float) -> float:
+    """Return by how much, at most, it happens in more of the candidate's lists: as a mean, with no less variance than that of one list in each variant."""
+    candidate, control = lists.candidate, lists.control
+    if min(candidate.num_users, control.num_users) < MIN_USERS:
+        return math.inf
+    least = 1 / candidate.exposure**2 + 1 / control.exposure**2
+    variance = max(least, difference_variance(candidate, control))
+    return candidate.mean - control.mean + half_width(variance, guard.tolerance, alpha)
 
 
 def _read_means(guard: Guard, found: Means, alpha: float) -> Reading:

@@ -30,8 +30,8 @@ FAILURES = frozenset({Reason.STUDENT_FAILED, Reason.LLM_FAILED, Reason.LLM_UNAVA
 TIMED_TIERS = (Tier.LLM, Tier.STUDENT, Tier.PRECOMPUTED)
 GRACE_MS = 120_000
 """How long after its window an impression or a click may still arrive."""
-MAX_ROWS = 400_000
-"""Impressions, and clicks, that are kept at most: some 400 bytes each while they are joined."""
+MAX_ROWS = 150_000
+"""Impressions, and clicks, that are kept at most: some 3,000 bytes each while they are joined."""
 MAX_USERS = 1_000_000
 """Users of both versions whose sums are kept at most, at some 200 bytes each."""
 _CLICK_TYPE = "click"
@@ -242,7 +242,11 @@ class StageCounts:
         pairs |= {f"latency:{tier}": (f"latency:{tier}", f"timed:{tier}") for tier in TIMED_TIERS}
         means = {name: Means(*(_user_sums(of, *pair) for of in (candidate, control))) for name, pair in pairs.items()}
         affected = {
-            guard: Affected(_num_hit(candidate, column), _num_hit(control, column), candidate.height)
+            guard: Affected(
+                _num_hit(candidate, column),
+                _num_hit(control, column),
+                Means(*(_user_sums(of, column, "lists") for of in (candidate, control))),
+            )
             for guard, column in (("errors", "failed"), ("deadline_misses", "late"), ("popular", "popular"))
         }
         weights = self._share * self._kept[True], (1 - self._share) * self._kept[False]

@@ -10,7 +10,7 @@ from pipelines.release.counts import TIMED_TIERS, Seen
 from services.errors import ConfigError
 
 GUARDS = (
-    Guard(name="errors", effect=0.5, tolerance=0.01),
+    Guard(name="errors", effect=0.5, tolerance=0.005),
     Guard(name="deadline_misses", effect=0.5, tolerance=0.01),
     Guard(name="popular", budget=0.1, effect=0.5, tolerance=0.01),
     Guard(name="latency", budget=0.1, effect=0.1),

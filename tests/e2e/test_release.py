@@ -13,14 +13,14 @@ from services.contracts.experiments import place_of
 from tests.support.stacks.stack import Stack
 from tests.support.wait import wait_for
 
-CANDIDATE = "fails-half"
+CANDIDATE = "fails-often"
 
 
 @pytest.fixture
 def store(stack: Stack) -> Iterator[BundleStore]:
-    """The stack's bundles, with a version whose student fails for every other item, which is gone afterwards."""
+    """The stack's bundles, with a version whose student fails for every fourth item, which is gone afterwards."""
     store = BundleStore.of(stack.settings)
-    publish_changed(store, store.live(), CANDIDATE, partial(failing, one_of=2))
+    publish_changed(store, store.live(), CANDIDATE, partial(failing, one_of=4))
     yield store
     if (canary := store.record().canary) is not None:
         store.end_canary(canary.version, note="the test is over")
@@ -51,5 +51,5 @@ def test_a_release_is_the_hash_s_at_both_doors_and_is_rolled_back_when_it_fails(
 
     wait_for(lambda: store.record().canary is None, what="the rollback")
     assert "errors worse" in store.withdrawals()[CANDIDATE].reason
-    assert "last withdrawn: fails-half" in stack.command("release").stdout
+    assert "last withdrawn: fails-often" in stack.command("release").stdout
     wait_for(lambda: stack.recommend(f"release-{place}", k=3)["bundle_version"] == live, what="the live version")
