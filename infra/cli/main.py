@@ -439,12 +439,6 @@ def add_items(
             show_default="those of the live catalogue",
         ),
     ] = None,
-    every: Annotated[
-        float | None,
-        typer.Option(
-            help="Add those of the live catalogue again and again, each time after this many minutes.", min=10
-        ),
-    ] = None,
     lift: Annotated[
         float, typer.Option(help="Factor on the rows of new items; above 1 they are shown more often among all.")
     ] = 1.0,
@@ -456,19 +450,15 @@ def add_items(
     from models.registry import BundleStore
     from pipelines.data.sources import read_table
     from pipelines.publication.add_items import append_items
-    from pipelines.publication.new_items import add_new_items, keep_adding
+    from pipelines.publication.new_items import add_new_items, read_live_items
 
     settings = _settings()
     store = BundleStore.of(settings)
     if items is None:
         with audited(settings.state_dir, "add-items"):
-            if every is not None:
-                keep_adding(store, settings.items_snapshot, 60 * every, _print_line, settings.keep_bundles)
-            if not add_new_items(store, settings.items_snapshot, _print_line, settings.keep_bundles):
+            if not add_new_items(store, read_live_items(settings), _print_line, settings.keep_bundles):
                 _print_line("the live catalogue has no new items with a title")
         return
-    if every is not None:
-        raise typer.BadParameter("--every: adds the items of the live catalogue; leave the file out")
     with audited(settings.state_dir, "add-items"):
         bundle, num_new = append_items(
             store, read_table(items), items.name, datetime.now(UTC), lift, _print_line, force=force

@@ -1,30 +1,39 @@
-"""Items that only the live catalogue has join the live bundle, by themselves: all that came since the last time, as one child bundle.
+"""Items that only the live catalogue has join the live bundle: all that came since the last time, as one child bundle.
 
-The worker's snapshot says which they are. An item without a title waits for one, since codes and rows come from its texts; one that is hidden
-waits until it is shown.
+`python -m pipelines.publication.new_items` does so for every name that the stack serves. An item without a title waits for one, since codes and rows come from
+its texts; one that is hidden waits until it is shown.
 """
 
-import time
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import polars as pl
 
 from models.registry import BundleStore
 from pipelines.publication.add_items import append_items
 from services.errors import BundleError, ConfigError, DataError
+from services.items.follower import ITEMS_START_S, ItemFollower
 from services.items.live_items import LiveItems
-from services.items.snapshot import read_snapshot
+from services.observability.log_lines import configure_logging
+from services.settings.settings import Settings, load_settings
 
 TABLE = "the live catalogue"
 _FAILURES = (BundleError, ConfigError, DataError, OSError)
 
 
-def new_items(snapshot: Path, store: BundleStore) -> pl.DataFrame:
+def read_live_items(settings: Settings) -> LiveItems:
+    """Return the live catalogue as the last snapshot and the topic have it now."""
+    items = LiveItems()
+    follower = ItemFollower(items, settings.kafka_address, settings.items_topic, settings.items_snapshot)
+    follower.start(ITEMS_START_S)
+    follower.stop()
+    return items
+
+
+def new_items(items: LiveItems, store: BundleStore) -> pl.DataFrame:
     """Return the items that the live catalogue shows and the live bundle lacks, as a raw table. Raises BundleNotFound, BundleCorrupt."""
-    known, items = set(store.live().item_ids()), LiveItems()
-    read_snapshot(snapshot, items)
+    known = set(store.live().item_ids())
     states = (items.layout.state(item_id) for item_id in items.layout.new_ids if item_id not in known)
     rows = [
         (one.item_id, one.title, "|".join(one.categories or ()))
@@ -34,12 +43,12 @@ def new_items(snapshot: Path, store: BundleStore) -> pl.DataFrame:
     return pl.DataFrame(rows, {"item_id": pl.String, "title": pl.String, "categories": pl.String}, orient="row")
 
 
-def add_new_items(store: BundleStore, snapshot: Path, report: Callable[[str], object], keep_bundles: int) -> int:
+def add_new_items(store: BundleStore, items: LiveItems, report: Callable[[str], object], keep_bundles: int) -> int:
     """Publish the live bundle with the live catalogue's new items, and return their number; without any it stays as it is.
 
     Raises what `append_items` does.
     """
-    raw = new_items(snapshot, store)
+    raw = new_items(items, store)
     if not len(raw):
         return 0
     bundle, num_new = append_items(store, raw, TABLE, datetime.now(UTC), report=report)
@@ -48,17 +57,22 @@ def add_new_items(store: BundleStore, snapshot: Path, report: Callable[[str], ob
     return num_new
 
 
-def keep_adding(
-    store: BundleStore, snapshot: Path, every_s: float, report: Callable[[str], object], keep_bundles: int
-) -> None:
-    """Add new items again and again. A failure is reported, the same one in a row once, and what failed is tried again the next time."""
-    failure = ""
-    while True:
+def main() -> None:
+    """Add new items to the bundle of each name. Exits with the errors of those to which they cannot be added, or for bad settings."""
+    failures = []
+    try:
+        settings = load_settings()
+    except ConfigError as error:
+        sys.exit(str(error))
+    configure_logging("warning", "release", settings.log_file)
+    items = read_live_items(settings)
+    for name in settings.served_names:
         try:
-            add_new_items(store, snapshot, report, keep_bundles)
-            failure = ""
+            add_new_items(BundleStore.of(settings, name), items, print, settings.keep_bundles)
         except _FAILURES as error:
-            if str(error) != failure:
-                failure = str(error)
-                report(f"not added: {failure}")
-        time.sleep(every_s)
+            failures.append(f"{name}: {error}")
+    sys.exit("\n".join(failures) or None)
+
+
+if __name__ == "__main__":
+    main()

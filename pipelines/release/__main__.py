@@ -1,4 +1,4 @@
-"""`python -m pipelines.release`: looks at each name's canary once a minute, until SIGTERM or Ctrl-C. One process is enough; two do no harm.
+"""`python -m pipelines.release`: looks at each name's canary once a minute, and has new items added, until SIGTERM or Ctrl-C. One process is enough; two do no harm.
 
 While no name has a canary it reads one small record a name and is idle: what counts and judges is imported when the first begins.
 """
@@ -15,6 +15,7 @@ import structlog
 from prometheus_client import REGISTRY
 
 from models.registry import BundleStore
+from pipelines.release.additions import Additions
 from services.errors import ConfigError, TailraceError
 from services.observability.log_lines import configure_logging
 from services.observability.metrics import ProcessMetrics, ReleaseMetrics
@@ -50,12 +51,15 @@ def run_judges(settings: Settings, stop: threading.Event, metrics: ReleaseMetric
     """Look at all names until `stop` is set, whatever a store or broker fails with."""
     judges: dict[str, ReleaseJudge] = {}
     beat = _beat(settings)
+    additions = Additions(60 * settings.add_items_every_min, time.monotonic())
     while not stop.is_set():
         next_look_s = time.monotonic() + settings.release_look_s
         _look(settings, judges, metrics, beat)
         while not stop.is_set() and (left_s := next_look_s - time.monotonic()) > 0:
             beat()
+            additions.look(time.monotonic())
             stop.wait(min(left_s, _BEAT_EVERY_S))
+    additions.close()
     for judge in judges.values():
         judge.close()
 

@@ -269,6 +269,9 @@ class Settings(BaseSettings):
     release_lead_s: float = Field(10.0, ge=0)
     """Seconds from the record of a release's stage to its beginning, in which all processes load the version."""
 
+    add_items_every_min: float = Field(10.0, ge=0)
+    """Minutes after which the same process adds items that only the live catalogue has to the live bundles, by `tailrace add-items`. 0: never."""
+
     # observability and console
     otlp_endpoint: str = ""
     """OTLP endpoint for traces, for example http://collector:4317. Empty: no export."""

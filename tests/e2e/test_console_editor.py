@@ -1,6 +1,7 @@
 """The console's editor in a real browser on the real stack: each change is seen in answers of the doors."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,6 +110,27 @@ def test_a_surface_is_tried_boosted_and_saved(page: Page, stack: Stack) -> None:
         )
     finally:
         path.write_text("")
+
+
+def test_a_form_writes_into_the_draft(page: Page, stack: Stack) -> None:
+    """It shows the text's fields; what it writes, and what it cannot show, stands in the text, which alone can be saved."""
+    kept = '{ must_not = [{ key = "categories", eq = "Drama" }] }'
+    write_draft(page, f"# of a test\n[row]\nk = 3\n[row.rules]\nblocks = [{kept}]\n", "row", new_user_id())
+    page.get_by_label("for the user").press("Tab")
+    page.get_by_text("Fields of the surface").click()
+    expect(page.get_by_label("Items (k)")).to_have_value("3")
+
+    page.get_by_label("Items (k)").fill("5")
+    page.get_by_role("button", name="Add to pins").click()
+    page.get_by_label("Pins: item id").fill("50")
+    page.get_by_label("Pins: place").fill("2")
+    page.get_by_role("button", name="Write into the draft").click()
+    expect(page.locator("#surfaces-note")).to_contain_text("The draft has these fields")
+
+    text = page.get_by_label("The surfaces file").input_value()
+    row = tomllib.loads(text)["row"]
+    assert (text.startswith("# of a test"), kept in text, row["k"]) == (True, True, 5)
+    assert row["rules"]["pins"] == [{"item_id": "50", "position": 2}]
 
 
 def test_a_save_over_another_edit_is_refused(browser: Browser, stack: Stack) -> None:

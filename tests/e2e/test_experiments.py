@@ -81,7 +81,7 @@ def test_a_variant_is_the_same_everywhere_and_is_in_the_log(
     stack: Stack, experiment: Experiment, tmp_path: Path
 ) -> None:
     """Both doors and the standby assign alike; the variant's rules, deadline and tiers hold; explanation, impression and report have it."""
-    users, answers = [f"{experiment.name}-{number}" for number in range(30)], dict[str, dict[str, Any]]()
+    users, answers = [f"{experiment.name}-{number}" for number in range(16)], dict[str, dict[str, Any]]()
     for user_id in users:
         expected = {experiment.name: experiment.variant_of(user_id)}
         said = stack.rpc.Assign(pb.AssignRequest(user_id=user_id)).surfaces

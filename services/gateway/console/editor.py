@@ -5,6 +5,8 @@
     GET   /console/surfaces                the file's text, its SHA-256, and whether it can be saved
     PUT   /console/surfaces                {"text": ..., "sha256": ...}: saved, unless it is wrong or has changed meanwhile
     POST  /console/surfaces:boost          {"text": ..., "surface": ..., "item_id": ..., "factor": ...}: a text with the boost, which is not saved
+    POST  /console/surfaces:form           {"text": ..., "surface": ...}: the fields of a form, as they are in the text
+    POST  /console/surfaces:set            {"text": ..., "surface": ..., "fields": {"k": 6}}: a text with these fields, which is not saved
     POST  /console/surfaces:preview        {"text": ..., "surface": ..., "user_id": ...}: a user's answer now, and by the text
     POST  /console/erasures                {"user_id": ...}: erases a user; its audit line names nobody
     GET   /console/erasures/ID             the receipt
@@ -55,6 +57,17 @@ class _Boosted(Sent):
     factor: float
 
 
+class _Formed(Sent):
+    text: str
+    surface: str
+
+
+class _Set(Sent):
+    text: str
+    surface: str
+    fields: dict[str, Any]
+
+
 class _Drafted(Sent):
     text: str
     surface: str
@@ -74,6 +87,8 @@ def add_editor(app: HttpApp, plane: Callable[[], DataPlane]) -> None:
         ("GET", "/console/surfaces", door.surfaces),
         ("PUT", "/console/surfaces", door.save),
         ("POST", "/console/surfaces:boost", door.boost),
+        ("POST", "/console/surfaces:form", door.form),
+        ("POST", "/console/surfaces:set", door.set),
         ("POST", "/console/surfaces:preview", door.preview),
         ("POST", "/console/erasures", door.erase),
         ("GET", "/console/erasures/{erasure_id:path}", door.receipt),
@@ -110,6 +125,17 @@ class _EditorDoor:
             raise NotFound(f"there is no item {sent.item_id!r:.100}", "search for it first")
         boosting = self._plane().surfaces_editor.boosted
         text = await asyncio.to_thread(boosting, _text(sent.text), sent.surface, sent.item_id, sent.factor)
+        return json_response({"text": text})
+
+    async def form(self, http: Request, _: Call) -> Response:
+        sent = await read_sent(http, _Formed, _MAX_BODY_BYTES)
+        reading = asyncio.to_thread(self._plane().surfaces_editor.fields, _text(sent.text), sent.surface)
+        return json_response({"fields": await reading})
+
+    async def set(self, http: Request, _: Call) -> Response:
+        sent = await read_sent(http, _Set, _MAX_BODY_BYTES)
+        setting = self._plane().surfaces_editor.with_fields
+        text = await asyncio.to_thread(setting, _text(sent.text), sent.surface, sent.fields)
         return json_response({"text": text})
 
     async def preview(self, http: Request, call: Call) -> Response:

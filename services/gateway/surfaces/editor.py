@@ -21,11 +21,13 @@ from tomlkit.exceptions import TOMLKitError
 from models.files import rename_durably
 from services.contracts.plain import nearest, read_number
 from services.contracts.recommend import check_id
-from services.contracts.rules import MAX_FACTOR, MIN_FACTOR
+from services.contracts.rules import MAX_FACTOR, MIN_FACTOR, parse_rules
 from services.errors import InvalidRequest
 from services.gateway.surfaces.surfaces import Surfaces
 
 MAX_TEXT_BYTES = 131_072
+FORM_FIELDS, FORM_RULES = ("k", "deadline_ms", "tiers"), ("boosts", "pins", "blocks", "caps")
+"""What a form shows of a surface, and of its rules; the rest is written as text."""
 _NO_FILE = "no file of surfaces is set up"
 _SET_ONE_UP = "set TAILRACE_SURFACES_FILE and restart the gateways"
 _EDIT_ELSEWHERE = "change it where this deployment keeps its configuration"
@@ -99,21 +101,60 @@ class SurfacesEditor:
         if surface not in drafted:
             raise InvalidRequest("surface", f"unknown surface {surface!r:.100}", nearest(surface, drafted))
         where = {"key": "item_id", "eq": item_id}
+        others = [one for one in self.fields(text, surface)["boosts"] or () if one["where"] != where]
+        return self.with_fields(
+            text, surface, {"boosts": [*others, *([] if factor == 1 else [{"where": where, "factor": factor}])]}
+        )
+
+    def fields(self, text: str, surface: str) -> dict[str, Any]:
+        """Return the fields of a form about a surface of this text, in plain values, None where it does not set them. Raises InvalidRequest for a text that is wrong."""
+        self._surfaces.read_draft(text)
+        plain = tomlkit.parse(text).unwrap().get(surface, {})
+        rules = plain.get("rules", {})
+        return {name: (rules if name in FORM_RULES else plain).get(name) for name in (*FORM_FIELDS, *FORM_RULES)}
+
+    def with_fields(self, text: str, surface: str, fields: Mapping[str, Any]) -> str:
+        """Return a text in which the surface, made where there is none, has these fields of `fields`; None and nothing in a list take one away.
+
+        All else stays as it is written, comments too. Raises InvalidRequest for a field that a form does not have, and for a text that would be wrong.
+        """
+        check_id("surface", surface)
+        before = self.fields(text, surface)
+        for name in fields:
+            if name not in before:
+                raise InvalidRequest(f"fields.{name}", "no field of the form", f"the fields are {', '.join(before)}")
+        wanted = before | {name: None if value == [] else value for name, value in fields.items()}
+        parse_rules({name: wanted[name] for name in FORM_RULES if wanted[name] is not None}, f"{surface}.rules")
         try:
             document = tomlkit.parse(text)
-            rules = document[surface].setdefault("rules", tomlkit.table())
-            others = [one for one in rules.unwrap().get("boosts", ()) if one["where"] != where]
-            boosts = tomlkit.array().multiline(multiline=True)
-            for one in [*others, *([] if factor == 1 else [{"where": where, "factor": factor}])]:
-                boosts.append(_inline(one))
-            rules["boosts"] = boosts
+            table = document.setdefault(surface, tomlkit.table())
+            for name, value in wanted.items():
+                if value != before[name]:
+                    _set(table.setdefault("rules", tomlkit.table()) if name in FORM_RULES else table, name, value)
             changed = tomlkit.dumps(document)
-        except TOMLKitError as error:
+            if surface not in tomlkit.parse(changed):  # written as `cart.k = 4` alone, it went with its last field
+                document[surface] = tomlkit.table()
+                changed = tomlkit.dumps(document)
+        except (TOMLKitError, TypeError, ValueError, LookupError) as error:
             raise InvalidRequest(
-                "text", f"written in a way that cannot be added to ({error})", "add the boost by hand"
+                "text", f"written in a way that cannot be added to ({error})", "make the change by hand"
             ) from error
-        self._surfaces.read_draft(changed)
+        if self.fields(changed, surface) != wanted:
+            raise InvalidRequest("text", "written in a way that cannot be added to", "make the change by hand")
         return changed
+
+
+def _set(table: Any, name: str, value: Any) -> None:
+    """Set a field of a TOML table; None takes it away. A list of rules has a line for each."""
+    if value is None:
+        del table[name]
+    elif name in FORM_RULES:
+        array = tomlkit.array().multiline(multiline=True)
+        for one in value:
+            array.append(_inline(one))
+        table[name] = array
+    else:
+        table[name] = value
 
 
 def _inline(fields: Mapping[str, Any]) -> tomlkit.items.InlineTable:

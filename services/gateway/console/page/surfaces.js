@@ -2,8 +2,10 @@
 
 import { get, post, put } from "./api.js"
 import { announce, byId, failureText, make, setText } from "./dom.js"
+import { startSurfaceForm } from "./surfaceform.js"
 import { reasonText, tierTitle } from "./text.js"
 
+let showForm = () => {}
 let saved = null // the file as it was read: its text and SHA-256
 
 export function startSurfaces(session) {
@@ -14,6 +16,7 @@ export function startSurfaces(session) {
     event.preventDefault()
     preview()
   })
+  showForm = startSurfaceForm(draft, replaceDraft, note)
   session.addEventListener("user", ({ detail }) => (byId("preview-user").value = detail.userId))
   return { boost }
 }
@@ -34,6 +37,7 @@ function accept(file) {
   if (!byId("surface").value) byId("surface").value = file.names[0] ?? ""
   setText(byId("surfaces-lock"), file.read_only ? `It can be tried here, not saved: ${file.read_only}.` : "")
   showState()
+  showForm()
 }
 
 const draft = () => byId("surfaces-text").value
@@ -43,6 +47,12 @@ function showState() {
   setText(byId("surfaces-state"), isChanged() ? "draft, not saved" : "")
   byId("surfaces-save").disabled = saved === null || saved.read_only !== null || !isChanged()
   byId("surfaces-read").disabled = saved === null
+}
+
+function replaceDraft(text) {
+  byId("surfaces-text").value = text
+  showState()
+  showForm()
 }
 
 async function save() {
@@ -58,8 +68,7 @@ async function save() {
 async function boost(item, factor) {
   try {
     const { text } = await post("/console/surfaces:boost", { text: draft(), surface: byId("surface").value, item_id: item.item_id, factor })
-    byId("surfaces-text").value = text
-    showState()
+    replaceDraft(text)
     note(`${item.title} counts ${factor} times on ${byId("surface").value} in the draft.`)
     await preview()
   } catch (error) {

@@ -25,6 +25,8 @@ CALLS = (
     ("GET", "/console/surfaces", None),
     ("PUT", "/console/surfaces", {"text": "[cart]\n", "sha256": "0"}),
     ("POST", "/console/surfaces:boost", {"text": CART, "surface": "cart", "item_id": "i01", "factor": 2.0}),
+    ("POST", "/console/surfaces:form", {"text": CART, "surface": "cart"}),
+    ("POST", "/console/surfaces:set", {"text": CART, "surface": "cart", "fields": {"k": 6}}),
     ("POST", "/console/surfaces:preview", {"text": CART, "surface": "cart", "user_id": "long"}),
     ("POST", "/console/erasures", {"user_id": "long"}),
     ("GET", "/console/erasures/none", None),

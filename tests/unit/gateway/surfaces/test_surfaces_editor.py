@@ -3,7 +3,9 @@
 import os
 import stat
 import threading
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -186,6 +188,79 @@ def test_a_boost_changes_one_weight_and_nothing_else(text: str, factors: list[tu
     assert after["cart"].rules.diversity == before.rules.diversity
     assert after.keys() == parse_surfaces(text).keys()
     assert changed.count("# who") == text.count("# who")
+
+
+CLAUSES = st.sampled_from(
+    [{"key": "brand", "eq": 'A "quoted" name'}, {"must_not": [{"key": "price", "range": {"gt": 100}}]}]
+)
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "k": st.none() | st.integers(1, 100),
+        "deadline_ms": st.none() | st.integers(1, 5_000),
+        "tiers": st.none() | st.lists(st.sampled_from(["llm", "student"]), unique=True),
+        "boosts": st.none() | st.lists(st.fixed_dictionaries({"where": CLAUSES, "factor": st.sampled_from([0.5, 2])})),
+        "pins": st.sampled_from([None, [], [{"item_id": "i01", "position": 2}, {"item_id": "i02", "position": 1}]]),
+        "blocks": st.none() | st.lists(CLAUSES, max_size=3),
+        "caps": st.sampled_from([None, [{"attribute": "categories", "most": 3}]]),
+    },
+)
+
+
+@given(
+    text=st.sampled_from(STYLES),
+    surface=st.sampled_from(["cart", "new"]),
+    edits=st.lists(FIELDS, min_size=1, max_size=4),
+)
+def test_a_form_changes_its_fields_and_nothing_else(text: str, surface: str, edits: list[dict[str, Any]]) -> None:
+    """However often it is changed: TOML's own reader finds the fields that were given, all others as before, and other surfaces too. A surface of dotted keys may be refused, whole."""
+    editor, changed = SurfacesEditor(Surfaces(None)), text
+    wanted = tomllib.loads(text)
+    for fields in edits:
+        try:
+            changed = editor.with_fields(changed, surface, fields)
+        except InvalidRequest as error:
+            assert (error.field, text) == ("text", "cart.k = 4\n")  # noqa: PT017 - whatever else fails is a failure
+            continue
+        plain = wanted.setdefault(surface, {})
+        for name, value in fields.items():
+            place = plain if name in ("k", "deadline_ms", "tiers") else plain.setdefault("rules", {})
+            place[name] = value
+            if not value:
+                del place[name]
+
+    found = tomllib.loads(changed)
+    for one in (*wanted.values(), *found.values()):
+        if not one.get("rules", True):
+            del one["rules"]
+    assert found == wanted
+    assert changed.count("# who") == text.count("# who")
+    form = editor.fields(changed, surface)
+    assert {name: value for name, value in form.items() if value is not None} == {
+        **{name: value for name, value in wanted[surface].items() if name != "rules"},
+        **{name: value for name, value in wanted[surface].get("rules", {}).items() if name in form},
+    }
+
+
+@pytest.mark.parametrize(
+    ("surface", "fields", "field"),
+    [
+        ("cart", {"filter": {}}, "fields.filter"),
+        ("cart", {"k": 0}, "cart.k"),
+        ("cart", {"tiers": ["gpt"]}, "cart.tiers[0]"),
+        ("cart", {"pins": [{"item_id": "i01"}]}, "cart.rules.pins[0].position"),
+        ("cart", {"caps": [None]}, "cart.rules.caps[0]"),
+        ("", {"k": 3}, "surface"),
+    ],
+)
+def test_a_form_that_would_make_a_wrong_text_is_refused(surface: str, fields: dict[str, Any], field: str) -> None:
+    """With the field's path, as a save would; a text that is wrong already is refused too."""
+    editor = SurfacesEditor(Surfaces(None))
+    with pytest.raises(InvalidRequest) as refused:
+        editor.with_fields(CART, surface, fields)
+    assert refused.value.field == field
+    with pytest.raises(InvalidRequest, match="text"):
+        editor.with_fields("[cart", "cart", {"k": 3})
 
 
 def test_a_boost_of_an_unknown_surface_or_by_a_bad_factor_is_refused() -> None:

@@ -30,7 +30,6 @@ from pipelines.training.train_decoder import new_decoder, train
 from services.contracts.items import ItemState
 from services.errors import BundleCorrupt, ConfigError
 from services.items.live_items import LiveItems
-from services.items.snapshot import Positions, write_snapshot
 from services.student.ranker import StudentRanker
 from tests.support.training.bundles import build_catalogue, with_judged_pair
 from tests.support.training.synthetic import histories_from, write_ingested
@@ -234,11 +233,7 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
 
 def test_new_items_of_the_live_catalogue_join_the_live_bundle(learned: Built, tmp_path: Path) -> None:
     """Those that are shown and have a title, once, as a child under which stored lists hold; the decoder's cached prefixes do not, since tokens moved."""
-    store, snapshot, items = (
-        live_store(tmp_path, learned.assembled / "bundle"),
-        tmp_path / "snapshot.parquet",
-        LiveItems(),
-    )
+    store, items = live_store(tmp_path, learned.assembled / "bundle"), LiveItems()
     states = [
         ItemState(item_id="z-new", title="Item z", categories=("a", "b")),
         ItemState(item_id="hidden", title="Item h", available=False),
@@ -246,17 +241,16 @@ def test_new_items_of_the_live_catalogue_join_the_live_bundle(learned: Built, tm
         ItemState(item_id="i03", title="Renamed"),
     ]
     items.apply([*((one.item_id, one) for one in states), ("gone", None)])
-    write_snapshot(snapshot, items, Positions("topic", {}))
     first = store.live()
 
-    assert add_new_items(store, snapshot, lambda _sentence: None, keep_bundles=5) == 1
+    assert add_new_items(store, items, lambda _sentence: None, keep_bundles=5) == 1
     child = store.live()
     assert set(child.item_ids()) - set(first.item_ids()) == {"z-new"}
     assert child.catalogue().categories[child.item_ids().index("z-new")] == ("a", "b")
     assert lists_version(child.manifest, child.version) == "first"
     assert lists_version(child.manifest, "another") == "another"
     assert child.prefix_version != first.prefix_version
-    assert add_new_items(store, snapshot, lambda _sentence: None, keep_bundles=5) == 0
+    assert add_new_items(store, items, lambda _sentence: None, keep_bundles=5) == 0
     assert store.live_version() == child.version
 
 

@@ -1,0 +1,56 @@
+"""New items join the live bundles by themselves: every so often a process of its own adds what only the live catalogue has.
+
+It ends after each time, so that what it takes of memory is free between, and whatever ails it leaves the judge alone.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import IO
+
+import structlog
+
+log = structlog.get_logger()
+
+COMMAND = (sys.executable, "-m", "pipelines.publication.new_items")
+
+
+class Additions:
+    """Starts the command every `every_s` seconds, 0 for never; the next one when the last has ended."""
+
+    def __init__(self, every_s: float, now_s: float, command: Sequence[str] = COMMAND) -> None:
+        """`now_s` is the time on the clock of `look`: the first one starts `every_s` later."""
+        self._every_s = every_s
+        self._next_s = now_s + every_s
+        self._command = command
+        self._running: tuple[subprocess.Popen[bytes], IO[bytes]] | None = None
+        self._said = ""
+
+    def look(self, now_s: float) -> None:
+        """Start the command if it is due, and log what it said once it has ended; the same failure in a row once. Does not wait."""
+        if self._running is not None:
+            self._take_up(*self._running)
+        elif self._every_s and now_s >= self._next_s:
+            self._next_s = now_s + self._every_s
+            said = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as the process
+            self._running = subprocess.Popen(self._command, stdout=said, stderr=subprocess.STDOUT), said
+
+    def close(self) -> None:
+        """End a command that runs; what it publishes appears whole or not at all."""
+        if self._running is not None:
+            process, said = self._running
+            process.terminate()
+            process.wait()
+            said.close()
+
+    def _take_up(self, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+        if (code := process.poll()) is None:
+            return
+        output.seek(0)
+        said = output.read().decode(errors="replace").strip()
+        output.close()
+        self._running = None
+        if said and (code == 0 or said != self._said):
+            log.log(20 if code == 0 else 30, "items_added" if code == 0 else "items_not_added", said=said, code=code)
+        self._said = said if code else ""
