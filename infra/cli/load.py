@@ -18,6 +18,7 @@ BENCHMARKS = {
     "rules": "what filters and rules cost a request",
     "capacity": "what a request, a user and an event of the running stack cost; `tailrace plan load` computes from it",
     "text": "what the OpenAI door costs beside the bare engine",
+    "release": "how soon a worse release is rolled back, and what is lost meanwhile, on a stack of its own",
     "faults": "what callers see while one part after another fails, on a stack of its own",
     "soak": "whether every promise holds for a long time under faults, on a stack of its own",
     "engine": "the engine beside transformers and vLLM; `engine curves`, `engine validity`, `engine kv-kinds`",
