@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, default=1_000, help="equal candidates; 0: none")
     parser.add_argument("--users", type=int, default=100_000, help="users whose version is compared; 0: none")
     parser.add_argument("--processes", type=at_least_one, default=2, help="processes of the simulation")
-    parser.add_argument("--only", default="", help="run this case alone")
+    parser.add_argument("--only", default="", help="run this case alone; moves: the last one; none: no case")
     options = parser.parse_args()
     settings = load_settings().model_copy(update={"release_look_s": _LOOK_S})
     report = about_run("release") | {"rate_rps": options.rate, "look_s": _LOOK_S, "racing_promoters": race()}

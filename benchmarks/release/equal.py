@@ -12,15 +12,16 @@ from pipelines.release.counts import Seen
 from pipelines.release.guards import judge
 
 STAGES = (Stage(0.01, 600), Stage(0.05, 1_800), Stage(0.25, 3_600))
-"""The usual ones, each of which is looked at for four hours here: longer than it lasts."""
-_TRAFFIC = Traffic(rate=5, minutes=240, num_users=20_000)
+"""The usual ones, each looked at every minute of its time."""
+_TRAFFIC = Traffic(rate=10, minutes=0, num_users=20_000)
 
 
 def found_worse(seed: int) -> str | None:
     """Simulate one release of an equal candidate; return why it was found worse, None where it was not."""
     for number, stage in enumerate(STAGES):
         canary = Canary(version="new", salt="", stages=STAGES, by="", at="", stage=number)
-        for minute, counts in enumerate(looks(replace(_TRAFFIC, share=stage.share), seed * len(STAGES) + number), 1):
+        traffic = replace(_TRAFFIC, share=stage.share, minutes=round(stage.hold_s / 60))
+        for minute, counts in enumerate(looks(traffic, seed * len(STAGES) + number), 1):
             seen = Seen(counts=counts, share=stage.share, num_users=(0, 0), num_lists=(0, 0), stray_share=0.0)
             found = judge(canary, seen, minute * 60_000)
             if found.outcome is Outcome.WORSE:
@@ -35,7 +36,7 @@ def false_alarms(num: int, processes: int) -> Mapping[str, Any]:
     return {
         f"false_alarms_of_{num}": len(reasons),
         "num_stages": len(STAGES),
-        "num_looks": len(STAGES) * _TRAFFIC.minutes,
+        "num_looks": round(sum(stage.hold_s for stage in STAGES) / 60),
         "requests_per_s": _TRAFFIC.rate,
         "reasons": reasons,
     }

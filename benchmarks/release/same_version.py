@@ -11,6 +11,7 @@ import grpc
 from benchmarks.faults.processes import StackProcesses
 from benchmarks.load.clients import RestClient
 from benchmarks.release.load import stub
+from infra.local.commands.status import inspect_stack
 from models.canary import Canary, Stage
 from models.registry import BundleStore
 from services.contracts import recommend_pb2 as pb
@@ -45,7 +46,7 @@ async def measure(settings: Settings, store: BundleStore, version: str, num_user
     async with RestClient(settings.inner_host, settings.standby_http_port) as standby:
         changes["standby"] = _num_changed(right, await _ask_all(users, _over_rest(standby)))
     StackProcesses(settings.state_dir).kill("serve")
-    await asyncio.sleep(_RETRY_S)
+    await _until_healthy(settings)
     async with RestClient(settings.http_host, settings.http_port) as rest:
         changes["rest_after_restart"] = _num_changed(right, await _ask_all(users, _over_rest(rest)))
     store.end_canary(version, by="benchmark", note="measured")
@@ -57,6 +58,13 @@ async def measure(settings: Settings, store: BundleStore, version: str, num_user
         "share": 0.5,
         "share_found": round(shares, 4),
     }
+
+
+async def _until_healthy(settings: Settings) -> None:
+    """Wait until the stack, which was just seen to be unhealthy, is healthy again."""
+    for is_wanted in (False, True):
+        while all(part.is_healthy for part in await asyncio.to_thread(inspect_stack, settings)) is not is_wanted:  # noqa: ASYNC110 - the stack is outside of this event loop
+            await asyncio.sleep(_RETRY_S / 5)
 
 
 def _right(canary: Canary, live: str, user_id: str) -> str:

@@ -417,6 +417,19 @@ def experiment_words() -> Iterator[str]:
     yield f"{joined['num_impressions']:,} impressions and {joined['num_events']:,} events in {joined['join_s']:.1f} s"
 
 
+def release_words() -> Iterator[str]:
+    """Releases on a stack under load, false alarms, racing promoters, and users' versions."""
+    run = result("release")
+    for case in run["cases"]:
+        after = [case.get(name) for name in ("rolled_back_after_s", "live_after_s")]
+        cells = " | ".join("-" if time is None else f"{time:.0f} s" for time in after)
+        yield f"| {case['name']} | {cells} | {case['num_lost']} of {case['num_requests']:,} | {case['num_refused']} |"
+    yield f"worse in {run['false_alarms_of_1000']} of 1,000 releases"
+    racing, same = run["racing_promoters"], run["same_version"]
+    yield f"of {racing['num']} promoters at once {racing['num_won']} wins, and {racing['num_told']} are told"
+    yield f"{same['num_users']:,} users, at both doors and the standby, before and after a restart: {same['num_changes']} changes"
+
+
 def readme_lines() -> Iterator[str]:
     """The six numbers of README."""
     rest = {case["tier"]: case for case in result("serve")["cases"] if case["door"] == "rest"}
@@ -460,6 +473,7 @@ PAGES = {
         fault_page,
         text_words,
         experiment_words,
+        release_words,
     ),
     "docs/capacity.md": (store_words,),
     "docs/scale.md": (plan_words, train_lines, profile_words),
