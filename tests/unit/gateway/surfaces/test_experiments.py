@@ -196,9 +196,10 @@ def test_without_a_running_experiment_a_surface_is_the_file_s_own(files: tuple[P
         (("deadline_ms = 300", 'name = "fr"'), "experiments.fresher.variants.fresh.name: 'fr' is .*'default'"),
         (('layer = "page"', 'layer = "pages"'), "experiments.layout.layer"),
         (("[experiments.fresher]", "[experiments"), "not TOML"),
+        ((EXPERIMENTS, f"a = {'[' * 5_000}"), "not TOML"),
         ((EXPERIMENTS, ""), "cannot be read"),
     ],
-    ids=["surface", "rules", "name", "contract", "broken", "gone"],
+    ids=["surface", "rules", "name", "contract", "broken", "nested", "gone"],
 )
 def test_a_bad_file_changes_nothing_and_says_why(files: tuple[Path, Path], slip: tuple[str, str], error: str) -> None:
     """What was in force stays until the file is right; the state and one log line say so, with the entry and what there is."""
