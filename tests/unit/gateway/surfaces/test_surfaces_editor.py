@@ -199,7 +199,8 @@ FIELDS = st.fixed_dictionaries(
         "k": st.none() | st.integers(1, 100),
         "deadline_ms": st.none() | st.integers(1, 5_000),
         "tiers": st.none() | st.lists(st.sampled_from(["llm", "student"]), unique=True),
-        "boosts": st.none() | st.lists(st.fixed_dictionaries({"where": CLAUSES, "factor": st.sampled_from([0.5, 2])})),
+        "boosts": st.none()
+        | st.lists(st.fixed_dictionaries({"where": CLAUSES, "factor": st.sampled_from([0.5, 2])}), max_size=3),
         "pins": st.sampled_from([None, [], [{"item_id": "i01", "position": 2}, {"item_id": "i02", "position": 1}]]),
         "blocks": st.none() | st.lists(CLAUSES, max_size=3),
         "caps": st.sampled_from([None, [{"attribute": "categories", "most": 3}]]),
