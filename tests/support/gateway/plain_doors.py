@@ -5,6 +5,7 @@ the edge as their limit; while it is a number the language model is slow, so tha
 """
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -72,8 +73,11 @@ async def serve(http_port: int, grpc_port: int, host: str) -> None:
     app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
     app.add_route("/headers", _headers)
 
+    replicas = itertools.count()
+
     async def limit(http: Request) -> JSONResponse:
-        """Announce this text from now on."""
+        """Announce this text from now on, behind a replica of whose times nothing is known: else the last calls' decide whether it is asked at all."""
+        world.llm.names = (f"replica {next(replicas)}",)
         world.llm.delay_s = 3.0 if http.path_params["limit"].isdecimal() else 0.0
         world.plane.edge = FixedWatch(world.plane.load, http.path_params["limit"])
         return JSONResponse({})
