@@ -302,6 +302,13 @@ def cold_lines() -> Iterator[str]:
     yield f"{run['num_cold_items']} of {run['num_items']:,} items, {run['num_cases']:,} events of theirs, and {run['num_ordinary_cases']:,} of trained items"
 
 
+def weight_lines() -> Iterator[str]:
+    """What ratings as weights of events are worth, by model and labels."""
+    for row in result("quality-weights")["rows"]:
+        low, high = (f"{bound:+.4f}" for bound in row["ci95"])
+        yield f"| {row['model']} | {row['labels']} | {row['even']:.4f} | {row['rated']:.4f} | {low} to {high} |"
+
+
 def warm_lines() -> Iterator[str]:
     """A line for each data set, share and model: NDCG@10 of the test labels, what is kept of it, and the share of the time."""
     for name, data in (("warm-start", "MovieLens-100k"), ("warm-start-beauty", "Amazon Beauty")):
@@ -460,6 +467,7 @@ PAGES = {
         deep_codes_lines,
         nested_lines,
         cold_lines,
+        weight_lines,
         warm_lines,
         engine_lines,
         engine_shares,
