@@ -867,19 +867,22 @@ export interface components {
              * @description Equal to this
              * @example Comedy
              */
-            eq?: string | number | boolean | null;
+            eq?: string | number | boolean;
             /**
              * In
              * @description Equal to one of these
              */
-            in?: (string | number | boolean)[] | null;
-            /** @description A number within bounds */
-            range?: components["schemas"]["RangeBody"] | null;
+            in?: (string | number | boolean)[];
+            /**
+             * Range
+             * @description A number within bounds
+             */
+            range?: components["schemas"]["RangeBody"];
             /**
              * Exists
              * @description Whether the item has the attribute at all
              */
-            exists?: boolean | null;
+            exists?: boolean;
         } & (unknown | unknown | unknown | unknown);
         /**
          * ErasedStoreBody
@@ -1101,17 +1104,17 @@ export interface components {
              * Must
              * @description All of these hold
              */
-            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            must?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[];
             /**
              * Should
              * @description At least one of these holds
              */
-            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            should?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[];
             /**
              * Must Not
              * @description None of these holds
              */
-            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[] | null;
+            must_not?: (components["schemas"]["ConditionBody"] | components["schemas"]["ExpressionBody"])[];
         };
         /**
          * FiltersBody
@@ -1529,25 +1532,25 @@ export interface components {
              * Format: double
              * @description At least
              */
-            gte?: number | null;
+            gte?: number;
             /**
              * Gt
              * Format: double
              * @description More than, in place of gte
              */
-            gt?: number | null;
+            gt?: number;
             /**
              * Lte
              * Format: double
              * @description At most
              */
-            lte?: number | null;
+            lte?: number;
             /**
              * Lt
              * Format: double
              * @description Less than, in place of lte
              */
-            lt?: number | null;
+            lt?: number;
         };
         /**
          * ReceiptBody

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, RootModel, SkipValidation, ValidationError
 from pydantic.config import JsonDict
+from pydantic.json_schema import SkipJsonSchema
 
 from services.contracts.batch import (
     MAX_BATCH,
@@ -92,10 +93,10 @@ class RangeBody(Body):
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
-    gte: float | None = Field(None, description="At least")
-    gt: float | None = Field(None, description="More than, in place of gte")
-    lte: float | None = Field(None, description="At most")
-    lt: float | None = Field(None, description="Less than, in place of lte")
+    gte: float | SkipJsonSchema[None] = Field(None, description="At least")
+    gt: float | SkipJsonSchema[None] = Field(None, description="More than, in place of gte")
+    lte: float | SkipJsonSchema[None] = Field(None, description="At most")
+    lt: float | SkipJsonSchema[None] = Field(None, description="Less than, in place of lte")
 
 
 class ConditionBody(Body):
@@ -104,10 +105,12 @@ class ConditionBody(Body):
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [test]} for test in TESTS]})
 
     key: Id = Field(description="The attribute's name, or `item_id`", examples=["categories"])
-    eq: Id | float | bool | None = Field(None, description="Equal to this", examples=["Comedy"])
-    in_: list[Id | float | bool] | None = Field(None, alias="in", description="Equal to one of these", min_length=1)
-    range: RangeBody | None = Field(None, description="A number within bounds")
-    exists: bool | None = Field(None, description="Whether the item has the attribute at all")
+    eq: Id | float | bool | SkipJsonSchema[None] = Field(None, description="Equal to this", examples=["Comedy"])
+    in_: list[Id | float | bool] | SkipJsonSchema[None] = Field(
+        None, alias="in", description="Equal to one of these", min_length=1
+    )
+    range: RangeBody | SkipJsonSchema[None] = Field(None, description="A number within bounds")
+    exists: bool | SkipJsonSchema[None] = Field(None, description="Whether the item has the attribute at all")
 
 
 _Clauses = Annotated[
@@ -121,9 +124,9 @@ class ExpressionBody(Body):
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
-    must: _Clauses | None = Field(None, description="All of these hold")
-    should: _Clauses | None = Field(None, description="At least one of these holds")
-    must_not: _Clauses | None = Field(None, description="None of these holds")
+    must: _Clauses | SkipJsonSchema[None] = Field(None, description="All of these hold")
+    should: _Clauses | SkipJsonSchema[None] = Field(None, description="At least one of these holds")
+    must_not: _Clauses | SkipJsonSchema[None] = Field(None, description="None of these holds")
 
 
 class FiltersBody(Body):
