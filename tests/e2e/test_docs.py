@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.supervisor.ports import INNER_PORTS
+from infra.local.supervisor.ports import INNER_PORTS, PUBLIC_PORTS
 from services.settings.settings import Settings, inherited_environment
 from tests.support.documented import runnable
 from tests.support.pages import ROOT, Block, all_pages, blocks, missing_lines
@@ -49,13 +49,15 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_as_written(stack: Stack, page: Path, tmp_path: Path) -> None:
     """Each block exits with 0 (or the page's code) and prints the page's expected lines."""
-    unset = INNER_PORTS if page == TRAINS else ()
-    session = PageSession(stack, tmp_path, unset)
+    session = PageSession(stack, tmp_path, has_own_stack=page == TRAINS)
 
     failures = []
-    for block in blocks(page.read_text()):
-        if not block.mark and not failures:
-            failures += session.run(block)
+    try:
+        for block in blocks(page.read_text()):
+            if not block.mark and not failures:
+                failures += session.run(block)
+    finally:
+        session.end()
 
     assert failures == [], f"in {page.relative_to(ROOT)}"
 
@@ -63,7 +65,8 @@ def test_a_page_runs_as_written(stack: Stack, page: Path, tmp_path: Path) -> Non
 class PageSession:
     """A reader's shell, in a folder of its own."""
 
-    def __init__(self, stack: Stack, folder: Path, unset: tuple[str, ...]) -> None:
+    def __init__(self, stack: Stack, folder: Path, *, has_own_stack: bool) -> None:
+        self._has_own_stack = has_own_stack
         self._ports = ports_for(stack.settings)
         self._folder = folder / "tailrace"
         self._folder.mkdir()
@@ -72,8 +75,10 @@ class PageSession:
                 (self._folder / path.name).symlink_to(path)
         inherited = inherited_environment()
         set_here = stack.settings.as_environment()
-        for name in unset:
-            del set_here[f"TAILRACE_{name.upper()}"]
+        if has_own_stack:
+            for name in INNER_PORTS:
+                del set_here[f"TAILRACE_{name.upper()}"]
+            set_here |= {f"TAILRACE_{name.upper()}": str(free_port()) for name in PUBLIC_PORTS}
         self._environment = {
             **inherited,
             **set_here,
@@ -84,7 +89,7 @@ class PageSession:
 
     def run(self, block: Block) -> list[str]:
         """Run a block; return how it differed from the page."""
-        script = runnable(block.text)
+        script = runnable(block.text, has_own_stack=self._has_own_stack)
         if not script.strip():
             return []
         code, output = self._shell(self._with_ports(script))
@@ -97,6 +102,11 @@ class PageSession:
             return []
         missing = "".join(f"\n  missing: {line}" for line in missing_lines(tuple(expected), output))
         return [f"line {block.line}: exit code {code}, not {wanted_code}{missing}\n{script}--- output\n{output}"]
+
+    def end(self) -> None:
+        """End the page's own stack, which a block that failed may have left."""
+        if self._has_own_stack:
+            self._shell("tailrace down\n")
 
     def _shell(self, script: str) -> tuple[int, str]:
         process = subprocess.Popen(

@@ -12,9 +12,12 @@ from infra.cli.load import BENCHMARKS
 from infra.cli.main import app
 from tests.support.pages import ROOT
 
-EXEMPT = {
+SHARED_STACK = {
     r"make up|tailrace up( .*)?": "would start what the fixture has started",
     r"make down|tailrace down": "would stop what the other tests still need",
+}
+"""Lines that a page runs which has a stack of its own."""
+EXEMPT = {
     r"make (test|test-unit|test-grids|test-compose|lint|format)( .*)?": "is what runs this test, or runs beside it",
     r"make lock": "resolves every dependency from the network",
     r"make bench|tailrace bench (serve|freshness)": "loads the stack for minutes; its results are on file",
@@ -31,14 +34,15 @@ _CALL = re.compile(r"\s*(?:\w+=\S*\s+)*(tailrace|make|python3?)\s+(.*)")
 _PATH = re.compile(r"(?<![\w./$:-])(?:\./)?(\w[\w.-]*)/([\w.-]+(?:/[\w.-]+)*)")
 
 
-def runnable(text: str) -> str:
-    """Return a block without the lines that a test cannot run beside others."""
-    return "".join(line for line in text.splitlines(keepends=True) if not _is_exempt(line))
+def runnable(text: str, *, has_own_stack: bool = False) -> str:
+    """Return a block without the lines that a test cannot run beside others; a page with a stack of its own starts and stops that."""
+    exempt = tuple(EXEMPT) if has_own_stack else (*SHARED_STACK, *EXEMPT)
+    return "".join(line for line in text.splitlines(keepends=True) if not _is_exempt(line, exempt))
 
 
-def _is_exempt(line: str) -> bool:
+def _is_exempt(line: str, exempt: tuple[str, ...]) -> bool:
     command = re.sub(r"(^|\s)#.*", "", line).strip()
-    return any(re.fullmatch(pattern, command) for pattern in EXEMPT)
+    return any(re.fullmatch(pattern, command) for pattern in exempt)
 
 
 def complaints(text: str) -> list[str]:
