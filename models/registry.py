@@ -239,7 +239,7 @@ class BundleStore:
         by_hand: bool = False,
         budgets: Mapping[str, float] = {},
     ) -> Canary:
-        """Give a share of the users this version beside the live one, from `since_ms` (Unix ms) on, after verifying it. See `models.canary`.
+        """Release this version to a share of the users beside the live one, from `since_ms` (Unix ms) on, after verifying it. See `models.canary`.
 
         Raises CanaryError, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
         """

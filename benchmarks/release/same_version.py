@@ -28,7 +28,7 @@ Ask = Callable[[list[str]], Any]
 
 
 async def measure(settings: Settings, store: BundleStore, version: str, num_users: int) -> Mapping[str, Any]:
-    """Give half of the users a version and ask for all of them, in calls of a hundred, at each door; then kill the gateways and ask again."""
+    """Release a version to half of the users and ask for all of them, in calls of a hundred, at each door; then kill the gateways and ask again."""
     since_ms = time.time_ns() // 1_000_000
     canary = store.release(version, (Stage(0.5, 3_600.0),), since_ms, by="benchmark", by_hand=True)
     await asyncio.sleep(5 * settings.bundle_poll_s + 10)

@@ -50,7 +50,7 @@ def release(
     stop: Annotated[bool, typer.Option("--stop", help="End the release without withdrawing the version.")] = False,
     reason: Annotated[str, typer.Option(help="Why it is stopped.")] = "",
 ) -> None:
-    """Give a share of users a version beside the live one. It goes on, or back, by what they get; without VERSION: show how it stands."""
+    """Release a version to a share of users beside the live one. It goes on, or back, by what they get; without VERSION: show how it stands."""
     from models.registry import BundleStore
     from services.settings.settings import load_settings
 

@@ -130,7 +130,7 @@ class RecommenderServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Assign(self, request, context):
-        """Say which version and variants a user, or a visitor's session, gets on each surface now.
+        """Return which version and variants a user, or a visitor's session, gets on each surface now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""Says who gets what: the surfaces, bundles and variants that a user's requests would have now. Reads memory alone."""
+"""Who gets what: the surfaces, bundles and variants that a user's requests would have now. Reads memory alone."""
 
 from collections.abc import Callable, Sequence
 

@@ -107,7 +107,7 @@ class Client:
     def assignment(
         self, user_id: str | None = None, *, session_id: str | None = None, deadline_ms: float = _LONG_MS
     ) -> Assigned:
-        """Say which version and variants a user, or a visitor's session, gets on each surface."""
+        """Return which version and variants a user, or a visitor's session, gets on each surface."""
         return self._answer(assignment_call(user_id, session_id), deadline_ms)
 
     def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:
@@ -221,7 +221,7 @@ class AsyncClient:
     async def assignment(
         self, user_id: str | None = None, *, session_id: str | None = None, deadline_ms: float = _LONG_MS
     ) -> Assigned:
-        """Say which version and variants a user, or a visitor's session, gets on each surface."""
+        """Return which version and variants a user, or a visitor's session, gets on each surface."""
         return await self._answer(assignment_call(user_id, session_id), deadline_ms)
 
     async def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:

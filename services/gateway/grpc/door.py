@@ -120,7 +120,7 @@ class RpcDoor:
         return await traced(self._tracing, context, f"{SERVICE}/{method}", answering)
 
     async def Assign(self, request: bytes, context: GrpcContext) -> pb.AssignResponse:
-        """Say which version and variants a user, or a visitor's session, gets on each surface."""
+        """Return which version and variants a user, or a visitor's session, gets on each surface."""
 
         async def handle(_call: Call, _: dict[str, str]) -> pb.AssignResponse:
             return format_assigned(self._plane().assign(parse_assign(request, self._max_body_bytes)))
