@@ -51,6 +51,8 @@ class Additions:
         said = output.read().decode(errors="replace").strip()
         output.close()
         self._running = None
-        if said and (code == 0 or said != self._said):
-            log.log(20 if code == 0 else 30, "items_added" if code == 0 else "items_not_added", said=said, code=code)
+        if code and said != self._said:
+            log.warning("items_not_added", said=said, code=code)
+        elif said and not code:
+            log.info("items_added", said=said)
         self._said = said if code else ""

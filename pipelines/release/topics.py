@@ -5,22 +5,20 @@ A topic that was made again (the embedded broker keeps nothing on disk) is read 
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import ExitStack
 from typing import Any
 
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError, OffsetOutOfRangeError
+from kafka import TopicPartition
+from kafka.errors import OffsetOutOfRangeError
 
 from pipelines.experiments.join import SKEW_MS
 from services.contracts.erasure import decode_record
 from services.contracts.events import Impression, Interaction, decode_impression
 from services.errors import DependencyUnavailable, InvalidRequest
 from services.settings.addresses import KafkaAddress
-from services.settings.kafka_clients import any_listens, broker_as_dependency, open_client
-from services.settings.record_batches import UndecodableBatch, step_over_undecodable
+from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, open_reader
+from services.settings.record_batches import UndecodableBatch
 
-_CONNECT_MS, _REQUEST_MS, _CLOSE_MS = 2_000, 5_000, 500
 _POLL_MS = 500
 _MAX_RECORDS = 2_000
 _RETRY_AFTER_S = 1.0
@@ -81,9 +79,11 @@ class TopicReader:
 
     def _read(self) -> Iterator[Batch]:
         if self._consumer is None:
-            self._open()
+            self._admin, self._consumer = open_reader(
+                self._kafka, self._clients, fetch_max_wait_ms=_POLL_MS // 2, max_poll_records=_MAX_RECORDS
+            )
         places = self._assign()
-        ends = self._consumer.end_offsets(places, timeout_ms=_REQUEST_MS)
+        ends = self._consumer.end_offsets(places, timeout_ms=REQUEST_MS)
         reached_s: float | None = None
         while reached_s is None or time.monotonic() - reached_s < _BEYOND_S:
             fetched: Mapping[TopicPartition, list[Any]] = self._consumer.poll(_POLL_MS)
@@ -94,27 +94,6 @@ class TopicReader:
                 reached_s = time.monotonic()
             if reached_s is not None and not fetched:
                 return
-
-    def _open(self) -> None:
-        if not any_listens(self._kafka.bootstrap, _CONNECT_MS / 1_000):
-            raise DependencyUnavailable("broker", _RETRY_AFTER_S)
-        opened = partial(
-            open_client, address=self._kafka, bootstrap_timeout_ms=_CONNECT_MS, request_timeout_ms=_REQUEST_MS
-        )
-        self._admin = opened(KafkaAdminClient)
-        self._clients.callback(_closed, self._admin.close)
-        self._consumer = opened(
-            KafkaConsumer,
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            isolation_level="read_committed",
-            fetch_max_wait_ms=_POLL_MS // 2,
-            max_poll_records=_MAX_RECORDS,
-            allow_auto_create_topics=False,
-        )
-        self._clients.callback(_closed, partial(self._consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
-        step_over_undecodable(self._consumer)
 
     def _assign(self) -> list[TopicPartition]:
         """Read all partitions, each from where it was left, or else from the time that matters; return them."""
@@ -139,9 +118,9 @@ class TopicReader:
         """Return where to begin. The embedded broker finds times only within its last batches: then it is the beginning."""
         if not places:
             return {}
-        beginnings = self._consumer.beginning_offsets(places, timeout_ms=_REQUEST_MS)
-        found = self._consumer.offsets_for_times(dict.fromkeys(places, self._since_ms), timeout_ms=_REQUEST_MS)
-        ends = self._consumer.end_offsets(places, timeout_ms=_REQUEST_MS)
+        beginnings = self._consumer.beginning_offsets(places, timeout_ms=REQUEST_MS)
+        found = self._consumer.offsets_for_times(dict.fromkeys(places, self._since_ms), timeout_ms=REQUEST_MS)
+        ends = self._consumer.end_offsets(places, timeout_ms=REQUEST_MS)
         return {
             place: ends[place]
             if (at := found[place]) is None
@@ -173,8 +152,3 @@ def _readable(record: Any, decode: Callable[[bytes | None], Any]) -> Any:
         return decode(record.value)
     except InvalidRequest:
         return None
-
-
-def _closed(close: Callable[[], object]) -> None:
-    with suppress(KafkaError, OSError, RuntimeError):
-        close()

@@ -12,22 +12,21 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError, OffsetOutOfRangeError
+from kafka import TopicPartition
+from kafka.errors import OffsetOutOfRangeError
 
 from services.contracts.items import decode_item
 from services.errors import DependencyUnavailable, InvalidRequest
 from services.items.live_items import Change, LiveItems
 from services.items.snapshot import Positions, read_snapshot, write_snapshot
 from services.settings.addresses import KafkaAddress
-from services.settings.kafka_clients import any_listens, broker_as_dependency, open_client
+from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, open_reader
 from services.settings.kafka_topics import Topic, create_missing
-from services.settings.record_batches import UndecodableBatch, step_over_undecodable
+from services.settings.record_batches import UndecodableBatch
 
 log = structlog.get_logger()
 
@@ -39,7 +38,6 @@ _POLL_MS = 2 * _FETCH_WAIT_MS
 _MAX_RECORDS = 500
 """So many are decoded in 10 ms, in which the process's other threads wait for the interpreter."""
 _CHECK_EVERY_S = 2.0
-_CONNECT_MS, _REQUEST_MS, _CLOSE_MS = 2_000, 5_000, 500
 _RETRY_S = 0.5
 _RETRY_AFTER_S = 1.0
 _TICK_S = 0.1
@@ -169,31 +167,15 @@ class ItemFollower:
                 self._stopped.wait(_RETRY_S)
 
     def _open(self, clients: ExitStack) -> tuple[Any, Any]:
-        if not any_listens(self._kafka.bootstrap, _CONNECT_MS / 1_000):
-            raise DependencyUnavailable("broker", _RETRY_AFTER_S)
-        opened = partial(
-            open_client,
-            address=self._kafka,
-            bootstrap_timeout_ms=_CONNECT_MS,
-            request_timeout_ms=_REQUEST_MS,
-            reconnect_backoff_max_ms=500,
-        )
-        admin = opened(KafkaAdminClient)
-        clients.callback(_closed, admin.close)
-        if self._makes is not None:
-            create_missing(admin, [self._makes])
-        consumer = opened(
-            KafkaConsumer,
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            isolation_level="read_committed",
+        admin, consumer = open_reader(
+            self._kafka,
+            clients,
             fetch_max_wait_ms=_FETCH_WAIT_MS,
             max_poll_records=_MAX_RECORDS,
-            allow_auto_create_topics=False,
+            reconnect_backoff_max_ms=500,
         )
-        clients.callback(_closed, partial(consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
-        step_over_undecodable(consumer)
+        if self._makes is not None:
+            create_missing(admin, [self._makes])
         return admin, consumer
 
     def _follow(self, clients: ExitStack, admin: Any, consumer: Any) -> None:
@@ -203,7 +185,7 @@ class ItemFollower:
             self._positions = Positions(topic_id, {})
         places = [TopicPartition(self._topic, number) for number in numbers]
         consumer.assign(places)
-        for place, begin in consumer.beginning_offsets(places, timeout_ms=_REQUEST_MS).items():
+        for place, begin in consumer.beginning_offsets(places, timeout_ms=REQUEST_MS).items():
             consumer.seek(place, max(begin, self._positions.offsets.get(place.partition, 0)))
         log.info("items_followed", topic=self._topic, topic_id=topic_id, positions=self._positions.offsets)
         self._on_unavailable(0)
@@ -250,7 +232,7 @@ class ItemFollower:
         with self._awaited_lock:
             awaited = list(self._awaited)
         if any(one.ends is None for one in awaited):
-            ends = consumer.end_offsets(places, timeout_ms=_REQUEST_MS)
+            ends = consumer.end_offsets(places, timeout_ms=REQUEST_MS)
             for one in awaited:
                 one.ends = one.ends or ends
         return awaited
@@ -290,8 +272,3 @@ def _read(record: Any) -> Change:
     if isinstance(record, UndecodableBatch):
         raise InvalidRequest("batch", record.why.problem or str(record.why.cause), "send it again")
     return decode_item(record.key, record.value)
-
-
-def _closed(close: Callable[[], object]) -> None:
-    with suppress(KafkaError, OSError, RuntimeError):
-        close()

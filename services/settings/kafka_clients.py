@@ -1,15 +1,21 @@
 """How clients of kafka-python are opened and closed, so that neither leaves threads and sockets behind."""
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
+from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.errors import KafkaError
 
 from services.errors import DependencyUnavailable
 from services.settings.addresses import KafkaAddress
+from services.settings.record_batches import step_over_undecodable
 
+REQUEST_MS = 5_000
+"""How long a reader waits for one answer of a broker."""
+_CONNECT_MS, _CLOSE_MS = 2_000, 500
 _RETRY_AFTER_S = 1.0
 
 
@@ -51,6 +57,40 @@ def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:
         for one in networks:
             one.close()
         raise
+
+
+def open_reader(
+    address: KafkaAddress, clients: ExitStack, *, fetch_max_wait_ms: int, max_poll_records: int, **options: Any
+) -> tuple[Any, Any]:
+    """Open an admin client and a consumer that reads by itself, without a group, and steps over what cannot be decoded. `clients` closes both.
+
+    `options` are of both. Raises DependencyUnavailable where no broker listens, and what `open_client` does.
+    """
+    if not any_listens(address.bootstrap, _CONNECT_MS / 1_000):
+        raise DependencyUnavailable("broker", _RETRY_AFTER_S)
+    both = {"bootstrap_timeout_ms": _CONNECT_MS, "request_timeout_ms": REQUEST_MS, **options}
+    admin = open_client(KafkaAdminClient, address, **both)
+    clients.callback(_closed, admin.close)
+    consumer = open_client(
+        KafkaConsumer,
+        address,
+        **both,
+        group_id=None,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        isolation_level="read_committed",
+        fetch_max_wait_ms=fetch_max_wait_ms,
+        max_poll_records=max_poll_records,
+        allow_auto_create_topics=False,
+    )
+    clients.callback(_closed, partial(consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
+    step_over_undecodable(consumer)
+    return admin, consumer
+
+
+def _closed(close: Callable[[], object]) -> None:
+    with suppress(KafkaError, OSError, RuntimeError):
+        close()
 
 
 def close_producer(producer: Any, timeout_s: float) -> None:

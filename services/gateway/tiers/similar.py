@@ -104,8 +104,8 @@ def find_new(items: ItemLayout, before: NewItems | None) -> NewItems | None:
     known_near: dict[int, Neighbours] = {}
     near: defaultdict[int, Neighbours] = defaultdict(list)
     for index, text in texts.items():
-        is_same = before is not None and before.texts.get(index) == text
-        known_near[index] = before.known_near[index] if is_same and before is not None else _near(words, text)
+        kept = before.known_near[index] if before is not None and before.texts.get(index) == text else None
+        known_near[index] = _near(words, text) if kept is None else kept
         new = [(places[place], cosine) for place, cosine in _near(among_new, text) if places[place] != index]
         near[index] = sorted(known_near[index] + new, key=lambda one: (-one[1], one[0]))[:_NUM_NEIGHBOURS]
         for other, cosine in known_near[index]:

@@ -69,7 +69,7 @@ async def both(world: World, door: Door, store: BundleStore, **body: Any) -> lis
 
 
 def know(world: World, store: BundleStore, *history: str, **stored: Any) -> None:
-    """Give the users of both versions this history and, each for its version, this list."""
+    """Set this history for the users of both versions and, each for its version, this list."""
     for canary, version in ((False, "v1"), (True, "v2")):
         for one in units(store, canary=canary):
             world.features.users[one] = user(*history, **({**stored, "bundle_version": version} if stored else {}))
