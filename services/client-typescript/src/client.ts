@@ -94,8 +94,7 @@ export class Client {
   /** Record what users did: all or none. Each event without an id gets one here, so that a repeat has no effect. */
   record(events: Event | readonly Event[], options?: CallOptions): Promise<Recorded> {
     const listed = Array.isArray(events) ? (events as readonly Event[]) : [events as Event];
-    const body = { events: listed.map((event) => ({ event_id: newId(), ...event })) };
-    return this.call("post", "/v1/events", { body }, options);
+    return this.call("post", "/v1/events", { body: { events: listed.map((event) => ({ event_id: newId(), ...event })) } }, options);
   }
 
   /** Say which version and variants a user, or a visitor's session, gets on each surface. */
@@ -151,8 +150,7 @@ export class Client {
     const headers: Record<string, string> = { "x-deadline-ms": String(serverMs) };
     if (request.body) headers["content-type"] = "application/json";
     if (this.#options.apiKey) headers["authorization"] = `Bearer ${this.#options.apiKey}`;
-    let answer: Response;
-    let text: string;
+    let answer: Response, text: string;
     try {
       answer = await this.#options.fetch(url, { ...request, headers, signal: signal ? AbortSignal.any([timeout, signal]) : timeout });
       text = await answer.text();
