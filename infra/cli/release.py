@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from infra.cli.audit import audited, user_name
-from services.errors import CanaryError, ConfigError
+from services.errors import CanaryError, ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from models.canary import Canary, Stage
@@ -71,7 +71,7 @@ def release(
 
 def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
     """Return the stages that the options describe. Raises ConfigError."""
-    from models.canary import Stage
+    from models.canary import Stage, check_stages
 
     if stages and share:
         raise ConfigError("--share: --stages is given too; give one of them")
@@ -81,14 +81,10 @@ def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
     for part in parts:
         text, _, hold = part.strip().partition(":")
         found.append(Stage(parse_percent(option, text), parse_duration_s(option, hold) if hold else 0.0))
-    shares = [one.share for one in found]
-    if shares != sorted(set(shares)):
-        raise ConfigError(f"{option}: shares must grow from stage to stage, as in {USUAL_STAGES}")
-    if shares[0] == 1:
-        raise ConfigError(
-            f"{option}: all users at once leaves nobody to compare with; begin with less, or `tailrace promote`"
-        )
-    return tuple(found)
+    try:
+        return check_stages(found)
+    except InvalidRequest as error:
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def parse_percent(option: str, text: str) -> float:

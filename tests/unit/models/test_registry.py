@@ -539,7 +539,7 @@ def test_a_release_ends_with_its_version_or_with_what_it_is_compared_with(
     releasing: BundleStore, end, is_withdrawn
 ) -> None:
     """Withdrawn it does not come back by itself; a rollback and a forced promotion replace the version that it is judged against."""
-    releasing.release("v1", [Stage(1.0, 0.0)], since_ms=0)
+    releasing.release("v1", [Stage(0.5, 0.0)], since_ms=0)
     end(releasing)
     assert releasing.record().canary is None
     assert ("v1" in releasing.withdrawals()) == is_withdrawn
@@ -548,7 +548,7 @@ def test_a_release_ends_with_its_version_or_with_what_it_is_compared_with(
 
 
 def test_what_may_not_be_released(releasing: BundleStore) -> None:
-    """Neither the live version nor a withdrawn one, and nothing beside nothing; the store stays as it was."""
+    """Neither the live version nor a withdrawn one, nothing beside nothing, and to no stages that leave nobody to compare with or do not grow; the store stays as it was."""
     releasing.withdraw("v3")
     before = releasing.record()
     for version, wrong in (("v2", "is live already"), ("v3", "was withdrawn")):
@@ -556,4 +556,7 @@ def test_what_may_not_be_released(releasing: BundleStore) -> None:
             releasing.release(version, [Stage(0.1, 0.0)], since_ms=0)
     with pytest.raises(CanaryError, match="nothing is live yet"):
         releasing.named("mail").release("v1", [Stage(0.1, 0.0)], since_ms=0)
+    for stages in ([Stage(1.0, 0.0)], [Stage(0.2, 0.0), Stage(0.1, 0.0)]):
+        with pytest.raises(InvalidRequest, match=r"stages\[\d\].share: "):
+            releasing.release("v1", stages, since_ms=0)
     assert releasing.record() == before

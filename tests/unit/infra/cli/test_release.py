@@ -50,8 +50,8 @@ def test_stages_have_a_share_and_a_time() -> None:
         ("", "0.05", "--share: '0.05' is no percentage; give above 0% to 100%, such as 5%"),
         ("", "0%", "--share: '0%' is no percentage"),
         ("5%:10", "", "--stages: '10' is no duration; give for example 90s, 10m, 1h or 2d"),
-        ("5%:1h,5%:1h", "", "--stages: shares must grow"),
-        ("100%", "", "--stages: all users at once leaves nobody to compare with"),
+        ("5%:1h,5%:1h", "", r"--stages: stages\[1\].share: 0.05 is not above the stage before; shares must grow"),
+        ("100%", "", r"--stages: stages\[0\].share: all users at once leaves nobody to compare with"),
         ("5%:1h", "5%", "--share: --stages is given too; give one of them"),
     ],
 )
