@@ -11,7 +11,6 @@
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from starlette.responses import Response
 from models.canary import Canary, Stage
 from models.name_record import NameRecord
 from models.registry import BundleStore
+from models.release_report import ReleaseReport
 from services.contracts.access import Scope
 from services.errors import BundleError, InvalidRequest, NotFound, StoreUnavailable
 from services.gateway.call.headers import Call
@@ -173,13 +173,8 @@ def describe_name(name: str, record: NameRecord, now_ms: float) -> dict[str, Any
 
 
 def _canary(canary: Canary, now_ms: float) -> dict[str, Any]:
-    """Return a release in plain values. `verdict` is the report of the last look: of the judge's fields, or its words as the reason."""
-    verdict: Any = None
-    if canary.report:
-        try:
-            verdict = json.loads(canary.report)
-        except ValueError:
-            verdict = {"reason": canary.report}
+    """Return a release in plain values. `verdict` is the report of the last look, None before the first."""
+    report = ReleaseReport.decode(canary.report)
     return {
         "version": canary.version,
         "stages": [asdict(stage) for stage in canary.stages],
@@ -190,7 +185,7 @@ def _canary(canary: Canary, now_ms: float) -> dict[str, Any]:
         "at": canary.at,
         "by_hand": canary.by_hand,
         "budgets": dict(canary.budgets),
-        "verdict": verdict if isinstance(verdict, dict) else None,
+        "verdict": None if report is None else asdict(report),
         "looked_ms": canary.looked_ms,
     }
 

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from models.registry import BundleStore
+from models.release_report import GuardReport, ReleaseReport
 from services.contracts.access import Scope
 from services.gateway.console.releases import add_releases
 from services.gateway.rest.door import create_rest_app
@@ -155,15 +156,18 @@ async def test_a_promotion_and_the_way_back(desk: Desk) -> None:
 
 
 async def test_the_last_look_is_shown(desk: Desk) -> None:
-    """A report of fields as it is, one in words as the reason."""
-    await desk.move(f"{OF_NEXT}:release", **RELEASED)
-    found = []
-    for report in (json.dumps({"outcome": "worse", "guards": []}), "looks fine", "[1]"):
-        desk.store.report_canary(NEXT, report, 1_234)
+    """A report by its fields, one in words as the reason; before the first look there is none."""
+    guard = GuardReport(name="errors", state="open", worse_by=None, low=None, high=None, lacks="users")
+    report = ReleaseReport(act="stay", outcome="continue", reason="too few", users=(9, 800), guards=(guard,))
+    found = [(await desk.move(f"{OF_NEXT}:release", **RELEASED))["canary"]]
+    for text in (report.encode(), "looks fine"):
+        desk.store.report_canary(NEXT, text, 1_234)
         found.append((await desk.http.get("/console/names")).json()["names"][0]["canary"])
 
-    assert [one["verdict"] for one in found] == [{"outcome": "worse", "guards": []}, {"reason": "looks fine"}, None]
-    assert {one["looked_ms"] for one in found} == {1_234}
+    assert found[0]["verdict"] is None
+    assert found[1]["verdict"] == json.loads(report.encode())
+    assert (found[2]["verdict"]["reason"], found[2]["verdict"]["guards"]) == ("looks fine", [])
+    assert [one["looked_ms"] for one in found] == [None, 1_234, 1_234]
 
 
 @pytest.mark.parametrize(
