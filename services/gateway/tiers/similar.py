@@ -54,7 +54,7 @@ class SimilarTier:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._new: WeakKeyDictionary[Live, NewItems] = WeakKeyDictionary()
-        self._refreshing = PeriodicTask(self.refresh, REFRESH_S)
+        self._refreshing = PeriodicTask("new_items", self.refresh, REFRESH_S)
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
         """Return nothing: this tier answers what asks for it."""
