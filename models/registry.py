@@ -275,16 +275,18 @@ class BundleStore:
 
         Those are, of each name, the live version, the one before it, what both started from and the reference. What is to go is hidden, then the names are read
         again: a version that was promoted between the two looks comes back, and its promoter looks at it again. So does one that a killed process had hidden.
+        One process prunes at a time, and none publishes meanwhile. Raises StoreUnavailable.
         """
-        versions = self.versions()
-        spared = {*versions[-keep:], *self._spared()}
-        for version in versions:
-            if version not in spared:
-                self._storage.hide(version)
-        while (hidden := set(self._storage.hidden())) and (promoted := self._spared() & hidden):
-            for version in promoted:
-                self._storage.show(version)
-        self._storage.sweep()
+        with self._storage.alone():
+            versions = self.versions()
+            spared = {*versions[-keep:], *self._spared()}
+            for version in versions:
+                if version not in spared:
+                    self._storage.hide(version)
+            while (hidden := set(self._storage.hidden())) and (promoted := self._spared() & hidden):
+                for version in promoted:
+                    self._storage.show(version)
+            self._storage.sweep()
         return [version for version in versions if version in hidden]
 
     def _spared(self) -> set[str]:
