@@ -110,7 +110,7 @@ def measure_stage() -> dict[str, float]:
     scene = _Scene.of(2_000)
     rules = parse_rules({**RULES, "pins": [{"item_id": scene.items.item_id(7), "position": 2}]}, "rules")
     drawn = np.random.default_rng(1).permutation(2_000)[:NUM_CANDIDATES]
-    ranking = ItemRanking(Tier.STUDENT, drawn.tolist(), np.linspace(0, -9, NUM_CANDIDATES).tolist())
+    ranking = ItemRanking(Tier.STUDENT, drawn, np.linspace(0, -9, NUM_CANDIDATES))
     known = Known(
         expressions=scene.expressions,
         index=scene.items.index,

@@ -28,12 +28,15 @@ def cap(slate: Slate, rules: Rules, known: Known) -> Slate:
             taken.append(place)
         else:
             deferred.append(place)
-    rest = range(len(taken) + len(deferred), len(slate.indices))
-    return slate.reordered(np.array([*taken, *deferred, *rest], dtype=np.int64))
+    rest = np.arange(len(taken) + len(deferred), len(slate.indices))
+    return slate.reordered(np.concatenate((np.array(taken + deferred, dtype=np.int64), rest)))
 
 
 class Room:
     """How many items of each value still keep within the caps. A key is a cap's place and a value."""
+
+    _NUM_AT_ONCE = 32
+    """Keys are made for so many items in one step: most lists are full before the second."""
 
     def __init__(self, caps: Sequence[Cap]) -> None:
         self._caps = caps
@@ -41,9 +44,11 @@ class Room:
 
     def keys(self, columns: ItemColumns, indices: np.ndarray) -> Iterator[Sequence[tuple[int, Hashable]]]:
         """Yield the keys of each item."""
-        by_cap = [values_of(columns, one.attribute, indices) for one in self._caps]
-        for of_item in zip(*by_cap, strict=True):
-            yield [(number, value) for number, values in enumerate(of_item) for value in values]
+        for first in range(0, len(indices), self._NUM_AT_ONCE):
+            some = indices[first : first + self._NUM_AT_ONCE]
+            by_cap = [values_of(columns, one.attribute, some) for one in self._caps]
+            for of_item in zip(*by_cap, strict=True):
+                yield [(number, value) for number, values in enumerate(of_item) for value in values]
 
     def is_for(self, keys: Iterable[tuple[int, Hashable]]) -> bool:
         """Whether there is room for an item of these keys."""

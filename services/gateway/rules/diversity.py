@@ -20,15 +20,17 @@ def diversify(slate: Slate, rules: Rules, known: Known) -> Slate:
     vectors = known.vectors(slate.indices) if num_places > 1 and weight else None
     if vectors is None:
         return slate
-    value, scaled = (1.0 - weight) * relevance(slate.scores), weight * vectors
-    best = int(np.argmax(value))
-    likeness, chosen = scaled @ vectors[best], [best]
+    relevant = ((1.0 - weight) * relevance(slate.scores)).astype(np.float32)
+    unlike, best = np.float32(-weight) * vectors, int(relevant.argmax())
+    value, chosen = unlike @ vectors[best] + relevant, [best]
     value[best] = -np.inf
+    beside = np.empty_like(value)
     for _ in range(num_places - 1):
-        best = int((value - likeness).argmax())
+        best = int(value.argmax())
         chosen.append(best)
+        np.dot(unlike, vectors[best], out=beside)
+        np.minimum(value, np.add(beside, relevant, out=beside), out=value)
         value[best] = -np.inf
-        np.maximum(likeness, scaled @ vectors[best], out=likeness)
     return slate.reordered(np.concatenate((chosen, np.flatnonzero(value > -np.inf))))
 
 

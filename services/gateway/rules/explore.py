@@ -41,6 +41,8 @@ def explore(
     shown = ranks[place]
     of_each = exploration.share / len(ranks)
     propensity[exploration.position - 1] = of_each + (0.0 if place else 1.0 - exploration.share)
+    if shown == ranks[0]:
+        return slate, tuple(propensity)
     indices = slate.indices.copy()
     indices[[ranks[0], shown]] = indices[[shown, ranks[0]]]
     return replace(slate, indices=indices), tuple(propensity)

@@ -50,7 +50,7 @@ class Slate:
     def weighted(self, factors: np.ndarray) -> "Slate":
         """Return the candidates by descending score after each counts `factors` (n,) times as likely; ties keep their order."""
         scores = self.scores + np.log(factors)
-        order = np.argsort(-scores, kind="stable")
+        order = (-scores).argsort(kind="stable")
         return replace(self, indices=self.indices[order], scores=scores[order])
 
     def reordered(self, order: np.ndarray) -> "Slate":
