@@ -1,6 +1,6 @@
 """What rules work on: the candidates of one answer, and what is known of items beside their ranking."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -53,8 +53,11 @@ class Slate:
         order = (-scores).argsort(kind="stable")
         return replace(self, indices=self.indices[order], scores=scores[order])
 
-    def reordered(self, order: np.ndarray) -> "Slate":
-        """Return the candidates in this order of their places, which holds each place once."""
+    def led_by(self, places: Sequence[int]) -> "Slate":
+        """Return the candidates of these places (from 0) first, and the others behind them in their order."""
+        is_left = np.ones(len(self.indices), dtype=bool)
+        is_left[places] = False
+        order = np.concatenate((np.array(places, dtype=np.int64), np.flatnonzero(is_left)))
         return replace(self, indices=self.indices[order], scores=self.scores[order])
 
     def places(self, items: Collection[int]) -> dict[int, int]:

@@ -6,6 +6,7 @@ To add a rule: its fields in `services/contracts/rules.py`, a file here, a line 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -37,11 +38,14 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """A rule that reorders: its name, whether a request has it, and what it makes of the candidates."""
+    """A rule that reorders: its name, whether a request has it, and the order of the candidates' places (from 0) that it makes of an order.
+
+    It draws no more of that than is drawn of it: a list of ten looks at few of the candidates.
+    """
 
     name: str
     is_set: Callable[[Rules], bool]
-    apply: Callable[[Slate, Rules, Known], Slate]
+    order: Callable[[Slate, Iterator[int], Rules, Known], Iterator[int]]
 
 
 WEIGHTS = (
@@ -54,7 +58,7 @@ REORDERS = (
     Reorder("diversity", lambda rules: bool(rules.diversity), diversify),
     Reorder("caps", lambda rules: bool(rules.caps), cap),
 )
-"""In the order in which they run, on what the weights leave. The pinned places are reserved before all."""
+"""Each on what the one before it leaves, the first on what the weights leave. The pinned places are reserved before all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,8 @@ class Ruled:
     before: Slate
     pinned: Slate | None
     weights: Sequence[tuple[str, np.ndarray]]
-    reordered: Sequence[tuple[str, Slate]]
+    orders: Sequence[tuple[str, Sequence[int]]]
+    explored: Slate | None = None
     propensity: tuple[float, ...] | None = None
 
     def steps(self) -> list[tuple[str, Slate]]:
@@ -78,7 +83,9 @@ class Ruled:
         for name, factors in self.weights:
             product = product * factors
             found.append((name, slate.weighted(product)))
-        return [*found, *self.reordered]
+        weighed = found[-1][1] if self.weights else slate
+        found += [(name, weighed.led_by(places)) for name, places in self.orders]
+        return found if self.explored is None else [*found, ("explore", self.explored)]
 
 
 def apply_rules(
@@ -109,17 +116,19 @@ def apply_rules(
     ]
     if weights:
         slate = slate.weighted(math.prod(factors for _, factors in weights))
-    reordered = []
+    orders: list[tuple[str, list[int]]] = []
+    order = iter(range(len(slate.indices)))
     for rule in REORDERS:
         if rule.is_set(rules):
-            slate = rule.apply(slate, rules, known)
-            reordered.append((rule.name, slate))
-    propensity = None
+            orders.append((rule.name, []))
+            order = _noting(rule.order(slate, order, rules, known), orders[-1][1])
+    if orders:
+        slate = slate.led_by(list(islice(order, slate.num_free)))
+    explored, propensity = None, None
     if exploration is not None:
-        explored, propensity = explore(slate, exploration, rules, known, draw)
-        if explored is not slate:
-            slate = explored
-            reordered.append(("explore", slate))
+        found, propensity = explore(slate, exploration, rules, known, draw)
+        explored = None if found is slate else found
+        slate = found
     scored = _never_rising(list(slate.listed()))
     tiers = _tiers_of({index for index, _ in scored}, parts, answering)
     return Ruled(
@@ -127,7 +136,8 @@ def apply_rules(
         before=before,
         pinned=pinned,
         weights=weights,
-        reordered=reordered,
+        orders=orders,
+        explored=explored,
         propensity=propensity,
     )
 
@@ -145,6 +155,13 @@ def moves_of(ruled: Ruled) -> Iterator[tuple[int, int | None, int | None, tuple[
         seen = [of_stage.get(index) for of_stage in places]
         movers = [name for (name, _), one, other in zip(steps, seen, seen[1:], strict=False) if one != other]
         yield index, seen[0], after.get(index), tuple(movers)
+
+
+def _noting(order: Iterator[int], drawn: list[int]) -> Iterator[int]:
+    """Yield an order, and note what was drawn of it."""
+    for place in order:
+        drawn.append(place)
+        yield place
 
 
 def _joined(parts: Sequence[ItemRanking]) -> tuple[np.ndarray, np.ndarray]:

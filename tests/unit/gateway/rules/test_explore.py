@@ -36,8 +36,8 @@ def excess(items: list[int], rules: Rules) -> int:
     """Return by how many items a list is over its caps."""
     over = 0
     for cap in rules.caps or ():
-        values = values_of(ITEMS.columns, cap.attribute, np.array(items, dtype=np.int64))
-        over += sum(max(0, times - cap.most) for times in Counter(one for each in values for one in each).values())
+        counts = Counter(value for item in items for value in values_of(ITEMS.columns, cap.attribute, item))
+        over += sum(max(0, times - cap.most) for times in counts.values())
     return over
 
 
