@@ -4,7 +4,7 @@ To add a rule: its fields in `services/contracts/rules.py`, a file here, a line 
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -130,7 +130,7 @@ def apply_rules(
         explored = None if found is slate else found
         slate = found
     scored = _never_rising(list(slate.listed()))
-    tiers = _tiers_of({index for index, _ in scored}, parts, answering)
+    tiers = _tiers_of([index for index, _ in scored], parts, slate.pinned.values(), answering)
     return Ruled(
         chosen=[(index, score, tiers[index]) for index, score in scored],
         before=before,
@@ -171,11 +171,16 @@ def _joined(parts: Sequence[ItemRanking]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([one.indices for one in parts]), np.concatenate([one.scores for one in parts])
 
 
-def _tiers_of(shown: Collection[int], parts: Sequence[ItemRanking], answering: Tier) -> Mapping[int, Tier]:
-    """Return by which tier each of these items was ranked; `answering` for those that none did."""
-    found = dict.fromkeys(shown, answering)
-    for part in parts:
+def _tiers_of(
+    shown: Iterable[int], parts: Sequence[ItemRanking], pinned: Iterable[int], answering: Tier
+) -> Mapping[int, Tier]:
+    """Return by which tier each of these items was ranked; `answering` for the pinned ones that none did."""
+    found = dict.fromkeys(shown, parts[0].tier if parts else answering)
+    for part in parts[1:]:
         found.update(dict.fromkeys(found.keys() & part.indices.tolist(), part.tier))
+    for index in pinned:
+        if not any(index in part.indices for part in parts):
+            found[index] = answering
     return found
 
 
