@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from models.canary import Stage
-from models.registry import BundleStore
 from tests.support.gateway.fakes import FakeLlm
 from tests.unit.gateway.clients import Door
-from tests.unit.gateway.test_names import NOW_MS, NUM_CANDIDATE_ITEMS
-from tests.unit.gateway.world import World, add_version, catalogue_of, make_world, publish
+from tests.unit.gateway.test_names import publish_names
+from tests.unit.gateway.world import World, make_world
 
 SURFACES = """
 [home]
@@ -50,18 +48,12 @@ UNITS = [f"u{number}" for number in range(40)]
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A plane with three names, of which nothing is live as news, a canary for half of the users of the default, and two experiments."""
-    root = tmp_path / "bundles"
-    publish(root, "v1", catalogue_of())
-    add_version(root, "v2", catalogue_of(NUM_CANDIDATE_ITEMS))
-    add_version(root, "m1", catalogue_of(7))
-    store = BundleStore(root)
-    store.named("mail").promote("m1")
-    store.release("v2", [Stage(0.5, 0.0)], NOW_MS)
+    publish_names(tmp_path / "bundles")
     surfaces, experiments = tmp_path / "surfaces.toml", tmp_path / "experiments.toml"
     surfaces.write_text(SURFACES)
     experiments.write_text(EXPERIMENTS)
     others = {name: FakeLlm([], "m1") for name in ("mail", "news")}
-    made = make_world(root, surfaces_file=surfaces, experiments_file=experiments, others=others)
+    made = make_world(tmp_path / "bundles", surfaces_file=surfaces, experiments_file=experiments, others=others)
     await made.plane.start()
     yield made
     await made.plane.stop()

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from structlog.testing import capture_logs
 
 from services.contracts.access import Priority
-from services.contracts.recommend import Filters, Reason, Tier
+from services.contracts.recommend import Reason, Tier
 from services.errors import Overloaded
 from services.gateway.overload.admission import Admission, AdmissionLimits, Verdict
 from services.gateway.overload.monitor import LoadMonitor
@@ -39,16 +39,6 @@ async def test_low_priority_is_shed_while_the_others_are_served(world: World) ->
     assert (lines_of_shed, [line["event"] for line in lines]) == ([], ["recommended"] * 2)
     labels = {"door": "rest", "tier": "popular", "reason": "shed", "code": "ok"}
     assert world.metric("tailrace_requests_total", **labels) == 1
-
-
-async def test_filters_hold_for_shed_requests(world: World) -> None:
-    """A shed request with filters is ranked by popularity under its masks, without the LLM."""
-    world.strain(1)
-
-    shed = await world.recommend(priority=Priority.LOW, filters=Filters(categories=("odd",)))
-
-    assert (shed.reason, [item.item_id for item in shed.items]) == (Reason.SHED, ["i01", "i03", "i05"])
-    assert world.llm.requests == []
 
 
 async def test_low_priority_is_refused_at_higher_strain(world: World) -> None:
