@@ -25,11 +25,7 @@ CLIENT_HOST = "192.0.2.7"
 
 @dataclass
 class Reply:
-    """A door's reply; `code` is "ok" or the error's kind. `sent` is all that came with an error, `limits` a key's by short name.
-
-    `request_id` is that of the header or trailer, `refused_id` that of the error itself. `parts` are the error's fields, over gRPC
-    the types of its details and the keys of their metadata.
-    """
+    """A door's reply: `code` is "ok" or the error's kind, `sent` all that came with an error, `limits` a key's by short name; `request_id` is the header's or trailer's, `refused_id` the error's, `parts` the error's fields and, over gRPC, its details' types."""
 
     code: str
     body: dict[str, Any] = field(default_factory=dict)

@@ -67,10 +67,7 @@ def test_nearly_all_requests_are_covered_and_light_ones_are_not_predicted_as_hea
 def test_a_slope_is_forgotten_while_all_served_requests_are_alike(
     served: tuple[int, int], other: tuple[int, int]
 ) -> None:
-    """A slow spell ends while only requests of one load and work are served: after a hundred, the others are predicted to fit too.
-
-    A slope of ten times what is true now would keep them from the LLM, and only one of them could refute it.
-    """
+    """After a slow spell, a hundred requests of one load and work suffice to predict that others fit too: only one of those could refute a slope that keeps them from the LLM."""
     rng, predictor, per_work_s, per_load_s = random.Random(0), LatencyPredictor(first_s=0.05), 0.001, 0.03
     for now_s in range(200):
         load, work = rng.randint(0, 8), rng.choice([50, 100, 200, 400])

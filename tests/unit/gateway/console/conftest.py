@@ -56,9 +56,7 @@ class ScannedStore(FakeStore):
 
 @dataclass
 class Console:
-    """A console beside a file of one surface and a second version: `http` calls it without keys, `keyed` with the keys `reader`, of
-    the scope recommend, `admin`, and `others`, of every other scope.
-    """
+    """A console beside a file of one surface and a second version: `http` calls it without keys, `keyed` with `reader`, of the scope recommend, `admin`, and `others`, of every other scope."""
 
     world: World
     http: httpx.AsyncClient

@@ -78,10 +78,7 @@ async def test_text_needs_its_scope(
 
 
 async def test_a_call_costs_as_much_as_it_has_choices(keyed: httpx.AsyncClient) -> None:
-    """A caller puts four prompts into one call: it counts as four; what does not fit is refused as a whole and uses nothing.
-
-    With the code and the header by which the openai client waits.
-    """
+    """Four prompts count as four; what does not fit is refused whole and uses nothing, with the code and the header by which the openai client waits."""
     four, two = {**TEXT, "prompt": ["x"] * 4}, {**TEXT, "prompt": ["x"] * 2}
     answers = [await keyed.post(COMPLETIONS, json=body, headers=bearer("batches")) for body in (four, four, two, two)]
     never = await keyed.post(COMPLETIONS, json=two, headers=bearer("daily"))

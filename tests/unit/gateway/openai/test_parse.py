@@ -235,9 +235,7 @@ def test_a_schema_beyond_a_bound_is_refused_with_the_bound(
     ],
 )
 def test_what_is_no_json_is_refused_by_its_place(content: bytes, field: str, words: str | None) -> None:
-    """Also levels that are not read, and numbers that JSON cannot hold: they could not be sent on to another server, and would count as
-    that server's failure.
-    """
+    """Also levels that are not read, and numbers that JSON cannot hold: sent on to another server, they would count as that server's failure."""
     with pytest.raises(InvalidRequest, match=words) as refusal:
         parse(CHAT, content)
 

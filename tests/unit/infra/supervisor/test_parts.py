@@ -56,9 +56,7 @@ def test_settings_that_no_part_could_start_with_are_refused(
 
 
 def test_what_is_printed_can_be_pasted(settings: Settings, tmp_path: Path) -> None:
-    """The console's address where it is served; on a secured stack the key is read from the environment, the authority from beside
-    the certificate.
-    """
+    """The console's address where it is served; on a secured stack the key comes from the environment, the authority from beside the certificate."""
     (tmp_path / "ca.crt").touch()
     secured = settings.model_copy(update={"api_keys_file": tmp_path / "keys.json", "tls_dir": tmp_path})
     rest, rpc = rest_call(secured, "u7"), grpc_call(secured, "u7", "python")
@@ -121,9 +119,7 @@ def test_the_edge_alone_has_the_public_ports(settings: Settings) -> None:
 def test_what_access_lacks_is_refused_before_the_start(
     settings: Settings, update: dict[str, object], words: str
 ) -> None:
-    """The start and the doctor both name the missing file, and a store or broker whose port others reach: the embedded ones have no
-    password that others lack.
-    """
+    """The start and the doctor both name the missing file, and an embedded store or broker whose port others reach, which has no password."""
     broken = settings.model_copy(update=update)
 
     with pytest.raises(ConfigError, match=words):
