@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.contracts.events import Impression, Interaction, decode_interaction
+from services.contracts.events import Interaction, decode_interaction
 from services.errors import InvalidRequest
 
 IDS = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=20).filter(str.isprintable)
@@ -74,27 +74,3 @@ def test_an_event_from_the_future_is_refused(offset_ms: int, is_accepted: bool) 
 
     with nullcontext() if is_accepted else pytest.raises(InvalidRequest):
         event.check_time(now_ms)
-
-
-def test_an_impression_names_what_there_is() -> None:
-    """A record has the fields of experiments where they are known, and no field without a value."""
-    shown = Impression(
-        request_id="r",
-        user_id=None,
-        shown_time_ms=1,
-        item_ids=("a", "b"),
-        tier="student",
-        reason="fits",
-        bundle_version="v",
-        newest_event_time_ms=None,
-        history_len=0,
-        history_digest="",
-        surface="home",
-        variant="fresher=fresh",
-        propensity=(0.5, 1.0),
-    )
-
-    found = json.loads(shown.encode())
-
-    assert (found["surface"], found["variant"], found["propensity"]) == ("home", "fresher=fresh", [0.5, 1.0])
-    assert not {"user_id", "scores", "positions", "name"} & found.keys()
