@@ -111,7 +111,7 @@ async def test_lists_of_the_bundle_to_which_only_items_were_added_stay_in_use(
     tmp_path: Path, under: str, tier: str
 ) -> None:
     """The manifest names the bundle whose lists hold; a manifest that was copied from another bundle names none."""
-    async with started_world(tmp_path, lists={"of": "v0", "under": under}) as world:
+    async with started_world(tmp_path, about={"lists": {"of": "v0", "under": under}}) as world:
         items = tuple(f"i{index:02}" for index in range(5, 17))
         world.features.users["old"] = user("i00", "i01", "i02", listed=items, bundle_version="v0")
         answer = await world.recommend("old")

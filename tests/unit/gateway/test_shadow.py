@@ -51,7 +51,7 @@ def test_the_overlap_equals_its_definition(one: list[str], other: list[str], p: 
 @pytest.fixture
 async def taught(tmp_path: Path) -> AsyncIterator[World]:
     """A plane whose every answer is drawn for the teacher."""
-    async with started_world(tmp_path, config=replace(CONFIG, teacher_share=1.0)) as made:
+    async with started_world(tmp_path, teacher_share=1.0) as made:
         yield made
 
 
@@ -62,7 +62,7 @@ CANDIDATE_AGREEMENT = "tailrace_candidate_agreement_ratio"
 @pytest.fixture
 async def releasing(tmp_path: Path) -> AsyncIterator[World]:
     """A plane whose every answer is drawn for a candidate of fifteen items, all of one category, which is loaded and has no users yet."""
-    async with started_world(tmp_path, config=replace(CONFIG, shadow_share=1.0)) as made:
+    async with started_world(tmp_path, shadow_share=1.0) as made:
         add_version(tmp_path / "bundles", CANDIDATE, replace(catalogue_of(15), categories=(("even",),) * 15))
         BundleStore(tmp_path / "bundles").release(CANDIDATE, [Stage(0.5, 60.0)], since_ms=2**62)
         await made.plane.names.of(None).refresh()
@@ -213,8 +213,8 @@ async def test_no_room_at_the_llm_is_no_room_for_samples(taught: World) -> None:
 
 async def test_under_load_nothing_is_ranked_again(tmp_path: Path) -> None:
     """The loop is held up until the real load monitor sees it: all requests that are served then have their answers in time, and no sample takes a turn of it."""
-    config = replace(CONFIG, teacher_share=1.0, admission=AdmissionLimits(max_in_flight=256, max_busy=1e9))
-    async with started_world(tmp_path, config=config) as world:
+    admission = AdmissionLimits(max_in_flight=256, max_busy=1e9)
+    async with started_world(tmp_path, teacher_share=1.0, admission=admission) as world:
         while world.plane.load.admission.strain < 1:
             time.sleep(0.06)  # noqa: ASYNC251 - holding the loop up is the point
             await asyncio.sleep(0)
@@ -232,7 +232,7 @@ async def test_under_load_nothing_is_ranked_again(tmp_path: Path) -> None:
 
 async def test_a_sample_under_way_is_cancelled_at_the_end(tmp_path: Path) -> None:
     """A plane that stops waits for no second ranking."""
-    async with started_world(tmp_path, config=replace(CONFIG, teacher_share=1.0)) as world:
+    async with started_world(tmp_path, teacher_share=1.0) as world:
         world.llm.delay_s = 3_600.0
         await world.recommend("short")
         await until(lambda: world.llm.requests)
