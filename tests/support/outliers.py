@@ -21,10 +21,11 @@ from services.llm.engine.plan import StepPlan
 from services.llm.engine.scheduler import Scheduler
 from services.llm.engine.sequence import Sequence
 from services.router.breaker import Breaker
-from services.router.gate import LlmGate, LlmView
-from services.router.policy import Facts, LlmOutcome, plan
+from services.router.gate import LlmGate
+from services.router.policy import LlmOutcome, plan
 from services.router.predictor import LatencyPredictor
 from services.router.replica import RankSize, Replica, Sent
+from tests.support.gateway.facts import facts
 
 BUDGET_S = 0.19
 _WIRE_S = 0.0005
@@ -229,7 +230,14 @@ class Simulation:
         gate, now_s = self._random.choice(self._gates), self._events.now_s
         self.counts.num_light += request.is_light
         view = gate.view(tuple(self._engines), request.size, Priority.NORMAL, request.budget_s, now_s)
-        if plan(_facts(view, request.budget_s)).tier is not Tier.LLM:
+        known = facts(
+            breaker_allows=view.breaker_allows,
+            num_in_flight=view.num_in_flight,
+            max_in_flight=view.max_in_flight,
+            predicted_s=view.predicted_s,
+            budget_s=request.budget_s,
+        )
+        if plan(known).tier is not Tier.LLM:
             return
         if view.trial is not None:
             self._send(gate, view.trial, replace(request, is_light=False, stall_s=0.0))
@@ -266,25 +274,3 @@ class Simulation:
 def new_replica() -> Replica:
     """Return a replica's state with the settings' defaults."""
     return Replica(Breaker(5, 2.0), LatencyPredictor(0.05))
-
-
-def _facts(view: LlmView, budget_s: float) -> Facts:
-    return Facts(
-        num_allowed=100,
-        num_allowed_if_seen=100,
-        list_covers=False,
-        is_shed=False,
-        features_unavailable=False,
-        user_known=True,
-        num_history=_LIGHT_ITEMS,
-        min_history_for_llm=3,
-        llm_allowed=True,
-        student_allowed=True,
-        is_trained=True,
-        llm_pays=True,
-        breaker_allows=view.breaker_allows,
-        num_in_flight=view.num_in_flight,
-        max_in_flight=view.max_in_flight,
-        predicted_s=view.predicted_s,
-        budget_s=budget_s,
-    )
