@@ -124,18 +124,3 @@ async def test_without_text_no_model_is_listed(texts: World, http: httpx.AsyncCl
     assert listed == []
     assert answer.status_code == 404
     assert "--text" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"), [("GET", "/v1/completions", "POST"), ("DELETE", "/v1/models/a/b", "GET")]
-)
-async def test_an_unknown_method_of_openai_s_paths(
-    http: httpx.AsyncClient, method: str, path: str, allowed: str
-) -> None:
-    """In OpenAI's envelope; it names the allowed methods."""
-    answer = await http.request(method, path, headers={"x-request-id": "mine"})
-
-    error = answer.json()["error"]
-    assert (answer.status_code, answer.headers["allow"], answer.headers["x-request-id"]) == (405, allowed, "mine")
-    assert f"use {allowed}" in error["message"]
-    assert set(error) == {"message", "type", "param", "code"}

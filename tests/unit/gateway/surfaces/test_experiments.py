@@ -15,7 +15,6 @@ from services.errors import ConfigError
 from services.gateway.surfaces.experiments import RunningExperiments
 from services.gateway.surfaces.followed_file import POLL_S, FileState
 from services.gateway.surfaces.surfaces import Surfaces
-from services.observability.tracing import Tracing
 from tests.support.spans import Recorder
 from tests.support.wait import until, until_answer
 from tests.unit.gateway.clients import Door, RestClient
@@ -86,18 +85,6 @@ async def world(tmp_path: Path, files: tuple[Path, Path]) -> AsyncIterator[World
     async with started_world(tmp_path, surfaces_file=files[0], experiments_file=files[1]) as made:
         made.features.users |= dict.fromkeys((FRESH, CONTROL, OUTSIDE), made.features.users["long"])
         yield made
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    """A recorder that samples every request."""
-    return Recorder()
-
-
-@pytest.fixture
-def tracing(recorder: Recorder) -> Tracing:
-    """Record the doors' spans."""
-    return recorder.tracing
 
 
 def in_force(
