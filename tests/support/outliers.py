@@ -9,7 +9,7 @@ their budget. Every run with one seed is the same. No model is run and no clock 
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 from services.contracts.access import Priority
@@ -37,26 +37,19 @@ _BEAMS = 32
 _LIGHT_ITEMS = 100
 _NUM_USERS = 300
 _NUM_GATEWAYS = 2
-_SLOW_FACTOR = 5.0
+_NUM_REPLICAS = 3
+_LIGHT_RPS, _SECONDS = 60.0, 15.0
+_STALL_S, _SLOW_FACTOR, _BURST = 0.6, 5.0, 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One row: how many replicas and light requests, and what disturbs them.
+    """What disturbs the light requests: how often a step stalls, or a burst of long prompts of new users comes; how many replicas hang, or are slow, from the beginning."""
 
-    `stall_every_s`: a ranking whose step takes `stall_s` comes this often. `hung` and `slow` count replicas that hang from the
-    beginning, or are five times slower. `burst_every_s`: this often `burst` prompts of new users, fifteen times as long, come at once.
-    """
-
-    num_replicas: int = 3
-    light_rps: float = 60.0
-    seconds: float = 60.0
     stall_every_s: float | None = None
-    stall_s: float = 0.6
     num_hung: int = 0
     num_slow: int = 0
     burst_every_s: float | None = None
-    burst: int = 60
 
 
 SCENARIOS = {
@@ -66,19 +59,6 @@ SCENARIOS = {
     "1 of 3 replicas 5x slower": Scenario(num_slow=1),
     "a burst of 60 long prompts every 5 s": Scenario(burst_every_s=5.0),
 }
-
-
-@dataclass(slots=True)
-class Counts:
-    """Light requests: all, and those that the LLM answered in time."""
-
-    num_light: int = 0
-    num_in_time: int = 0
-
-    @property
-    def share(self) -> float:
-        """The share that the LLM answered in time."""
-        return self.num_in_time / max(1, self.num_light)
 
 
 @dataclass(eq=False, slots=True)
@@ -177,58 +157,56 @@ class _Engine:
 
 @dataclass
 class Simulation:
-    """One run of a scenario."""
+    """One run of a scenario: of the light requests all are counted, and those that the LLM answered in time."""
 
     scenario: Scenario
-    seed: int = 1
-    counts: Counts = field(default_factory=Counts)
+    num_light: int = 0
+    num_in_time: int = 0
 
     def __post_init__(self) -> None:
         """Build gateways and replicas."""
-        self._random = random.Random(self.seed)
+        self._random = random.Random(1)
         self._events = _Events()
-        names = [f"replica-{index}" for index in range(self.scenario.num_replicas)]
+        names = [f"replica-{index}" for index in range(_NUM_REPLICAS)]
         self._engines = {name: _Engine(self._events, self._replied, name) for name in names}
         for name in names[: self.scenario.num_hung]:
             self._engines[name].is_hung = True
         for name in names[: self.scenario.num_slow]:
             self._engines[name].factor = _SLOW_FACTOR
-        self._gates = [LlmGate(new_replica, 64) for _ in range(_NUM_GATEWAYS)]
+        self._gates = [LlmGate(_new_replica, 64) for _ in range(_NUM_GATEWAYS)]
         self._in_flight: dict[str, tuple[LlmGate, _Request]] = {}
         self._ids = count()
         self._new_users = count(_NUM_USERS)
 
-    def run(self) -> Counts:
-        """Run it and return the counts."""
+    def run(self) -> None:
+        """Run it."""
         self._next_light()
         if self.scenario.stall_every_s is not None:
             self._events.after(self.scenario.stall_every_s, self._stall)
         if self.scenario.burst_every_s is not None:
             self._events.after(self.scenario.burst_every_s, self._burst)
-        self._events.run(self.scenario.seconds)
-        return self.counts
+        self._events.run(_SECONDS)
 
     def _next_light(self) -> None:
-        self._events.after(self._random.expovariate(self.scenario.light_rps), self._next_light)
+        self._events.after(self._random.expovariate(_LIGHT_RPS), self._next_light)
         user = self._random.randrange(_NUM_USERS)
         self._arrived(_Request(user, _LIGHT_ITEMS, is_light=True))
 
     def _stall(self) -> None:
         assert self.scenario.stall_every_s is not None, "started with a period"
         self._events.after(self.scenario.stall_every_s, self._stall)
-        user, stall_s = self._random.randrange(_NUM_USERS), self.scenario.stall_s
-        patient = _Request(user, _LIGHT_ITEMS, is_light=False, stall_s=stall_s, budget_s=2 * stall_s)
-        self._arrived(patient)
+        user = self._random.randrange(_NUM_USERS)
+        self._arrived(_Request(user, _LIGHT_ITEMS, is_light=False, stall_s=_STALL_S, budget_s=2 * _STALL_S))
 
     def _burst(self) -> None:
         assert self.scenario.burst_every_s is not None, "started with a period"
         self._events.after(self.scenario.burst_every_s, self._burst)
-        for _ in range(self.scenario.burst):
+        for _ in range(_BURST):
             self._arrived(_Request(next(self._new_users), 15 * _LIGHT_ITEMS, is_light=False))
 
     def _arrived(self, request: _Request) -> None:
         gate, now_s = self._random.choice(self._gates), self._events.now_s
-        self.counts.num_light += request.is_light
+        self.num_light += request.is_light
         view = gate.view(tuple(self._engines), request.size, Priority.NORMAL, request.budget_s, now_s)
         known = facts(
             breaker_allows=view.breaker_allows,
@@ -268,9 +246,9 @@ class Simulation:
         gate, request = self._in_flight.pop(request_id)
         assert request.sent is not None, "only requests that were sent are in flight"
         gate.ended(outcome, request.sent, self._events.now_s)
-        self.counts.num_in_time += request.is_light and outcome is LlmOutcome.IN_TIME
+        self.num_in_time += request.is_light and outcome is LlmOutcome.IN_TIME
 
 
-def new_replica() -> Replica:
+def _new_replica() -> Replica:
     """Return a replica's state with the settings' defaults."""
     return Replica(Breaker(5, 2.0), LatencyPredictor(0.05))
