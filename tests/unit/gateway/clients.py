@@ -68,11 +68,8 @@ class RestClient:
         path = f"/v1/items/{quote(item_ids[0], safe='')}/similar"
         return await self._post(path, {**body, "item_ids": item_ids[1:]}, headers)
 
-    async def popular(
-        self, window: str | None = None, category: str | None = None, k: int = 10, session_id: str | None = None
-    ) -> Reply:
+    async def popular(self, **sent: Any) -> Reply:
         """Request popular items."""
-        sent = {"window": window, "category": category, "k": k, "session_id": session_id}
         return _reply(await self.http.get("/v1/popular", params={n: v for n, v in sent.items() if v is not None}))
 
     async def assignment(self, **unit: str) -> Reply:
@@ -127,15 +124,11 @@ class RpcClient:
         message = recommend_pb2.SimilarItemsRequest(item_ids=item_ids, request=request)
         return await self.call(self._stub.SimilarItems, message, headers)
 
-    async def popular(
-        self, window: str | None = None, category: str | None = None, k: int = 10, session_id: str | None = None
-    ) -> Reply:
+    async def popular(self, window: str | None = None, category: str | None = None, **sent: Any) -> Reply:
         """Request popular items."""
         filters = recommend_pb2.Filters(categories=[] if category is None else [category])
-        request = recommend_pb2.RecommendRequest(k=k, filters=filters, session_id=session_id or "")
-        return await self.call(
-            self._stub.Popular, recommend_pb2.PopularRequest(window=window or "", request=request), None
-        )
+        request = recommend_pb2.RecommendRequest(filters=filters, **sent)
+        return await self.call(self._stub.Popular, recommend_pb2.PopularRequest(window=window, request=request))
 
     async def assignment(self, **unit: str) -> Reply:
         """Ask who gets what, with the form of answers that REST has."""

@@ -1,6 +1,7 @@
 """Under any fault behind the doors there is an answer, in time and with its reason."""
 
 import asyncio
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,6 @@ async def test_the_feature_read_gets_half_of_the_time_at_most(world: World, monk
     timeouts_s: list[float] = []
 
     async def read(user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
-        """Record the timeout."""
         timeouts_s.append(timeout_s)
         return UserFeatures()
 
@@ -257,3 +257,34 @@ async def test_there_is_always_a_complete_answer(
     assert not excluded & set(shown)
     assert len(shown) >= min(k, max(num_unseen, 0))
     assert scores == sorted(scores, reverse=True)
+
+
+USERS = ("listed", "long", "short", "nobody")
+NUM_REQUESTS = 100
+UNAVAILABLE = DependencyUnavailable("it", 1.0)
+
+
+async def num_objects_after(world: World, kind: str) -> int:
+    """Return how many objects the collector tracks after so many requests with ids of their own, without what the fakes keep."""
+    for number in range(NUM_REQUESTS):
+        await world.recommend(USERS[number % len(USERS)], request_id=f"{kind} {number}")
+    await world.plane.explanations.flush()
+    world.llm.requests.clear()
+    world.events.records.clear()
+    world.impressions.records.clear()
+    world.shelf.records.clear()
+    UNAVAILABLE.__traceback__ = None  # grows each time that a fake raises it
+    gc.collect()
+    return len(gc.get_objects())
+
+
+@pytest.mark.parametrize("fault", ["none", "store", "llm", "student", "log"])
+async def test_an_answer_leaves_no_object_behind(world: World, fault: str) -> None:
+    """A gateway keeps the id of a recent answer and one source for all answers of its kind, but no object for each, whatever is unavailable."""
+    world.features.error = UNAVAILABLE if fault == "store" else None
+    world.llm.error = UNAVAILABLE if fault == "llm" else None
+    world.student.error = UNAVAILABLE if fault == "student" else None
+    world.impressions.is_full = fault == "log"
+    before = await num_objects_after(world, "first")
+
+    assert await num_objects_after(world, "second") - before < NUM_REQUESTS // 4

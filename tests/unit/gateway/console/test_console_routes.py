@@ -75,7 +75,6 @@ async def test_another_sites_page_is_refused(console: Console, method: str, path
     """Where no keys are set up a browser would do it for any page: its headers name the site, and nothing is changed."""
 
     async def state() -> object:
-        """Return what the routes change."""
         return (
             await console.item_ids(),
             console.surfaces.read_text(),
