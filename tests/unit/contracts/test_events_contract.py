@@ -52,11 +52,8 @@ def test_what_is_written_is_read_back(event: Interaction) -> None:
 )
 def test_a_bad_field_is_refused_by_name(changed: dict[str, Any], field: str) -> None:
     """A missing, mistyped, out-of-range or unknown field is named by the error."""
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == field and error.fix != ""):
         decode_interaction(json.dumps({**FIELDS, **changed}).encode())
-
-    assert caught.value.field == field
-    assert caught.value.fix
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 100_000, b"9" * 10_000, b"NaN"])

@@ -165,11 +165,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 )
 def test_a_refusal_names_the_field_and_the_fix(route: str, fields: dict[str, Any], field: str) -> None:
     """Wrong types, ranges and combinations, unsupported and unknown fields."""
-    with pytest.raises(InvalidRequest) as refusal:
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == field and error.fix != ""):
         parsed(route, **fields)
-
-    assert refusal.value.field == field
-    assert refusal.value.fix
 
 
 def body_of(fields: dict[str, Any]) -> bytes:

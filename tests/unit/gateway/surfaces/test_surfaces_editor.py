@@ -235,9 +235,8 @@ def test_a_form_changes_its_fields_and_nothing_else(text: str, surface: str, edi
 def test_a_form_that_would_make_a_wrong_text_is_refused(surface: str, fields: dict[str, Any], field: str) -> None:
     """With the field's path, as a save would; a text that is wrong already is refused too."""
     editor = SurfacesEditor(Surfaces(None))
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == field):
         editor.with_fields(CART, surface, fields)
-    assert refused.value.field == field
     with pytest.raises(InvalidRequest, match="text"):
         editor.with_fields("[cart", "cart", {"k": 3})
 
