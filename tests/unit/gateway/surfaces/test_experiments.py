@@ -222,16 +222,17 @@ def test_at_the_start_the_file_must_be_right_by_itself(files: tuple[Path, Path],
 
 async def test_an_experiment_that_loses_a_surface_is_suspended(world: World, files: tuple[Path, Path]) -> None:
     """Its users get the surface as it is, and no variant of it is recorded; the others go on, and so does it once the surface is back."""
-    ask = partial(world.recommend, FRESH, surface="home")
-    files[0].write_text(SURFACES.replace("[home-fresh.rules]", "[other.rules]"))
-    await until_answer(ask, lambda answer: answer.deadline_ms == 500, timeout_s=20 * POLL_S)
-    suspended = world.plane.experiments.find("home", FRESH).variant
-    await until(lambda: world.metric("tailrace_experiments_file_state"), timeout_s=20 * POLL_S)
-    files[0].write_text(SURFACES)
-    await until_answer(ask, lambda answer: answer.deadline_ms == 300, timeout_s=20 * POLL_S)
+    found, states = [], []
+    for text in (SURFACES.replace("[home-fresh.rules]", "[other.rules]"), SURFACES):
+        files[0].write_text(text)
+        world.plane._surfaces.refresh()
+        world.plane.experiments.refresh()
+        found.append(world.plane.experiments.find("home", FRESH))
+        states.append(world.metric("tailrace_experiments_file_state"))
 
-    assert suspended in {"layout=a", "layout=b"}
-    await until(lambda: not world.metric("tailrace_experiments_file_state"), timeout_s=20 * POLL_S)
+    assert [surface.deadline_ms for surface in found] == [500, 300]
+    assert found[0].variant in {"layout=a", "layout=b"}
+    assert states == [FileState.OUTDATED, FileState.CURRENT]
 
 
 def test_an_experiment_that_has_ended_needs_no_surface(files: tuple[Path, Path]) -> None:

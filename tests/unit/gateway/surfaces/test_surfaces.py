@@ -13,7 +13,7 @@ from services.contracts.rules import Cap, Pin, Rules
 from services.errors import ConfigError, InvalidRequest
 from services.gateway.surfaces.followed_file import POLL_S, FileState
 from services.gateway.surfaces.surfaces import Surfaces
-from tests.support.wait import until, until_answer
+from tests.support.wait import until_answer
 from tests.unit.gateway.world import started_world
 
 CART = """
@@ -165,11 +165,12 @@ async def test_a_surface_that_names_an_unknown_attribute_is_refused_later_and_re
     slip = CART.replace('key = "categories"', 'key = "category"')
     write(path, slip)
     async with started_world(tmp_path, surfaces_file=path) as world:
-        assert world.metric("tailrace_surfaces_file_state") == FileState.OUTDATED
-        write(path, CART)
-        await until(lambda: world.metric("tailrace_surfaces_file_state") == FileState.CURRENT, timeout_s=10 * POLL_S)
-        write(path, slip)
-        await until(lambda: world.metric("tailrace_surfaces_file_state") == FileState.OUTDATED, timeout_s=10 * POLL_S)
+        states = [world.metric("tailrace_surfaces_file_state")]
+        for text in (CART, slip):
+            write(path, text)
+            world.plane._surfaces.refresh()
+            states.append(world.metric("tailrace_surfaces_file_state"))
         answer = await world.recommend("long", k=None, surface="cart")
 
+    assert states == [FileState.OUTDATED, FileState.CURRENT, FileState.OUTDATED]
     assert len(answer.items) == 4
