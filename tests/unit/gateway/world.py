@@ -1,9 +1,13 @@
 """One data plane on fakes with a catalogue of twenty items, behind the doors of these tests."""
 
+import atexit
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +82,15 @@ def add_version(root: Path, version: str, catalogue: Catalogue, **about: Any) ->
     catalogue.save(source / "catalogue.parquet")
     ring_of(len(catalogue.item_ids)).save(source / SIMILAR)
     BundleStore(root).publish(source, version, {"dataset": "toy", **about})
+
+
+@cache
+def usual_bundles() -> Path:
+    """Publish the usual bundle, once a process: to wait for the disk nine times takes longer than all else in a world."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    publish(folder / "bundles", VERSION, catalogue_of())
+    return folder / "bundles"
 
 
 def user(*history: str, newest_ms: int | None = None, listed: tuple[str, ...] = (), **stored: Any) -> UserFeatures:
@@ -205,7 +218,10 @@ async def started_world(
     root: Path, writer: TextWriter | None = None, about: Mapping[str, Any] = {}, **config: Any
 ) -> AsyncIterator[World]:
     """Yield a started plane on a bundle that is published below `root`; `about` is added to its manifest."""
-    publish(root / "bundles", VERSION, catalogue_of(), **about)
+    if about:
+        publish(root / "bundles", VERSION, catalogue_of(), **about)
+    else:
+        shutil.copytree(usual_bundles(), root / "bundles")
     world = make_world(root / "bundles", writer, **config)
     await world.plane.start()
     yield world
