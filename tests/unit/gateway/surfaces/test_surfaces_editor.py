@@ -2,8 +2,8 @@
 
 import os
 import stat
-import threading
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,8 @@ def test_of_many_edits_at_once_one_is_saved(path: Path) -> None:
         except InvalidRequest as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=save, args=(number,)) for number in range(len(editors))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(editors)) as pool:
+        list(pool.map(save, range(len(editors))))
 
     assert saved == [path.read_text()]
     assert {str(error) for error in refused} == {
