@@ -22,7 +22,7 @@ MODELS = {
     "popularity": "popularity",
 }
 VARIANTS = {
-    "quality-variants": "MovieLens-100k",
+    "quality": "MovieLens-100k",
     "quality-yelp": "Yelp",
     "quality-lastfm": "LastFM",
     "quality-beauty-variants": "Beauty",
@@ -338,7 +338,7 @@ IN_WORDS: list[tuple[str, str, str, str]] = [
     (BENCHMARKS, "catalogue", "size", "take {memory_mb:.0f} MB"),
     (BENCHMARKS, "catalogue", "size", "{start_cpu_s:.1f} s of processor time, {start_s:.1f} s by the clock"),
     (BENCHMARKS, "catalogue", "size", "{request_with_ms:.2f} ms, {request_without_ms:.2f} ms"),
-    (BENCHMARKS, "rules", "requests", "| {tier} | {plain_p50_ms:.1f} | {ruled_p50_ms:.1f} | {ruled_over_plain_p50:.2f} |"),
+    (BENCHMARKS, "rules", "requests", "| {tier} | {plain_p50_ms:.1f} | {surface_p50_ms:.1f} | {body_p50_ms:.1f} | {surface_over_plain_p50:.2f} | {body_over_plain_p50:.2f} |"),
     (BENCHMARKS, "rules", "stage", "takes {choose_ms:.2f} ms, with all six rules {choose_and_rules_ms:.2f} ms"),
     (BENCHMARKS, "rules", "expressions", "over {num_items:,} items is compiled in {compile_p50_ms:.0f} ms"),
     (BENCHMARKS, "rules", "expressions", "found again in {kept_ms!u:.0f} µs, and mended after the change of an item in {after_a_change_ms!u:.0f} µs"),

@@ -28,7 +28,7 @@ NEVER = 1.0 - 2**-53
 
 def run(row: list[int], rules: Rules, k: int, exploration: Exploration | None, draw: float = 0.0) -> Ruled:
     """Apply rules and exploration to one ranking of the student."""
-    ranking = ItemRanking(Tier.STUDENT, row, [-float(place) for place in range(len(row))])
+    ranking = ItemRanking(Tier.STUDENT, np.array(row, dtype=np.int64), -np.arange(float(len(row))))
     return apply_rules([ranking], rules, KNOWN, k, NUM_ITEMS, Tier.STUDENT, exploration, draw)
 
 
@@ -36,8 +36,8 @@ def excess(items: list[int], rules: Rules) -> int:
     """Return by how many items a list is over its caps."""
     over = 0
     for cap in rules.caps or ():
-        values = values_of(ITEMS.columns, cap.attribute, np.array(items, dtype=np.int64))
-        over += sum(max(0, times - cap.most) for times in Counter(one for each in values for one in each).values())
+        counts = Counter(value for item in items for value in values_of(ITEMS.columns, cap.attribute, item))
+        over += sum(max(0, times - cap.most) for times in counts.values())
     return over
 
 
@@ -49,7 +49,7 @@ def swapped(items: list[int], one: int, other: int) -> list[int]:
 def drawable(row: list[int], rules: Rules, k: int, exploration: Exploration) -> set[int]:
     """Return by the definition what may be shown at the position: items of the places in range, none pinned, none over a cap that held."""
     plain = run(row, rules, k, None)
-    listed, last = chosen(plain), plain.steps[-1][1] if plain.steps else plain.before
+    listed, last = chosen(plain), plain.steps()[-1][1] if plain.steps() else plain.before
     at = listed[exploration.position - 1] if exploration.position <= len(listed) else None
     if at is None or at in last.pinned.values():
         return set()
@@ -71,7 +71,7 @@ def test_what_is_drawn_is_what_may_be_and_the_list_keeps_its_promises(
     """Each item that may be shown there has its draws, probabilities add up to 1, all other places have 1, and pins, caps and order hold."""
     unexplored = run(row, rules, k, None)
     plain, may = chosen(unexplored), drawable(row, rules, k, exploration)
-    last = unexplored.steps[-1][1] if unexplored.steps else unexplored.before
+    last = unexplored.steps()[-1][1] if unexplored.steps() else unexplored.before
     draws = [exploration.share * (place + 0.5) / len(may) for place in range(len(may))] or [0.0]
 
     seen: dict[int, float] = {}
@@ -85,7 +85,7 @@ def test_what_is_drawn_is_what_may_be_and_the_list_keeps_its_promises(
         assert excess(found, rules) <= excess(plain, rules)
         scores = [score for _, score, _ in ruled.chosen]
         assert scores == sorted(scores, reverse=True)
-        assert ([name for name, _ in ruled.steps][-1:] == ["explore"]) == (plain != found)
+        assert ([name for name, _ in ruled.steps()][-1:] == ["explore"]) == (plain != found)
         assert {item for item, _, _, movers in moves_of(ruled) if "explore" in movers} >= set(found) - set(plain)
         if len(may) < 2:
             assert (found, set(propensity)) == (plain, {1.0} if plain else set())
@@ -132,7 +132,7 @@ def test_each_item_is_shown_as_often_as_its_propensity_says(rules: Rules, k: int
 
 def test_scores_of_a_surface_that_only_explores_are_the_tier_s() -> None:
     """Shares stay shares, and a place keeps its score, whoever takes it."""
-    popular = ItemRanking(Tier.POPULAR, [3, 1, 2, 0], [0.4, 0.3, 0.2, 0.1])
+    popular = ItemRanking.in_order(Tier.POPULAR, {3: 0.4, 1: 0.3, 2: 0.2, 0: 0.1})
 
     ruled = apply_rules([popular], NO_RULES, KNOWN, 2, 4, Tier.POPULAR, Exploration(1.0, 1, 4), 0.99)
 
