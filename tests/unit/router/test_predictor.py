@@ -124,15 +124,21 @@ def test_failed_trials_become_rarer_but_never_stop() -> None:
     assert trials[-1] > 900
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.floats(0, 10), st.booleans()), max_size=40), st.integers(0, 50))
-def test_predictions_are_finite_and_never_negative(seen: list[tuple[int, float, bool]], load: int) -> None:
-    """After any observations, without any as at first; more load is never faster, and a trial's prediction never above a request's."""
+LOADS, WORKS = st.integers(0, 50), st.integers(0, 500)
+
+
+@given(st.lists(st.tuples(LOADS, WORKS, st.floats(0, 10), st.booleans()), max_size=40), LOADS, WORKS)
+def test_predictions_are_finite_and_never_negative(
+    seen: list[tuple[int, int, float, bool]], load: int, work: int
+) -> None:
+    """After any observations, without any as at first; more load or work is never faster, and a trial's prediction never above a request's."""
     predictor = LatencyPredictor(first_s=0.1)
     assert (predictor.predict_s(load), predictor.trial_s(load, 1e9)) == (0.1, 0.1)
-    for now_s, (seen_load, seconds, is_late) in enumerate(seen):
-        (predictor.gave_up if is_late else predictor.finished)(seen_load, seconds, float(now_s))
+    for now_s, (seen_load, seen_work, seconds, is_late) in enumerate(seen):
+        (predictor.gave_up if is_late else predictor.finished)(seen_load, seconds, float(now_s), seen_work)
 
-    predicted_s = predictor.predict_s(load)
+    predicted_s = predictor.predict_s(load, work)
 
-    assert 0 <= predicted_s <= predictor.predict_s(load + 10) < float("inf")
-    assert 0 <= predictor.trial_s(load, len(seen) + 1.0) <= predicted_s
+    for more in ((10, 0), (0, 100)):
+        assert 0 <= predicted_s <= predictor.predict_s(load + more[0], work + more[1]) < float("inf")
+    assert 0 <= predictor.trial_s(load, len(seen) + 1.0, work) <= predicted_s
