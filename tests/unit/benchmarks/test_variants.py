@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.variants.__main__ import parse, summarise
+from benchmarks.variants.__main__ import summarise
 from models.bundle import Bundle
 from pipelines.optimize.choice import Row, judge
 from pipelines.optimize.optimize import Optimised
@@ -52,11 +52,3 @@ def test_only_what_is_fast_or_small_and_loses_little_is_accepted() -> None:
     assert by_name["small"].share_of_int8_bytes == 0.6
     assert by_name["lossier-than-int8"].from_int8["difference"] == pytest.approx(-0.1)
     assert summary["qat_minus_ptq"] is None
-
-
-@pytest.mark.parametrize("given", [[], ["--sequences", "a", "--version", "b"]])
-def test_data_or_a_version_is_needed(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Exactly one of the two."""
-    with pytest.raises(SystemExit):
-        parse(["--json", "out.json", *given])
-    assert "--version" in capsys.readouterr().err
