@@ -10,11 +10,11 @@ import torch
 from models.bundle import JUDGED, Bundle
 from models.canary import Canary
 from models.catalogue import Catalogue
-from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
 from models.name_record import NameRecord
 from models.registry import BundleStore
+from tests.support.engine.attention_shapes import attention_shape
 
 MAX_ITEMS, STRIDE = 20, 5
 
@@ -34,17 +34,8 @@ def build_catalogue(num_items: int = 30) -> Catalogue:
 def build_decoder(vocab_size: int, seed: int) -> Decoder:
     """Build a random decoder."""
     torch.manual_seed(seed)
-    config = DecoderConfig(
-        vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-    )
-    return Decoder(config).eval()
+    sizes = {"vocab_size": vocab_size, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 64}
+    return Decoder(attention_shape(2, 2, 8, layers=1, **sizes)).eval()
 
 
 def with_judged_pair(bundle: Path, out: Path) -> Path:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from models.decoder.config import DecoderConfig
 from pipelines.planner.devices import parse_gpus
 from pipelines.planner.layouts import why_not
 from pipelines.planner.memory import kv_bytes_per_token, serving_memory, training_memory
@@ -11,6 +10,7 @@ from pipelines.planner.mesh import Layout
 from pipelines.planner.shapes import shape_of
 from services.llm.engine.config import KvKind
 from services.llm.engine.kv.cache import KvCache
+from tests.support.engine.attention_shapes import attention_shape
 from tests.support.planned_models import LLAMA_2_7B, LLAMA_3_8B
 
 
@@ -37,16 +37,7 @@ def test_seven_billion_with_adam_are_27_gb_of_states_on_each_of_four() -> None:
 @pytest.mark.parametrize("kind", ["model", "int8", "fp8"])
 def test_a_tokens_keys_and_values_are_the_engines(kind: KvKind) -> None:
     """As many bytes as the pool itself has for a token."""
-    config = DecoderConfig(
-        vocab_size=100,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=64,
-    )
+    config = attention_shape(4, 2, 16, layers=3)
     cache = KvCache(config, 2, 16, torch.bfloat16, torch.device("cpu"), kind)
 
     assert kv_bytes_per_token(shape_of(config, "x"), kind=kind) == cache.bytes_per_token

@@ -24,6 +24,7 @@ from pipelines.planner.mesh import Checkpointing, Layout
 from pipelines.planner.shapes import shape_of
 from pipelines.scoring.dense import hidden_states
 from pipelines.training.target.softmax import catalogue_loss
+from tests.support.engine.attention_shapes import attention_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,9 @@ PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten._scaled_dot_product_flash_
 
 def decoder(layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, **others: Any) -> DecoderConfig:
     """A decoder of these sizes whose heads share the hidden size."""
-    return DecoderConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv,
-        head_dim=others.pop("head_dim", hidden // heads),
-        max_position_embeddings=8_192,
-        **others,
+    head_dim, sizes = others.pop("head_dim", hidden // heads), {"vocab_size": vocab, "hidden_size": hidden}
+    return attention_shape(
+        heads, kv, head_dim, layers, intermediate_size=ffn, max_position_embeddings=8_192, **sizes, **others
     )
 
 
