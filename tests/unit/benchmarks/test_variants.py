@@ -8,40 +8,27 @@ import pytest
 
 from benchmarks.variants.__main__ import summarise
 from models.bundle import Bundle
-from pipelines.optimize.choice import Row, judge
+from pipelines.optimize.choice import judge
 from pipelines.optimize.optimize import Optimised
+from tests.unit.pipelines.optimize.test_choice import row
 
 GAINS = np.random.default_rng(0).random(400)
 MANIFEST = {"num_parameters": 11, "lineage": {"options": {"recipe": {"train": {"fit": {"epochs": 3}}}}}}
 
 
-def row(name: str, ms: float, size: int, low: float = -0.002, kind: str | None = "int4") -> Row:
-    """Build a row."""
-    return Row(
-        name=name,
-        weight_kind=kind,
-        ndcg=0.1,
-        difference=0.0,
-        low=low,
-        high=0.01,
-        request_ms=ms,
-        tokens_per_s=1.0,
-        weight_bytes=size,
-    )
-
-
 def test_only_what_is_fast_or_small_and_loses_little_is_accepted() -> None:
     """1.5 times as fast or 60 % of the bytes, and both intervals above -1 %."""
+    parent = row("parent", ms=4.0, size=200)
     rows = [
-        row("int8", 3.0, 100),
-        row("small", 3.0, 60),
-        row("fast", 2.0, 100),
-        row("neither", 2.1, 61),
-        row("lossy", 1.0, 10, low=-0.02),
-        row("lossier-than-int8", 1.0, 10),
+        row("int8", ms=3.0, size=100),
+        row("small", ms=3.0, size=60),
+        row("fast", ms=2.0, size=100),
+        row("neither", ms=2.1, size=61),
+        row("lossy", ms=1.0, size=10, low=-0.02),
+        row("lossier-than-int8", ms=1.0, size=10),
     ]
-    gains = {one.name: GAINS for one in [row("parent", 4.0, 200), *rows]} | {"lossier-than-int8": GAINS * 0.9}
-    found = Optimised(row("parent", 4.0, 200), tuple(rows), judge(row("parent", 4.0, 200), rows, 0.01), {}, None, gains)
+    gains = {one.name: GAINS for one in [parent, *rows]} | {"lossier-than-int8": GAINS * 0.9}
+    found = Optimised(parent, tuple(rows), judge(parent, rows, 0.01), {}, None, gains)
 
     summary = summarise(Bundle("v", Path("v"), MANIFEST), found)
 

@@ -131,8 +131,14 @@ async def test_a_swap_under_load_answers_all_from_one_kv_pool(replica, settings,
     assert kv_bytes[0] > before
 
 
-@pytest.mark.parametrize(("name", "content"), [("decoder/config.json", "{}"), ("manifest.json", '{"files": 1}')])
-@pytest.mark.parametrize("is_candidate", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content", "is_candidate"),
+    [
+        ("decoder/config.json", "{}", False),
+        ("decoder/config.json", "{}", True),
+        ("manifest.json", '{"files": 1}', False),
+    ],
+)
 async def test_a_broken_bundle_harms_nobody(live, settings, name, content, is_candidate) -> None:
     """As the next live version or as a candidate, one that does not verify or fails in any other way is refused with a log line; the one before ranks on, and the replica is healthy."""
     broken = publish_bundle(settings.bundle_root.parent / "elsewhere" / "bundles", "v2")

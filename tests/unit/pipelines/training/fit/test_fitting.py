@@ -214,19 +214,18 @@ def test_a_student_without_a_teacher_is_its_own_twin(built: Built, tmp_path: Pat
     assert fits["student"] == fits["twin"]
 
 
-@pytest.mark.parametrize("uses_targets", [True, False])
+@pytest.mark.parametrize(("better", "uses_targets"), [("student", True), ("twin", False), ("neither", False)])
 def test_the_student_that_serves_learned_from_the_decoder_where_validation_shows_that_this_earned(
-    built: Built, tmp_path: Path, *, uses_targets: bool
+    built: Built, tmp_path: Path, better: str, uses_targets: bool
 ) -> None:
-    """One of two students is the ring's, the other knows nothing. The better one serves; both are kept, and a refit learns as the one that serves did."""
+    """One of two students is the ring's, the other knows nothing, or both are the same. The better one serves; both are kept, and a refit learns as the one that serves did."""
     learned, nothing = built.trained.students_dir / "student.safetensors", tmp_path / "nothing"
     student = read_student(learned)
     with torch.no_grad():
         student.embedding.weight.zero_()
     save_student(student, nothing)
-    both = (learned, nothing) if uses_targets else (nothing, learned)
-    for path, name in zip(both, ("student", "twin"), strict=True):
-        shutil.copyfile(path, tmp_path / f"{name}.safetensors")
+    for name in ("student", "twin"):
+        shutil.copyfile(learned if better in (name, "neither") else nothing, tmp_path / f"{name}.safetensors")
 
     choose_student(built.trained.tokenized, SMALL_STUDENT, tmp_path, FITTED, FITTED)
 
@@ -239,16 +238,6 @@ def test_the_student_that_serves_learned_from_the_decoder_where_validation_shows
     expected = SMALL_STUDENT if uses_targets else without_targets(SMALL_STUDENT)
     assert chosen_options(tmp_path, SMALL_STUDENT) == expected
     assert f"earn {earned['difference']:+.4f} NDCG@10" in describe_earned(earned)
-
-
-def test_equal_students_earn_nothing(built: Built, tmp_path: Path) -> None:
-    """A difference of 0 is not above 0: the labels suffice."""
-    for name in ("student", "twin"):
-        shutil.copyfile(built.trained.students_dir / "twin.safetensors", tmp_path / f"{name}.safetensors")
-
-    choose_student(built.trained.tokenized, SMALL_STUDENT, tmp_path, FITTED, FITTED)
-
-    assert read_earned(tmp_path)["uses_targets"] is False
 
 
 def test_a_student_without_a_decoder_learns_from_labels_and_a_start_of_its_own(built: Built, tmp_path: Path) -> None:
