@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -388,7 +388,7 @@ def _rank(rank: int, options: argparse.Namespace, meeting: str) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Record what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=PLANTS, nargs="?")
@@ -397,7 +397,7 @@ def main() -> None:
     parser.add_argument("--styles", choices=STYLES, nargs="+", default=["plain"])
     parser.add_argument("--size", type=float, default=1.0)
     parser.add_argument("--list", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.list:
         sys.stdout.writelines(f"{kind}\t{variant}\n" for kind, variants in PLANTS.items() for variant in variants)
         return

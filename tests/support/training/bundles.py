@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,10 +55,15 @@ def publish_bundle(root: Path, version: str, seed: int = 0, num_items: int = 30)
     catalogue.save(source / "catalogue.parquet")
     (source / "student.onnx").write_bytes(b"")
     (source / "report.json").write_text(json.dumps({}))
+    return live_store(root, source, version, {"prompt": {"max_items": MAX_ITEMS, "stride": STRIDE}}).live()
+
+
+def live_store(root: Path, folder: Path, version: str, about: dict[str, Any], *more: Any) -> BundleStore:
+    """Return a store in which this folder's content is live under this version."""
     store = BundleStore(root)
-    store.publish(source, version, {"prompt": {"max_items": MAX_ITEMS, "stride": STRIDE}})
+    store.publish(folder, version, about, *more)
     store.promote(version)
-    return store.live()
+    return store
 
 
 def point_to(root: Path, version: str, canary: Canary | None = None) -> None:

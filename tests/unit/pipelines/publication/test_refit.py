@@ -31,6 +31,7 @@ from pipelines.training.start.warm_start import last_whole_training
 from pipelines.training.train_decoder import new_decoder
 from pipelines.training.train_student import new_student
 from services.errors import StageFailed
+from tests.support.training.bundles import live_store
 from tests.unit.pipelines.conftest import CPU, MADE_AT, QUICK, SMALL_DECODER, SMALL_STUDENT, Built, checkpoints_in
 
 RECIPE = Recipe(train=SMALL_DECODER, distill=SMALL_STUDENT)
@@ -51,10 +52,7 @@ def bundle(built: Built, refitted: Path, tmp_path_factory: pytest.TempPathFactor
     assemble(serving_pair(built.trained, refitted), built.evaluated, built.similar, MADE_AT, folder, built.trained)
     prompt = {"max_items": built.trained.max_items, "stride": built.trained.stride}
     about = {"prompt": prompt, "data": {"newest_event_us": 1 << 60}}
-    store = BundleStore(folder / "bundles")
-    store.publish(folder / "bundle", "v1", about)
-    store.promote("v1")
-    return store.live()
+    return live_store(folder / "bundles", folder / "bundle", "v1", about).live()
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
