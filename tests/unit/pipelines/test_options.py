@@ -39,6 +39,7 @@ global_time = partial(PipelineOptions, split="global-time")
         (lambda: global_time(warm_start=True), "--warm-start: the live bundle has learned from events after"),
         (lambda: global_time(force=True), "--force: a run with --split global-time publishes nothing"),
         (lambda: global_time(until="assemble"), "--until assemble: a run with --split global-time publishes"),
+        (lambda: PipelineOptions(device="cpu", memory_snapshot=Path("out")), "--memory-snapshot: "),
         (lambda: TrainOptions(use_start=True, text_start="folder"), "use_start: true beside text_start"),
         (lambda: TrainOptions(text_layers=2), "text_layers: 2 of no checkpoint; give text_start"),
         (

@@ -194,23 +194,6 @@ def test_types_that_differ_in_case_alone_are_pointed_out(tmp_path: Path) -> None
     assert alike[0].endswith("write one of them in the table, or give each a rule in the events file")
 
 
-def test_floating_point_ids_join_the_other_tables_integers(tmp_path: Path) -> None:
-    """As pandas writes a column with a missing value: the events keep their items and users, and the run says so."""
-    numbers = pl.col("user_id", "item_id").str.slice(1).cast(pl.Int64)
-    events = raw_events(3, 5, 4).with_columns(numbers)
-    written = events.with_columns(pl.col("user_id", "item_id").cast(pl.Float64))
-    nameless = pl.DataFrame({"user_id": [None], "item_id": [1.0], "event_time": [9]}, written.schema)
-    items = raw_items(5).with_columns(item_id=pl.int_range(5)).drop("categories")
-
-    found, summary = run(Source(*own_tables(tmp_path, pl.concat([written, nameless]), items), ()), tmp_path)
-
-    assert sorted(found.select("user_id", "item_id").rows()) == sorted(
-        (str(user), str(item)) for user, item in events.select("user_id", "item_id").rows()
-    )
-    assert [*summary["rejected"]["events"]] == ["user_id"]  # type: ignore[index]
-    assert any("of column item_id are written as floating-point" in line for line in describe_found(tmp_path / "out"))
-
-
 def test_events_in_the_future_are_named_with_the_latest(tmp_path: Path) -> None:
     """One event far in the future is learned from and named, as it stays its user's newest; one within a day may be of another time zone."""
     events, _ = tables = own_tables(tmp_path)

@@ -162,14 +162,6 @@ def test_the_bundle_serves_the_refit_and_keeps_the_judged_pair_whole(built, refi
     assert bundle.report()["refit"] == read_found(refitted)
 
 
-def test_a_bundle_whose_judged_pair_serves_is_compared_by_its_own_folder(built: Built, tmp_path: Path) -> None:
-    """So are bundles that were made before there was a refit."""
-    plain = BundleStore(tmp_path).publish(built.assembled / "bundle", "v0", {})
-
-    assert plain.judged_dir == plain.path
-    assert plain.report()["refit"] is None
-
-
 def test_the_champion_is_the_judged_pair(built: Built, bundle: Bundle, tmp_path: Path) -> None:
     """It ranks the labels as its gate saw it; the weights that serve, which have learned them, rank them better."""
     held_out = HeldOut(built.trained.tokenized, tmp_path, "tailrace pipeline")

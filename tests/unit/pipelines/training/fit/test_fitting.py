@@ -22,9 +22,9 @@ from pipelines.scoring.dense import DecoderScorer, hidden_states
 from pipelines.scoring.metrics import ndcg, rank_labels
 from pipelines.training.fit.batches import Batch, make_batch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.descent import Descent, DescentOptions, rate_at
+from pipelines.training.fit.descent import Descent, rate_at
 from pipelines.training.fit.dropout import dropout_after
-from pipelines.training.fit.fitting import FitOptions, Fitted, Task, fit
+from pipelines.training.fit.fitting import FitOptions, Fitted, fit
 from pipelines.training.target.sampled import ItemSampler
 from pipelines.training.target.student_targets import new_targets
 from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss
@@ -44,10 +44,10 @@ from pipelines.training.train_student import (
 )
 from services.errors import StageFailed
 from tests.support.training.bundles import build_catalogue
+from tests.support.training.lines import LINE, line, numbered, task_of
 from tests.unit.pipelines.conftest import CPU, SMALL_STUDENT, Built, checkpoints_in
 
 FITTED = Fitted(curve=[], skipped_batches=[], num_tokens=0, flops=0, seconds=0.0, times={})
-DESCENT = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=0.9)
 
 
 def small_decoder() -> Decoder:
@@ -66,7 +66,7 @@ def test_rate_rises_then_falls_to_nothing() -> None:
 def test_averaged_weights_are_carried_only_inside_the_block() -> None:
     """Validation uses the average; training continues from the weights themselves."""
     model = nn.Linear(2, 1, bias=False)
-    descent = Descent(model, DESCENT)
+    descent = Descent(model, LINE)
     for step in range(20):
         descent.step([(model(torch.ones(1, 2)).pow(2).sum(), 1)], step / 20)
     held = model.weight.detach().clone()
@@ -83,30 +83,14 @@ def fit_line(
 ) -> Fitted:
     """Fit `model` to y = 5 in epochs of four batches; the loss of the third batch is multiplied by `poison`."""
     left = iter(scores)
-    numbered = [
-        partial(Batch, torch.full((1, 1), number), torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1).bool(), (1,))
-        for number in range(4)
-    ]
 
     def loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         usual = (model(torch.rand(1, 1)) - 5).pow(2).sum()
         return usual * (poison if batch.tokens[0, 0] == 2 else 1.0), 1
 
-    task = Task(
-        batches=lambda: numbered,
-        rng=np.random.default_rng(0),
-        loss=loss,
-        validate=lambda: next(left),
-        uniform_loss=100.0,
-    )
+    task = task_of(loss, [partial(numbered, number) for number in range(4)], lambda: next(left))
     torch.manual_seed(0)
-    return fit(model, task, FitOptions(epochs=epochs, validate_every=1, descent=DESCENT), checkpoints, lambda *_: None)
-
-
-def line() -> nn.Linear:
-    """A model of one weight, which is always the same."""
-    torch.manual_seed(0)
-    return nn.Linear(1, 1, bias=False)
+    return fit(model, task, FitOptions(epochs=epochs, validate_every=1, descent=LINE), checkpoints, silent)
 
 
 def test_best_validation_is_kept_whatever_came_later(tmp_path: Path) -> None:
@@ -149,7 +133,7 @@ def test_parts_of_a_batch_add_up_to_its_step(num_parts: int) -> None:
     batch = make_batch([np.array([1, 2, 3, 4]), np.array([5, 6, 7, 5]), np.array([8, 9])], catalogue)
     for parts in (1, num_parts):
         decoder = small_decoder()
-        descent = Descent(decoder, DESCENT)
+        descent = Descent(decoder, LINE)
         losses = [next_token_loss(decoder, catalogue, part, mask_seen=True) for part in split_batch(batch, parts)]
         before = decoder.embedding.weight.detach().clone()
         loss = descent.step(losses, 0.1)
@@ -165,7 +149,7 @@ def test_everything_is_made_on_the_models_device() -> None:
     catalogue, decoder = build_catalogue(), small_decoder()
     student = new_student(catalogue, decoder, DistillOptions(hidden_size=16, num_heads=2, max_items=20))
     batch = make_batch([np.array([1, 2, 3]), np.array([4, 5])], catalogue)
-    descents = [Descent(decoder, DESCENT), Descent(student, DESCENT)]
+    descents = [Descent(decoder, LINE), Descent(student, LINE)]
     sampler = ItemSampler(catalogue.popularity, 10)
 
     with torch.device("meta"):

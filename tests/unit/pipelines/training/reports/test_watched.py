@@ -8,7 +8,6 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipelines.options import PipelineOptions
 from pipelines.runner.stage import silent
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.watch import Reporting
@@ -71,12 +70,6 @@ def test_what_cannot_be_reported_is_refused_with_its_option(
 
     with pytest.raises(ConfigError, match=words):
         refuse_unreportable(reporting, torch.device("cpu"))
-
-
-def test_a_pipeline_refuses_a_snapshot_of_a_processors_memory() -> None:
-    """Its options are checked where all others are."""
-    with pytest.raises(ConfigError, match="--memory-snapshot"):
-        PipelineOptions(device="cpu", memory_snapshot=Path("out"))
 
 
 def test_nested_options_are_reported_by_their_path() -> None:
