@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from prometheus_client import CollectorRegistry
 
 from services.contracts.rank import EngineLoad
-from services.llm.engine.cost.machine_limits import MachineLimits
+from services.llm.engine.cost.machine_limits import MachineLimits, measure_limits
 from services.llm.engine.outcome import EngineOutcome, Status
 from services.llm.serving.engine_thread import Stepped
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
@@ -88,6 +89,13 @@ def test_two_engines_of_a_replica_add_up() -> None:
 
     assert all(gauge == loads for gauge, loads in seen)
     assert (max(loads for _, loads in seen), seen[-1][0]) == (4, 0)
+
+
+def test_limits_are_measured() -> None:
+    """A machine reads and multiplies at some rate."""
+    limits = measure_limits(torch.device("cpu"), torch.float32)
+
+    assert min(limits.bytes_per_s, limits.flops_per_s) > 1e8
 
 
 def ended(**changes: Any) -> Ended:
