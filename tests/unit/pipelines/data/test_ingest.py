@@ -194,6 +194,17 @@ def test_types_that_differ_in_case_alone_are_pointed_out(tmp_path: Path) -> None
     assert alike[0].endswith("write one of them in the table, or give each a rule in the events file")
 
 
+def test_what_reading_changed_is_in_the_summary(tmp_path: Path) -> None:
+    """Such as ids that pandas wrote as floating-point numbers: the events keep their items, and the run says so."""
+    number = pl.col("item_id").str.slice(1).cast(pl.Int64)
+    events, items = raw_events(3, 5, 4).with_columns(number.cast(pl.Float64)), raw_items(5).with_columns(number)
+
+    found, _ = run(Source(*own_tables(tmp_path, events, items), ()), tmp_path)
+
+    assert found.height == 12
+    assert any("of column item_id are written as floating-point" in line for line in describe_found(tmp_path / "out"))
+
+
 def test_events_in_the_future_are_named_with_the_latest(tmp_path: Path) -> None:
     """One event far in the future is learned from and named, as it stays its user's newest; one within a day may be of another time zone."""
     events, _ = tables = own_tables(tmp_path)

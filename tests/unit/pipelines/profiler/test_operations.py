@@ -1,6 +1,6 @@
 """FLOPs from shapes beside torch's own counter, bytes by hand, the roofline, and the operations that took the longest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,66 +150,62 @@ def test_limits_are_measured_ones_before_the_data_sheet_s(read, about, bytes_per
 
 
 @pytest.mark.parametrize(
-    ("name", "is_product"),
+    ("is_one", "these", "others"),
     [
-        ("ampere_sgemm_32x32_sliced1x4_tn", True),
-        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_tn_align4>(cutlass_80_tensorop)", True),
-        ("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1", True),
-        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32", True),
-        ("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", True),
-        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>(Flash_fwd_params)", True),
-        ("triton_tem_fused_addmm_relu_3", True),
-        ("void gemv2T_kernel_val<int, int, float>(float)", False),
-        ("triton_poi_fused_addmm_relu_3", False),
-        ("triton_red_fused_native_layer_norm_1", False),
-        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(cudnnTensorStruct)", False),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", False),
-        ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(cudnn::ops::nchw2nhwc_params_t)", False),
+        (
+            is_product_kernel,
+            (
+                "ampere_sgemm_32x32_sliced1x4_tn",
+                "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_tn_align4>(cutlass_80_tensorop)",
+                "Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1",
+                "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32",
+                "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT",
+                "void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>(Flash_fwd_params)",
+                "triton_tem_fused_addmm_relu_3",
+            ),
+            (
+                "void gemv2T_kernel_val<int, int, float>(float)",
+                "triton_poi_fused_addmm_relu_3",
+                "triton_red_fused_native_layer_norm_1",
+                "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(cudnnTensorStruct)",
+                "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
+                "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(cudnn::ops::nchw2nhwc_params_t)",
+            ),
+        ),
+        (
+            lambda name: is_product_operation(f"aten::{name}"),
+            ["mm", "addmm", "bmm", "_int_mm", "convolution_backward", "mkldnn_convolution", "linalg_qr", "lstm"],
+            [
+                "mv",
+                "add_",
+                "upsample_bilinear2d",
+                "linalg_vector_norm",
+                "native_layer_norm",
+                "_softmax",
+                "copy_",
+                "embedding",
+            ],
+        ),
+        (
+            is_input,
+            (
+                "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+                *("## data_load ##", "load_batch", "nextBatch", "data"),
+            ),
+            (
+                *("DistributedDataParallel.forward", "load_state_dict", "train_batch", "forward"),
+                *("## all2all_data:kjt ##", "step 3"),
+            ),
+        ),
+        (
+            is_waiting_frame,
+            ("<built-in function sleep>", "train.py(12): get_batch"),
+            ("train.py(12): evaluate",),
+        ),
     ],
+    ids=["kernels that are products", "operations that are products", "ranges of input", "frames that wait"],
 )
-def test_kernels_are_products_by_their_libraries_names(name: str, is_product: bool) -> None:
-    """cuBLAS, CUTLASS, cuDNN, Tensile, flash attention and Triton; what is none of them is bound by memory."""
-    assert is_product_kernel(name) == is_product
-
-
-def test_operations_are_products_by_torch_s_names() -> None:
-    """Products, convolutions, attentions and decompositions are; what moves data is not."""
-    products = ("mm", "addmm", "bmm", "_int_mm", "convolution_backward", "mkldnn_convolution", "linalg_qr", "lstm")
-    others = (
-        "mv",
-        "add_",
-        "upsample_bilinear2d",
-        "linalg_vector_norm",
-        "native_layer_norm",
-        "_softmax",
-        "copy_",
-        "embedding",
-    )
-
-    assert [name for name in products if not is_product_operation(f"aten::{name}")] == []
-    assert [name for name in others if is_product_operation(f"aten::{name}")] == []
-
-
-def test_ranges_of_input_are_known_by_all_their_words() -> None:
-    """A name with a word of its own is no loader's."""
-    loading = (
-        "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
-        "## data_load ##",
-        "load_batch",
-        "nextBatch",
-        "data",
-    )
-    others = (
-        "DistributedDataParallel.forward",
-        "load_state_dict",
-        "train_batch",
-        "forward",
-        "## all2all_data:kjt ##",
-        "step 3",
-    )
-
-    assert [name for name in loading if not is_input(name)] == []
-    assert [name for name in others if is_input(name)] == []
-    assert is_waiting_frame("<built-in function sleep>")
-    assert is_waiting_frame("train.py(12): get_batch")
-    assert not is_waiting_frame("train.py(12): evaluate")
+def test_what_a_name_says(is_one: Callable[[str], bool], these: Sequence[str], others: Sequence[str]) -> None:
+    """Products by their libraries' names: cuBLAS, CUTLASS, cuDNN, Tensile, flash attention, Triton, and torch's own. Ranges of input by all their words: a name with a word of its own is no loader's."""
+    assert [name for name in these if not is_one(name)] == []
+    assert [name for name in others if is_one(name)] == []
