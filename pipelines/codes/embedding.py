@@ -126,7 +126,7 @@ def item_use(sequences: Sequence[np.ndarray], num_items: int, size: int, seed: i
 
 def _counts(texts: Sequence[str]) -> sparse.csr_matrix:
     """Return how often each hashed word and pair of words is in each text (N, W)."""
-    from sklearn.feature_extraction.text import HashingVectorizer  # not at the top: processes of a training need no more than what was fitted
+    from sklearn.feature_extraction.text import HashingVectorizer  # slow to import, and ranks need none
 
     words = HashingVectorizer(
         n_features=_NUM_WORDS, ngram_range=(1, 2), alternate_sign=False, norm=None, dtype=np.float32
