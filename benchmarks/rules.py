@@ -1,9 +1,9 @@
 """What filters and rules cost: a request with them beside one without, the rule stage alone, and an expression over a million items.
 
-    python -m benchmarks.rules --json OUT [--pairs 300] [--items 1000000] [--url HOST:PORT] [--up]
+    python -m benchmarks.rules --json OUT [--pairs 300] [--url HOST:PORT] [--up]
 
 Requests with and without alternate, one at a time over REST, for each tier of the running stack (`--up` starts one), so that both meet the same
-machine. The stage and the expressions need no stack: 200 candidates under all rules at once, and columns with as many items as asked for.
+machine. The stage and the expressions need no stack: 200 candidates under all rules at once, and columns with a million items.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from services.settings.settings import load_settings
 DEADLINE_MS = 1_000
 NUM_WARM = 20
 NUM_CANDIDATES, NUM_SHOWN, K, HIDDEN_SIZE = 200, 50, 10, 64
-NUM_EXPRESSIONS, NUM_STAGES = 40, 500
+NUM_EXPRESSIONS, NUM_STAGES, NUM_ITEMS = 40, 500, 1_000_000
 NOW_MS = 1_800_000_000_000
 FILTERS = {
     "must": [{"key": "popularity", "range": {"gte": 0}}, {"key": "categories", "exists": True}],
@@ -56,14 +56,11 @@ def main() -> None:
     settings = load_settings()
     parser = report_parser(__doc__)
     parser.add_argument("--pairs", type=at_least_one, default=300, help="requests of each kind and tier")
-    parser.add_argument(
-        "--items", type=at_least_one, default=1_000_000, help="items of the columns that are compiled over"
-    )
     add_stack_options(parser, settings)
     options = parser.parse_args()
     with stack_for(settings, is_started=options.up):
         requests = asyncio.run(_measure_requests(options))
-    report = {"requests": requests, "stage": measure_stage(), "expressions": measure_expressions(options.items)}
+    report = {"requests": requests, "stage": measure_stage(), "expressions": measure_expressions(NUM_ITEMS)}
     print(f"stage {report['stage']}\nexpressions {report['expressions']}")
     write_report(options.json, about_run("rules") | report)
 

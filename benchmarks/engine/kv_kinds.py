@@ -8,7 +8,6 @@ perplexity of this repository's pages.
 All in fp32 on plain torch, so that only the KV data type differs.
 """
 
-import platform
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +21,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 
 from benchmarks.engine.process import ROOT
-from benchmarks.load.command import command_of, report_parser, write_report
+from benchmarks.load.command import about_run, report_parser, write_report
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
@@ -56,8 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     shown: dict[str, Any] = {
-        "command": command_of("engine kv-kinds"),
-        "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
+        **about_run("engine kv-kinds"),
         "rankings": _rankings(options.bundle, _newest_cases(options.bundle)),
     }
     if options.checkpoint is not None:

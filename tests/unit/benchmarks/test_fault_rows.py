@@ -1,13 +1,10 @@
 """Plan and figures of a row of the fault matrix."""
 
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import tailrace_client
-from benchmarks.faults.__main__ import matrix_of
 from benchmarks.faults.batch_probe import Batch, BatchProbe, BatchUser
 from benchmarks.faults.event_probe import Event, EventProbe
 from benchmarks.faults.rows import Phases, Planned, plan_row, row_of
@@ -88,17 +85,3 @@ async def test_batches_are_sent_until_acknowledged_and_counted(count: Any, lost:
 
     counted = {"sent": 1, "attempts": 3, "acknowledged": 1, "lost": lost, "doubled": doubled}
     assert probe.result() == {"events_each": 500, **counted}
-
-
-def test_the_matrix_fits_a_terminal_of_80_columns() -> None:
-    """No word and no number is cut."""
-    shares = dict.fromkeys(("availability", "answered_at_once", "deadline_met"), 1.0) | {"goodput": 0.841}
-    probes = {probe: {"lost": 6, "doubled": 6} for probe in ("events", "batches")}
-    row = {"fault": "low-priority-spike", **shares, "p99_ms": 1_234.5, "recovery_s": 123.4, **probes}
-
-    out = StringIO()
-    Console(width=80, file=out).print(matrix_of([row]))
-
-    words = ("low-priority-spike", "100.00", "1234.5", "0.841", "123.4", "doubled")
-    assert [word for word in words if word not in out.getvalue()] == []
-    assert "…" not in out.getvalue()
