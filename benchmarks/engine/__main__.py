@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.engine.cases import ShapeCases, shape_cases, text_cases
 from benchmarks.engine.comparison import Comparison, Options
-from benchmarks.engine.report import case_rows, has_failed, lines, roofline_rows
+from benchmarks.engine.report import agreements, case_rows, has_failed, lines, roofline_rows
 from benchmarks.load.command import about_run, at_least_one, report_parser, run_named, write_report
 
 _PEERS = ("transformers", "vllm")
@@ -69,6 +69,7 @@ def _report(options: argparse.Namespace, comparison: Comparison) -> dict[str, An
         "failed": comparison.failed,
         "cases": case_rows(comparison.measured, comparison.peers),
         "roofline": roofline_rows(comparison.measured),
+        "agreement": agreements(comparison.measured),
         "quality": comparison.quality,
     }
 

@@ -1,4 +1,4 @@
-"""Published figures from timed runs: medians, ratios to the best peer, roofline. Pure.
+"""Published figures from timed runs: medians, ratios to the best peer, roofline, agreement. Pure.
 
 A run is a worker's reply: `seconds`, `outputs`, and for our engine `steps` by kind with their minimum cost, and the machine's
 `limits` measured next to it, since memory bandwidth on shared hardware varies.
@@ -13,6 +13,8 @@ from benchmarks.engine.cases import Case
 
 Run = dict[str, Any]
 Report = dict[str, Any]
+
+_REFERENCE = "transformers"
 
 
 @dataclass(slots=True)
@@ -87,6 +89,36 @@ def _shares(run: Run, kind: str) -> tuple[float, float]:
         step["num_bytes"] / step["seconds"] / limits["bytes_per_s"],
         step["flops"] / step["seconds"] / limits["flops_per_s"],
     )
+
+
+def agreements(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Compare each engine's first outputs with transformers': the share of positions with the same token or item.
+
+    Greedy texts diverge at the first tie that is broken differently, so a low share alone is no fault: see the gaps. Items are
+    compared as sets.
+    """
+    theirs = {one.case.name: one.runs[0] for one in measured if one.engine == _REFERENCE and one.runs}
+    return [
+        {
+            "case": one.case.name,
+            "engine": one.engine,
+            "against": _REFERENCE,
+            "share": _agreement(one.runs[0], theirs[one.case.name]),
+        }
+        for one in measured
+        if one.runs and one.engine != _REFERENCE and one.case.name in theirs
+    ]
+
+
+def _agreement(mine: Run, theirs: Run) -> float:
+    same = total = 0
+    for left, right in zip(mine["outputs"], theirs["outputs"], strict=True):
+        if left and isinstance(left[0], list):
+            same += len({tuple(code) for code in left} & {tuple(code) for code in right})
+        else:
+            same += sum(a == b for a, b in zip(left, right, strict=True))
+        total += len(left)
+    return round(same / total, 4) if total else 0.0
 
 
 def _ratio(case: Case, value: float | None, theirs: Sequence[float]) -> float | None:

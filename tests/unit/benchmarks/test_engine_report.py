@@ -1,11 +1,11 @@
-"""The engine benchmark's report: medians, ratios and shares of limits."""
+"""The engine benchmark's report: medians, ratios, shares of limits, agreement."""
 
 from typing import Any
 
 import pytest
 
 from benchmarks.engine.cases import Case
-from benchmarks.engine.report import Measured, case_rows, has_failed, roofline_rows
+from benchmarks.engine.report import Measured, agreements, case_rows, has_failed, roofline_rows
 
 WRITE = Case(name="decode-2", unit="output tokens/s", batch=2, prompt_len=4, num_new=5)
 RANK = Case(name="beams-2", unit="requests/s", batch=1, prompt_len=4, width=2)
@@ -64,3 +64,17 @@ def test_steps_are_compared_with_the_limits_of_their_run() -> None:
     assert (row["limit_gbytes_per_s"], row["limit_tflops_per_s"]) == (1e-07, 1.5e-10)
     assert (row["memory_share"], row["compute_share"]) == (0.5, 0.1)
     assert (row["bound_by"], row["share_of_limit"]) == ("memory", 0.5)
+
+
+def test_agreement_is_counted_place_by_place_or_as_sets() -> None:
+    """Texts agree by position, items by membership."""
+    runs = [
+        measured(WRITE, "tailrace", 1.0, outputs=[[1, 2, 3, 4], [5, 6, 7, 8]]),
+        measured(WRITE, "transformers", 1.0, outputs=[[1, 2, 9, 9], [5, 6, 7, 8]]),
+        measured(RANK, "tailrace", 1.0, outputs=[[[1, 2, 3], [4, 5, 6]]]),
+        measured(RANK, "transformers", 1.0, outputs=[[[4, 5, 6], [7, 8, 9]]]),
+    ]
+
+    found = {(row["case"], row["engine"]): row["share"] for row in agreements(runs)}
+
+    assert found == {("decode-2", "tailrace"): 0.75, ("beams-2", "tailrace"): 0.5}
