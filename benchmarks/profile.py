@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.load.command import about_run, report_parser, write_report
+from benchmarks.load.table import show
 from pipelines.profiler.report import profile_of
 from pipelines.profiler.trace import read_traces
 
@@ -31,7 +32,7 @@ def main() -> None:
     for kind, variant in _variants():
         for row in _judged(kind, variant, options.styles):
             rows.append(row)
-            _print(row)
+            show(row, "kind", "variant", "style", "bottleneck", "shares")
         write_report(options.json, {**about_run("profile"), **counts(rows), "rows": rows})
     found = counts(rows)
     print(f"{found['named']} of {found['plants']} named, {found['accused']} of {found['healthy']} healthy ones accused")
@@ -79,17 +80,6 @@ def _judged(kind: str, variant: str, styles: Sequence[str]) -> Iterator[dict[str
                 "span_us": round(found.parts.span_us),
                 "shares": {name: round(share, 4) for name, share in found.shares.items()},
             }
-
-
-def _print(row: dict[str, Any]) -> None:
-    largest = ", ".join(
-        f"{name} {share:.0%}" for name, share in sorted(row["shares"].items(), key=lambda one: -one[1]) if share > 0.03
-    )
-    sign = " " if row["kind"] == row["bottleneck"] else "!"
-    print(
-        f"{sign} {row['kind']:14}{row['variant']:18}{row['style']:7}{row['bottleneck']:14} {largest}",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Any
 import structlog
 import torch
 
-from benchmarks.load.command import about_run, at_least_one, command_of, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, command_of, newest_tokens, report_parser, write_report
 from benchmarks.training.compiled import measure_compiled
 from benchmarks.training.text_steps import TextSteps, measure_text, options_of, precision_here
 from models.decoder.weights import load_decoder
@@ -55,7 +55,7 @@ def main() -> None:
     found = json.loads(options.json.read_text()) if options.json.exists() else {}
     parts: dict[str, Any] = found.get("parts", {})
     try:
-        tokenized = options.tokenized or _newest(load_settings().state_dir / "pipeline" / "tokenize")
+        tokenized = options.tokenized or newest_tokens(load_settings().state_dir)
         recipe = choose(read_recipes(epochs=options.epochs), data_size(tokenized))
         of_decoder = replace(recipe.train, fit=replace(recipe.train.fit, validate_every=1))
         for name in options.only:
@@ -156,10 +156,6 @@ def _hash_of(folder: Path) -> str:
     for tensor in decoder.state_dict().values():
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
-
-
-def _newest(folder: Path) -> Path:
-    return max(folder.iterdir(), key=lambda path: path.stat().st_mtime)
 
 
 def _options() -> argparse.Namespace:

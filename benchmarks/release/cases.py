@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.load.table import show
 from benchmarks.release.load import REFUSED, Audience
 from models.canary import Stage
 from models.registry import BundleStore
@@ -57,9 +58,7 @@ async def run_case(
         "reason": withdrawn.reason if withdrawn is not None else "",
         **row,
     }
-    print(
-        {key: report[key] for key in ("name", "rolled_back_after_s", "live_after_s", "num_lost", "reason")}, flush=True
-    )
+    show(report, "name", "rolled_back_after_s", "live_after_s", "num_lost", "reason")
     if record.canary is not None:
         store.end_canary(version, by="benchmark", note="no verdict in time")
     return report
@@ -91,7 +90,7 @@ async def run_moves(
     if (canary := store.record().canary) is not None:
         store.end_canary(canary.version, by="benchmark", note="measured")
     report = {"name": "promotion, rollback, store outage", "rolled_back_after_s": None, **row}
-    print({key: report[key] for key in ("name", "num_lost", "num_requests")}, flush=True)
+    show(report, "name", "num_lost", "num_requests")
     return report
 
 
