@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engine.comparison import words_of
-from benchmarks.engine.process import EngineProcess
+from benchmarks.engine.process import EngineProcess, Entry
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.load.open_loop import percentile
 from benchmarks.load.own_stack import stack_for
@@ -138,7 +138,7 @@ def _bare_engine(settings: Settings, folder: Path, config: Any) -> EngineProcess
         "has_catalogue": False,
     }
     variables = {"OMP_NUM_THREADS": str(settings.text_threads)}
-    return EngineProcess(Path(sys.executable), "benchmarks.engine.tailrace", options, variables)
+    return EngineProcess(Entry(Path(sys.executable), "benchmarks.engine.tailrace", options, variables))
 
 
 async def _cases(

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.engine.cases import Case, ShapeCases
 from benchmarks.engine.comparison import Comparison, Options
-from benchmarks.engine.process import EngineFailed, EngineProcess
+from benchmarks.engine.process import EngineFailed, EngineProcess, Entry
 from benchmarks.engine.shapes import random_decoder
 from models.decoder.weights import save_decoder
 
@@ -73,7 +73,7 @@ def test_a_late_reply_is_not_taken_for_the_next(tmp_path: Path) -> None:
     module.write_text(
         "import sys, time\nprint('{}', flush=True)\nfor line in sys.stdin: time.sleep(1); print('{}', flush=True)"
     )
-    engine = EngineProcess(Path(sys.executable), "slow_engine", {}, {"PYTHONPATH": str(tmp_path)}, answer_s=0.1)
+    engine = EngineProcess(Entry(Path(sys.executable), "slow_engine", {}, {"PYTHONPATH": str(tmp_path)}), answer_s=0.1)
     engine.wait_until_ready()
     with pytest.raises(EngineFailed, match="no answer"):
         engine.ask({})
