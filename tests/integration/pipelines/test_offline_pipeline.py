@@ -305,7 +305,7 @@ def test_a_warm_start_keeps_the_live_codes_where_it_refuses_the_weights(
     assert not np.array_equal(load_catalogue(fresh).codes, of_bundle)
 
 
-@pytest.mark.parametrize("poor", [1, pytest.param(3, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("poor", [1, 3])
 def test_validation_chooses_the_depth_of_a_large_catalogue(
     tmp_path: Path, store: Server, options: PipelineOptions, poor: int
 ) -> None:
