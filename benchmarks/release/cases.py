@@ -117,15 +117,13 @@ def _ended(store: BundleStore) -> bool:
 
 async def _under_load(audience: Audience, rate: float, is_over: Callable[[], bool], what: str) -> dict[str, Any]:
     """Keep the load up, in slices of some seconds, until it is over and one slice more."""
-    audience.versions, audience.lost = Counter(), Counter()
+    audience.lost = Counter()
     started_s, over_s = time.monotonic(), None
-    latencies: list[float] = []
     reasons: Counter[str] = Counter()
     num_requests = 0
     while over_s is None or time.monotonic() - over_s < _SLICE_S:
         load = await audience.run(rate, _SLICE_S)
         num_requests += len(load.shots)
-        latencies += [shot.latency_ms for shot in load.shots]
         reasons.update(shot.outcome.reason for shot in load.shots)
         if over_s is None and (is_over() or time.monotonic() - started_s > _GIVE_UP_S):
             over_s = time.monotonic()
@@ -138,7 +136,5 @@ async def _under_load(audience: Audience, rate: float, is_over: Callable[[], boo
         "num_lost": num_lost,
         "lost": dict(audience.lost),
         "num_refused": reasons[REFUSED],
-        "by_version": dict(audience.versions),
         "reasons": dict(reasons),
-        "p50_ms": round(sorted(latencies)[len(latencies) // 2], 2),
     }

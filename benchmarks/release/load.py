@@ -27,7 +27,6 @@ class Audience:
     items: Sequence[str]
     liking: Mapping[str, float] = field(default_factory=dict)
     has_clicks: bool = True
-    versions: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     draw: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -43,7 +42,6 @@ class Audience:
                 return replace(outcome, reason=REFUSED)
             self.lost[outcome.reason[:120]] += 1
             return replace(outcome, reason="lost")
-        self.versions[outcome.bundle_version] += 1
         liking = self.liking.get(outcome.bundle_version, 1.0)
         if self.has_clicks and outcome.item_ids and self.draw.random() < CLICKS * liking:
             await self._click(str(fields["user_id"]), self.draw.choice(outcome.item_ids), outcome.request_id)
