@@ -48,7 +48,7 @@ def confirm(page: Page, reason: str | None = None) -> None:
 
 def test_a_release_is_begun_moved_and_ended(stack: Stack, store: BundleStore) -> None:
     """A question that is answered with no moves nothing; each move is in the store's record and in the page's history."""
-    live = store.live_version()
+    live, withdrawn = store.live_version(), store.withdrawals()
     expect.set_options(timeout=WAIT_MS)
     with chromium() as browser, quiet_page(browser, base_url=str(stack.rest.base_url)) as page:
         page.goto("/")
@@ -74,7 +74,7 @@ def test_a_release_is_begun_moved_and_ended(stack: Stack, store: BundleStore) ->
 
         expect(name.get_by_role("button", name="Release…")).to_be_visible()
         record = store.record()
-        assert (record.canary, record.live, record.withdrawn) == (None, live, {})
+        assert (record.canary, record.live, record.withdrawn) == (None, live, withdrawn)
         assert [move.act for move in record.history[-3:]] == ["release", "share", "end"]
         assert record.history[-1].note.endswith("seen enough")
         name.locator("summary", has_text="History").click()

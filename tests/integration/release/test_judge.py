@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 
-from benchmarks.release.recorded import Traffic, make_topics, recorded, send
 from models.canary import Canary, Stage
 from models.registry import BundleStore
 from models.release_report import ReleaseReport
 from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import Server
+from tests.support.stream.release_records import Traffic, make_topics, recorded, send
 from tests.support.wait import wait_for
 
 HALF = (Stage(0.5, 1.0),)

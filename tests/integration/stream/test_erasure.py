@@ -222,11 +222,14 @@ def test_neither_a_lost_nor_a_restored_store_nor_the_pipeline_brings_a_user_back
     )
 
 
-def test_erasures_survive_a_worker_that_is_killed_at_any_moment(rig: Rig) -> None:
+@pytest.mark.parametrize("num_lives", [3, pytest.param(6, marks=pytest.mark.grid)])
+def test_erasures_survive_a_worker_that_is_killed_at_any_moment(num_lives: int, rig: Rig) -> None:
     """Events and erasures of many users, workers killed in between: each user has the events behind their last erasure, in row and log."""
     draw, sent = random.Random(5), list[Interaction | Erasure]()
+    heartbeat = rig.settings.state_dir / "run" / "worker-0.beat"
     environment = {**inherited_environment(), **rig.settings.as_environment()}
-    for life in range(6):
+    for life in range(num_lives):
+        heartbeat.unlink(missing_ok=True)
         worker = subprocess.Popen([sys.executable, "-m", "services.stream"], env=environment)
         for _ in range(8):
             batch: list[Interaction | Erasure] = []
@@ -237,7 +240,9 @@ def test_erasures_survive_a_worker_that_is_killed_at_any_moment(rig: Rig) -> Non
             rig.send(*batch)
             sent += batch
             time.sleep(draw.random() / 2)
-        time.sleep(draw.uniform(1, 8) if life else 15)
+        if life != 1:  # one is killed whether it has come up or not
+            wait_for(heartbeat.exists, 60.0, "the worker")
+        time.sleep(draw.uniform(1, 6))
         os.kill(worker.pid, signal.SIGKILL)
         worker.wait()
     rig.start_worker()

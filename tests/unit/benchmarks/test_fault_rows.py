@@ -1,32 +1,21 @@
 """Plan and figures of a row of the fault matrix."""
 
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import tailrace_client
-from benchmarks.faults.__main__ import matrix_of
 from benchmarks.faults.batch_probe import Batch, BatchProbe, BatchUser
+from benchmarks.faults.compose import ComposeProcesses
 from benchmarks.faults.event_probe import Event, EventProbe
-from benchmarks.faults.rows import Phases, Planned, plan_row, row_of
+from benchmarks.faults.rows import Phases, Planned, row_of
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot
 from services.contracts.access import Priority
+from services.errors import EnvironmentFault
 from tailrace_client import Recorded, TailraceError
 
 PHASES = Phases(before_s=2, during_s=3, after_s=5)
 WEIGHTS = {"llm": 1.0, "student": 0.5}
-
-
-def test_the_spike_adds_twelve_times_the_rate_of_low_priority() -> None:
-    """It lasts as long as the fault; the other departures do not change."""
-    planned = plan_row(20, PHASES, is_spike=True)
-    low = [one.at_s for one in planned if one.priority is Priority.LOW]
-
-    assert len(low) == 12 * 20 * 3
-    assert (min(low), max(low) < 5) == (2, True)
-    assert [one for one in planned if one.priority is not Priority.LOW] == plan_row(20, PHASES, is_spike=False)
 
 
 def test_a_row_of_the_matrix() -> None:
@@ -55,6 +44,12 @@ def test_a_row_of_the_matrix() -> None:
     lost = row_of(planned, Load(healthy, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
     assert lost["events"]["lost"] == 1
     assert (lost["answers_recovered_s"], lost["recovery_s"]) == (0, None)
+
+
+def test_a_compose_project_that_does_not_run_is_named() -> None:
+    """With what it lacks."""
+    with pytest.raises(EnvironmentFault, match="'shop' has no container of redis"):
+        ComposeProcesses("shop", lambda *_: "").is_healthy()
 
 
 class ForgetfulDoor:
@@ -88,17 +83,3 @@ async def test_batches_are_sent_until_acknowledged_and_counted(count: Any, lost:
 
     counted = {"sent": 1, "attempts": 3, "acknowledged": 1, "lost": lost, "doubled": doubled}
     assert probe.result() == {"events_each": 500, **counted}
-
-
-def test_the_matrix_fits_a_terminal_of_80_columns() -> None:
-    """No word and no number is cut."""
-    shares = dict.fromkeys(("availability", "answered_at_once", "deadline_met"), 1.0) | {"goodput": 0.841}
-    probes = {probe: {"lost": 6, "doubled": 6} for probe in ("events", "batches")}
-    row = {"fault": "low-priority-spike", **shares, "p99_ms": 1_234.5, "recovery_s": 123.4, **probes}
-
-    out = StringIO()
-    Console(width=80, file=out).print(matrix_of([row]))
-
-    words = ("low-priority-spike", "100.00", "1234.5", "0.841", "123.4", "doubled")
-    assert [word for word in words if word not in out.getvalue()] == []
-    assert "…" not in out.getvalue()
