@@ -1,6 +1,5 @@
 """The console's page of names and releases in a real browser on the real stack: a release begins, goes on and ends where the store of bundles sees it."""
 
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -11,18 +10,19 @@ from playwright.sync_api import Page, expect
 
 from models.canary import Stage
 from models.registry import BundleStore
+from models.release_report import GuardReport, ReleaseReport
 from tests.support.gateway.browser import FAINT, NAMELESS, TOO_WIDE, chromium, quiet_page
 from tests.support.stacks.stack import Stack
 
 WAIT_MS = 90_000
 COPY = "candidate-of-a-test"
-GUARDS = [
-    {"name": "latency:llm", "state": "no worse", "worse_by": -0.01, "low": -0.03, "high": 0.01, "lacks": ""},
-    {"name": "clicks", "state": "open", "worse_by": None, "low": None, "high": None, "lacks": "fewer than 100 users"},
-]
-REPORT = json.dumps(
-    {"outcome": "continue", "reason": "the stage lasts 600 s more", "users": [9, 800], "guards": GUARDS}
+GUARDS = (
+    GuardReport(name="latency:llm", state="no worse", worse_by=-0.01, low=-0.03, high=0.01),
+    GuardReport(name="clicks", state="open", worse_by=None, low=None, high=None, lacks="fewer than 100 users"),
 )
+REPORT = ReleaseReport(
+    act="stay", outcome="continue", reason="the stage lasts 600 s more", users=(9, 800), lists=(12, 990), guards=GUARDS
+).encode()
 
 
 @pytest.fixture

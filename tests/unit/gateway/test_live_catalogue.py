@@ -2,8 +2,11 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.contracts.access import Priority
 from services.contracts.filters import parse_expression
@@ -11,6 +14,7 @@ from services.contracts.items import ItemState
 from services.contracts.recommend import Filters, SimilarTo, Tier
 from services.gateway.overload.admission import Verdict
 from services.gateway.tiers.similar import find_new
+from services.items.layout import ItemLayout
 from tests.unit.gateway.world import VERSION, World, catalogue_of, publish, started_world, user
 
 
@@ -147,18 +151,62 @@ async def test_a_new_item_has_neighbours_by_its_words_and_is_one(world: World) -
 
 
 async def test_new_words_of_a_new_item_are_taken_up(world: World) -> None:
-    """With other words it has other neighbours; where nothing changed nothing is made again."""
+    """With other words it has other neighbours, at the next refresh."""
     state(world, "n1", title="Item 12", categories=("even",))
     await world.plane.similar.refresh()
-    first = find_new(world.items.live_items.layout, None)
     state(world, "n1", title="Item 13", categories=("odd",))
     await world.plane.similar.refresh()
 
-    assert first is not None
-    assert find_new(world.items.live_items.layout, first) is not first
     assert (await similar_to(world, "n1", k=1)) == ["i13"]
-    second = find_new(world.items.live_items.layout, None)
-    assert find_new(world.items.live_items.layout, second) is second
+
+
+class CountingLayout(ItemLayout):
+    """A layout that counts the titles that were read of it."""
+
+    num_read = 0
+
+    def title(self, index: int) -> str:
+        """Return an item's title."""
+        self.num_read += 1
+        return super().title(index)
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["n1", "n2", "n3", "i03"]),
+        st.none()
+        | st.builds(
+            dict,
+            title=st.sampled_from([None, "Item 12", "Item 13 red"]),
+            categories=st.sampled_from([None, ("even",), ("odd", "Tea")]),
+            available=st.booleans(),
+            value=st.sampled_from([None, 1.0, 2.0]),
+        ),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(CHANGES)
+def test_texts_of_new_items_are_composed_where_their_words_changed_alone(changes: list[tuple[str, Any]]) -> None:
+    """After each change what is known is what would be found from the start; where no new item's words changed, no text is read."""
+    layout, found = CountingLayout(catalogue_of()), None
+    words: dict[str, object] = {}
+    for item_id, fields in changes:
+        layout.put(item_id, None if fields is None else ItemState(item_id=item_id, **fields), now_ms=0)
+        now = (None, None) if fields is None else (fields["title"], fields["categories"] or None)
+        is_changed = item_id.startswith("n") and (item_id not in words or words[item_id] != now)
+        words[item_id] = now
+        layout.num_read = 0
+        found = find_new(layout, found)
+        num_read = layout.num_read
+        fresh = find_new(layout, None)
+
+        assert is_changed or num_read == 0 or found is None
+        assert (found is None) == (fresh is None)
+        if found is not None and fresh is not None:
+            assert (found.texts, found.near, found.known_near) == (fresh.texts, fresh.near, fresh.known_near)
 
 
 async def test_an_expression_that_lets_new_items_through_is_answered_by_what_knows_the_others(world: World) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from models.release_report import GuardReport, ReleaseReport
 from tests.unit.gateway.console.conftest import LEAD_S, NEXT, Console
 from tests.unit.gateway.world import NOW_S, VERSION
 
@@ -65,15 +66,18 @@ async def test_a_promotion_and_the_way_back(console: Console) -> None:
 
 
 async def test_the_last_look_is_shown(console: Console) -> None:
-    """A report of fields as it is, one in words as the reason."""
-    await move(console, f"{OF_NEXT}:release", **RELEASED)
-    found = []
-    for report in (json.dumps({"outcome": "worse", "guards": []}), "looks fine", "[1]"):
-        console.store.report_canary(NEXT, report, 1_234)
+    """A report by its fields, one in words as the reason; before the first look there is none."""
+    guard = GuardReport(name="errors", state="open", worse_by=None, low=None, high=None, lacks="users")
+    report = ReleaseReport(act="stay", outcome="continue", reason="too few", users=(9, 800), guards=(guard,))
+    found = [(await move(console, f"{OF_NEXT}:release", **RELEASED))["canary"]]
+    for text in (report.encode(), "looks fine"):
+        console.store.report_canary(NEXT, text, 1_234)
         found.append((await console.send("GET", "/console/names"))["names"][0]["canary"])
 
-    assert [one["verdict"] for one in found] == [{"outcome": "worse", "guards": []}, {"reason": "looks fine"}, None]
-    assert {one["looked_ms"] for one in found} == {1_234}
+    assert found[0]["verdict"] is None
+    assert found[1]["verdict"] == json.loads(report.encode())
+    assert (found[2]["verdict"]["reason"], found[2]["verdict"]["guards"]) == ("looks fine", [])
+    assert [one["looked_ms"] for one in found] == [None, 1_234, 1_234]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,13 @@ def test_a_bad_file_stops_the_start_and_is_refused_by_entry(tmp_path: Path, text
 
 
 @pytest.mark.parametrize(
-    "spoil", [lambda file: file.write_text("[cart"), Path.unlink, lambda file: file.write_bytes(b"\xff")]
+    "spoil",
+    [
+        lambda file: file.write_text("[cart"),
+        lambda file: file.write_text(f"[cart]\nk = {'9' * 5_000}"),
+        Path.unlink,
+        lambda file: file.write_bytes(b"\xff"),
+    ],
 )
 def test_a_bad_file_changes_nothing_and_says_why(path: Path, spoil: Callable[[Path], object]) -> None:
     """The surfaces before it stay, the state is reported until the file is right again, and a log line has the reason."""
