@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 
 from models.prompt import window_start
-from pipelines.data.labelled import Dislikes, Labelled, Weighted, items_of
+from pipelines.data.labelled import Dislikes, Labelled, Weighted
 from services.contracts.event_roles import Role
 from services.stream.aggregate import history_limits
 
@@ -180,7 +180,8 @@ class Cases:
 
 def read_sequences(tokenized: Path) -> list[np.ndarray]:
     """Read the sequences to train on; those too short to hold a next item are left out."""
-    return [items_of(sequence) for sequence in read_labelled_sequences(tokenized)]
+    histories = _read(tokenized, Split.TRAIN)["history"]
+    return [np.array(history, dtype=np.int64) for history in histories.to_list() if len(history) > 1]
 
 
 def read_labelled_sequences(tokenized: Path) -> list[Labelled]:
