@@ -17,7 +17,7 @@ from pipelines.training.fit.batches import IGNORED, Batch
 from pipelines.training.fit.parallel import Loss
 from pipelines.training.target.softmax import PENALTY, catalogue_loss, next_unseen
 from pipelines.training.target.teacher import ItemTeacher, TargetCodes
-from pipelines.training.target.unlikelihood import log_odds, unlikelihood, both_together
+from pipelines.training.target.unlikelihood import log_odds, mean_of_both, unlikelihood
 from services.llm.engine.beam.trie import ItemCodes, Trie
 
 
@@ -79,7 +79,7 @@ class CodePaths:
             return of_labels
         row_U, place_U, item_U, weight_U = batch.disliked.found()
         odds_UX = self._log_odds(hidden_BNXD[row_U, place_U], head_VD, item_U)
-        return both_together(of_labels, unlikelihood(odds_UX, weight_U), depth * len(item_U))
+        return mean_of_both(of_labels, unlikelihood(odds_UX, weight_U), depth * len(item_U))
 
     def _log_odds(self, hidden_UXD: Tensor, head_VD: Tensor, item_U: Tensor) -> Tensor:
         """Return the log odds (U, X) of each of these items' codes among those below the codes before it. Rows hold the item itself, so that each code is predicted from the ones before it."""

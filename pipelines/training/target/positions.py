@@ -17,7 +17,7 @@ from pipelines.training.target.softmax import (
     next_unseen,
     seen_before,
 )
-from pipelines.training.target.unlikelihood import log_odds, sampled_log_odds, unlikelihood, both_together
+from pipelines.training.target.unlikelihood import log_odds, mean_of_both, sampled_log_odds, unlikelihood
 
 
 def position_loss(
@@ -60,4 +60,4 @@ def position_loss(
         odds_U = log_odds(hidden_UD, head_VD, item_U, left_out)
     else:
         odds_U = sampled_log_odds(hidden_UD, head_VD, item_U, sample, left_out)
-    return both_together((loss, len(labels_T)), unlikelihood(odds_U.unsqueeze(1), weight_U), len(item_U))
+    return mean_of_both((loss, len(labels_T)), unlikelihood(odds_U.unsqueeze(1), weight_U), len(item_U))
