@@ -10,7 +10,7 @@ from pipelines.codes.tokenize import ReadHistories
 from pipelines.data.arrivals import arrange
 from pipelines.data.roles import dislikes_of, joins_history, with_labels
 from pipelines.data.schema import check_events, check_items, order_events
-from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
+from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, parse_event_roles
 
 STEP_S = 60
 BEGIN_S = 1_700_000_000
@@ -48,6 +48,18 @@ def write_ingested(folder: Path, num_users: int = 40, num_items: int = 30, event
     events = check_events(raw_events(num_users, num_items, events_per_user), items["item_id"]).good
     write_events(order_events(events), folder)
     items.write_parquet(folder / "items.parquet")
+    return folder
+
+
+def write_with_dislikes(folder: Path) -> Path:
+    """Write the same of users of whom some buy, which weighs more than a click, and some dislike items on their way, or at its end."""
+    write_ingested(folder)
+    rng, kinds = np.random.default_rng(1), ["click", "click", "buy", "dislike"]
+    events = raw_events(40, 30, 16).with_columns(event_type=pl.Series(rng.choice(kinds, 40 * 16)))
+    roles = parse_event_roles("[types.buy]\nweight = 3")
+    write_events(
+        order_events(check_events(events, pl.read_parquet(folder / "items.parquet")["item_id"]).good), folder, roles
+    )
     return folder
 
 
