@@ -1,27 +1,29 @@
 """What filters and rules cost: a request with them beside one without, the rule stage alone, and an expression over a million items.
 
-    python -m benchmarks.rules --json OUT [--pairs 300] [--items 1000000] [--url HOST:PORT] [--up]
+    python -m benchmarks.rules --json OUT [--rounds 300] [--items 1000000]
 
-Requests with and without alternate, one at a time over REST, for each tier of the running stack (`--up` starts one), so that both meet the same
-machine. The stage and the expressions need no stack: 200 candidates under all rules at once, and columns with as many items as asked for.
+Requests without rules, with those of a surface and with the same in their body alternate, one at a time over REST, for each tier of a stack that is started for it, so
+that all meet the same machine. The stage and the expressions need no stack: 200 candidates under all rules at once, and columns with as many items as asked for.
 """
 
-import argparse
 import asyncio
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomlkit
 
 from benchmarks.load.audience import TIERS, Audience, find_audience
 from benchmarks.load.clients import RequestFields, RestClient
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.load.open_loop import percentile
-from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.own_stack import require_ready, stack_for
 from benchmarks.scale.row import catalogue_of
 from services.contracts.filters import Clause, parse_clause
 from services.contracts.recommend import Tier
@@ -31,7 +33,7 @@ from services.gateway.rules.slate import Known
 from services.gateway.rules.stage import apply_rules
 from services.items.expression import Expressions
 from services.items.layout import ItemLayout
-from services.settings.settings import load_settings
+from services.settings.settings import Settings, load_settings
 
 DEADLINE_MS = 1_000
 NUM_WARM = 20
@@ -49,52 +51,59 @@ RULES = {
     "decay": 0.8,
     "freshness": {"half_life_h": 72, "factor": 2},
 }
+SURFACE = "ruled"
+KINDS: Mapping[str, RequestFields] = {
+    "plain": {},
+    "surface": {"surface": SURFACE},
+    "body": {"filters": FILTERS, "rules": RULES},
+}
 
 
 def main() -> None:
     """Measure, print a table, write the JSON."""
     settings = load_settings()
     parser = report_parser(__doc__)
-    parser.add_argument("--pairs", type=at_least_one, default=300, help="requests of each kind and tier")
+    parser.add_argument("--rounds", type=at_least_one, default=300, help="requests of each kind and tier")
     parser.add_argument(
         "--items", type=at_least_one, default=1_000_000, help="items of the columns that are compiled over"
     )
-    add_stack_options(parser, settings)
     options = parser.parse_args()
-    with stack_for(settings, is_started=options.up):
-        requests = asyncio.run(_measure_requests(options))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "surfaces.toml")
+        file.write_text(tomlkit.dumps({SURFACE: {"filter": FILTERS, "rules": RULES}}))
+        with stack_for(settings.model_copy(update={"surfaces_file": file}), is_started=True):
+            requests = asyncio.run(_measure_requests(settings, options.rounds))
     report = {"requests": requests, "stage": measure_stage(), "expressions": measure_expressions(options.items)}
     print(f"stage {report['stage']}\nexpressions {report['expressions']}")
     write_report(options.json, about_run("rules") | report)
 
 
-async def _measure_requests(options: argparse.Namespace) -> list[dict[str, Any]]:
-    async with RestClient(*options.url) as rest:
+async def _measure_requests(settings: Settings, num_rounds: int) -> list[dict[str, Any]]:
+    async with RestClient(settings.http_host, settings.http_port) as rest:
         await require_ready(rest)
         audience = await find_audience(rest)
-        return [case for tier in TIERS if (case := await _case(rest, audience, tier, options.pairs)) is not None]
+        return [case for tier in TIERS if (case := await _case(rest, audience, tier, num_rounds)) is not None]
 
 
-async def _case(rest: RestClient, audience: Audience, tier: str, num_pairs: int) -> dict[str, Any] | None:
-    """Time pairs of requests that this tier answers, plain and with filters and rules. Pairs that another tier answered are left out."""
+async def _case(rest: RestClient, audience: Audience, tier: str, num_rounds: int) -> dict[str, Any] | None:
+    """Time rounds of requests that this tier answers, one of each kind. Rounds of which another tier answered one are left out."""
     asks = audience.asks(tier)
     if asks is None:
         print(f"{tier:12} no user for this tier", file=sys.stderr)
         return None
-    plain_ms, ruled_ms = [], []
-    for number in range(NUM_WARM + num_pairs):
-        pair = [await _timed(rest, asks(number), extra) for extra in ({}, {"filters": FILTERS, "rules": RULES})]
-        if number >= NUM_WARM and all(answered_by == tier for answered_by, _ in pair):
-            plain_ms.append(pair[0][1])
-            ruled_ms.append(pair[1][1])
-    if not plain_ms:
+    rounds_ms = []
+    for number in range(NUM_WARM + num_rounds):
+        timed = [await _timed(rest, asks(number), extra) for extra in KINDS.values()]
+        if number >= NUM_WARM and all(answered_by == tier for answered_by, _ in timed):
+            rounds_ms.append([spent_ms for _, spent_ms in timed])
+    if not rounds_ms:
         print(f"{tier:12} answered by other tiers", file=sys.stderr)
         return None
-    shares = {f"p{share}": (percentile(plain_ms, share / 100), percentile(ruled_ms, share / 100)) for share in (50, 95)}
-    case: dict[str, Any] = {"tier": tier, "num_pairs": len(plain_ms)}
-    for share, (plain, ruled) in shares.items():
-        case |= {f"plain_{share}_ms": round(plain, 3), f"ruled_{share}_ms": round(ruled, 3)}
-    case["ruled_over_plain_p50"] = round(shares["p50"][1] / shares["p50"][0], 3)
+    case: dict[str, Any] = {"tier": tier, "num_rounds": len(rounds_ms)}
+    for kind, of_kind_ms in zip(KINDS, zip(*rounds_ms, strict=True), strict=True):
+        case |= {f"{kind}_p{share}_ms": round(percentile(of_kind_ms, share / 100), 3) for share in (50, 95)}
+    for kind in ("surface", "body"):
+        case[f"{kind}_over_plain_p50"] = round(case[f"{kind}_p50_ms"] / case["plain_p50_ms"], 3)
     print(case)
     return case
 
@@ -110,7 +119,7 @@ def measure_stage() -> dict[str, float]:
     scene = _Scene.of(2_000)
     rules = parse_rules({**RULES, "pins": [{"item_id": scene.items.item_id(7), "position": 2}]}, "rules")
     drawn = np.random.default_rng(1).permutation(2_000)[:NUM_CANDIDATES]
-    ranking = ItemRanking(Tier.STUDENT, drawn.tolist(), np.linspace(0, -9, NUM_CANDIDATES).tolist())
+    ranking = ItemRanking(Tier.STUDENT, drawn, np.linspace(0, -9, NUM_CANDIDATES))
     known = Known(
         expressions=scene.expressions,
         index=scene.items.index,

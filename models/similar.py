@@ -33,21 +33,21 @@ class SimilarTable:
     neighbours_VN: np.ndarray
     scores_VN: np.ndarray
 
-    def best(self, items: Sequence[int], allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:
-        """Return at most `k` allowed neighbours of these items, best first (ties by index), and their scores.
+    def best(self, items: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return at most `k` allowed neighbours (n,) of these items, best first (ties by index), and their scores (n,) float64.
 
         A neighbour of several has the sum of its scores, divided by the number of items. `allowed` is (V,) bool.
         """
         if len(items) == 1:
             neighbours_N = self.neighbours_VN[items[0]]
             kept = np.flatnonzero(allowed[neighbours_N] & (neighbours_N != NONE))[:k]
-            return neighbours_N[kept].tolist(), self.scores_VN[items[0], kept].tolist()
+            return neighbours_N[kept], self.scores_VN[items[0], kept].astype(np.float64)
         rows = np.array(items, dtype=np.int64)
         found_R, owner_R = np.unique(self.neighbours_VN[rows], return_inverse=True)
         sums_R = np.bincount(owner_R.ravel(), self.scores_VN[rows].ravel()) / max(1, len(items))
         kept = np.flatnonzero(allowed[found_R] & (found_R != NONE))
         order = kept[np.argsort(-sums_R[kept], kind="stable")[:k]]
-        return found_R[order].tolist(), sums_R[order].tolist()
+        return found_R[order], sums_R[order]
 
     def save(self, folder: Path) -> None:
         """Write the table into this folder, which is made."""

@@ -147,8 +147,8 @@ def _request_ms(layout: ItemLayout) -> float:
     for _ in range(_NUM_REQUESTS):
         started_s = time.perf_counter()
         masks = masks_for(request, history, layout)
-        best = order[:400][masks.showable[order[:400]]][:20].tolist()
-        ranking = ItemRanking(Tier.STUDENT, best, [0.0] * len(best))
+        best = order[:400][masks.showable[order[:400]]][:20]
+        ranking = ItemRanking(Tier.STUDENT, best, np.zeros(len(best)))
         choose([ranking], masks.showable, 10, layout.columns.available)
         taken_s.append(time.perf_counter() - started_s)
     return 1_000 * median(taken_s)

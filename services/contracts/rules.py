@@ -77,6 +77,8 @@ class Rules:
 
     def overridden_by(self, other: "Rules") -> "Rules":
         """Return these rules with those of `other` in their place, where it sets any; blocks add up."""
+        if other is NO_RULES:
+            return self
         given = {name: value for name in NAMES if (value := getattr(other, name)) is not None}
         if self.blocks and other.blocks:
             given["blocks"] = self.blocks + other.blocks

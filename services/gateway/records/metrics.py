@@ -95,7 +95,7 @@ class AnswerMetrics:
         llm, student = routing.results.get(Tier.LLM), routing.results.get(Tier.STUDENT)
         if llm is None or student is None or llm.ranking is None or student.ranking is None:
             return
-        agreement = agreement_of(llm.ranking.indices, student.ranking.indices, NUM_COMPARED)
+        agreement = agreement_of(llm.ranking.indices.tolist(), student.ranking.indices.tolist(), NUM_COMPARED)
         if agreement is not None:
             self._metrics.agreement.observe(agreement)
 

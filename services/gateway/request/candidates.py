@@ -3,9 +3,8 @@
 A ranking is item indices, best first, and their scores.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
@@ -22,19 +21,28 @@ Chosen = tuple[int, float, Tier]
 """An item of a list: its index, its score and the tier that ranked it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ItemRanking:
-    """One tier's ranking: indices (n,) best first, scores (n,)."""
+    """One tier's ranking: item indices (n,) int, best first and each once, and their scores (n,) float."""
 
     tier: Tier
-    indices: Sequence[int]
-    scores: Sequence[float]
+    indices: np.ndarray
+    scores: np.ndarray
 
     @classmethod
     def of(cls, tier: Tier, item_ids: Sequence[str], scores: Sequence[float], catalogue: Catalogue) -> "ItemRanking":
-        """Make a ranking from item ids; ids that the catalogue lacks are left out."""
-        known = [(catalogue.index_of[i], s) for i, s in zip(item_ids, scores, strict=True) if i in catalogue.index_of]
-        return cls(tier, [index for index, _ in known], [score for _, score in known])
+        """Make a ranking from item ids; ids that the catalogue lacks are left out, and those that came before."""
+        score_of: dict[int, float] = {}
+        for item_id, score in zip(item_ids, scores, strict=True):
+            if (index := catalogue.index_of.get(item_id)) is not None:
+                score_of.setdefault(index, score)
+        return cls.in_order(tier, score_of)
+
+    @classmethod
+    def in_order(cls, tier: Tier, score_of: Mapping[int, float]) -> "ItemRanking":
+        """Make a ranking from scores by item index, best first."""
+        indices, scores = list(score_of), list(score_of.values())
+        return cls(tier, np.array(indices, dtype=np.int64), np.array(scores, dtype=np.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +140,7 @@ def check_named(request: RecommendRequest, items: ItemLayout) -> None:
         raise NotFound(f"the live catalogue has no item {unknown!r}", "name items of the catalogue")
 
 
-def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:
+def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Cut a full ranking to the first k allowed items, looking no further than needed."""
     if len(order) > len(allowed):  # ranked after the mask was made, with new items
         is_masked = order < len(allowed)
@@ -141,29 +149,46 @@ def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: 
     while np.count_nonzero(allowed[order[:num_seen]]) < k and num_seen < len(order):
         num_seen *= 8
     kept = np.flatnonzero(allowed[order[:num_seen]])[:k]
-    return order[kept].tolist(), scores[kept].tolist()
+    return order[kept], scores[kept]
 
 
-def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, available: np.ndarray) -> list[Chosen]:
-    """Take the first k allowed items over the rankings in turn, none twice. Later rankings are drawn only when needed.
+def merge(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, available: np.ndarray) -> Sequence[ItemRanking]:
+    """Take the first k allowed items over the rankings in turn, none twice: what is left of each. Later rankings are drawn only when needed.
 
     `available` (at least as many items, bool) is the live catalogue now: what was hidden since `allowed` was made is left out too.
     A later ranking's scores are moved down where needed, so that scores never rise along the list.
     """
-    chosen: dict[int, Chosen] = {}
-    last_score = float("inf")
+    parts: list[ItemRanking] = []
+    num_taken = 0
     for ranking in rankings:
-        fresh: dict[int, float] = {}
-        for index, score in zip(ranking.indices, ranking.scores, strict=True):
-            if index not in chosen and allowed[index] and available[index]:
-                fresh.setdefault(index, score)
-        shift = min(0.0, last_score - next(iter(fresh.values()))) if fresh else 0.0
-        for index, score in islice(fresh.items(), k - len(chosen)):
-            last_score = min(last_score, score + shift)
-            chosen[index] = (index, last_score, ranking.tier)
-        if len(chosen) == k:
+        indices = ranking.indices
+        may_be_shown = allowed[indices] & available[indices]
+        for part in parts:
+            may_be_shown &= ~np.isin(indices, part.indices)
+        kept = np.flatnonzero(may_be_shown)[: k - num_taken]
+        if len(kept):
+            scores = ranking.scores[kept]
+            if parts:
+                scores = scores + min(0.0, parts[-1].scores[-1] - scores[0])
+            parts.append(ItemRanking(ranking.tier, indices[kept], np.minimum.accumulate(scores)))
+            num_taken += len(kept)
+        if num_taken == k:
             break
-    return list(chosen.values())
+    return parts
+
+
+def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, available: np.ndarray) -> list[Chosen]:
+    """Return the items of a merge."""
+    return as_chosen(merge(rankings, allowed, k, available))
+
+
+def as_chosen(parts: Iterable[ItemRanking]) -> list[Chosen]:
+    """Return the items of these rankings in order."""
+    return [
+        (index, score, part.tier)
+        for part in parts
+        for index, score in zip(part.indices.tolist(), part.scores.tolist(), strict=True)
+    ]
 
 
 def as_items(chosen: Iterable[Chosen], items: ItemLayout) -> tuple[ScoredItem, ...]:

@@ -6,9 +6,9 @@ from services.contracts.rules import Rules
 from services.gateway.rules.slate import Known, Slate
 
 
-def boost(slate: Slate, rules: Rules, known: Known) -> Slate:
-    """Weigh the candidates."""
+def boost(slate: Slate, rules: Rules, known: Known) -> np.ndarray:
+    """Return the candidates' factors (n,)."""
     factors = np.ones(len(slate.indices))
     for one in rules.boosts or ():
         factors[known.expressions.mask(one.where)[slate.indices]] *= one.factor
-    return slate.weighted(factors)
+    return factors

@@ -5,53 +5,46 @@ Each place gets the first candidate that exceeds no cap; only where there is non
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-import numpy as np
-
 from services.contracts.rules import Cap, Rules
 from services.gateway.rules.slate import Known, Slate
 from services.items.columns import ItemColumns
 
 
-def cap(slate: Slate, rules: Rules, known: Known) -> Slate:
-    """Reorder the candidates."""
-    columns, room = known.expressions.columns, Room(rules.caps or ())
-    pinned = np.fromiter(slate.pinned.values(), dtype=np.int64, count=len(slate.pinned))
-    for keys in room.keys(columns, pinned):
-        room.take(keys)
-    taken: list[int] = []
-    deferred: list[int] = []
-    for place, keys in enumerate(room.keys(columns, slate.indices)):
-        if len(taken) == slate.num_free:
-            break
+def cap(slate: Slate, order: Iterator[int], rules: Rules, known: Known) -> Iterator[int]:
+    """Yield the candidates' places in the new order."""
+    room, indices = Room(rules.caps or (), known.expressions.columns), slate.indices.tolist()
+    for index in slate.pinned.values():
+        room.take(room.keys(index))
+    deferred = []
+    for place in order:
+        keys = room.keys(indices[place])
         if room.is_for(keys):
             room.take(keys)
-            taken.append(place)
+            yield place
         else:
             deferred.append(place)
-    rest = range(len(taken) + len(deferred), len(slate.indices))
-    return slate.reordered(np.array([*taken, *deferred, *rest], dtype=np.int64))
+    yield from deferred
 
 
 class Room:
     """How many items of each value still keep within the caps. A key is a cap's place and a value."""
 
-    def __init__(self, caps: Sequence[Cap]) -> None:
+    def __init__(self, caps: Sequence[Cap], columns: ItemColumns) -> None:
         self._caps = caps
+        self._columns = columns
         self._left: dict[Hashable, int] = {}
 
-    def keys(self, columns: ItemColumns, indices: np.ndarray) -> Iterator[Sequence[tuple[int, Hashable]]]:
-        """Yield the keys of each item."""
-        by_cap = [values_of(columns, one.attribute, indices) for one in self._caps]
-        for of_item in zip(*by_cap, strict=True):
-            yield [(number, value) for number, values in enumerate(of_item) for value in values]
+    def keys(self, index: int) -> Sequence[tuple[int, Hashable]]:
+        """Return the keys of an item."""
+        return [
+            (number, value)
+            for number, one in enumerate(self._caps)
+            for value in values_of(self._columns, one.attribute, index)
+        ]
 
     def is_for(self, keys: Iterable[tuple[int, Hashable]]) -> bool:
         """Whether there is room for an item of these keys."""
-        left = self._left
-        for key in keys:  # noqa: SIM110 - a loop, since this is asked 200 times a request
-            if left.get(key, 1) <= 0:
-                return False
-        return True
+        return all(self._left.get(key, 1) > 0 for key in keys)
 
     def take(self, keys: Iterable[tuple[int, Hashable]]) -> None:
         """Count an item."""
@@ -59,15 +52,13 @@ class Room:
             self._left[key] = self._left.get(key, self._caps[key[0]].most) - 1
 
 
-def values_of(columns: ItemColumns, attribute: str, indices: np.ndarray) -> Sequence[tuple[Hashable, ...]]:
-    """Return the values that these items have under an attribute; none where they have none."""
-    found: list[tuple[Hashable, ...]] = [()] * len(indices)
+def values_of(columns: ItemColumns, attribute: str, index: int) -> tuple[Hashable, ...]:
+    """Return the values that an item has under an attribute; none where it has none."""
+    found: tuple[Hashable, ...] = ()
     if (texts := columns.texts.get(attribute)) is not None:
-        found = [texts.values[code] for code in texts.codes[indices].tolist()]
-    if (numbers := columns.numbers.get(attribute)) is not None:
-        held = numbers.numbers[indices].tolist()
-        found = [(*one, number) if number == number else one for one, number in zip(found, held, strict=True)]
-    if (flags := columns.flags.get(attribute)) is not None:
-        states = flags.flags[indices].tolist()
-        found = [(*one, ("flag", state)) if state >= 0 else one for one, state in zip(found, states, strict=True)]
+        found = texts.values[texts.codes[index]]
+    if (numbers := columns.numbers.get(attribute)) is not None and (number := float(numbers.numbers[index])) == number:
+        found = (*found, number)
+    if (flags := columns.flags.get(attribute)) is not None and (state := int(flags.flags[index])) >= 0:
+        found = (*found, ("flag", state))
     return found

@@ -9,10 +9,11 @@ _MAX_TIMES = 100
 """More than this changes no order that anybody would see, and keeps the factor above zero."""
 
 
-def decay(slate: Slate, rules: Rules, known: Known) -> Slate:
-    """Weigh the candidates."""
+def decay(slate: Slate, rules: Rules, known: Known) -> np.ndarray | None:
+    """Return the candidates' factors (n,); None where nothing was shown."""
     if rules.decay is None or not known.shown:
-        return slate
+        return None
     times_of = {known.index(item_id): times for item_id, times in known.shown.items()}
     times = np.array([times_of.get(index, 0) for index in slate.indices.tolist()])
-    return slate.weighted(rules.decay ** np.minimum(_MAX_TIMES, times))
+    factors: np.ndarray = rules.decay ** np.minimum(_MAX_TIMES, times)
+    return factors

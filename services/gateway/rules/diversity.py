@@ -4,36 +4,38 @@ The next item is the one with the largest  (1 - d) * relevance - d * max(cosine 
 0 to 1 over the candidates, and the maximum over none is 0; ties go to the candidate that comes first. An item without a vector is like no other.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from services.contracts.rules import Rules
 from services.gateway.rules.slate import Known, Slate
 
 MAX_PLACES = 100
-"""The first places are chosen so; those after them stay in the order of their scores: nobody looks that far for variety."""
+"""So many places are chosen so at most, and twice as many as the list has free, since caps pass over some; those after them stay in the order of their scores."""
 
 
-def diversify(slate: Slate, rules: Rules, known: Known) -> Slate:
-    """Reorder the candidates. With caps twice as many places are chosen, since caps pass over some."""
-    weight, num_candidates = rules.diversity or 0.0, len(slate.indices)
-    num_places = min(MAX_PLACES, num_candidates, slate.num_free * (2 if rules.caps else 1))
-    vectors = known.vectors(slate.indices) if num_places > 1 and weight else None
+def diversify(slate: Slate, order: Iterator[int], rules: Rules, known: Known) -> Iterator[int]:
+    """Yield the candidates' places in the new order, each computed when it is asked for."""
+    weight = rules.diversity or 0.0
+    vectors = known.vectors(slate.indices) if len(slate.indices) > 1 and weight else None
     if vectors is None:
-        return slate
-    value, scaled = (1.0 - weight) * relevance(slate.scores), weight * vectors
-    best = int(np.argmax(value))
-    likeness, chosen = scaled @ vectors[best], [best]
-    value[best] = -np.inf
-    for _ in range(num_places - 1):
-        best = int((value - likeness).argmax())
-        chosen.append(best)
+        yield from order
+        return
+    relevant = ((1.0 - weight) * relevance(slate.scores)).astype(np.float32)
+    unlike, best = np.float32(-weight) * vectors, 0
+    value, beside = np.full_like(relevant, np.inf), np.empty_like(relevant)
+    for _ in range(min(MAX_PLACES, len(relevant), 2 * slate.num_free)):
+        yield best
+        np.dot(unlike, vectors[best], out=beside)
+        np.minimum(value, np.add(beside, relevant, out=beside), out=value)
         value[best] = -np.inf
-        np.maximum(likeness, scaled @ vectors[best], out=likeness)
-    return slate.reordered(np.concatenate((chosen, np.flatnonzero(value > -np.inf))))
+        best = int(value.argmax())
+    yield from np.flatnonzero(value > -np.inf).tolist()
 
 
 def relevance(scores: np.ndarray) -> np.ndarray:
-    """Scale scores to 0 to 1; equal ones are all 1."""
-    least, span = scores.min(), np.ptp(scores)
-    scaled: np.ndarray = (scores - least) / span if span > 0 else np.ones(len(scores))
+    """Scale scores, highest first, to 0 to 1; equal ones are all 1."""
+    highest, least = scores[0], scores[-1]
+    scaled: np.ndarray = (scores - least) / (highest - least) if highest > least else np.ones(len(scores))
     return scaled

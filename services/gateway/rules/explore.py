@@ -41,6 +41,8 @@ def explore(
     shown = ranks[place]
     of_each = exploration.share / len(ranks)
     propensity[exploration.position - 1] = of_each + (0.0 if place else 1.0 - exploration.share)
+    if shown == ranks[0]:
+        return slate, tuple(propensity)
     indices = slate.indices.copy()
     indices[[ranks[0], shown]] = indices[[shown, ranks[0]]]
     return replace(slate, indices=indices), tuple(propensity)
@@ -61,11 +63,9 @@ def _drawable(slate: Slate, exploration: Exploration, rules: Rules, known: Known
 
 def _within_caps(ranks: Sequence[int], slate: Slate, rules: Rules, known: Known) -> Sequence[int]:
     """Leave out what would bring a value of the list over its cap."""
-    columns, room = known.expressions.columns, Room(rules.caps or ())
-    listed = [index for index, _ in slate.listed()]
-    others = np.array([index for index in listed if index != slate.indices[ranks[0]]], dtype=np.int64)
-    for keys in room.keys(columns, others):
-        room.take(keys)
-    is_listed = set(listed)
-    keyed = zip(ranks, slate.indices[list(ranks)].tolist(), room.keys(columns, slate.indices[list(ranks)]), strict=True)
-    return [rank for rank, index, keys in keyed if index in is_listed or room.is_for(keys)]
+    room, listed, indices = Room(rules.caps or (), known.expressions.columns), set[int](), slate.indices.tolist()
+    for index, _ in slate.listed():
+        listed.add(index)
+        if index != indices[ranks[0]]:
+            room.take(room.keys(index))
+    return [rank for rank in ranks if indices[rank] in listed or room.is_for(room.keys(indices[rank]))]

@@ -12,11 +12,11 @@ PUBLISHED = "published_ms"
 _HOUR_MS = 3_600_000.0
 
 
-def freshen(slate: Slate, rules: Rules, known: Known) -> Slate:
-    """Weigh the candidates."""
+def freshen(slate: Slate, rules: Rules, known: Known) -> np.ndarray | None:
+    """Return the candidates' factors (n,); None where no item has a time."""
     column, rule = known.expressions.columns.numbers.get(PUBLISHED), rules.freshness
     if column is None or rule is None:
-        return slate
+        return None
     age_h = np.maximum(0.0, known.now_ms - column.numbers[slate.indices]) / _HOUR_MS
     factors = 1.0 + (rule.factor - 1.0) * np.exp2(-age_h / rule.half_life_h)
-    return slate.weighted(np.where(np.isnan(factors), 1.0, factors))
+    return np.where(np.isnan(factors), 1.0, factors)

@@ -1,7 +1,7 @@
 """What rules work on: the candidates of one answer, and what is known of items beside their ranking."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -50,12 +50,15 @@ class Slate:
     def weighted(self, factors: np.ndarray) -> "Slate":
         """Return the candidates by descending score after each counts `factors` (n,) times as likely; ties keep their order."""
         scores = self.scores + np.log(factors)
-        order = np.argsort(-scores, kind="stable")
-        return replace(self, indices=self.indices[order], scores=scores[order])
+        order = (-scores).argsort(kind="stable")
+        return Slate(self.indices[order], scores[order], self.num_wanted, self.pinned)
 
-    def reordered(self, order: np.ndarray) -> "Slate":
-        """Return the candidates in this order of their places, which holds each place once."""
-        return replace(self, indices=self.indices[order], scores=self.scores[order])
+    def led_by(self, places: Sequence[int]) -> "Slate":
+        """Return the candidates of these places (from 0) first, and the others behind them in their order."""
+        is_left = np.ones(len(self.indices), dtype=bool)
+        is_left[places] = False
+        order = np.concatenate((np.array(places, dtype=np.int64), np.flatnonzero(is_left)))
+        return Slate(self.indices[order], self.scores[order], self.num_wanted, self.pinned)
 
     def places(self, items: Collection[int]) -> dict[int, int]:
         """Return the place (from 1) that each of these items has in the whole, however many are wanted."""

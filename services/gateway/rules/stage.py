@@ -1,16 +1,18 @@
 """The stage: candidates of all tiers, through the list of rules and the surface's exploration, to the list that is shown. Pure.
 
-To add a rule: its fields in `services/contracts/rules.py`, a file here, a line in `RULES`.
+To add a rule: its fields in `services/contracts/rules.py`, a file here, a line in `WEIGHTS` or `REORDERS`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from services.contracts.recommend import Tier
 from services.contracts.rules import Rules
-from services.gateway.request.candidates import Chosen, ItemRanking, choose
+from services.gateway.request.candidates import Chosen, ItemRanking, merge
 from services.gateway.rules.boost import boost
 from services.gateway.rules.cap import cap
 from services.gateway.rules.decay import decay
@@ -26,36 +28,64 @@ _LEAST_SHARE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule: its name, whether a request has it, and what it makes of the candidates."""
+class Weight:
+    """A rule that weighs: its name, whether a request has it, and by how much each candidate (n,) counts as more likely; None: as before."""
 
     name: str
     is_set: Callable[[Rules], bool]
-    apply: Callable[[Slate, Rules, Known], Slate]
-
-
-RULES = (
-    Rule("pins", lambda rules: bool(rules.pins), pin),
-    Rule("boosts", lambda rules: bool(rules.boosts), boost),
-    Rule("freshness", lambda rules: rules.freshness is not None, freshen),
-    Rule("decay", lambda rules: rules.decay is not None, decay),
-    Rule("diversity", lambda rules: bool(rules.diversity), diversify),
-    Rule("caps", lambda rules: bool(rules.caps), cap),
-)
-"""In the order in which they run: what weighs comes before what reorders, and the pinned places are reserved first."""
+    factors: Callable[[Slate, Rules, Known], np.ndarray | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Reorder:
+    """A rule that reorders: its name, whether a request has it, and the order of the candidates' places (from 0) that it makes of an order.
+
+    It draws no more of that than is drawn of it: a list of ten looks at few of the candidates.
+    """
+
+    name: str
+    is_set: Callable[[Rules], bool]
+    order: Callable[[Slate, Iterator[int], Rules, Known], Iterator[int]]
+
+
+WEIGHTS = (
+    Weight("boosts", lambda rules: bool(rules.boosts), boost),
+    Weight("freshness", lambda rules: rules.freshness is not None, freshen),
+    Weight("decay", lambda rules: rules.decay is not None, decay),
+)
+"""They multiply, so the candidates are sorted once."""
+REORDERS = (
+    Reorder("diversity", lambda rules: bool(rules.diversity), diversify),
+    Reorder("caps", lambda rules: bool(rules.caps), cap),
+)
+"""Each on what the one before it leaves, the first on what the weights leave. The pinned places are reserved before all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ruled:
-    """The list that is shown, and how it came about: the candidates before any rule, then after each one that is set, and after exploration where that drew another item.
+    """The list that is shown, and how it came about: the candidates before any rule, then what each that is set made of them, and exploration where that drew another item.
 
     `propensity` has for each item the probability with which it was shown at its place given those above it; None without exploration.
     """
 
     chosen: list[Chosen]
     before: Slate
-    steps: Sequence[tuple[str, Slate]]
+    pinned: Slate | None
+    weights: Sequence[tuple[str, np.ndarray]]
+    orders: Sequence[tuple[str, Sequence[int]]]
+    explored: Slate | None = None
     propensity: tuple[float, ...] | None = None
+
+    def steps(self) -> list[tuple[str, Slate]]:
+        """Return the candidates after each rule. Made on demand: few lists are looked at so closely."""
+        found = [] if self.pinned is None else [("pins", self.pinned)]
+        slate, product = self.pinned or self.before, np.ones(1)
+        for name, factors in self.weights:
+            product = product * factors
+            found.append((name, slate.weighted(product)))
+        weighed = found[-1][1] if self.weights else slate
+        found += [(name, weighed.led_by(places)) for name, places in self.orders]
+        return found if self.explored is None else [*found, ("explore", self.explored)]
 
 
 def apply_rules(
@@ -74,38 +104,84 @@ def apply_rules(
     answer, they never rise along the list. `draw`, uniform in [0, 1), decides what exploration shows.
     """
     scaled = (_as_logs(one) for one in rankings) if rules.reorder else rankings
-    candidates = choose(scaled, known.showable, num_candidates, known.available)
-    indices, scores, tiers = zip(*candidates, strict=True) if candidates else ((), (), ())
-    before = Slate(np.array(indices, dtype=np.int64), np.array(scores, dtype=np.float64), num_wanted)
-    slate, steps = before, []
-    for rule in RULES:
+    parts = merge(scaled, known.showable, num_candidates, known.available)
+    before = slate = Slate(*_joined(parts), num_wanted)
+    if rules.pins:
+        slate = pin(slate, rules, known)
+    pinned = slate if rules.pins else None
+    weights = [
+        (rule.name, factors)
+        for rule in WEIGHTS
+        if rule.is_set(rules) and (factors := rule.factors(slate, rules, known)) is not None
+    ]
+    if weights:
+        slate = slate.weighted(math.prod(factors for _, factors in weights))
+    orders: list[tuple[str, list[int]]] = []
+    order = iter(range(len(slate.indices)))
+    for rule in REORDERS:
         if rule.is_set(rules):
-            slate = rule.apply(slate, rules, known)
-            steps.append((rule.name, slate))
-    propensity = None
+            orders.append((rule.name, []))
+            order = _noting(rule.order(slate, order, rules, known), orders[-1][1])
+    if orders:
+        slate = slate.led_by(list(islice(order, slate.num_free)))
+    explored, propensity = None, None
     if exploration is not None:
-        explored, propensity = explore(slate, exploration, rules, known, draw)
-        if not np.array_equal(explored.indices, slate.indices):
-            slate = explored
-            steps.append(("explore", slate))
-    source_of = dict(zip(indices, tiers, strict=True))
+        found, propensity = explore(slate, exploration, rules, known, draw)
+        explored = None if found is slate else found
+        slate = found
     scored = _never_rising(list(slate.listed()))
-    chosen = [(index, score, source_of.get(index, answering)) for index, score in scored]
-    return Ruled(chosen, before, steps, propensity)
+    tiers = _tiers_of([index for index, _ in scored], parts, slate.pinned.values(), answering)
+    return Ruled(
+        chosen=[(index, score, tiers[index]) for index, score in scored],
+        before=before,
+        pinned=pinned,
+        weights=weights,
+        orders=orders,
+        explored=explored,
+        propensity=propensity,
+    )
 
 
 def moves_of(ruled: Ruled) -> Iterator[tuple[int, int | None, int | None, tuple[str, ...]]]:
     """Yield each item of the list before and after the rules: its index, its place (from 1) before and after, and the rules that moved it. None without a rule."""
-    if not ruled.steps:
+    steps = ruled.steps()
+    if not steps:
         return
-    num_wanted, stages = ruled.before.num_wanted, [ruled.before, *(slate for _, slate in ruled.steps)]
+    num_wanted, stages = ruled.before.num_wanted, [ruled.before, *(slate for _, slate in steps)]
     after = {index: place for place, (index, _, _) in enumerate(ruled.chosen, 1)}
     shown = dict.fromkeys([*after, *ruled.before.indices[:num_wanted].tolist()])
     places = [slate.places(shown) for slate in stages]
     for index in shown:
         seen = [of_stage.get(index) for of_stage in places]
-        movers = [name for (name, _), one, other in zip(ruled.steps, seen, seen[1:], strict=False) if one != other]
+        movers = [name for (name, _), one, other in zip(steps, seen, seen[1:], strict=False) if one != other]
         yield index, seen[0], after.get(index), tuple(movers)
+
+
+def _noting(order: Iterator[int], drawn: list[int]) -> Iterator[int]:
+    """Yield an order, and note what was drawn of it."""
+    for place in order:
+        drawn.append(place)
+        yield place
+
+
+def _joined(parts: Sequence[ItemRanking]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices and scores of all parts."""
+    if not parts:
+        return np.empty(0, dtype=np.int64), np.empty(0)
+    return np.concatenate([one.indices for one in parts]), np.concatenate([one.scores for one in parts])
+
+
+def _tiers_of(
+    shown: Iterable[int], parts: Sequence[ItemRanking], pinned: Iterable[int], answering: Tier
+) -> Mapping[int, Tier]:
+    """Return by which tier each of these items was ranked; `answering` for the pinned ones that none did."""
+    found = dict.fromkeys(shown, parts[0].tier if parts else answering)
+    for part in parts[1:]:
+        found.update(dict.fromkeys(found.keys() & part.indices.tolist(), part.tier))
+    for index in pinned:
+        if not any(index in part.indices for part in parts):
+            found[index] = answering
+    return found
 
 
 def _never_rising(listed: Sequence[tuple[int, float | None]]) -> Sequence[tuple[int, float]]:
@@ -125,5 +201,4 @@ def _as_logs(ranking: ItemRanking) -> ItemRanking:
     """Return a ranking whose scores are log-likelihoods, as those of decoder and student are up to a constant; those of other tiers are shares."""
     if ranking.tier not in _OF_SHARES:
         return ranking
-    logs = np.log(np.maximum(np.asarray(ranking.scores, dtype=np.float64), _LEAST_SHARE))
-    return ItemRanking(ranking.tier, ranking.indices, logs.tolist())
+    return ItemRanking(ranking.tier, ranking.indices, np.log(np.maximum(ranking.scores, _LEAST_SHARE)))

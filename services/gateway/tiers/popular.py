@@ -20,7 +20,7 @@ import structlog
 from services.contracts.features import RecentPopularity
 from services.contracts.recommend import Filters, PopularIn, RecommendRequest, ScoredItem, Tier
 from services.gateway.periodic_task import PeriodicTask
-from services.gateway.request.candidates import ItemRanking, as_items, best_allowed
+from services.gateway.request.candidates import ItemRanking, as_chosen, as_items, best_allowed
 from services.gateway.request.context import RequestContext
 from services.gateway.request.live_bundle import Live
 from services.gateway.request.names import Names
@@ -94,9 +94,9 @@ class PopularTier:
             found = (
                 (context.live.items.index(one), count) for one, count in self._recent.windows.get(subject.window, ())
             )
-            counts = {index: count for index, count in found if index is not None and index < len(showable)}
-            others = dict.fromkeys((index for index in indices if index not in counts), 0.0)
-            indices, scores = [*counts, *others], [*counts.values(), *others.values()]
+            counts = {index: float(count) for index, count in found if index is not None and index < len(showable)}
+            others = {index: 0.0 for index in indices.tolist() if index not in counts}
+            return TierResult(ranking=ItemRanking.in_order(Tier.POPULAR, counts | others))
         return TierResult(ranking=ItemRanking(Tier.POPULAR, indices, scores))
 
     def items_from_memory(self, request: RecommendRequest, live: Live) -> tuple[ScoredItem, ...] | None:
@@ -119,7 +119,7 @@ class PopularTier:
         if head is None or (head.ranking, head.revision) != (ranking, items.revision) or len(head.items) < num_items:
             revision = items.revision
             first = best_allowed(ranking.order, ranking.scores, items.columns.available, num_items)
-            shown = as_items(((*one, Tier.POPULAR) for one in zip(*first, strict=True)), items)
+            shown = as_items(as_chosen([ItemRanking(Tier.POPULAR, *first)]), items)
             head = self._heads[live] = _Head(ranking, revision, shown)
         return head.items
 

@@ -16,7 +16,7 @@ import structlog
 
 from services.contracts.recommend import Tier
 from services.gateway.periodic_task import PeriodicTask
-from services.gateway.request.candidates import ItemRanking
+from services.gateway.request.candidates import ItemRanking, as_chosen
 from services.gateway.request.context import RequestContext
 from services.gateway.request.live_bundle import Live
 from services.gateway.request.names import Names
@@ -65,11 +65,11 @@ class SimilarTier:
         live, showable = context.live, context.masks.showable
         named = live.items.indices(context.request.subject_item_ids)
         known = [index for index in named if index < live.items.num_known]
-        best = live.similar.best(known, showable, context.num_candidates) if known else ([], [])
+        ranking = ItemRanking(Tier.SIMILAR, *live.similar.best(known, showable, context.num_candidates))
         new = self._new.get(live)
         if new is not None and any(index in new.near for index in named):
-            best = _with_new(best, named, live, new, showable, context.num_candidates)
-        return TierResult(ranking=ItemRanking(Tier.SIMILAR, *best))
+            ranking = _with_new(ranking, named, live, new, showable, context.num_candidates)
+        return TierResult(ranking=ranking)
 
     async def start(self) -> None:
         """Look for new items in the background from now on."""
@@ -135,23 +135,18 @@ def _near(words: WordIndex, text: str) -> Neighbours:
 
 
 def _with_new(
-    best: tuple[list[int], list[float]],
-    named: list[int],
-    live: Live,
-    new: NewItems,
-    showable: np.ndarray,
-    num: int,
-) -> tuple[list[int], list[float]]:
+    ranking: ItemRanking, named: list[int], live: Live, new: NewItems, showable: np.ndarray, num: int
+) -> ItemRanking:
     """Return the neighbours with new items among them. Beside those of the table a cosine counts as that share of the nearest one's score."""
     num_known = live.items.num_known
     sums: defaultdict[int, float] = defaultdict(float)
     share = sum(index < num_known for index in named) / len(named)
-    sums.update({index: score * share for index, score in zip(*best, strict=True)})
+    sums.update({index: score * share for index, score, _ in as_chosen([ranking])})
     for index in named:
         has_row = index < num_known and live.similar.scores_VN.shape[1] > 0
         highest = float(live.similar.scores_VN[index, 0]) if has_row else 1.0
         for other, cosine in new.near.get(index, ()):
             sums[other] += highest * cosine / len(named)
     order = sorted(sums, key=lambda index: (-sums[index], index))
-    kept = list(islice((index for index in order if index < len(showable) and showable[index]), num))
-    return kept, [sums[index] for index in kept]
+    kept = islice((index for index in order if index < len(showable) and showable[index]), num)
+    return ItemRanking.in_order(Tier.SIMILAR, {index: sums[index] for index in kept})

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import structlog
 
 from services.contracts.recommend import Reason, Tier
@@ -65,4 +66,4 @@ def _rank(context: RequestContext) -> TierResult:
         except Exception as error:  # noqa: BLE001 - whatever its runtime fails at, the next tier answers
             log.warning("student_failed", request_id=context.request.request_id, error=repr(error))
             return TierResult(failure=Reason.STUDENT_FAILED)
-    return TierResult(ranking=ItemRanking(Tier.STUDENT, indices.tolist(), scores.tolist()))
+    return TierResult(ranking=ItemRanking(Tier.STUDENT, indices, scores.astype(np.float64)))

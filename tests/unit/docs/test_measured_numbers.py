@@ -20,7 +20,7 @@ MODELS = {
     "popularity": "popularity",
 }
 VARIANTS = {
-    "quality-variants": "MovieLens-100k",
+    "quality": "MovieLens-100k",
     "quality-yelp": "Yelp",
     "quality-lastfm": "LastFM",
     "quality-beauty-variants": "Beauty",
@@ -100,8 +100,8 @@ def rules_lines() -> Iterator[str]:
     """A line a tier, what the stage takes, and what an expression does."""
     run = result("rules")
     for case in run["requests"]:
-        plain, ruled = case["plain_p50_ms"], case["ruled_p50_ms"]
-        yield f"| {case['tier']} | {plain:.1f} | {ruled:.1f} | {case['ruled_over_plain_p50']:.2f} |"
+        spent_ms = " | ".join(f"{case[f'{kind}_p50_ms']:.1f}" for kind in ("plain", "surface", "body"))
+        yield f"| {case['tier']} | {spent_ms} | {case['surface_over_plain_p50']:.2f} | {case['body_over_plain_p50']:.2f} |"
     stage, expressions = run["stage"], run["expressions"]
     yield f"takes {stage['choose_ms']:.2f} ms, with all six rules {stage['choose_and_rules_ms']:.2f} ms"
     kept, mended = (round(1_000 * expressions[name]) for name in ("kept_ms", "after_a_change_ms"))

@@ -30,10 +30,8 @@ def test_recent_items_that_the_store_has_seen_are_not_repeated(stored: str, rece
 
 
 RANKINGS = st.lists(
-    st.lists(st.tuples(st.integers(0, 9), st.floats(-5, 5)), max_size=12).map(
-        lambda pairs: ItemRanking(
-            Tier.STUDENT, [index for index, _ in pairs], sorted((score for _, score in pairs), reverse=True)
-        )
+    st.dictionaries(st.integers(0, 9), st.floats(-5, 5)).map(
+        lambda scores: ItemRanking.in_order(Tier.STUDENT, dict(zip(scores, sorted(scores.values())[::-1], strict=True)))
     ),
     max_size=3,
 )
@@ -50,7 +48,7 @@ def test_the_list_is_the_first_k_allowed_over_all_rankings(
 ) -> None:
     """The result equals joining, filtering and cutting, without what was hidden meanwhile; scores never rise."""
     shown = [index for index in range(10) if allowed[index] and available[index]]
-    joined = [index for ranking in rankings for index in dict.fromkeys(ranking.indices) if index in shown]
+    joined = [index for ranking in rankings for index in ranking.indices.tolist() if index in shown]
 
     chosen = choose(rankings, np.array(allowed), k, np.array(available))
 
@@ -63,7 +61,7 @@ def test_later_rankings_are_not_computed_when_the_list_is_full() -> None:
     """A ranking that is not needed is never drawn from the iterator."""
 
     def rankings():  # type: ignore[no-untyped-def]  # a generator that must not be drawn twice
-        yield ItemRanking(Tier.LLM, [1, 2], [0.5, 0.4])
+        yield ItemRanking.in_order(Tier.LLM, {1: 0.5, 2: 0.4})
         raise AssertionError
 
     assert len(choose(rankings(), np.ones(5, dtype=bool), 2, np.ones(9, dtype=bool))) == 2

@@ -28,7 +28,7 @@ NEVER = 1.0 - 2**-53
 
 def run(row: list[int], rules: Rules, k: int, exploration: Exploration | None, draw: float = 0.0) -> Ruled:
     """Apply rules and exploration to one ranking of the student."""
-    ranking = ItemRanking(Tier.STUDENT, row, [-float(place) for place in range(len(row))])
+    ranking = ItemRanking(Tier.STUDENT, np.array(row, dtype=np.int64), -np.arange(float(len(row))))
     return apply_rules([ranking], rules, KNOWN, k, NUM_ITEMS, Tier.STUDENT, exploration, draw)
 
 
@@ -36,8 +36,8 @@ def excess(items: list[int], rules: Rules) -> int:
     """Return by how many items a list is over its caps."""
     over = 0
     for cap in rules.caps or ():
-        values = values_of(ITEMS.columns, cap.attribute, np.array(items, dtype=np.int64))
-        over += sum(max(0, times - cap.most) for times in Counter(one for each in values for one in each).values())
+        counts = Counter(value for item in items for value in values_of(ITEMS.columns, cap.attribute, item))
+        over += sum(max(0, times - cap.most) for times in counts.values())
     return over
 
 
@@ -49,7 +49,7 @@ def swapped(items: list[int], one: int, other: int) -> list[int]:
 def drawable(row: list[int], rules: Rules, k: int, exploration: Exploration) -> set[int]:
     """Return by the definition what may be shown at the position: items of the places in range, none pinned, none over a cap that held."""
     plain = run(row, rules, k, None)
-    listed, last = chosen(plain), plain.steps[-1][1] if plain.steps else plain.before
+    listed, last = chosen(plain), plain.steps()[-1][1] if plain.steps() else plain.before
     at = listed[exploration.position - 1] if exploration.position <= len(listed) else None
     if at is None or at in last.pinned.values():
         return set()
@@ -104,12 +104,12 @@ def test_pins_caps_and_order_hold(
 
     assert len(set(after)) == len(after) == len(before)
     assert len(set(before) - set(after)) <= 1
-    last = plain.steps[-1][1] if plain.steps else plain.before
+    last = plain.steps()[-1][1] if plain.steps() else plain.before
     assert all(after[place - 1] == item for place, item in last.pinned.items() if place <= len(after))
     assert excess(after, rules) <= excess(before, rules)
     scores = [score for _, score, _ in explored.chosen]
     assert scores == sorted(scores, reverse=True)
-    assert ([name for name, _ in explored.steps][-1:] == ["explore"]) == (before != after)
+    assert ([name for name, _ in explored.steps()][-1:] == ["explore"]) == (before != after)
     assert {item for item, _, _, movers in moves_of(explored) if "explore" in movers} >= set(after) - set(before)
 
 
@@ -143,7 +143,7 @@ def test_each_item_is_shown_as_often_as_its_propensity_says(rules: Rules, k: int
 
 def test_scores_of_a_surface_that_only_explores_are_the_tier_s() -> None:
     """Shares stay shares, and a place keeps its score, whoever takes it."""
-    popular = ItemRanking(Tier.POPULAR, [3, 1, 2, 0], [0.4, 0.3, 0.2, 0.1])
+    popular = ItemRanking.in_order(Tier.POPULAR, {3: 0.4, 1: 0.3, 2: 0.2, 0: 0.1})
 
     ruled = apply_rules([popular], NO_RULES, KNOWN, 2, 4, Tier.POPULAR, Exploration(1.0, 1, 4), 0.99)
 

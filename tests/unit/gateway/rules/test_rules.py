@@ -65,7 +65,14 @@ def run(
 ) -> Ruled:
     """Apply rules to one ranking of the student."""
     given = scores or [-float(place) for place in range(len(ranking))]
-    return apply_rules([ItemRanking(Tier.STUDENT, ranking, given)], rules, known, k, num_candidates, Tier.STUDENT)
+    return apply_rules(
+        [ItemRanking.in_order(Tier.STUDENT, dict(zip(ranking, given, strict=True)))],
+        rules,
+        known,
+        k,
+        num_candidates,
+        Tier.STUDENT,
+    )
 
 
 def chosen(ruled: Ruled) -> list[int]:
@@ -141,11 +148,11 @@ def test_caps_hold_until_nothing_else_is_left(row: list[int], rules: Rules, k: i
     """Each free place has the first candidate that fits under the caps, as counted so far and with all pins; only where none fits, the first."""
     ruled = run(row, rules, k)
     without = run(row, replace(rules, caps=()), k)
-    order = without.steps[-1][1].indices.tolist() if without.steps else row
+    order = without.steps()[-1][1].indices.tolist() if without.steps() else row
     if rules.diversity:  # looks further where there are caps
-        before_caps = [slate for name, slate in ruled.steps if name == "diversity"]
+        before_caps = [slate for name, slate in ruled.steps() if name == "diversity"]
         order = before_caps[-1].indices.tolist()
-    pinned = dict(ruled.steps[0][1].pinned) if rules.pins else {}
+    pinned = dict(ruled.steps()[0][1].pinned) if rules.pins else {}
 
     assert [index for index in chosen(ruled) if index not in pinned.values()] == slow_caps(
         order, rules.caps or (), list(pinned.values()), len(chosen(ruled)) - len(pinned)
@@ -191,7 +198,7 @@ def test_diversity_is_maximal_marginal_relevance(row: list[int], raw: list[float
     """Each place has an item of the largest value by the slow definition; those after the list stay in their order."""
     scores = sorted(raw[: len(row)], reverse=True)
     ruled = run(row, Rules(diversity=weight), k, scores)
-    found = ruled.steps[-1][1].indices.tolist()
+    found = ruled.steps()[-1][1].indices.tolist()
     span = scores[0] - scores[-1]
     relevance = {index: (score - scores[-1]) / span if span else 1.0 for index, score in zip(row, scores, strict=True)}
 
@@ -213,7 +220,7 @@ def test_weights_are_factors_of_likelihood(
     fresh = Freshness(half_life_h=2.0, factor=3.0)
     rules, known = Rules(boosts=(Boost(where, factor),), decay=share, freshness=fresh), replace(KNOWN, shown=shown)
 
-    slate = run(row, rules, known=known).steps[-1][1]
+    slate = run(row, rules, known=known).steps()[-1][1]
 
     log_weight = {}
     for place, index in enumerate(row):
@@ -240,8 +247,8 @@ def slow_holds(where: Condition, index: int) -> bool:
 def test_popularity_counts_as_a_likelihood() -> None:
     """A boost moves an item as far in the popular tier, whose scores are shares, as where scores are logarithms."""
     shares, rules = [0.5, 0.3, 0.2], Rules(boosts=(Boost(Condition.of("categories", OneOf(("blue",))), 2.0),))
-    popular = ItemRanking(Tier.POPULAR, [0, 1, 2], shares)
-    student = ItemRanking(Tier.STUDENT, [0, 1, 2], [math.log(share) for share in shares])
+    popular = ItemRanking.in_order(Tier.POPULAR, dict(enumerate(shares)))
+    student = ItemRanking(Tier.STUDENT, popular.indices, np.log(shares))
 
     lists = [apply_rules([one], rules, KNOWN, 3, 12, one.tier) for one in (popular, student)]
 
