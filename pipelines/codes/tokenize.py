@@ -206,40 +206,37 @@ def with_dislikes(
 
     One that a positive event of the training rows takes back is left out. Those before all events of a user are in the first row.
     """
-    found: list[list[dict[str, float]] | None] = [None] * examples.height
-    is_train = examples["split"] == Split.TRAIN
-    as_of_us, num_items = as_of.dt.epoch("us"), examples["history"].list.len()
-    learned = pl.DataFrame({"user_id": examples["user_id"], "until_us": as_of_us}).filter(is_train)
-    learned_until = dict(learned.group_by("user_id").agg(pl.col("until_us").max()).iter_rows())
-    before_us = None if cuts is None else int(cuts.valid_from.timestamp() * 1_000_000)
-    index = {item_id: number for number, item_id in enumerate(items["item_id"].sort())}
+    if cuts is not None:
+        dislikes = dislikes.filter(pl.col("event_time") < cuts.valid_from)
+    train = examples.select("user_id", "split", as_of=as_of).filter(pl.col("split") == Split.TRAIN)
+    learned_until = train.group_by("user_id").agg(pl.col("as_of").max())
+    is_over = (pl.col("until") <= pl.col("as_of")).fill_null(value=False)
+    ordered = items["item_id"].sort()
+    index = dict(zip(ordered, range(len(ordered)), strict=True))
     own: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
-    for user_id, item_id, time_us, weight, until_us in _in_us(dislikes).iter_rows():
-        is_over = until_us is not None and until_us <= learned_until.get(user_id, until_us)
-        if not is_over and (before_us is None or time_us < before_us):
-            own[user_id].append((time_us, index[item_id], weight))
-    times_of = {
-        user_id: rows["event_time"].dt.epoch("us").to_numpy()
-        for (user_id,), rows in events.filter(pl.col("user_id").is_in([*own])).group_by("user_id", maintain_order=True)
-    }
-    for number, (user_id, trains, time_us) in enumerate(zip(examples["user_id"], is_train, as_of_us, strict=True)):
-        if not (trains and user_id in own):
-            continue
-        end = int(np.searchsorted(times_of[user_id], time_us, side="right"))
-        start = end - num_items[number]
-        places = [int(np.searchsorted(times_of[user_id], when, side="left")) for when, _, _ in own[user_id]]
-        in_row = [
-            {"item": item, "place": place - start, "weight": weight}
-            for place, (_, item, weight) in zip(places, own[user_id], strict=True)
-            if start < place <= end or place == start == 0
-        ]
-        found[number] = in_row or None
+    for user_id, item_id, time_us, weight in (
+        dislikes.join(learned_until, on="user_id")
+        .filter(~is_over)
+        .select("user_id", "item_id", pl.col("event_time").dt.epoch("us"), "weight")
+        .iter_rows()
+    ):
+        own[user_id].append((time_us, index[item_id], weight))
+    of_them = events.filter(pl.col("user_id").is_in([*own])).group_by("user_id", maintain_order=True)
+    times_of = {user_id: rows["event_time"].dt.epoch("us").to_numpy() for (user_id,), rows in of_them}
+    found: list[list[dict[str, float]] | None] = [None] * examples.height
+    rows = zip(
+        examples["user_id"], examples["split"], examples["history"].list.len(), as_of.dt.epoch("us"), strict=True
+    )
+    for number, (user_id, split, num_items, as_of_us) in enumerate(rows):
+        if split == Split.TRAIN and user_id in own:
+            end = int(np.searchsorted(times_of[user_id], as_of_us, side="right"))
+            start = end - num_items
+            found[number] = [
+                {"item": item, "place": place - start, "weight": weight}
+                for time_us, item, weight in own[user_id]
+                if start < (place := int(np.searchsorted(times_of[user_id], time_us))) <= end or place == start == 0
+            ] or None
     return examples.with_columns(dislikes=pl.Series(found, dtype=DISLIKES))
-
-
-def _in_us(dislikes: pl.DataFrame) -> pl.DataFrame:
-    """Return the table with times in Unix microseconds."""
-    return dislikes.with_columns(pl.col("event_time", "until").dt.epoch("us"))
 
 
 def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:

@@ -194,7 +194,7 @@ def read_labelled_sequences(tokenized: Path) -> list[Labelled]:
     positive = [weight for history, weights, _ in rows for weight in weights or [1.0] * len(history) if weight > 0]
     mean = sum(positive) / max(1, len(positive)) if any(weights for _, weights, _ in rows) else 1.0
     repeats = bool(read_split(tokenized)["repeats"]) if any(dislikes for *_, dislikes in rows) else False
-    return [_sequence(*row, mean, repeats=repeats) for row in rows]
+    return [_sequence(history, weights, dislikes, mean, repeats=repeats) for history, weights, dislikes in rows]
 
 
 def read_counts(tokenized: Path) -> list[np.ndarray] | None:

@@ -38,8 +38,8 @@ class Disliked:
 
     def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the row, the place, the item and the weight of each dislike, (U,) each."""
-        row_U, column_U = self.weights.nonzero(as_tuple=True)
-        return row_U, *(values[row_U, column_U] for values in (self.places, self.items, self.weights))
+        at = self.weights.nonzero(as_tuple=True)
+        return at[0], self.places[at], self.items[at], self.weights[at]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -33,7 +34,7 @@ WEIGHTS = {"dislike": 1.0, "hide": 3.0}
 def table(events: list[tuple[str, str, str]]) -> pl.DataFrame:
     """Events of (user, item, type), a second apart."""
     rows = [(user, item, T0 + timedelta(seconds=n), kind, 1.0) for n, (user, item, kind) in enumerate(events)]
-    schema = {"user_id": pl.String, "item_id": pl.String, "event_time": pl.Datetime("us", "UTC")}
+    schema: dict[str, Any] = {"user_id": pl.String, "item_id": pl.String, "event_time": pl.Datetime("us", "UTC")}
     return pl.DataFrame(rows, schema=schema | {"event_type": pl.String, "value": pl.Float64}, orient="row")
 
 
@@ -45,7 +46,7 @@ def write_items(folder: Path, names: str) -> None:
 
 def slow_dislikes(events: pl.DataFrame) -> list[tuple[str, str, datetime, float, datetime | None]]:
     """Return what `dislikes_of` does, by a loop over the events: open dislikes by user and item."""
-    opened: dict[tuple[str, str], list] = {}
+    opened: dict[tuple[str, str], list[Any]] = {}
     found = []
     for user, item, when, kind, _ in events.iter_rows():
         if kind in ("dislike", "hide", "skip") and (user, item) not in opened:
@@ -93,7 +94,8 @@ def test_each_dislike_is_in_the_row_that_holds_the_history_before_it(
     events = table([*drawn, *walk] if split is SplitKind.GLOBAL_TIME else [*walk, *drawn])
     with TemporaryDirectory() as folder:
         ingested, out = Path(folder) / "in", Path(folder) / "out"
-        ingested.mkdir(), out.mkdir()
+        ingested.mkdir()
+        out.mkdir()
         write_events(events, ingested, ROLES)
         write_items(ingested, "ABCDE")
         held = pl.read_parquet(ingested / "events.parquet")

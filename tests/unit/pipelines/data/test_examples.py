@@ -12,12 +12,11 @@ from pipelines.data.arrivals import logged_events
 from pipelines.data.examples import (
     Split,
     as_of_rows,
-    items_of,
     read_cases,
     read_labelled_sequences,
     read_sequences,
 )
-from pipelines.data.labelled import weights_of
+from pipelines.data.labelled import items_of, weights_of
 from pipelines.data.roles import with_labels
 from pipelines.features.tables import replay
 from services.contracts.event_roles import parse_event_roles

@@ -1,6 +1,7 @@
 """What some users dislike becomes less likely for users alike who never saw it, in decoder and student, and nothing changes where nobody dislikes."""
 
 import hashlib
+import shutil
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +21,8 @@ from pipelines.runner.stage import silent
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.metrics import Scorer
 from pipelines.scoring.student import StudentScorer
-from pipelines.training.train_decoder import TrainOptions, train
+from pipelines.training.start.warm_start import Onward, WarmStart
+from pipelines.training.train_decoder import TrainOptions, read_training, train
 from pipelines.training.train_student import DistillOptions, Inputs, fit_and_save
 from services.contracts.event_roles import parse_event_roles
 from tests.support.training.synthetic import histories_from, raw_items, write_events
@@ -63,7 +65,12 @@ class Learned:
 
 
 def learn(
-    folder: Path, kind: str, codes: CodesOptions, decoder: TrainOptions = DECODER, student: DistillOptions = STUDENT
+    folder: Path,
+    kind: str,
+    codes: CodesOptions,
+    decoder: TrainOptions = DECODER,
+    student: DistillOptions = STUDENT,
+    start: WarmStart | None = None,
 ) -> Learned:
     """Train both on these events, as the stages do, and ask for new users who come to the items 0, 1, 2."""
     ingested, tokens, out = folder / "ingest", folder / "tokens", folder / "out"
@@ -73,9 +80,11 @@ def learn(
     check_items(raw_items(30)).good.write_parquet(ingested / "items.parquet")
     write_events(events(kind), ingested, parse_event_roles("[types.skip]\nrole = 'negative'\nweight = 0"))
     tokenize(ingested, histories_from(ingested), 1_000, tokens, codes)
-    train(tokens, decoder, out, checkpoints_in(folder / "decoder"), CPU, silent)
+    train(tokens, decoder, out, checkpoints_in(folder / "decoder"), CPU, silent, start)
     path = out / "student.safetensors"
-    fit_and_save(Inputs(tokens, 1, CPU), out / "decoder", student, path, checkpoints_in(folder / "student"))
+    shutil.copyfile(tokens / "catalogue.parquet", out / "catalogue.parquet")
+    saved = checkpoints_in(folder / "student")
+    fit_and_save(Inputs(tokens, 1, CPU), out / "decoder", student, path, saved, silent, start)
     catalogue = load_catalogue(tokens / "catalogue.parquet")
     trained = load_decoder(out / "decoder", torch.float32, CPU)
     scorers: tuple[Scorer, ...] = (
@@ -121,6 +130,18 @@ def test_a_disliked_item_falls_for_users_alike_who_never_saw_it(
     for before, after in ((without.decoder, against.decoder), (without.student, against.student)):
         assert after[DISLIKED] < 0.8 * before[DISLIKED]
         assert after[LIKED] > before[LIKED]
+
+
+def test_weights_that_go_on_learning_learn_it_too(tmp_path: Path) -> None:
+    """A nightly training, or a refit, starts from models that know nothing of the dislikes: after it the item has fallen beside one that starts alike and has none."""
+    learn(tmp_path / "before", "skip", CodesOptions())
+    start = WarmStart(tmp_path / "before" / "out", "before", Onward(epochs=0.25, rate=1.0, start_share=0.0))
+
+    without, against = (learn(tmp_path / kind, kind, CodesOptions(), start=start) for kind in ("skip", "dislike"))
+
+    assert read_training(tmp_path / "dislike" / "out")["started_from"] == "before"
+    assert against.decoder[DISLIKED] < 0.9 * without.decoder[DISLIKED]
+    assert against.student[DISLIKED] < 0.9 * without.student[DISLIKED]
 
 
 def test_events_that_count_nothing_change_no_bit_of_the_weights(tmp_path: Path) -> None:
