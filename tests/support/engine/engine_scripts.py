@@ -161,6 +161,13 @@ def assert_as_alone(play: Play) -> None:
     assert play.engine.load().kv_cache_usage == 0
 
 
+def assert_same_answers(found: dict[str, EngineOutcome], wanted: dict[str, EngineOutcome]) -> None:
+    """Compare the answers of all requests."""
+    assert found.keys() == wanted.keys()
+    for name, outcome in wanted.items():
+        assert_same_answer(found[name], outcome)
+
+
 def assert_same_answer(found: EngineOutcome, wanted: EngineOutcome) -> None:
     """Compare all that a caller sees of an outcome; of one that was cut short, its beginning."""
     if found.status in (Status.CANCELLED, Status.LATE):

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.window import Window
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import EngineOutcome
+from tests.support.engine.attention_shapes import attention_shape
 from tests.support.engine.dense import hidden_of
 
 SMALL: dict[str, Any] = {
@@ -38,18 +38,9 @@ def build_decoder(
 ) -> Decoder:
     """Build a random decoder in fp32 over a catalogue's vocabulary."""
     torch.manual_seed(11)
-    config = DecoderConfig(
-        vocab_size=1 + sum(items.level_sizes),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=8,
-        max_position_embeddings=256,
-        window=window,
-    )
-    return Decoder(config).eval()
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 256}
+    vocab_size = 1 + sum(items.level_sizes)
+    return Decoder(attention_shape(heads, kv_heads, 8, layers, vocab_size=vocab_size, window=window, **sizes)).eval()
 
 
 def build_engine(decoder: Decoder, items: ItemCodes | None, **knobs: Any) -> Engine:

@@ -15,10 +15,24 @@ from services.llm.engine.forward.layers import Forward, StepInputs
 from services.llm.engine.forward.weights import Weights
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.plan import Chunk, StepPlan
+from tests.support.engine.attention_shapes import attention_shape
 from tests.support.training.sequences import sequence_of
 
 CPU = torch.device("cpu")
 BLOCK, NUM_BLOCKS, VOCABULARY, PLACES = 4, 64, 50, 2
+ODD = attention_shape(
+    4, 2, 20, vocab_size=VOCABULARY, hidden_size=70, intermediate_size=150, max_position_embeddings=256
+)
+"""A shape whose sizes no vector has."""
+
+
+def decoder_of(config: DecoderConfig, seed: int = 1) -> Decoder:
+    """Build a decoder with large random weights everywhere."""
+    torch.manual_seed(seed)
+    decoder = Decoder(config).eval()
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.3)
+    return decoder
 
 
 @st.composite
@@ -43,11 +57,7 @@ def decoders(draw) -> Decoder:
         qk_norm=draw(st.booleans()),
         window=draw(st.sampled_from([None, Window(5, frozenset({0}), 2), Window(9, frozenset(range(layers)))])),
     )
-    torch.manual_seed(draw(st.integers(0, 99)))
-    decoder = Decoder(config).eval()
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.3)
-    return decoder
+    return decoder_of(config, draw(st.integers(0, 99)))
 
 
 @st.composite

@@ -11,8 +11,9 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import repeat
 from pathlib import Path
 
 import torch
@@ -38,18 +39,46 @@ def plant(kind: str):
     return register
 
 
+def repeated(times: int, act: Callable[[], object]) -> Step:
+    """Act several times in a step."""
+
+    def step() -> None:
+        for _ in range(times):
+            act()
+
+    return step
+
+
+def trained(
+    net: nn.Module,
+    batches: Iterator[torch.Tensor],
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[[torch.Tensor], torch.Tensor] = torch.sum,
+) -> Step:
+    """Forward and backward on the next batch, and the optimizer's step where there is one."""
+
+    def step() -> None:
+        if optimizer is not None:
+            optimizer.zero_grad()
+        loss(net(next(batches))).backward()
+        if optimizer is not None:
+            optimizer.step()
+
+    return step
+
+
+def mean_of_squares(rows: torch.Tensor) -> torch.Tensor:
+    """A loss."""
+    return rows.pow(2).mean()
+
+
 @plant("compute")
 def square_products(size: float) -> Step:
     """Products of square matrices."""
     side = int(1024 * size)
     left, right = torch.randn(side, side), torch.randn(side, side)
     out = torch.empty(side, side)
-
-    def step() -> None:
-        for _ in range(3):
-            torch.mm(left, right, out=out)
-
-    return step
+    return repeated(3, lambda: torch.mm(left, right, out=out))
 
 
 @plant("compute")
@@ -96,11 +125,7 @@ def convolutions(size: float) -> Step:
 def long_chain(size: float) -> Step:
     """Elementwise operations over tensors that no cache holds."""
     a, b = (torch.randn(int(8_000_000 * size)) for _ in range(2))
-
-    def step() -> None:
-        a.mul_(1.0001).add_(b).sub_(b).abs_()
-
-    return step
+    return repeated(1, lambda: a.mul_(1.0001).add_(b).sub_(b).abs_())
 
 
 @plant("memory")
@@ -132,12 +157,7 @@ def norms_and_copies(size: float) -> Step:
 def matrix_vector(size: float) -> Step:
     """Products of a large matrix and a vector: two FLOPs for each number that is read."""
     matrix, vector = torch.randn(int(6000 * size), 4096), torch.randn(4096)
-
-    def step() -> None:
-        for _ in range(4):
-            torch.mv(matrix, vector)
-
-    return step
+    return repeated(4, lambda: torch.mv(matrix, vector))
 
 
 @plant("launch")
@@ -159,15 +179,7 @@ def tiny_net(size: float) -> Step:
     width = int(8 * size)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(12)))
     optimizer = torch.optim.Adam(net.parameters(), foreach=False)
-    rows = torch.randn(4, width)
-
-    def step() -> None:
-        for _ in range(4):
-            optimizer.zero_grad()
-            net(rows).sum().backward()
-            optimizer.step()
-
-    return step
+    return repeated(4, trained(net, repeat(torch.randn(4, width)), optimizer))
 
 
 @plant("launch")
@@ -205,17 +217,13 @@ def _net() -> nn.Module:
 @plant("data wait")
 def slow_loader(size: float) -> Step:
     """A DataLoader in the same process whose rows take a millisecond each."""
-    batches = iter(DataLoader(Sleepy(0.001 * size), batch_size=32))
-    net = _net()
-    return lambda: net(next(batches)).sum().backward()
+    return trained(_net(), iter(DataLoader(Sleepy(0.001 * size), batch_size=32)))
 
 
 @plant("data wait")
 def slow_workers(size: float) -> Step:
     """A DataLoader whose two workers do not keep up."""
-    batches = iter(DataLoader(Sleepy(0.002 * size), batch_size=32, num_workers=2))
-    net = _net()
-    return lambda: net(next(batches)).sum().backward()
+    return trained(_net(), iter(DataLoader(Sleepy(0.002 * size), batch_size=32, num_workers=2)))
 
 
 @plant("data wait")
@@ -227,8 +235,7 @@ def slow_generator(size: float) -> Step:
             time.sleep(0.02 * size)
             yield torch.randn(64, 256)
 
-    batches, net = rows(), _net()
-    return lambda: net(next(batches)).sum().backward()
+    return trained(_net(), rows())
 
 
 @plant("data wait")
@@ -266,8 +273,7 @@ def data_parallel(size: float) -> Step:
     net = nn.parallel.DistributedDataParallel(
         nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
     )
-    rows = torch.randn(8, width)
-    return lambda: net(rows).sum().backward()
+    return trained(net, repeat(torch.randn(8, width)))
 
 
 @plant("communication")
@@ -290,14 +296,7 @@ def transformer(size: float) -> Step:
     width = int(256 * size) // 8 * 8
     layer = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True, dropout=0.1)
     optimizer = torch.optim.AdamW(layer.parameters())
-    rows = torch.randn(16, 64, width)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        layer(rows).pow(2).mean().backward()
-        optimizer.step()
-
-    return step
+    return trained(layer, repeat(torch.randn(16, 64, width)), optimizer, mean_of_squares)
 
 
 @plant("none")
@@ -323,13 +322,7 @@ def deep_net(size: float) -> Step:
     net = nn.Sequential(*blocks)
     optimizer = torch.optim.AdamW(net.parameters())
     batches = iter(DataLoader(torch.randn(40 * 512, width), batch_size=512))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        net(next(batches)).pow(2).mean().backward()
-        optimizer.step()
-
-    return step
+    return trained(net, batches, optimizer, mean_of_squares)
 
 
 @plant("none")
@@ -341,14 +334,7 @@ def images(size: float) -> Step:
         nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.BatchNorm2d(2 * channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
     )  # fmt: skip
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    rows = torch.randn(16, 3, 64, 64)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        net(rows).sum().backward()
-        optimizer.step()
-
-    return step
+    return trained(net, repeat(torch.randn(16, 3, 64, 64)), optimizer)
 
 
 def record(step: Step, out: Path, style: str) -> None:
@@ -388,7 +374,7 @@ def _rank(rank: int, options: argparse.Namespace, meeting: str) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Record what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=PLANTS, nargs="?")
@@ -397,7 +383,7 @@ def main() -> None:
     parser.add_argument("--styles", choices=STYLES, nargs="+", default=["plain"])
     parser.add_argument("--size", type=float, default=1.0)
     parser.add_argument("--list", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.list:
         sys.stdout.writelines(f"{kind}\t{variant}\n" for kind, variants in PLANTS.items() for variant in variants)
         return

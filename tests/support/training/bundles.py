@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,11 +11,11 @@ import torch
 from models.bundle import JUDGED, Bundle
 from models.canary import Canary
 from models.catalogue import Catalogue
-from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
 from models.name_record import NameRecord
 from models.registry import BundleStore
+from tests.support.engine.attention_shapes import attention_shape
 
 MAX_ITEMS, STRIDE = 20, 5
 
@@ -34,17 +35,8 @@ def build_catalogue(num_items: int = 30) -> Catalogue:
 def build_decoder(vocab_size: int, seed: int) -> Decoder:
     """Build a random decoder."""
     torch.manual_seed(seed)
-    config = DecoderConfig(
-        vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-    )
-    return Decoder(config).eval()
+    sizes = {"vocab_size": vocab_size, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 64}
+    return Decoder(attention_shape(2, 2, 8, layers=1, **sizes)).eval()
 
 
 def with_judged_pair(bundle: Path, out: Path) -> Path:
@@ -63,10 +55,15 @@ def publish_bundle(root: Path, version: str, seed: int = 0, num_items: int = 30)
     catalogue.save(source / "catalogue.parquet")
     (source / "student.onnx").write_bytes(b"")
     (source / "report.json").write_text(json.dumps({}))
+    return live_store(root, source, version, {"prompt": {"max_items": MAX_ITEMS, "stride": STRIDE}}).live()
+
+
+def live_store(root: Path, folder: Path, version: str, about: dict[str, Any], *more: Any) -> BundleStore:
+    """Return a store in which this folder's content is live under this version."""
     store = BundleStore(root)
-    store.publish(source, version, {"prompt": {"max_items": MAX_ITEMS, "stride": STRIDE}})
+    store.publish(folder, version, about, *more)
     store.promote(version)
-    return store.live()
+    return store
 
 
 def point_to(root: Path, version: str, canary: Canary | None = None) -> None:

@@ -2,11 +2,13 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from pipelines.codes.tokenize import ReadHistories
+from pipelines.codes.options import CodesOptions
+from pipelines.codes.tokenize import ReadHistories, tokenize
 from pipelines.data.arrivals import arrange
 from pipelines.data.roles import with_labels
 from pipelines.data.schema import check_events, check_items, order_events
@@ -58,6 +60,13 @@ def write_arrivals(events: pl.DataFrame, folder: Path) -> None:
     columns = {"event_id": pl.String, "topic_id": pl.String, "partition": pl.Int32, "offset": pl.Int64}
     none = events.clear().with_columns(pl.lit(None, kind).alias(name) for name, kind in columns.items())
     arrange(events, none).write_parquet(folder / "arrivals.parquet")
+
+
+def tokenized(ingested: Path, out: Path, codes: CodesOptions | None = None, **options: Any) -> Path:
+    """Write the output of the stage `tokenize`, with histories by the oracle's join, and return its folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    tokenize(ingested, histories_from(ingested), 1_000, out, codes, **options)
+    return out
 
 
 def histories_from(ingested: Path) -> ReadHistories:

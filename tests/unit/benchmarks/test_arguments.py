@@ -3,7 +3,9 @@
 import argparse
 import ast
 import re
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,32 @@ def test_an_invalid_argument_is_quoted(read: Callable[[str], object], wrong: tup
     for text in wrong:
         with pytest.raises(argparse.ArgumentTypeError, match=re.escape(f"{text!r} is not ")):
             read(text)
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "why"),
+    [
+        ("faults", "--nodes 2", "a head and two nodes with replicas are 3 at least"),
+        ("faults", "--fault first-node-cut", "no fault without --nodes"),
+        ("faults", "--nodes 3 --fault store-hang", "no fault with --nodes"),
+        ("faults", "--compose shop --key-file key --fault store-hang", "no fault with --compose"),
+        ("faults", "--compose shop", "--compose and --key-file: give both or none"),
+        ("quality", "--sequences shop --items i.csv", "--sequences: not together with --events and --items; leave"),
+        ("quality", "--seeds 0", "argument --seeds: '0' is not a whole number from 1 on"),
+        ("variants", "", "one of the arguments --sequences --version is required"),
+        ("variants", "--sequences a --version b", "--version: not allowed with argument --sequences"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(
+    command: str, given: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the argument and the reason."""
+    monkeypatch.setattr(sys, "argv", ["it", "--json", "out.json", *given.split()])
+
+    with pytest.raises(SystemExit):
+        import_module(f"benchmarks.{command}.__main__").main()
+
+    assert why in capsys.readouterr().err
 
 
 def test_a_command_has_the_options_of_its_description() -> None:

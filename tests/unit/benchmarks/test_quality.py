@@ -8,7 +8,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.quality.__main__ import parse, pipeline_options
 from benchmarks.quality.graph import TransitionGraph
 from benchmarks.quality.nested import NestedRun, hold_out, summarise_nested
 from benchmarks.quality.own_store import with_own_store
@@ -222,40 +221,6 @@ def test_a_folder_without_what_is_needed_is_refused(tmp_path: Path, items: dict[
         as_tables(source, tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("given", "splits"),
-    [
-        ([], ["leave-one-out", "global-time"]),
-        (["--events", "e.csv", "--items", "i.csv"], ["leave-one-out", "global-time"]),
-        (["--sequences", "shop"], ["leave-one-out"]),
-        (["--nested"], ["leave-one-out"]),
-    ],
-)
-def test_both_splits_run_where_events_have_times(given: list[str], splits: list[str]) -> None:
-    """A folder of sequences has an order alone, and a nested test holds labels out by itself."""
-    assert parse(["--json", "out.json", *given]).split == splits
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (
-            ["--sequences", "shop", "--items", "i.csv"],
-            "argument --sequences: not together with --events and --items; leave",
-        ),
-        (["--seeds", "0"], "argument --seeds: '0' is not a whole number from 1 on"),
-    ],
-)
-def test_options_that_do_not_fit_together_are_refused(
-    capsys: pytest.CaptureFixture[str], given: list[str], words: str
-) -> None:
-    """The last line names the option and what to do."""
-    with pytest.raises(SystemExit):
-        parse(["--json", "out.json", *given])
-
-    assert words in capsys.readouterr().err
-
-
 def test_a_run_keeps_off_the_store_of_a_stack(tmp_path: Path) -> None:
     """The folder and the store are never those of the settings, so the histories of a run's users reach no stack."""
     settings = Settings(state_dir=tmp_path, redis_host="redis.example", redis_port=6390)
@@ -299,14 +264,3 @@ def test_published_and_judged_are_compared_by_user_over_the_seeds() -> None:
     means = {"ndcg10": 1.0, "unrefitted_ndcg10": 0.5, "ratio": 2.0, "low": 0.5, "high": 0.5}
     about = {"ratio_by_seed": [2.0, 2.0], "num_seeds": 2, "num_users": 4}
     assert found == [{"model": "decoder", **means, **about}]
-
-
-def test_the_depth_of_the_codes_is_as_given() -> None:
-    """Of every seed; an impossible one is refused by the option's name."""
-    given = ["--json", "out.json", "--nested", "--seeds", "2", "--code-depth"]
-
-    chosen = list(pipeline_options(parse([*given, "3"]), Path("state")))
-
-    assert [one.codes.depth for one in chosen] == [3, 3]
-    with pytest.raises(ConfigError, match="--code-depth: 5 is out of range"):
-        list(pipeline_options(parse([*given, "5"]), Path("state")))

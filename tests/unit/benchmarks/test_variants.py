@@ -6,42 +6,29 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.variants.__main__ import parse, summarise
+from benchmarks.variants.__main__ import summarise
 from models.bundle import Bundle
-from pipelines.optimize.choice import Row, judge
+from pipelines.optimize.choice import judge
 from pipelines.optimize.optimize import Optimised
+from tests.unit.pipelines.optimize.test_choice import row
 
 GAINS = np.random.default_rng(0).random(400)
 MANIFEST = {"num_parameters": 11, "lineage": {"options": {"recipe": {"train": {"fit": {"epochs": 3}}}}}}
 
 
-def row(name: str, ms: float, size: int, low: float = -0.002, kind: str | None = "int4") -> Row:
-    """Build a row."""
-    return Row(
-        name=name,
-        weight_kind=kind,
-        ndcg=0.1,
-        difference=0.0,
-        low=low,
-        high=0.01,
-        request_ms=ms,
-        tokens_per_s=1.0,
-        weight_bytes=size,
-    )
-
-
 def test_only_what_is_fast_or_small_and_loses_little_is_accepted() -> None:
     """1.5 times as fast or 60 % of the bytes, and both intervals above -1 %."""
+    parent = row("parent", ms=4.0, size=200)
     rows = [
-        row("int8", 3.0, 100),
-        row("small", 3.0, 60),
-        row("fast", 2.0, 100),
-        row("neither", 2.1, 61),
-        row("lossy", 1.0, 10, low=-0.02),
-        row("lossier-than-int8", 1.0, 10),
+        row("int8", ms=3.0, size=100),
+        row("small", ms=3.0, size=60),
+        row("fast", ms=2.0, size=100),
+        row("neither", ms=2.1, size=61),
+        row("lossy", ms=1.0, size=10, low=-0.02),
+        row("lossier-than-int8", ms=1.0, size=10),
     ]
-    gains = {one.name: GAINS for one in [row("parent", 4.0, 200), *rows]} | {"lossier-than-int8": GAINS * 0.9}
-    found = Optimised(row("parent", 4.0, 200), tuple(rows), judge(row("parent", 4.0, 200), rows, 0.01), {}, None, gains)
+    gains = {one.name: GAINS for one in [parent, *rows]} | {"lossier-than-int8": GAINS * 0.9}
+    found = Optimised(parent, tuple(rows), judge(parent, rows, 0.01), {}, None, gains)
 
     summary = summarise(Bundle("v", Path("v"), MANIFEST), found)
 
@@ -52,11 +39,3 @@ def test_only_what_is_fast_or_small_and_loses_little_is_accepted() -> None:
     assert by_name["small"].share_of_int8_bytes == 0.6
     assert by_name["lossier-than-int8"].from_int8["difference"] == pytest.approx(-0.1)
     assert summary["qat_minus_ptq"] is None
-
-
-@pytest.mark.parametrize("given", [[], ["--sequences", "a", "--version", "b"]])
-def test_data_or_a_version_is_needed(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Exactly one of the two."""
-    with pytest.raises(SystemExit):
-        parse(["--json", "out.json", *given])
-    assert "--version" in capsys.readouterr().err

@@ -9,16 +9,13 @@ import pytest
 
 from benchmarks.quality.warm_start import Run, Trained, summarise, without_newest
 from models.catalogue import load_catalogue
-from pipelines.codes.tokenize import tokenize
 from pipelines.data.examples import Split, read_cases
-from tests.support.training.synthetic import histories_from, write_ingested
+from tests.support.training.synthetic import tokenized, write_ingested
 
 
 def test_the_live_models_know_nothing_of_the_newest_events(tmp_path: Path) -> None:
     """Each history loses its newest events and no others, the next event validates, and items count by what is left."""
-    ingested, tokens, out = write_ingested(tmp_path / "ingest", num_users=40), tmp_path / "tokens", tmp_path / "before"
-    tokens.mkdir()
-    tokenize(ingested, histories_from(ingested), 1_000, tokens)
+    tokens, out = tokenized(write_ingested(tmp_path / "ingest"), tmp_path / "tokens"), tmp_path / "before"
     whole = pl.read_parquet(tokens / "examples.parquet")
 
     without_newest(tokens, 0.3, out)

@@ -1,6 +1,7 @@
 """What is hidden is in no answer, whichever tier makes it, however it is shed, and whenever it was hidden."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from services.contracts.items import ItemState
 from services.contracts.recommend import Filters, SimilarTo, Tier
 from services.gateway.overload.admission import Verdict
 from services.gateway.tiers.similar import find_new
-from tests.unit.gateway.world import VERSION, World, started_world, user
+from tests.unit.gateway.world import VERSION, World, catalogue_of, publish, started_world, user
 
 
 def state(world: World, *item_ids: str, **fields: object) -> None:
@@ -92,10 +93,8 @@ async def test_items_are_published_and_expire_on_time(world: World) -> None:
     assert shown == [["i01", "i02"], ["i00", "i02"]]
 
 
-async def test_a_bundle_that_is_published_later_honours_the_live_catalogue(tmp_path, world: World) -> None:  # type: ignore[no-untyped-def]
+async def test_a_bundle_that_is_published_later_honours_the_live_catalogue(tmp_path: Path, world: World) -> None:
     """A hidden item of the next bundle is hidden from its first answer on, and one that was new is the bundle's."""
-    from tests.unit.gateway.world import catalogue_of, publish
-
     hide(world, "i00")
     state(world, "i22", categories=("fresh",))
     publish(tmp_path / "bundles", "v2", catalogue_of(24))
@@ -108,9 +107,11 @@ async def test_a_bundle_that_is_published_later_honours_the_live_catalogue(tmp_p
 
 
 @pytest.mark.parametrize(("under", "tier"), [(VERSION, "precomputed"), ("another", "llm")])
-async def test_lists_of_the_bundle_to_which_only_items_were_added_stay_in_use(tmp_path, under: str, tier: str) -> None:  # type: ignore[no-untyped-def]
+async def test_lists_of_the_bundle_to_which_only_items_were_added_stay_in_use(
+    tmp_path: Path, under: str, tier: str
+) -> None:
     """The manifest names the bundle whose lists hold; a manifest that was copied from another bundle names none."""
-    async with started_world(tmp_path, lists={"of": "v0", "under": under}) as world:
+    async with started_world(tmp_path, about={"lists": {"of": "v0", "under": under}}) as world:
         items = tuple(f"i{index:02}" for index in range(5, 17))
         world.features.users["old"] = user("i00", "i01", "i02", listed=items, bundle_version="v0")
         answer = await world.recommend("old")

@@ -12,7 +12,6 @@ async def test_a_stop_cancels_running_work() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
-        """Never end."""
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -33,7 +32,6 @@ async def test_an_error_ends_the_task_and_is_raised_by_the_stop() -> None:
     begun = asyncio.Event()
 
     async def work() -> None:
-        """Fail, whatever came before."""
         assert not begun.is_set()
         begun.set()
         raise ZeroDivisionError

@@ -26,7 +26,6 @@ def deep_catalogue() -> Catalogue:
 
 
 def test_each_level_has_tokens_of_its_own() -> None:
-    """Token 0 is the beginning; level 0 starts at 1, level 1 behind it."""
     """Token 0 is the beginning; level 0 starts at 1, level 1 behind it. Ids that this bundle lacks, as a history may hold them, have none."""
     catalogue = deep_catalogue()
 

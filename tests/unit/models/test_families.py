@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 from models.decoder.decoder import Decoder, RMSNorm
 from models.decoder.weights import load_decoder, save_decoder
 from models.decoder.window import Window
-from models.errors import CheckpointError
 from tests.support.engine.hub_models import build_hub_model, largest_difference
 
 LAYER_TYPES = ["sliding_attention", "full_attention"]
@@ -117,24 +116,6 @@ def test_sinks_are_kept_under_a_key_of_our_own(tmp_path: Path) -> None:
 
     assert ours.config.window == Window(9, frozenset({1}))
     assert load_decoder(tmp_path / "ours", torch.float32, "cpu").config.window == window
-
-
-@pytest.mark.parametrize(
-    ("types", "message"),
-    [
-        (["sliding_attention", "full_attention"], "sliding_window is not set"),
-        (["chunked_attention", "full_attention"], "layer_types"),
-        (["full_attention"], "layer_types"),
-    ],
-)
-def test_a_pattern_of_layers_that_cannot_be_is_refused(tmp_path: Path, types: list[str], message: str) -> None:
-    """Layers of an unknown kind, of the wrong number, or with a window of no size are refused by their key."""
-    build("qwen2", "default").save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_types": types}))
-
-    with pytest.raises(CheckpointError, match=message):
-        load_decoder(tmp_path, torch.float32, "cpu")
 
 
 def test_the_norm_is_computed_in_fp32() -> None:

@@ -36,21 +36,14 @@ def byte_level(way: str) -> dict:
 
 
 def test_sentence_piece_joins_the_most_probable_first() -> None:
-    """`he` is more probable than `th`, so `the` is t + he; a text begins with its beginning token."""
+    """`he` is more probable than `th`, so `the` is t + he; a text begins with its beginning token and a space, which a file may switch off."""
     tokenizer = build_tokenizer(sentence_piece())
+    switched_off = {f"tokenizer.ggml.{flag}": False for flag in ("add_bos_token", "add_space_prefix")}
 
     assert tokenizer.encode("the").tokens == ["<s>", "▁t", "he"]
     assert tokenizer.encode("é", add_special_tokens=False).tokens == ["▁", "<0xC3>", "<0xA9>"]
     assert tokenizer.decode(tokenizer.encode("the é</s>").ids) == "the é"
-
-
-def test_flags_of_the_file_count() -> None:
-    """A file may switch off the beginning token and the leading space."""
-    tokenizer = build_tokenizer(
-        sentence_piece(**{"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_space_prefix": False})
-    )
-
-    assert tokenizer.encode("the").tokens == ["t", "he"]
+    assert build_tokenizer(sentence_piece(**switched_off)).encode("the").tokens == ["t", "he"]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,9 @@ def test_a_wrong_tensor_is_named(folder: Path, name: str, tensor: torch.Tensor |
         ("head_dim", 5, "head_dim 5 is odd"),
         ("vocab_size", [], "config.json: not a decoder's config"),
         ("rope_parameters", "yarn", "config.json: not a decoder's config"),
+        ("layer_types", ["sliding_attention", "full_attention"], "sliding_window is not set"),
+        ("layer_types", ["chunked_attention", "full_attention"], "layer_types .*chunked_attention.* is not supported"),
+        ("layer_types", ["full_attention"], "layer_types .* is not supported"),
         ("attention_bias", True, r"missing: model.layers.0.self_attn.k_proj.bias"),
     ],
 )

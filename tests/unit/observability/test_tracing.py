@@ -63,7 +63,6 @@ async def test_tasks_do_not_see_each_others_spans(recorder: Recorder) -> None:
     """Concurrent requests have separate spans, and none stays open."""
 
     async def request(name: str) -> None:
-        """Open a span, yield, open another."""
         with recorder.tracing.entry(name, {}):
             await asyncio.sleep(0)
             with span(f"{name} inner"):
@@ -93,9 +92,7 @@ def test_sampling_follows_the_caller() -> None:
 
 
 def test_messages_continue_the_traces_of_their_senders(recorder: Recorder) -> None:
-    """A message without a context begins no trace, one with a context continues it; work on several belongs to the first sampled trace
-    and links to every sampled sender.
-    """
+    """A message without a context begins no trace, one with a context continues it; work on several belongs to the first sampled trace and links to every sampled sender."""
     senders = [
         (("traceparent", traceparent(trace, trace << 4 | trace, sampled=sampled)),)
         for trace, sampled in ((1, False), (2, True), (3, True))

@@ -7,19 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.catalogue import load_catalogue
+from models.decoder.weights import load_decoder
 from pipelines.codes.options import CodesOptions
-from pipelines.codes.tokenize import tokenize
+from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.evaluate import Trained, evaluate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import assemble
 from pipelines.runner.stage import silent
+from pipelines.scoring.beams import decoder_scorer
+from pipelines.scoring.metrics import ndcg, rank_labels
 from pipelines.similarity.mix import make_similar
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions
 from pipelines.training.train_decoder import TrainOptions, train
 from pipelines.training.train_student import DistillOptions, Inputs, choose_student, fit_and_save, without_targets
-from tests.support.training.synthetic import histories_from, write_ingested
+from tests.support.training.synthetic import tokenized, write_ingested
 
 MADE_AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 QUICK = FitOptions(
@@ -44,6 +48,13 @@ def checkpoints_in(folder: Path, every_s: float = 60.0) -> Checkpoints:
     return Checkpoints(folder, "train", every_s)
 
 
+def ndcg_of(decoder_dir: Path, tokens: Path) -> float:
+    """The NDCG@10 of a saved decoder on the test labels."""
+    decoder = load_decoder(decoder_dir, torch.float32, CPU)
+    scorer = decoder_scorer(decoder, load_catalogue(tokens / "catalogue.parquet"), SMALL_DECODER.max_items, 5)
+    return ndcg(rank_labels(scorer, read_cases(tokens, Split.TEST)).masked, 10)
+
+
 @dataclass(frozen=True)
 class Built:
     """Each stage's folder."""
@@ -66,8 +77,7 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
     for folder in folders:
         folder.mkdir()
     tokens, trained_dir, students, evaluated, similar, assembled = folders
-    ingested = write_ingested(root / "ingest")
-    tokenize(ingested, histories_from(ingested), 1_000, tokens, codes)
+    tokenized(write_ingested(root / "ingest"), tokens, codes)
     torch.set_num_threads(1)
     train(tokens, options, trained_dir, checkpoints_in(root / "saved"), CPU, silent)
     fitted = []

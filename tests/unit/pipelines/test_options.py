@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.codes.options import CodesOptions
 from pipelines.evaluation.gate import GateOptions
 from pipelines.options import PipelineOptions
 from pipelines.training.recipes import read_recipes
@@ -21,6 +22,7 @@ global_time = partial(PipelineOptions, split="global-time")
     [
         (lambda: read_recipes(epochs=0), "--epochs: 0 epochs train nothing; give at least 1"),
         (lambda: read_recipes(seed=-1), "--seed: -1 is out of range; give 0 to"),
+        (lambda: CodesOptions(depth=5), "--code-depth: 5 is out of range"),
         (lambda: GateOptions(student_floor=float("nan")), "--student-floor: nan is no share; give 0 or more"),
         (lambda: GateOptions(max_reference_loss=5), "--max-reference-loss: 5 is no share; give 0 to 1"),
         (lambda: PipelineOptions(until="lunch"), "--until: 'lunch' is no stage; the stages are ingest, "),
@@ -37,6 +39,7 @@ global_time = partial(PipelineOptions, split="global-time")
         (lambda: global_time(warm_start=True), "--warm-start: the live bundle has learned from events after"),
         (lambda: global_time(force=True), "--force: a run with --split global-time publishes nothing"),
         (lambda: global_time(until="assemble"), "--until assemble: a run with --split global-time publishes"),
+        (lambda: PipelineOptions(device="cpu", memory_snapshot=Path("out")), "--memory-snapshot: "),
         (lambda: TrainOptions(use_start=True, text_start="folder"), "use_start: true beside text_start"),
         (lambda: TrainOptions(text_layers=2), "text_layers: 2 of no checkpoint; give text_start"),
         (

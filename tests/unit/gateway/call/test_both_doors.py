@@ -313,7 +313,6 @@ async def test_an_error_has_the_documented_fields_and_no_other(
     """Through all three doors: the fields of the bodies' schemas, and over gRPC what the comments of recommend.proto name."""
 
     async def fail(*_: object) -> NoReturn:
-        """Fail as some part may."""
         raise error
 
     world.plane.recommend = fail  # type: ignore[assignment]
@@ -361,10 +360,7 @@ async def test_both_doors_return_the_same_object(rest: RestClient, rpc: RpcClien
 async def test_a_request_that_waited_at_the_edge_past_its_deadline_is_refused(
     door: Door, world: World, edges: tuple[str, str], code: str
 ) -> None:
-    """The deadline counts from the edge's stamp, whatever its clock says: the second request is 1,000 s older than the first at one edge.
-
-    Each edge is known by its name, so a request of one says nothing of another's clock.
-    """
+    """The deadline counts from the stamp of the edge, each known by its name, whatever its clock says: the second request is 1,000 s older than the first at one edge."""
     replies = [
         await door.recommend(
             {"user_id": "long", "deadline_ms": 900},
@@ -390,7 +386,6 @@ async def test_an_upload_slower_than_its_deadline_is_answered(rest: RestClient) 
     """Without the edge's stamp the wait for the caller's own bytes is no reason to refuse."""
 
     async def body() -> AsyncIterator[bytes]:
-        """Send the second half after the deadline."""
         yield b'{"user_id": "nobody", '
         await asyncio.sleep(0.05)
         yield b'"deadline_ms": 5}'

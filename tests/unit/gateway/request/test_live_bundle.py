@@ -59,10 +59,7 @@ async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
 
 
 async def test_a_promotion_is_followed_in_the_background(started: Follower) -> None:
-    """The old version stays live until the new one is loaded; the metric names the live one alone.
-
-    A bundle is live with its tables of ids and categories made: they take half a second at a million items, which no request may wait for.
-    """
+    """The old version stays live until the new one is loaded, with its tables of ids and categories, which no request may wait for; the metric names the live one alone."""
     before = started.live.current().version
     await started.follow_to("v2")
 

@@ -39,10 +39,7 @@ NOW_MS = 1_790_000_000_000
 def test_recent_popularity_is_smoothed_by_the_prior(
     prior: list[float], windows: list[tuple[str, float]], order: list[int]
 ) -> None:
-    """Of many training events those of the most used item count as 50 recent ones, few count as themselves; ties rank by index.
-
-    Unknown items, negative weights and a prior of zeros are harmless.
-    """
+    """Many training events of the most used item count as 50 recent ones, few as themselves; ties rank by index, and unknown items, negative weights and a prior of zeros do no harm."""
     ranking = rank_by_popularity("v1", LiveItems().lay(replace(catalogue_of(4), popularity=np.array(prior))), windows)
 
     assert ranking.order.tolist() == order
@@ -101,7 +98,6 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
     held, entered = threading.Event(), threading.Event()
 
     def rank(*args: Any) -> PopularRanking:
-        """Rank, and record or hold the thread."""
         if not entered.is_set():
             entered.set()
             held.wait(10.0)
@@ -127,7 +123,6 @@ async def test_no_request_ranks_all_items_around_a_swap(
     ranked_in: list[threading.Thread] = []
 
     def rank(*args: Any) -> PopularRanking:
-        """Rank, and record or hold the thread."""
         ranked_in.append(threading.current_thread())
         return rank_by_popularity(*args)
 

@@ -12,20 +12,16 @@ from infra.cli.release import parse_budgets, parse_stages
 from models.canary import Stage
 from models.registry import BundleStore
 from services.errors import CanaryError, ConfigError, TailraceError
+from tests.unit.gateway.world import add_version, catalogue_of, publish
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BundleStore:
     """The versions `old`, which is live, and `new`, in the state folder of the command."""
     monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
-    store = BundleStore(tmp_path / "bundles")
-    for version in ("old", "new"):
-        source = tmp_path / f"source-{version}"
-        source.mkdir()
-        (source / "student.onnx").write_text(version)
-        store.publish(source, version, {})
-    store.promote("old")
-    return store
+    publish(tmp_path / "bundles", "old", catalogue_of())
+    add_version(tmp_path / "bundles", "new", catalogue_of())
+    return BundleStore(tmp_path / "bundles")
 
 
 def tailrace(*words: str) -> str:

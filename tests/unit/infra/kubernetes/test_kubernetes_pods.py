@@ -9,10 +9,7 @@ Things = list[dict[str, Any]]
 
 
 def test_every_pod_is_confined(things: Things) -> None:
-    """The namespace enforces restricted Pod Security, which refuses any other pod; each root is read-only.
-
-    No pod has service links: a Service called tailrace-x would set TAILRACE_X_PORT, which the settings refuse as unknown.
-    """
+    """The namespace enforces restricted Pod Security; each root is read-only; service links would set TAILRACE_X_PORT, which the settings refuse as unknown."""
     assert the(things, "Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     for pod in pods(things):
         assert pod.spec["enableServiceLinks"] is False, pod.name

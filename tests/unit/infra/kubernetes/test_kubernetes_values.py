@@ -100,11 +100,7 @@ def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
 
 
 def test_replicas_fit_into_the_pods(overlay: str, things: Things) -> None:
-    """Minimal and maximal replicas fit into the pods' CPUs and GPUs; each gateway's setting has the most that there may be.
-
-    By it they divide the keys' limits while Redis is unavailable. Ray Serve opens doors where replicas are, so each minimal pod
-    needs a replica, or it would never be ready. gRPC registers the servicers of services.app on every node.
-    """
+    """Replicas fit into the pods' CPUs and GPUs, each minimal pod has one, or it would never be ready, each gateway knows the most that there may be, and gRPC has the servicers."""
     groups = the(things, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     config = ServeDeploySchema.model_validate(serve_config(things))
     deployments = {one.name: one for one in config.applications[0].deployments}

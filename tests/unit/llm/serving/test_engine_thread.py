@@ -12,21 +12,16 @@ from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import NewToken, Status
 from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.serving.engine_thread import EngineThread, Stepped
-from services.llm.serving.streams import EngineStream
+from services.llm.serving.streams import Ended, EngineStream
 from tests.support.engine.engines import build_decoder, build_engine, build_items
 from tests.support.wait import until
 
 
-def queue_of_four(**knobs: bool) -> Engine:
-    """Build a tiny engine with a queue of four requests."""
-    items = build_items(1)
-    return build_engine(build_decoder(items), items, max_waiting=4, **knobs)
-
-
 @pytest.fixture
-def engine() -> Engine:
-    """A tiny engine with a queue of four requests."""
-    return queue_of_four()
+def engine(request) -> Engine:
+    """A tiny engine with a queue of four requests; asynchronous where a test's parameter asks for it."""
+    items = build_items(1)
+    return build_engine(build_decoder(items), items, max_waiting=4, is_asynchronous=getattr(request, "param", False))
 
 
 def add(engine: Engine, request_id: str, now_s: float) -> None:
@@ -39,10 +34,11 @@ def add_long(engine: Engine, request_id: str, now_s: float) -> None:
     engine.add_text(request_id, [0], max_new_tokens=60, now_s=now_s)
 
 
-async def test_every_caller_gets_its_own_answer_of_an_asynchronous_engine() -> None:
+@pytest.mark.parametrize("engine", [True], indirect=True)
+async def test_every_caller_gets_its_own_answer_of_an_asynchronous_engine(engine) -> None:
     """Which started after its arrival. A step began when the call that started it returned, and the first call has no results."""
     steps: list[Stepped] = []
-    thread = EngineThread(queue_of_four(is_asynchronous=True), 1, steps.append)
+    thread = EngineThread(engine, 1, steps.append)
 
     ended = await asyncio.gather(*(thread.run_request(add) for _ in range(3)), thread.run_request(add_long))
     thread.stop()
@@ -59,28 +55,33 @@ async def test_every_caller_gets_its_own_answer_of_an_asynchronous_engine() -> N
     assert not thread.is_alive
 
 
+class Hold:
+    """Holds the engine after its first step until it may go on, and keeps what ended."""
+
+    def __init__(self) -> None:
+        self.has_stepped, self.may_go_on = threading.Event(), threading.Event()
+        self.ended: list[Ended] = []
+
+    def __call__(self, stepped: Stepped) -> None:
+        self.ended.extend(stepped.ended)
+        self.has_stepped.set()
+        self.may_go_on.wait(5.0)
+
+
 async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
     """When a caller leaves, its request ends as cancelled."""
-    ends, has_stepped, cancelled = [], threading.Event(), threading.Event()
-
-    def hold_the_first_step(stepped) -> None:
-        """Hold the engine until the caller has left."""
-        ends.extend(stepped.ended)
-        has_stepped.set()
-        cancelled.wait(5.0)
-
-    thread = EngineThread(engine, 1, hold_the_first_step)
+    thread = EngineThread(engine, 1, hold := Hold())
     caller = asyncio.create_task(thread.run_request(add_long))
-    await until(has_stepped.is_set)
+    await until(hold.has_stepped.is_set)
 
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    cancelled.set()
+    hold.may_go_on.set()
     thread.stop()
     thread.join(5.0)
 
-    assert [end.outcome.status for end in ends] == [Status.CANCELLED]
+    assert [end.outcome.status for end in hold.ended] == [Status.CANCELLED]
 
 
 async def test_stopping_finishes_requests_in_flight(engine) -> None:
@@ -121,20 +122,13 @@ async def test_a_failed_engine_fails_every_caller(engine) -> None:
 
 async def test_the_queue_time_includes_the_step_in_progress(engine) -> None:
     """A request arrives when the caller sends it, not when the engine's thread adds it."""
-    has_stepped, may_go_on = threading.Event(), threading.Event()
-
-    def hold(stepped) -> None:
-        """Hold the engine in its first step."""
-        has_stepped.set()
-        may_go_on.wait(5.0)
-
-    thread = EngineThread(engine, 1, hold)
+    thread = EngineThread(engine, 1, hold := Hold())
     first = asyncio.create_task(thread.run_request(add))
-    await asyncio.to_thread(has_stepped.wait, 5.0)
+    await until(hold.has_stepped.is_set)
     second = asyncio.create_task(thread.run_request(add))
     await asyncio.sleep(0)
     sent_s = time.monotonic()
-    may_go_on.set()
+    hold.may_go_on.set()
 
     end = await second
 

@@ -95,8 +95,7 @@ def test_limits_are_measured() -> None:
     """A machine reads and multiplies at some rate."""
     limits = measure_limits(torch.device("cpu"), torch.float32)
 
-    assert limits.bytes_per_s > 1e8
-    assert limits.flops_per_s > 1e8
+    assert min(limits.bytes_per_s, limits.flops_per_s) > 1e8
 
 
 def ended(**changes: Any) -> Ended:

@@ -1,6 +1,5 @@
 """Codes deeper than 1: their assignment against brute force, their book, and all stages with them."""
 
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from pipelines.publication.model_card import CARD
 from pipelines.scoring.beams import BeamScorer
 from services.errors import BundleMoved, BundleWithdrawn, ConfigError, StageFailed
 from services.student.ranker import StudentRanker
+from tests.support.training.bundles import live_store
 from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, Built, learn_the_ring
 
 NEW = pl.DataFrame({"item_id": ["a-new", "i03"], "title": ["Item a-new", "Another title"]})
@@ -37,17 +37,14 @@ NEW = pl.DataFrame({"item_id": ["a-new", "i03"], "title": ["Item a-new", "Anothe
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The ring, learned with codes of depth 3, which are three tokens an item."""
-    longer = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=16))
-    return learn_the_ring(tmp_path_factory.mktemp("deep"), longer, CodesOptions(depth=3))
+    return learn_the_ring(tmp_path_factory.mktemp("deep"), SMALL_DECODER, CodesOptions(depth=3))
 
 
 @pytest.fixture
 def store(deep: Built, tmp_path: Path) -> BundleStore:
     """A store in which the ring's bundle is live as `first`."""
-    store, about = BundleStore(tmp_path), {"num_items": 30, "lineage": {"seed": 0}}
-    store.publish(deep.assembled / "bundle", "first", about, {CARD: "# Bundle first\n"})
-    store.promote("first")
-    return store
+    about, card = {"num_items": 30, "lineage": {"seed": 0}}, {CARD: "# Bundle first\n"}
+    return live_store(tmp_path, deep.assembled / "bundle", "first", about, card)
 
 
 def test_every_stage_works_with_deep_codes(deep: Built) -> None:

@@ -7,7 +7,6 @@ import polars as pl
 import pytest
 
 from models.catalogue import load_catalogue
-from pipelines.codes.tokenize import tokenize
 from pipelines.data.arrivals import logged_events
 from pipelines.data.examples import (
     Split,
@@ -22,7 +21,7 @@ from pipelines.data.roles import with_labels
 from pipelines.features.tables import replay
 from services.contracts.event_roles import parse_event_roles
 from services.stream.aggregate import history_limits
-from tests.support.training.synthetic import histories_from, write_arrivals, write_ingested
+from tests.support.training.synthetic import tokenized, write_arrivals, write_ingested
 
 ROLES = parse_event_roles("[types.view]\nrole = 'weak'")
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,7 +43,7 @@ def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
     )
     events.write_parquet(tmp_path / "events.parquet")
     items.write_parquet(tmp_path / "items.parquet")
-    tokenize(tmp_path, histories_from(tmp_path), 1_000, tmp_path)
+    tokenized(tmp_path, tmp_path)
 
     names = load_catalogue(tmp_path / "catalogue.parquet").item_ids
     test, valid = read_cases(tmp_path, Split.TEST), read_cases(tmp_path, Split.VALID)
@@ -91,9 +90,8 @@ def test_training_rows_hold_each_event_once(num_events: int, max_items: int, tmp
 
 def test_examples_and_catalogue_use_the_same_indices(tmp_path: Path) -> None:
     """Index to id leads back to the events; every item has a code, those without events too; popularity counts training."""
-    ingested, out = write_ingested(tmp_path / "in"), tmp_path / "out"
-    out.mkdir()
-    tokenize(ingested, histories_from(ingested), 1_000, out)
+    ingested = write_ingested(tmp_path / "in")
+    out = tokenized(ingested, tmp_path / "out")
 
     catalogue, cases = load_catalogue(out / "catalogue.parquet"), read_cases(out, Split.TEST)
     last = pl.read_parquet(ingested / "events.parquet").group_by("user_id", maintain_order=True).last()

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from models.catalogue import load_catalogue
 from pipelines.codes.code_book import CODE_BOOK
 from pipelines.codes.options import CodesOptions
-from pipelines.codes.tokenize import describe_split, tokenize
+from pipelines.codes.tokenize import describe_split
 from pipelines.data.examples import Split, SplitKind, as_of_rows, global_cuts, read_split
 from pipelines.data.roles import with_labels
 from services.contracts.event_roles import parse_event_roles
 from services.errors import StageFailed
-from tests.support.training.synthetic import histories_from, write_ingested
+from tests.support.training.synthetic import tokenized, write_ingested
 
 ROLES = parse_event_roles("[types.view]\nrole = 'weak'")
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -76,9 +76,7 @@ def test_other_events_after_the_cut_change_nothing_that_is_learned(tmp_path: Pat
     learned = {}
     for kind in SplitKind:
         for ingested in (known, other):
-            out = tmp_path / kind / ingested.name
-            out.mkdir(parents=True)
-            tokenize(ingested, histories_from(ingested), 1_000, out, CodesOptions(depth=depth), split=kind)
+            out = tokenized(ingested, tmp_path / kind / ingested.name, CodesOptions(depth=depth), split=kind)
             examples = pl.read_parquet(out / "examples.parquet").filter(pl.col("split") == Split.TRAIN).to_dicts()
             catalogue = load_catalogue(out / "catalogue.parquet")
             book = (out / CODE_BOOK).read_bytes() if depth > 1 else b""
@@ -95,7 +93,7 @@ def test_the_cuts_are_kept_and_printed(tmp_path: Path) -> None:
     ingested = write_ingested(tmp_path)
     times = pl.read_parquet(ingested / "events.parquet")["event_time"]
 
-    tokenize(ingested, histories_from(ingested), 1_000, tmp_path, split=SplitKind.GLOBAL_TIME)
+    tokenized(ingested, tmp_path, split=SplitKind.GLOBAL_TIME)
 
     about = read_split(tmp_path)
     before = [(times < datetime.fromisoformat(about[cut])).mean() for cut in ("valid_from", "test_from")]
@@ -110,4 +108,4 @@ def test_data_without_a_part_is_refused(tmp_path: Path) -> None:
     events.write_parquet(ingested / "events.parquet")
 
     with pytest.raises(StageFailed, match=r"--split: global-time .* no row for train and valid and test; give events"):
-        tokenize(ingested, histories_from(ingested), 1_000, tmp_path, split=SplitKind.GLOBAL_TIME)
+        tokenized(ingested, tmp_path, split=SplitKind.GLOBAL_TIME)

@@ -194,20 +194,14 @@ def test_types_that_differ_in_case_alone_are_pointed_out(tmp_path: Path) -> None
     assert alike[0].endswith("write one of them in the table, or give each a rule in the events file")
 
 
-def test_floating_point_ids_join_the_other_tables_integers(tmp_path: Path) -> None:
-    """As pandas writes a column with a missing value: the events keep their items and users, and the run says so."""
-    numbers = pl.col("user_id", "item_id").str.slice(1).cast(pl.Int64)
-    events = raw_events(3, 5, 4).with_columns(numbers)
-    written = events.with_columns(pl.col("user_id", "item_id").cast(pl.Float64))
-    nameless = pl.DataFrame({"user_id": [None], "item_id": [1.0], "event_time": [9]}, written.schema)
-    items = raw_items(5).with_columns(item_id=pl.int_range(5)).drop("categories")
+def test_what_reading_changed_is_in_the_summary(tmp_path: Path) -> None:
+    """Such as ids that pandas wrote as floating-point numbers: the events keep their items, and the run says so."""
+    number = pl.col("item_id").str.slice(1).cast(pl.Int64)
+    events, items = raw_events(3, 5, 4).with_columns(number.cast(pl.Float64)), raw_items(5).with_columns(number)
 
-    found, summary = run(Source(*own_tables(tmp_path, pl.concat([written, nameless]), items), ()), tmp_path)
+    found, _ = run(Source(*own_tables(tmp_path, events, items), ()), tmp_path)
 
-    assert sorted(found.select("user_id", "item_id").rows()) == sorted(
-        (str(user), str(item)) for user, item in events.select("user_id", "item_id").rows()
-    )
-    assert [*summary["rejected"]["events"]] == ["user_id"]  # type: ignore[index]
+    assert found.height == 12
     assert any("of column item_id are written as floating-point" in line for line in describe_found(tmp_path / "out"))
 
 

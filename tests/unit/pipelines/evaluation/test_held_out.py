@@ -5,23 +5,20 @@ from pathlib import Path
 
 import polars as pl
 
-from pipelines.codes.tokenize import tokenize
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.held_out import LEDGER, HeldOut
 from tests.support.pages import ROOT
-from tests.support.training.synthetic import histories_from, write_ingested
+from tests.support.training.synthetic import tokenized, write_ingested
 
 
-def tokenized(folder: Path, **sizes: int) -> Path:
+def ring(folder: Path, **sizes: int) -> Path:
     """The ring, split."""
-    ingested = write_ingested(folder, **sizes)
-    tokenize(ingested, histories_from(ingested), 1_000, folder)
-    return folder
+    return tokenized(write_ingested(folder, **sizes), folder)
 
 
 def test_a_run_opens_the_test_set_once_and_the_record_has_who_and_how_often(tmp_path: Path) -> None:
     """Evaluation and comparison of one run are one opening; the next run is another, with its command and purpose."""
-    tokens = tokenized(tmp_path / "tokens")
+    tokens = ring(tmp_path / "tokens")
     first, second = (HeldOut(tokens, tmp_path, f"tailrace pipeline --seed {seed}") for seed in (0, 1))
     opened = first.open("evaluation of new models")
     again = first.open("comparison with v1")
@@ -40,7 +37,7 @@ def test_a_run_opens_the_test_set_once_and_the_record_has_who_and_how_often(tmp_
 
 def test_of_many_users_the_same_ones_are_taken_evenly(tmp_path: Path) -> None:
     """Of 40 users at most 15 are 14, each third; the record says how many there were, and names what was opened."""
-    tokens = tokenized(tmp_path / "tokens")
+    tokens = ring(tmp_path / "tokens")
     every = read_cases(tokens, Split.TEST)
     held_out = HeldOut(tokens, tmp_path, "tailrace pipeline", most_users=15)
 
@@ -53,17 +50,17 @@ def test_of_many_users_the_same_ones_are_taken_evenly(tmp_path: Path) -> None:
 
 def test_openings_are_counted_by_user_and_label_item(tmp_path: Path) -> None:
     """One user's new event ends the count of that user's label alone; an item without events shifts all indices and changes nothing."""
-    tokens, wider, grown = tokenized(tmp_path / "tokens"), tmp_path / "wider", tmp_path / "grown"
+    tokens, wider, grown = ring(tmp_path / "tokens"), tmp_path / "wider", tmp_path / "grown"
     ingested = write_ingested(wider)
     items = pl.read_parquet(ingested / "items.parquet")
     pl.concat([items[:1].with_columns(item_id=pl.lit("a00")), items]).write_parquet(ingested / "items.parquet")
-    tokenize(ingested, histories_from(ingested), 1_000, wider)
+    tokenized(ingested, wider)
     ingested = write_ingested(grown)
     events = pl.read_parquet(ingested / "events.parquet")
     last = events.filter(pl.col("user_id") == events["user_id"][-1])[-1:]
     new = last.with_columns(item_id=pl.lit(events["item_id"][0]), event_time=pl.col("event_time") + pl.duration(days=1))
     pl.concat([events, new]).write_parquet(ingested / "events.parquet")
-    tokenize(ingested, histories_from(ingested), 1_000, grown)
+    tokenized(ingested, grown)
     for run in range(2):
         HeldOut(tokens, tmp_path, f"tailrace pipeline --seed {run}").open("evaluation of new models")
 
@@ -78,7 +75,7 @@ def test_openings_are_counted_by_user_and_label_item(tmp_path: Path) -> None:
 
 def test_lines_without_their_labels_count_for_the_same_test_set_alone(tmp_path: Path) -> None:
     """Such as those of an earlier version, which kept no labels."""
-    tokens, other = tokenized(tmp_path / "tokens"), tokenized(tmp_path / "other", num_users=41)
+    tokens, other = ring(tmp_path / "tokens"), ring(tmp_path / "other", num_users=41)
     HeldOut(tokens, tmp_path, "").open("evaluation of new models")
     (kept,) = (tmp_path / "test_labels").iterdir()
     kept.unlink()
@@ -88,7 +85,7 @@ def test_lines_without_their_labels_count_for_the_same_test_set_alone(tmp_path: 
 
 def test_a_line_cut_off_by_a_power_loss_hides_no_other(tmp_path: Path) -> None:
     """The record keeps what was written whole, before it and after."""
-    tokens = tokenized(tmp_path / "tokens")
+    tokens = ring(tmp_path / "tokens")
     HeldOut(tokens, tmp_path, "tailrace pipeline").open("evaluation of new models")
     with (tmp_path / LEDGER).open("a") as ledger:
         ledger.write('{"test_set": "ab')

@@ -67,22 +67,11 @@ def test_an_interrupted_import_goes_on_where_it_was(tmp_path: Path) -> None:
     assert shop.items.keys() == {row["item_id"] for row in rows}
 
 
-def test_a_second_import_sends_nothing(tmp_path: Path) -> None:
-    """The rows are read, are the same, and nothing is delivered."""
-    shop, rows = Shop(tmp_path / "p.json"), table(BATCH_ROWS + 1)
-    shop.run(rows)
-    sent = list(shop.sent)
-    outcome = shop.run(rows)
-
-    assert shop.sent == sent
-    assert outcome.num_before == outcome.num_rows == len(rows)
-
-
 @given(first=st.integers(1, 40), more=st.integers(0, 40), changed=st.booleans())
 def test_a_source_that_grew_sends_what_is_new_and_one_that_changed_all(
     tmp_path_factory: pytest.TempPathFactory, first: int, more: int, changed: bool
 ) -> None:
-    """In both cases the catalogue is that of the source as it is now."""
+    """Nothing, where nothing is new; in all cases the catalogue is that of the source as it is now."""
     shop = Shop(tmp_path_factory.mktemp("grown") / "p.json")
     shop.run(table(first))
     shop.sent.clear()

@@ -21,13 +21,9 @@ TOKENS = torch.randint(0, CATALOGUE.vocab_size, (3, 12), generator=torch.Generat
 def decoder_of(heads: int, groups: int, *, bias: bool) -> Decoder:
     """Build a decoder with random weights everywhere."""
     torch.manual_seed(0)
-    sizes = {
-        "vocab_size": CATALOGUE.vocab_size,
-        "hidden_size": 24,
-        "intermediate_size": 20,
-        "max_position_embeddings": 64,
-    }
-    decoder = Decoder(replace(attention_shape(heads, groups, 6), **sizes, qkv_bias=bias, mlp_bias=bias)).eval()
+    sizes = {"hidden_size": 24, "intermediate_size": 20, "max_position_embeddings": 64}
+    others = {"vocab_size": CATALOGUE.vocab_size, "qkv_bias": bias, "mlp_bias": bias}
+    decoder = Decoder(attention_shape(heads, groups, 6, **sizes, **others)).eval()
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return decoder

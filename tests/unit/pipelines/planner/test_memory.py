@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from models.decoder.config import DecoderConfig
-from pipelines.planner.devices import parse_gpus
-from pipelines.planner.layouts import why_not
 from pipelines.planner.memory import kv_bytes_per_token, serving_memory, training_memory
 from pipelines.planner.mesh import Layout
 from pipelines.planner.shapes import shape_of
 from services.llm.engine.config import KvKind
 from services.llm.engine.kv.cache import KvCache
+from tests.support.engine.attention_shapes import attention_shape
 from tests.support.planned_models import LLAMA_2_7B, LLAMA_3_8B
 
 
@@ -26,27 +24,10 @@ def test_llama_3_8b_with_eight_contexts_of_8192_takes_26_7_gb() -> None:
     assert round(memory.total / 1e9, 1) == 26.7
 
 
-def test_seven_billion_with_adam_are_27_gb_of_states_on_each_of_four() -> None:
-    """16 bytes a parameter, of weights, gradients and two moments, which 24 GB do not hold."""
-    memory = training_memory(LLAMA_2_7B, Layout(shard=4, checkpointing="full"), length=512)
-
-    assert round(memory.states / 1e9, 1) == 27.0
-    assert why_not(memory, parse_gpus("4xrtx4090")).startswith("its states (weights, gradients, Adam) take 27.0 GB")
-
-
 @pytest.mark.parametrize("kind", ["model", "int8", "fp8"])
 def test_a_tokens_keys_and_values_are_the_engines(kind: KvKind) -> None:
     """As many bytes as the pool itself has for a token."""
-    config = DecoderConfig(
-        vocab_size=100,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=64,
-    )
+    config = attention_shape(4, 2, 16, layers=3)
     cache = KvCache(config, 2, 16, torch.bfloat16, torch.device("cpu"), kind)
 
     assert kv_bytes_per_token(shape_of(config, "x"), kind=kind) == cache.bytes_per_token
@@ -59,29 +40,6 @@ def test_int8_halves_the_matrices_alone() -> None:
     )
 
     assert plain - packed == LLAMA_3_8B.num_layers * LLAMA_3_8B.layer_weights
-
-
-def test_sharding_divides_the_states_and_nothing_that_a_row_keeps() -> None:
-    """DDP holds everything on each GPU; FSDP2 a part, beside the layers that it gathered."""
-    alone, shared = (training_memory(LLAMA_2_7B, layout, 2_048).parts for layout in (Layout(data=8), Layout(shard=8)))
-
-    for name in ("weights", "gradients", "optimizer", "average"):
-        assert shared[name] == pytest.approx(alone[name] / 8), name
-    assert shared["activations"] > 0.5 * alone["activations"]
-    assert "buffers" not in alone
-
-
-def test_checkpointing_keeps_less_and_full_keeps_least() -> None:
-    """Of activations; nothing else changes."""
-    found = [
-        training_memory(LLAMA_2_7B, Layout(shard=8, micro_batch=4, checkpointing=kept), 2_048)
-        for kept in ("none", "selective", "full")
-    ]
-    activations = [memory.parts["activations"] for memory in found]
-
-    assert activations == sorted(activations, reverse=True)
-    assert activations[2] < 0.2 * activations[0]
-    assert len({memory.total - kept for memory, kept in zip(found, activations, strict=True)}) == 1
 
 
 def test_a_pipelines_first_stage_holds_a_micro_batch_for_each_stage() -> None:

@@ -1,6 +1,6 @@
 """The components of a training step's memory against torch's own tracker, which follows every tensor of the step on fake tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from pipelines.planner.mesh import Checkpointing, Layout
 from pipelines.planner.shapes import shape_of
 from pipelines.scoring.dense import hidden_states
 from pipelines.training.target.softmax import catalogue_loss
+from tests.support.engine.attention_shapes import attention_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +40,15 @@ class Case:
 
 
 CPU = torch.device("cpu")
+KINDS = {"weights": _MemRefType.PARAM, "gradients": _MemRefType.GRAD, "optimizer": _MemRefType.OPT}
 PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
 
 
 def decoder(layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, **others: Any) -> DecoderConfig:
     """A decoder of these sizes whose heads share the hidden size."""
-    return DecoderConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv,
-        head_dim=others.pop("head_dim", hidden // heads),
-        max_position_embeddings=8_192,
-        **others,
+    head_dim, sizes = others.pop("head_dim", hidden // heads), {"vocab_size": vocab, "hidden_size": hidden}
+    return attention_shape(
+        heads, kv, head_dim, layers, intermediate_size=ffn, max_position_embeddings=8_192, **sizes, **others
     )
 
 
@@ -81,19 +76,34 @@ QUICK = {
 }
 
 
-def tracked(case: Case) -> dict[str, float]:
-    """Bytes by component of a training step: states after it, and what is kept for the backward pass when that is most: at its beginning, or when the last layer was computed again."""
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """A training step as the tracker saw it: bytes by kind at the beginning of the backward pass and after the step."""
+
+    model: Decoder
+    tracker: MemTracker
+    kept: dict[Any, int]
+    after: dict[Any, int]
+
+    def kept_by_last_layer(self) -> dict[Any, int]:
+        """Return what is kept when the last layer was computed again, which is when most is."""
+        (last,) = list(self.model.layers[-1].children())
+        (kept,) = (snapshot[CPU] for snapshot in self.tracker.memory_tracking[last].snapshots[_ModState.POST_FW_AC])
+        return kept
+
+
+def tracked(case: Case, prepare: Callable[[Decoder], object], *, autocasts: bool = True) -> Tracked:
+    """Follow a step of a decoder that was prepared so."""
     periods.cache_clear()  # of real tensors, which do not mix with fake ones
     tracker = MemTracker()
     with FakeTensorMode():
         model = Decoder(case.config)
-        if case.checkpointing == "full":
-            model.layers = torch.nn.ModuleList(map(checkpoint_wrapper, model.layers))
+        prepare(model)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         tokens_BL = torch.zeros(case.rows, case.length, dtype=torch.long)
         tracker.track_external(model, optimizer, tokens_BL)
         with tracker:
-            with torch.autocast("cpu", torch.bfloat16, enabled=case.is_bf16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocasts):
                 hidden_TD = hidden_states(model, tokens_BL)
                 loss = catalogue_loss(hidden_TD, model.head_weight_VD, tokens_BL.flatten())
             del hidden_TD
@@ -101,12 +111,17 @@ def tracked(case: Case) -> dict[str, float]:
             loss.backward()
             optimizer.step()
             after = tracker.get_tracker_snapshot("current")[CPU]
-        if case.checkpointing == "full":
-            (last,) = list(model.layers[-1].children())
-            (kept,) = (snapshot[CPU] for snapshot in tracker.memory_tracking[last].snapshots[_ModState.POST_FW_AC])
     periods.cache_clear()
-    kinds = {"weights": _MemRefType.PARAM, "gradients": _MemRefType.GRAD, "optimizer": _MemRefType.OPT}
-    return {name: float(after[kind]) for name, kind in kinds.items()} | {"kept": float(kept[_MemRefType.ACT])}
+    return Tracked(model, tracker, kept, after)
+
+
+def as_it_is(_model: Decoder) -> None:
+    """Keep everything."""
+
+
+def checkpoint(model: Decoder, **how: Any) -> None:
+    """Wrap each layer, so that it is computed again."""
+    model.layers = torch.nn.ModuleList(checkpoint_wrapper(layer, **how) for layer in model.layers)
 
 
 def planned(case: Case) -> tuple[dict[str, float], float]:
@@ -128,8 +143,10 @@ def planned(case: Case) -> tuple[dict[str, float], float]:
 )
 def test_each_component_is_the_trackers_within_a_tenth(case: Case) -> None:
     """Weights, gradients, Adam's moments, activations."""
-    found, (sizes, beside) = tracked(case), planned(case)
-    found["activations"] = found.pop("kept") - beside
+    is_whole = case.checkpointing == "none"
+    step, (sizes, beside) = tracked(case, as_it_is if is_whole else checkpoint, autocasts=case.is_bf16), planned(case)
+    found = {name: step.after[kind] for name, kind in KINDS.items()}
+    found["activations"] = (step.kept if is_whole else step.kept_by_last_layer())[_MemRefType.ACT] - beside
 
     ratios = {name: sizes[name] / found[name] for name in found}
 
@@ -138,24 +155,12 @@ def test_each_component_is_the_trackers_within_a_tenth(case: Case) -> None:
 
 def kept_selectively(layers: int) -> tuple[float, float]:
     """Bytes that a forward pass keeps with selective checkpointing, by the tracker and by the planner."""
-    config, rows, length = decoder(layers, 128, 4, 2, 512, 1_700), 8, 200
+    case = Case("selective", decoder(layers, 128, 4, 2, 512, 1_700), 8, 200)
     keeping = partial(create_selective_checkpoint_contexts, PRODUCTS)
-    periods.cache_clear()
-    tracker = MemTracker()
-    with FakeTensorMode():
-        model = Decoder(config)
-        model.layers = torch.nn.ModuleList(checkpoint_wrapper(layer, context_fn=keeping) for layer in model.layers)
-        tokens_BL = torch.zeros(rows, length, dtype=torch.long)
-        tracker.track_external(model, tokens_BL)
-        with tracker:
-            with torch.autocast("cpu", torch.bfloat16):
-                hidden_TD = hidden_states(model, tokens_BL)
-            kept = tracker.get_tracker_snapshot("current")[CPU][_MemRefType.ACT]
-            del hidden_TD
-    periods.cache_clear()
-    layout = Layout(micro_batch=rows, checkpointing="selective")
-    parts = training_memory(shape_of(config, "x"), layout, length, fuses_norms=False).parts
-    return float(kept), parts["activations"]
+    step = tracked(case, partial(checkpoint, context_fn=keeping))
+    layout = Layout(micro_batch=case.rows, checkpointing="selective")
+    parts = training_memory(shape_of(case.config, "x"), layout, case.length, fuses_norms=False).parts
+    return float(step.kept[_MemRefType.ACT]), parts["activations"]
 
 
 def test_a_layer_checkpointed_selectively_keeps_what_the_tracker_finds() -> None:
@@ -177,29 +182,16 @@ def test_sharded_components_are_the_trackers_within_a_tenth(four_gpus: DeviceMes
     """FSDP2 over four ranks, weights in bf16 and gradients added up in fp32: a quarter of the states, and activations without copies for each product."""
     case = Case("ours, sharded", decoder(3, 256, 4, 4, 1_024, 1_700), 16, 200)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    periods.cache_clear()
-    tracker = MemTracker()
-    with FakeTensorMode():
-        model = Decoder(case.config)
+
+    def shard(model: Decoder) -> None:
         for part in (*model.layers, model):
             fully_shard(part, mesh=four_gpus, mp_policy=policy)
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        tokens_BL = torch.zeros(case.rows, case.length, dtype=torch.long)
-        tracker.track_external(model, optimizer, tokens_BL)
-        with tracker:
-            hidden_TD = hidden_states(model, tokens_BL)
-            loss = catalogue_loss(hidden_TD, model.head_weight_VD, tokens_BL.flatten())
-            del hidden_TD
-            kept = tracker.get_tracker_snapshot("current")[CPU][_MemRefType.ACT]
-            loss.backward()
-            optimizer.step()
-            after = tracker.get_tracker_snapshot("current")[CPU]
-    periods.cache_clear()
-    shape = shape_of(case.config, case.name)
 
+    step, shape = tracked(case, shard, autocasts=False), shape_of(case.config, case.name)
     parts = training_memory(shape, Layout(shard=4, micro_batch=case.rows), case.length, fuses_norms=False).parts
 
-    assert parts["weights"] == pytest.approx(after[_MemRefType.PARAM], rel=0.1)
-    assert parts["gradients"] == pytest.approx(after[_MemRefType.GRAD], rel=0.1)
-    assert parts["optimizer"] == pytest.approx(after[_MemRefType.OPT], rel=0.1)
-    assert parts["activations"] == pytest.approx(kept - parts["loss"] + chunk_bytes(shape), rel=0.1)
+    assert {name: parts[name] for name in KINDS} == {
+        name: pytest.approx(step.after[kind], rel=0.1) for name, kind in KINDS.items()
+    }
+    kept = step.kept[_MemRefType.ACT] - parts["loss"] + chunk_bytes(shape)
+    assert parts["activations"] == pytest.approx(kept, rel=0.1)

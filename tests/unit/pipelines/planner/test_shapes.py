@@ -1,19 +1,21 @@
 """The sizes of a model, read or given."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.errors import CheckpointError, InvalidRequest, TailraceError
 from pipelines.planner.shapes import DecoderShape, read_shape, shape_from, shape_of
 from pipelines.training.speed import training_flops
+from tests.support.engine.attention_shapes import attention_shape
 from tests.support.planned_models import LLAMA_2_7B, LLAMA_3_8B, SMOLLM2_135M
 
+SMALL = attention_shape(8, 4, 32, layers=3, vocab_size=1_000, hidden_size=256, intermediate_size=688)
 CONFIG = {
     "model_type": "llama",
     "vocab_size": 49_152,
@@ -37,17 +39,7 @@ def config_file(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "qkv_bias": True, "qk_norm": True}])
 def test_parameters_are_the_decoders_own(changes: dict[str, bool]) -> None:
     """To the last norm and bias, as torch counts them."""
-    config = DecoderConfig(
-        vocab_size=1_000,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=3,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=512,
-        **changes,
-    )
+    config = replace(SMALL, **changes)
     with torch.device("meta"):
         own = sum(parameter.numel() for parameter in Decoder(config).parameters())
 
@@ -63,20 +55,12 @@ def test_published_models_have_their_published_sizes() -> None:
 
 def test_flops_are_counted_as_the_trainer_counts_them() -> None:
     """So that a planned MFU and a measured one are the same quantity, but for the half token by which a row's attention differs."""
-    config = DecoderConfig(
-        vocab_size=1_000,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=3,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=512,
+    planned, trained = (
+        shape_of(SMALL, "x").training_flops(4 * 512, 512),
+        training_flops(SMALL, [512] * 4, 4 * 512 * 1_000),
     )
 
-    assert shape_of(config, "x").training_flops(4 * 512, 512) == pytest.approx(
-        training_flops(config, [512] * 4, 4 * 512 * 1_000), rel=1e-3
-    )
+    assert planned == pytest.approx(trained, rel=1e-3)
 
 
 def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from pipelines.planner.devices import Gpus, device_named, parse_gpus
 from pipelines.planner.mesh import Layout
-from pipelines.planner.step_time import LAUNCH_S, LAUNCHES_PER_LAYER, fitted, group_link, mfu, step_time
+from pipelines.planner.step_time import LAUNCH_S, LAUNCHES_PER_LAYER, group_link, mfu, step_time
 from tests.support.planned_models import LLAMA_2_7B, SMOLLM2_135M, gpt
 
 MEGATRON = [
@@ -114,12 +114,3 @@ def test_checkpointing_computes_the_forward_pass_again() -> None:
 
     assert again.attention_s == pytest.approx(plain.attention_s * 9 / 7)
     assert 1.3 < again.products_s / plain.products_s < 4 / 3
-
-
-def test_constants_are_physical() -> None:
-    """Efficiencies are shares of the peak, and the interval holds the prediction itself."""
-    found = fitted()
-
-    assert all(0.3 < share < 1 for share in found.efficiency.values())
-    assert found.low < 0 < found.high
-    assert found.unseen >= 1

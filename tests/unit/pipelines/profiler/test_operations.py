@@ -1,7 +1,8 @@
 """FLOPs from shapes beside torch's own counter, bytes by hand, the roofline, and the operations that took the longest."""
 
-import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,29 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from pipelines.profiler.names import is_input, is_product_kernel, is_product_operation, is_waiting_frame
-from pipelines.profiler.operations import cost_of, limits_of, most_expensive
+from pipelines.profiler.operations import Cost, cost_of, limits_of, most_expensive
 from pipelines.profiler.trace import Kind, Trace, read_traces
 from tests.support.profiler.traces import kernel, operation, write
 
 A100 = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
+MEASURED = {"dtype": "fp32", "flops_per_s": 3e11, "bytes_per_s": 2e10, "operations": {}}
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., Trace]:
+    """Write events as a trace with these facts, and read it."""
+
+    def trace_of(*events: dict[str, Any], **about: Any) -> Trace:
+        (trace,) = read_traces([write(tmp_path / "it.json", list(events), **about)])
+        return trace
+
+    return trace_of
+
+
+def cost_in(trace: Trace) -> Cost | None:
+    """The cost of a trace's one operation."""
+    (one,) = trace.of(Kind.OPERATION)
+    return cost_of(one)
 
 
 def recorded(step, tmp_path: Path) -> Trace:
@@ -75,9 +94,9 @@ def test_flops_of_attention_are_those_of_torch_s_formulas(tmp_path: Path) -> Non
         ("aten::cat", [[[5, 2], [6, 2]], []], ["TensorList", "Scalar"], None, 4 * 2 * (10 + 12)),
     ],
 )
-def test_bytes_are_each_input_once_and_the_output(name: str, dims, types, flops, num_bytes) -> None:
+def test_bytes_are_each_input_once_and_the_output(read, name: str, dims, types, flops, num_bytes) -> None:
     """By the recorded types; an element of anything that is no product counts one FLOP."""
-    cost = cost_of(_event(name, dims, types))
+    cost = cost_in(read(operation(name, 0, 1, **{"Input Dims": dims, "Input type": types})))
 
     assert cost is not None
     assert cost.num_bytes == num_bytes
@@ -85,26 +104,14 @@ def test_bytes_are_each_input_once_and_the_output(name: str, dims, types, flops,
 
 
 @pytest.mark.parametrize("dims", [None, [], [[]], "nonsense", [["a"]], [[-1, 2], [2, 2]], [[2, 3]]])
-def test_without_usable_shapes_there_is_no_cost(dims) -> None:
+def test_without_usable_shapes_there_is_no_cost(read, dims) -> None:
     """Rather none than a wrong one."""
-    assert cost_of(_event("aten::mm", dims, ["float", "float"])) is None
+    about = {"Input Dims": dims, "Input type": ["float", "float"]}
+
+    assert cost_in(read(operation("aten::mm", 0, 1, **about))) is None
 
 
-def _event(name: str, dims, types):
-    args = {"Input Dims": dims, "Input type": types}
-    one = operation(name, 0, 1)
-    return next(iter(_read([one | {"args": args}]).of(Kind.OPERATION)))
-
-
-def _read(events, **about) -> Trace:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        (trace,) = read_traces([write(Path(folder) / "it.json", events, **about)])
-    return trace
-
-
-def test_kernels_count_for_the_operation_that_launched_them() -> None:
+def test_kernels_count_for_the_operation_that_launched_them(read) -> None:
     """By the correlation with a call inside it; its share of the roofline is the least time of its work on the data sheet over that of its kernels."""
     shapes = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
     events = [
@@ -116,7 +123,7 @@ def test_kernels_count_for_the_operation_that_launched_them() -> None:
         kernel("splitKreduce_kernel", 35, 5, correlation=78, **{"External id": 78}),
         kernel("of nobody", 50, 1, correlation=99),
     ]
-    trace = _read(events, deviceProperties=A100)
+    trace = read(*events, deviceProperties=A100)
     work = [(one, one.duration_us) for one in trace.of(Kind.KERNEL)]
 
     first, second = most_expensive(trace, 100.0, work)
@@ -126,82 +133,79 @@ def test_kernels_count_for_the_operation_that_launched_them() -> None:
     assert (second.name, second.roofline_share) == ("of nobody", None)
 
 
-def test_limits_are_measured_ones_before_the_data_sheet_s() -> None:
+@pytest.mark.parametrize(
+    ("about", "bytes_per_s"),
+    [
+        ({"deviceProperties": A100}, 2039e9),
+        ({"deviceProperties": A100, "tailrace": MEASURED}, 2e10),
+        ({"deviceProperties": [{"id": 0, "name": "Some Radeon"}]}, None),
+        ({"deviceProperties": {"id": 0}, "tailrace": {"dtype": 3}}, None),
+    ],
+)
+def test_limits_are_measured_ones_before_the_data_sheet_s(read, about, bytes_per_s: float | None) -> None:
     """What our recorder notes is of the very machine; an unknown device has none."""
-    measured = {"dtype": "fp32", "flops_per_s": 3e11, "bytes_per_s": 2e10}
+    limits = limits_of(read(kernel("k", 0, 1), **about))
 
-    assert limits_of(_read([kernel("k", 0, 1)], deviceProperties=A100)).bytes_per_s == 2039e9
-    assert (
-        limits_of(_read([kernel("k", 0, 1)], deviceProperties=A100, tailrace=measured | {"operations": {}})).bytes_per_s
-        == 2e10
-    )
-    assert limits_of(_read([kernel("k", 0, 1)], deviceProperties=[{"id": 0, "name": "Some Radeon"}])) is None
-    assert (
-        limits_of(_read([kernel("k", 0, 1)], deviceProperties=json.loads('{"id": 0}'), tailrace={"dtype": 3})) is None
-    )
+    assert (limits and limits.bytes_per_s) == bytes_per_s
 
 
 @pytest.mark.parametrize(
-    ("name", "is_product"),
+    ("is_one", "these", "others"),
     [
-        ("ampere_sgemm_32x32_sliced1x4_tn", True),
-        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_tn_align4>(cutlass_80_tensorop)", True),
-        ("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1", True),
-        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32", True),
-        ("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", True),
-        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>(Flash_fwd_params)", True),
-        ("triton_tem_fused_addmm_relu_3", True),
-        ("void gemv2T_kernel_val<int, int, float>(float)", False),
-        ("triton_poi_fused_addmm_relu_3", False),
-        ("triton_red_fused_native_layer_norm_1", False),
-        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(cudnnTensorStruct)", False),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", False),
-        ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(cudnn::ops::nchw2nhwc_params_t)", False),
+        (
+            is_product_kernel,
+            (
+                "ampere_sgemm_32x32_sliced1x4_tn",
+                "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_tn_align4>(cutlass_80_tensorop)",
+                "Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1",
+                "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32",
+                "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT",
+                "void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>(Flash_fwd_params)",
+                "triton_tem_fused_addmm_relu_3",
+            ),
+            (
+                "void gemv2T_kernel_val<int, int, float>(float)",
+                "triton_poi_fused_addmm_relu_3",
+                "triton_red_fused_native_layer_norm_1",
+                "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(cudnnTensorStruct)",
+                "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
+                "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(cudnn::ops::nchw2nhwc_params_t)",
+            ),
+        ),
+        (
+            lambda name: is_product_operation(f"aten::{name}"),
+            ["mm", "addmm", "bmm", "_int_mm", "convolution_backward", "mkldnn_convolution", "linalg_qr", "lstm"],
+            [
+                "mv",
+                "add_",
+                "upsample_bilinear2d",
+                "linalg_vector_norm",
+                "native_layer_norm",
+                "_softmax",
+                "copy_",
+                "embedding",
+            ],
+        ),
+        (
+            is_input,
+            (
+                "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+                *("## data_load ##", "load_batch", "nextBatch", "data"),
+            ),
+            (
+                *("DistributedDataParallel.forward", "load_state_dict", "train_batch", "forward"),
+                *("## all2all_data:kjt ##", "step 3"),
+            ),
+        ),
+        (
+            is_waiting_frame,
+            ("<built-in function sleep>", "train.py(12): get_batch"),
+            ("train.py(12): evaluate",),
+        ),
     ],
+    ids=["kernels that are products", "operations that are products", "ranges of input", "frames that wait"],
 )
-def test_kernels_are_products_by_their_libraries_names(name: str, is_product: bool) -> None:
-    """cuBLAS, CUTLASS, cuDNN, Tensile, flash attention and Triton; what is none of them is bound by memory."""
-    assert is_product_kernel(name) == is_product
-
-
-def test_operations_are_products_by_torch_s_names() -> None:
-    """Products, convolutions, attentions and decompositions are; what moves data is not."""
-    products = ("mm", "addmm", "bmm", "_int_mm", "convolution_backward", "mkldnn_convolution", "linalg_qr", "lstm")
-    others = (
-        "mv",
-        "add_",
-        "upsample_bilinear2d",
-        "linalg_vector_norm",
-        "native_layer_norm",
-        "_softmax",
-        "copy_",
-        "embedding",
-    )
-
-    assert [name for name in products if not is_product_operation(f"aten::{name}")] == []
-    assert [name for name in others if is_product_operation(f"aten::{name}")] == []
-
-
-def test_ranges_of_input_are_known_by_all_their_words() -> None:
-    """A name with a word of its own is no loader's."""
-    loading = (
-        "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
-        "## data_load ##",
-        "load_batch",
-        "nextBatch",
-        "data",
-    )
-    others = (
-        "DistributedDataParallel.forward",
-        "load_state_dict",
-        "train_batch",
-        "forward",
-        "## all2all_data:kjt ##",
-        "step 3",
-    )
-
-    assert [name for name in loading if not is_input(name)] == []
-    assert [name for name in others if is_input(name)] == []
-    assert is_waiting_frame("<built-in function sleep>")
-    assert is_waiting_frame("train.py(12): get_batch")
-    assert not is_waiting_frame("train.py(12): evaluate")
+def test_what_a_name_says(is_one: Callable[[str], bool], these: Sequence[str], others: Sequence[str]) -> None:
+    """Products by their libraries' names: cuBLAS, CUTLASS, cuDNN, Tensile, flash attention, Triton, and torch's own. Ranges of input by all their words: a name with a word of its own is no loader's."""
+    assert [name for name in these if not is_one(name)] == []
+    assert [name for name in others if is_one(name)] == []

@@ -114,6 +114,7 @@ def test_a_cut_file_is_named_with_the_fix(tmp_path: Path, suffix: str, share: fl
 @pytest.mark.parametrize(
     ("content", "why"),
     [
+        (None, "there is no file"),
         (b"", "is empty"),
         (b"<html>", "is no JSON at line 1"),
         (b"{}", "without a list of traceEvents"),
@@ -121,19 +122,16 @@ def test_a_cut_file_is_named_with_the_fix(tmp_path: Path, suffix: str, share: fl
         (b"SQLite format 3\x00 and then nothing of it", "damaged SQLite file"),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, content: bytes, why: str) -> None:
+def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, content: bytes | None, why: str) -> None:
     """The error names the option, the file and what to give."""
     path = tmp_path / "it.json"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
 
-    with pytest.raises(InvalidRequest, match=rf"--trace: .*it\.json.*{why}"):
+    with pytest.raises(InvalidRequest, match=f"--trace: .*{why}") as refused:
         read_traces([path])
 
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    """There is nothing to read."""
-    with pytest.raises(InvalidRequest, match="there is no file"):
-        read_traces([tmp_path / "none.json"])
+    assert "it.json" in str(refused.value)
 
 
 def test_ranks_come_by_their_number_and_else_in_order(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""One sentence from shares, and plants that the profiler has not recorded: plain torch in processes of their own."""
+"""One sentence from shares, and plants that the profiler has not recorded: plain torch in a process of its own."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -66,23 +67,40 @@ def test_interruptions_take_no_part() -> None:
     assert verdict_of(shares(launch=0.35, host=0.65), about).bottleneck is Bottleneck.LAUNCH
 
 
-@pytest.mark.parametrize(
-    ("kind", "variant", "style"),
-    [
-        ("compute", "wide_layers", "steps"),
-        ("memory", "allocating", "shapes"),
-        ("launch", "tiny_net", "plain"),
-        ("data wait", "slow_generator", "stack"),
-        ("communication", "data_parallel", "steps"),
-        ("none", "transformer", "plain"),
-    ],
+PLANTS = {
+    "compute": ("wide_layers", "steps"),
+    "memory": ("allocating", "shapes"),
+    "launch": ("tiny_net", "plain"),
+    "data wait": ("slow_generator", "stack"),
+    "communication": ("data_parallel", "steps"),
+    "none": ("transformer", "plain"),
+}
+"""By kind: a variant, and how it is recorded."""
+RECORD = (
+    "import json, sys; from tests.support.profiler import plants; [plants.main(each) for each in json.load(sys.stdin)]"
 )
-def test_a_plant_is_named(tmp_path: Path, kind: str, variant: str, style: str) -> None:
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each kind, recorded one after another in a process of their own."""
+    root = tmp_path_factory.mktemp("plants")
+    commands = []
+    for kind, (variant, style) in PLANTS.items():
+        (root / kind).mkdir()
+        commands.append([kind, variant, str(root / kind), "--styles", style])
+    subprocess.run(
+        [sys.executable, "-c", RECORD], cwd=ROOT, input=json.dumps(commands), check=True, timeout=240, text=True
+    )
+    return root
+
+
+@pytest.mark.parametrize("kind", PLANTS)
+def test_a_plant_is_named(planted: Path, kind: str) -> None:
     """One of each kind; `python -m benchmarks.profile` runs them all."""
-    command = [sys.executable, "-m", "tests.support.profiler.plants", kind, variant, str(tmp_path), "--styles", style]
+    _, style = PLANTS[kind]
 
-    subprocess.run(command, cwd=ROOT, check=True, timeout=120, capture_output=True)
+    found = profile_of(read_traces([planted / kind / f"{style}.json"])[0])
 
-    found = profile_of(read_traces([tmp_path / f"{style}.json"])[0])
     assert found.verdict.bottleneck == kind, found.shares
     assert sum(share for _, share in found.shares.items()) == pytest.approx(1)

@@ -11,7 +11,7 @@ from pipelines.options import PipelineOptions
 from pipelines.publication.live import describe_other, live_of, reference_of
 from pipelines.runner.stage import StageOutput
 from services.errors import StageFailed
-from tests.support.training.bundles import build_catalogue
+from tests.support.training.bundles import build_catalogue, live_store
 
 OWN = PipelineOptions(events=Path("shop/events.csv"), items=Path("shop/items.csv"))
 COMMAND = "tailrace pipeline --events shop/events.csv --items shop/items.csv"
@@ -33,10 +33,7 @@ def store(tmp_path: Path) -> BundleStore:
     """A live bundle of 30 items."""
     (tmp_path / "source").mkdir()
     build_catalogue(30).save(tmp_path / "source" / "catalogue.parquet")
-    store = BundleStore(tmp_path / "bundles")
-    store.publish(tmp_path / "source", "v1", {"dataset": "ml-100k"})
-    store.promote("v1")
-    return store
+    return live_store(tmp_path / "bundles", tmp_path / "source", "v1", {"dataset": "ml-100k"})
 
 
 @pytest.mark.parametrize(

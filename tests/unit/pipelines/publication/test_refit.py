@@ -31,6 +31,7 @@ from pipelines.training.start.warm_start import last_whole_training
 from pipelines.training.train_decoder import new_decoder
 from pipelines.training.train_student import new_student
 from services.errors import StageFailed
+from tests.support.training.bundles import live_store
 from tests.unit.pipelines.conftest import CPU, MADE_AT, QUICK, SMALL_DECODER, SMALL_STUDENT, Built, checkpoints_in
 
 RECIPE = Recipe(train=SMALL_DECODER, distill=SMALL_STUDENT)
@@ -51,10 +52,7 @@ def bundle(built: Built, refitted: Path, tmp_path_factory: pytest.TempPathFactor
     assemble(serving_pair(built.trained, refitted), built.evaluated, built.similar, MADE_AT, folder, built.trained)
     prompt = {"max_items": built.trained.max_items, "stride": built.trained.stride}
     about = {"prompt": prompt, "data": {"newest_event_us": 1 << 60}}
-    store = BundleStore(folder / "bundles")
-    store.publish(folder / "bundle", "v1", about)
-    store.promote("v1")
-    return store.live()
+    return live_store(folder / "bundles", folder / "bundle", "v1", about).live()
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
@@ -162,14 +160,6 @@ def test_the_bundle_serves_the_refit_and_keeps_the_judged_pair_whole(built, refi
     assert not torch.equal(weights(served.decoder), weights(judged.decoder))
     assert bundle.catalogue().popularity.sum() == 480
     assert bundle.report()["refit"] == read_found(refitted)
-
-
-def test_a_bundle_whose_judged_pair_serves_is_compared_by_its_own_folder(built: Built, tmp_path: Path) -> None:
-    """So are bundles that were made before there was a refit."""
-    plain = BundleStore(tmp_path).publish(built.assembled / "bundle", "v0", {})
-
-    assert plain.judged_dir == plain.path
-    assert plain.report()["refit"] is None
 
 
 def test_the_champion_is_the_judged_pair(built: Built, bundle: Bundle, tmp_path: Path) -> None:

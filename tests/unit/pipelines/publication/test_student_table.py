@@ -8,7 +8,6 @@ import polars as pl
 import pytest
 import torch
 
-from models.registry import BundleStore
 from models.student import Hop, StudentModel, read_student
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
@@ -20,6 +19,7 @@ from pipelines.scoring.student import StudentScorer
 from services.errors import BundleCorrupt
 from services.student.ranker import StudentRanker, load_student
 from services.student.table import TABLE, load_table
+from tests.support.training.bundles import live_store
 from tests.support.training.students import random_student
 from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, Built, learn_the_ring
 
@@ -111,10 +111,8 @@ def test_a_new_item_joins_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Appended to a live bundle with a table, an item is in it by the row that its codes give it, and can be returned; a damaged table is refused."""
     monkeypatch.setattr(student_table, "_LEAST", 0.0)  # two epochs leave scores that are nearly alike
     shorter = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=2, validate_every=2))
-    built, store = learn_the_ring(tmp_path, shorter, CodesOptions(depth=3)), BundleStore(tmp_path / "bundles")
-    before = load_table(built.assembled / "bundle" / TABLE)
-    store.publish(built.assembled / "bundle", "first", {"num_items": 30})
-    store.promote("first")
+    bundle = learn_the_ring(tmp_path, shorter, CodesOptions(depth=3)).assembled / "bundle"
+    before, store = load_table(bundle / TABLE), live_store(tmp_path / "bundles", bundle, "first", {"num_items": 30})
 
     live, _ = append_items(store, pl.DataFrame({"item_id": ["a-new"], "title": ["Item a-new"]}), "items", MADE_AT)
 

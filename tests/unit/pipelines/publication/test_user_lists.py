@@ -110,7 +110,7 @@ def killed_in_the_second_batch(ranker: BatchRanker, users: Path, out: Path) -> N
 
 
 def test_a_killed_run_goes_on_and_no_row_is_half(ranker: BatchRanker, users: Path, tmp_path: Path) -> None:
-    """Nothing stands under the file's name before it is whole; half a row after the last batch is cut off, and the result is that of one run."""
+    """Nothing stands under the file's name before it is whole; other options, another bundle or other users are refused by name; half a row after the last batch is cut off, and the result is that of one run."""
     whole, out = tmp_path / "whole.jsonl", tmp_path / "lists.jsonl"
     write(ranker, users, whole)
     child = multiprocessing.get_context("spawn").Process(target=killed_in_the_second_batch, args=(ranker, users, out))
@@ -120,28 +120,20 @@ def test_a_killed_run_goes_on_and_no_row_is_half(ranker: BatchRanker, users: Pat
     assert child.exitcode == -signal.SIGKILL
     assert not out.exists()
     assert started_version(out) == "v1"
+    names = users.read_text()
+    for options, version, text, words in (
+        (ListOptions(k=4), "v1", names, "k"),
+        (OPTIONS, "v2", names, "bundle_version"),
+        (OPTIONS, "v1", "u1\n", "users"),
+    ):
+        users.write_text(text)
+        with pytest.raises(ConfigError, match=f"other {words};"):
+            write(replace(ranker, bundle_version=version), users, out, options)
+    users.write_text(names)
     with (tmp_path / "lists.jsonl.part").open("ab") as part:
         part.write(b'{"user_id": "u1')
     assert write(ranker, users, out) == NUM_USERS - 10
     assert out.read_bytes() == whole.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [({"options": ListOptions(k=4)}, "k"), ({"version": "v2"}, "bundle_version"), ({"names": "u1\n"}, "users")],
-)
-def test_another_run_does_not_go_on_in_its_file(
-    ranker: BatchRanker, users: Path, tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
-    """Other options, another bundle or other users are refused by name."""
-    out = tmp_path / "lists.jsonl"
-    child = multiprocessing.get_context("spawn").Process(target=killed_in_the_second_batch, args=(ranker, users, out))
-    child.start()
-    child.join(120)
-    users.write_text(change.get("names", users.read_text()))
-
-    with pytest.raises(ConfigError, match=f"other {words};"):
-        write(replace(ranker, bundle_version=change.get("version", "v1")), users, out, change.get("options", OPTIONS))
 
 
 def test_filters_and_seen_items_are_honoured(ranker: BatchRanker, users: Path, tmp_path: Path) -> None:

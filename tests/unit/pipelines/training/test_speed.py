@@ -3,17 +3,15 @@
 import pytest
 import torch
 
-from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from pipelines.training.fit.parallel import Group, Method
 from pipelines.training.speed import decoder_work, speed_of, training_flops
+from tests.support.engine.attention_shapes import attention_shape
 
 
 def test_a_step_counts_its_matrices_its_attention_and_its_softmax() -> None:
     """By hand: 160 weights, windows of 3 and 1 tokens, of which 3 are labels among 10 items; forward and backward pass."""
-    sizes = {"vocab_size": 11, "hidden_size": 4, "intermediate_size": 8, "max_position_embeddings": 8}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 2}
-    config = DecoderConfig(num_hidden_layers=1, **sizes, **heads)
+    config = attention_shape(2, 2, 2, layers=1, vocab_size=11, hidden_size=4, intermediate_size=8)
     weights = 4 * (4 * 4) + 3 * (4 * 8)
     attention = 2 * 4 * (1 + 2 + 3) + 2 * 4 * 1
     """Scores and sums of width 4, each token over itself and those before it."""

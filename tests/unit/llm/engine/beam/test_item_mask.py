@@ -5,18 +5,17 @@ import pytest
 import torch
 
 from services.llm.engine.beam.item_mask import ItemMasks
-from services.llm.engine.beam.trie import ItemCodes, Trie
+from services.llm.engine.beam.trie import Trie
+from tests.support.engine.engines import build_items
 
 NUM_ITEMS = 300
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
 def build(depth: int) -> tuple[ItemMasks, np.ndarray]:
-    """Build the masks of random codes over levels of 7."""
-    codes = np.random.default_rng(depth).integers(0, 7, (NUM_ITEMS, depth))
-    offsets = tuple(1 + 7 * level for level in range(depth))
-    items = ItemCodes(codes=codes, level_sizes=(7,) * depth, token_offsets=offsets)
-    return ItemMasks(Trie(items, torch.device("cpu"))), codes
+    """Build the masks of random codes."""
+    items = build_items(depth, NUM_ITEMS)
+    return ItemMasks(Trie(items, torch.device("cpu"))), items.codes
 
 
 def alive_of(bits: torch.Tensor, count: int) -> list[bool]:

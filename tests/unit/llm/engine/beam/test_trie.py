@@ -5,19 +5,14 @@ import pytest
 import torch
 
 from services.llm.engine.beam.trie import ItemCodes, Trie
-
-
-def build_trie(depth: int) -> tuple[Trie, np.ndarray]:
-    """Build a trie of 300 random codes over levels of 7."""
-    codes = np.random.default_rng(depth).integers(0, 7, (300, depth))
-    offsets = tuple(1 + 7 * level for level in range(depth))
-    return Trie(ItemCodes(codes=codes, level_sizes=(7,) * depth, token_offsets=offsets), torch.device("cpu")), codes
+from tests.support.engine.engines import build_items
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_walking_the_trie_spells_exactly_the_catalogue(depth) -> None:
     """From the root down, every path ends in an item with that code, and every item is reached once."""
-    trie, codes = build_trie(depth)
+    items = build_items(depth, num_items=300)
+    trie = Trie(items, torch.device("cpu"))
     paths = {(0, ())}
     for level in trie.levels:
         starts, children, level_codes = level.starts.tolist(), level.children.tolist(), level.codes.tolist()
@@ -27,7 +22,7 @@ def test_walking_the_trie_spells_exactly_the_catalogue(depth) -> None:
             for place in range(starts[node], starts[node + 1])
         }
 
-    assert sorted(paths) == [(index, tuple(code)) for index, code in enumerate(codes.tolist())]
+    assert sorted(paths) == [(index, tuple(code)) for index, code in enumerate(items.codes.tolist())]
 
 
 def test_a_small_catalogue_in_a_large_code_space_stays_sparse() -> None:

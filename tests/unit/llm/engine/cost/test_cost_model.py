@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
-from models.decoder.config import DecoderConfig
 from models.decoder.window import Window
 from services.llm.engine.cost.cost_model import CostModel, NumberSizes, StepKind, number_sizes
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.engine.sequence import Sequence
+from tests.support.engine.attention_shapes import attention_shape
 from tests.support.training.sequences import sequence_of
 
-SIZES_OF = {"vocab_size": 100, "hidden_size": 8, "intermediate_size": 16, "head_dim": 4, "max_position_embeddings": 64}
-SHAPE = DecoderConfig(num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, **SIZES_OF)
+SHAPE = attention_shape(2, 1, 4, layers=3, vocab_size=100, hidden_size=8, intermediate_size=16)
 SIZES = NumberSizes(matrix=2, head=2, tail=2, kv_token_layer=16)
 MATRIX_NUMBERS = 3 * (8 * 8 + 8 * 8 + 8 * 8 + 3 * 8 * 16)
 """Query and output 8x8 each, key and value 8x4 each, gate, up and down 8x16 each, in three layers."""

@@ -17,8 +17,7 @@ from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.torch_attention import TorchAttention
 from services.llm.engine.forward.weights import join_weights
 from services.llm.engine.plan import Chunk, StepPlan
-from tests.support.engine.attention_shapes import attention_shape
-from tests.support.engine.steps import BLOCK, CPU, NUM_BLOCKS, VOCABULARY, decoders, plans, prompt_of, run_step
+from tests.support.engine.steps import BLOCK, CPU, NUM_BLOCKS, ODD, VOCABULARY, decoders, plans, prompt_of, run_step
 from tests.support.training.sequences import sequence_of
 
 pytestmark = pytest.mark.native
@@ -88,10 +87,9 @@ def test_bf16_is_no_further_from_fp32_than_torch(library, steps, decoder, data) 
 def test_int8_stays_near(library, rows) -> None:
     """int8 changes the hidden states by a few percent, in gemv and in gemm."""
     torch.manual_seed(1)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 70, "intermediate_size": 150, "max_position_embeddings": 256}
-    decoder = Decoder(replace(attention_shape(4, 2, 20), qkv_bias=True, **sizes))
+    decoder = Decoder(replace(ODD, qkv_bias=True)).eval()
 
-    (compiled, plain), *_ = both(library, decoder.eval(), prompt_of(rows), torch.float32, "int8")
+    (compiled, plain), *_ = both(library, decoder, prompt_of(rows), torch.float32, "int8")
 
     assert 0 < (compiled - plain).pow(2).mean().sqrt() < 0.05 * plain.pow(2).mean().sqrt()
 

@@ -7,8 +7,7 @@ import torch
 from services.llm.engine.engine import Engine
 from services.llm.engine.gpu.graph_shapes import sizes_up_to
 from services.llm.engine.gpu.step_table import StepTable
-from services.llm.engine.outcome import EngineOutcome
-from tests.support.engine.engine_scripts import EvenAndOdd, World, assert_same_answer, prompt_of
+from tests.support.engine.engine_scripts import EvenAndOdd, World, assert_same_answers, prompt_of
 from tests.support.engine.engines import drain
 from tests.support.engine.replaying_device import ReplayingDevice
 
@@ -17,13 +16,6 @@ def both(depth: int, **changes: int) -> tuple[Engine, Engine, ReplayingDevice]:
     """Build the same engine with graphs, warmed up, and without."""
     device, knobs = ReplayingDevice(), {"max_num_batched_tokens": 64, "max_chunk_tokens": 32} | changes
     return World(depth).engine(device, **knobs), World(depth).engine(**knobs), device
-
-
-def assert_same(found: dict[str, EngineOutcome], wanted: dict[str, EngineOutcome]) -> None:
-    """Compare the answers of all requests."""
-    assert found.keys() == wanted.keys()
-    for name, outcome in wanted.items():
-        assert_same_answer(found[name], outcome)
 
 
 def test_all_levels_after_the_first_are_one_replay() -> None:
@@ -35,7 +27,7 @@ def test_all_levels_after_the_first_are_one_replay() -> None:
             engine.add_rank(name, [1, 2, 3], k=4, beam_width=width)
     found = {outcome.request_id: outcome for _ in range(2) for outcome in graphed.step(0.0)}
 
-    assert_same(found, drain(plain))
+    assert_same_answers(found, drain(plain))
     assert device.num_replays == 2
 
 
@@ -65,7 +57,7 @@ def test_a_step_without_a_shape_runs_eagerly_and_is_counted() -> None:
     for engine in (graphed, plain):
         engine.add_rank("wide", prompt_of(1), k=40, beam_width=16)
 
-    assert_same(drain(graphed), drain(plain))
+    assert_same_answers(drain(graphed), drain(plain))
     assert graphed.graph_counts.eager_fallbacks == 1
     assert graphed.graph_counts.late_captures == 0
 

@@ -8,7 +8,7 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.gpu.forward import triton_forward
 from services.llm.engine.outcome import EngineOutcome
-from tests.support.engine.engine_scripts import assert_same_answer
+from tests.support.engine.engine_scripts import assert_same_answers
 from tests.support.engine.engines import build_decoder, build_items, drain
 from tests.support.engine.replaying_device import ReplayingDevice
 
@@ -45,8 +45,6 @@ def test_an_engine_of_kernels_and_graphs_gives_what_plain_torch_gives(monkeypatc
 
     found, engine = outcomes_of(device)
 
-    assert found.keys() == wanted.keys()
-    for name, outcome in wanted.items():
-        assert_same_answer(found[name], outcome)
+    assert_same_answers(found, wanted)
     assert device.num_replays >= 5
     assert engine.graph_counts.late_captures == engine.graph_counts.eager_fallbacks == 0

@@ -14,7 +14,7 @@ from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome
 from services.llm.engine.plan import StepPlan
 from services.llm.engine.runner import RunningStep
-from tests.support.engine.engine_scripts import assert_same_answer
+from tests.support.engine.engine_scripts import assert_same_answers
 from tests.support.engine.engines import SMALL, build_decoder, build_items, drain
 
 CONFIG = EngineConfig(**SMALL | {"num_blocks": 24, "max_num_batched_tokens": 32, "is_asynchronous": True})
@@ -64,10 +64,7 @@ def test_any_mix_on_two_versions_ends_as_on_engines_of_their_own(script: list[tu
             first.check_integrity(engines[1])
 
     for ended, engine in zip(found, alone, strict=True):
-        wanted = drain(engine)
-        assert ended.keys() == wanted.keys()
-        for name, outcome in wanted.items():
-            assert_same_answer(ended[name], outcome)
+        assert_same_answers(ended, drain(engine))
 
 
 def test_an_engine_without_free_blocks_waits_and_a_failed_one_gives_them_back() -> None:

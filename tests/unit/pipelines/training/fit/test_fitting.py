@@ -22,9 +22,9 @@ from pipelines.scoring.dense import DecoderScorer, hidden_states
 from pipelines.scoring.metrics import ndcg, rank_labels
 from pipelines.training.fit.batches import Batch, make_batch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.fit.descent import Descent, DescentOptions, rate_at
+from pipelines.training.fit.descent import Descent, rate_at
 from pipelines.training.fit.dropout import dropout_after
-from pipelines.training.fit.fitting import FitOptions, Fitted, Task, fit
+from pipelines.training.fit.fitting import FitOptions, Fitted, fit
 from pipelines.training.target.sampled import ItemSampler
 from pipelines.training.target.student_targets import new_targets
 from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss
@@ -44,10 +44,10 @@ from pipelines.training.train_student import (
 )
 from services.errors import StageFailed
 from tests.support.training.bundles import build_catalogue
+from tests.support.training.lines import LINE, line, numbered, task_of
 from tests.unit.pipelines.conftest import CPU, SMALL_STUDENT, Built, checkpoints_in
 
 FITTED = Fitted(curve=[], skipped_batches=[], num_tokens=0, flops=0, seconds=0.0, times={})
-DESCENT = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=0.9)
 
 
 def small_decoder() -> Decoder:
@@ -66,7 +66,7 @@ def test_rate_rises_then_falls_to_nothing() -> None:
 def test_averaged_weights_are_carried_only_inside_the_block() -> None:
     """Validation uses the average; training continues from the weights themselves."""
     model = nn.Linear(2, 1, bias=False)
-    descent = Descent(model, DESCENT)
+    descent = Descent(model, LINE)
     for step in range(20):
         descent.step([(model(torch.ones(1, 2)).pow(2).sum(), 1)], step / 20)
     held = model.weight.detach().clone()
@@ -83,30 +83,14 @@ def fit_line(
 ) -> Fitted:
     """Fit `model` to y = 5 in epochs of four batches; the loss of the third batch is multiplied by `poison`."""
     left = iter(scores)
-    numbered = [
-        partial(Batch, torch.full((1, 1), number), torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1).bool(), (1,))
-        for number in range(4)
-    ]
 
     def loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         usual = (model(torch.rand(1, 1)) - 5).pow(2).sum()
         return usual * (poison if batch.tokens[0, 0] == 2 else 1.0), 1
 
-    task = Task(
-        batches=lambda: numbered,
-        rng=np.random.default_rng(0),
-        loss=loss,
-        validate=lambda: next(left),
-        uniform_loss=100.0,
-    )
+    task = task_of(loss, [partial(numbered, number) for number in range(4)], lambda: next(left))
     torch.manual_seed(0)
-    return fit(model, task, FitOptions(epochs=epochs, validate_every=1, descent=DESCENT), checkpoints, lambda *_: None)
-
-
-def line() -> nn.Linear:
-    """A model of one weight, which is always the same."""
-    torch.manual_seed(0)
-    return nn.Linear(1, 1, bias=False)
+    return fit(model, task, FitOptions(epochs=epochs, validate_every=1, descent=LINE), checkpoints, silent)
 
 
 def test_best_validation_is_kept_whatever_came_later(tmp_path: Path) -> None:
@@ -149,7 +133,7 @@ def test_parts_of_a_batch_add_up_to_its_step(num_parts: int) -> None:
     batch = make_batch([np.array([1, 2, 3, 4]), np.array([5, 6, 7, 5]), np.array([8, 9])], catalogue)
     for parts in (1, num_parts):
         decoder = small_decoder()
-        descent = Descent(decoder, DESCENT)
+        descent = Descent(decoder, LINE)
         losses = [next_token_loss(decoder, catalogue, part, mask_seen=True) for part in split_batch(batch, parts)]
         before = decoder.embedding.weight.detach().clone()
         loss = descent.step(losses, 0.1)
@@ -165,7 +149,7 @@ def test_everything_is_made_on_the_models_device() -> None:
     catalogue, decoder = build_catalogue(), small_decoder()
     student = new_student(catalogue, decoder, DistillOptions(hidden_size=16, num_heads=2, max_items=20))
     batch = make_batch([np.array([1, 2, 3]), np.array([4, 5])], catalogue)
-    descents = [Descent(decoder, DESCENT), Descent(student, DESCENT)]
+    descents = [Descent(decoder, LINE), Descent(student, LINE)]
     sampler = ItemSampler(catalogue.popularity, 10)
 
     with torch.device("meta"):
@@ -214,19 +198,18 @@ def test_a_student_without_a_teacher_is_its_own_twin(built: Built, tmp_path: Pat
     assert fits["student"] == fits["twin"]
 
 
-@pytest.mark.parametrize("uses_targets", [True, False])
+@pytest.mark.parametrize(("better", "uses_targets"), [("student", True), ("twin", False), ("neither", False)])
 def test_the_student_that_serves_learned_from_the_decoder_where_validation_shows_that_this_earned(
-    built: Built, tmp_path: Path, *, uses_targets: bool
+    built: Built, tmp_path: Path, better: str, uses_targets: bool
 ) -> None:
-    """One of two students is the ring's, the other knows nothing. The better one serves; both are kept, and a refit learns as the one that serves did."""
+    """One of two students is the ring's, the other knows nothing, or both are the same. The better one serves; both are kept, and a refit learns as the one that serves did."""
     learned, nothing = built.trained.students_dir / "student.safetensors", tmp_path / "nothing"
     student = read_student(learned)
     with torch.no_grad():
         student.embedding.weight.zero_()
     save_student(student, nothing)
-    both = (learned, nothing) if uses_targets else (nothing, learned)
-    for path, name in zip(both, ("student", "twin"), strict=True):
-        shutil.copyfile(path, tmp_path / f"{name}.safetensors")
+    for name in ("student", "twin"):
+        shutil.copyfile(learned if better in (name, "neither") else nothing, tmp_path / f"{name}.safetensors")
 
     choose_student(built.trained.tokenized, SMALL_STUDENT, tmp_path, FITTED, FITTED)
 
@@ -239,16 +222,6 @@ def test_the_student_that_serves_learned_from_the_decoder_where_validation_shows
     expected = SMALL_STUDENT if uses_targets else without_targets(SMALL_STUDENT)
     assert chosen_options(tmp_path, SMALL_STUDENT) == expected
     assert f"earn {earned['difference']:+.4f} NDCG@10" in describe_earned(earned)
-
-
-def test_equal_students_earn_nothing(built: Built, tmp_path: Path) -> None:
-    """A difference of 0 is not above 0: the labels suffice."""
-    for name in ("student", "twin"):
-        shutil.copyfile(built.trained.students_dir / "twin.safetensors", tmp_path / f"{name}.safetensors")
-
-    choose_student(built.trained.tokenized, SMALL_STUDENT, tmp_path, FITTED, FITTED)
-
-    assert read_earned(tmp_path)["uses_targets"] is False
 
 
 def test_a_student_without_a_decoder_learns_from_labels_and_a_start_of_its_own(built: Built, tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ from pipelines.data.labelled import Weighted
 from pipelines.planner.mesh import Layout
 from pipelines.runner.stage import silent
 from pipelines.training.fit.batches import Batch, make_batch
-from pipelines.training.fit.fitting import Fitted, Task, fit
+from pipelines.training.fit.fitting import Fitted, fit
 from pipelines.training.fit.parallel import Group, Method, Share, unusable_share
 from pipelines.training.reports.watched import Logged
 from pipelines.training.train_decoder import train_in
 from pipelines.training.workers.rank import Ending, Seat, work_at
 from services.errors import ConfigError
 from tests.support.training.bundles import build_catalogue
+from tests.support.training.lines import numbered, task_of
 from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, QUICK, Built, checkpoints_in
 
 
@@ -97,7 +98,7 @@ def test_the_ranks_whose_loss_is_not_plausible_are_named() -> None:
 def slow(seconds: float, number: int) -> Batch:
     """A batch that takes its time, as from a slow disk."""
     time.sleep(seconds)
-    return Batch(torch.full((1, 1), number), torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1).bool(), (1,))
+    return numbered(number)
 
 
 def fit_slowly(folder: Path, batch_s: float, step_s: float) -> tuple[Fitted, list[str]]:
@@ -107,13 +108,7 @@ def fit_slowly(folder: Path, batch_s: float, step_s: float) -> tuple[Fitted, lis
         time.sleep(step_s)
         return (model(torch.ones(1, 1)) - 5).pow(2).sum(), 1
 
-    task = Task(
-        batches=lambda: [partial(slow, batch_s, number) for number in range(11)],
-        rng=np.random.default_rng(0),
-        loss=loss,
-        validate=lambda: 0.5,
-        uniform_loss=1e9,
-    )
+    task = task_of(loss, [partial(slow, batch_s, number) for number in range(11)], uniform_loss=1e9)
     with capture_logs() as logged:
         fitted = fit(nn.Linear(1, 1), task, replace(QUICK, epochs=1), checkpoints_in(folder), silent, watch=Logged())
     return fitted, [line["event"] for line in logged]

@@ -3,11 +3,11 @@
 import threading
 
 import pytest
-import torch
 
 from pipelines.training.fit import prefetch
 from pipelines.training.fit.batches import Batch, MakeBatch
 from pipelines.training.fit.prefetch import ready_batches
+from tests.support.training.lines import numbered
 from tests.support.wait import wait_for
 from tests.unit.pipelines.conftest import CPU
 
@@ -16,12 +16,6 @@ from tests.unit.pipelines.conftest import CPU
 def in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make batches for the CPU as for a GPU."""
     monkeypatch.setattr(prefetch, "is_worth_it", lambda _device: True)
-
-
-def numbered(number: int) -> Batch:
-    """A batch of one position with this token."""
-    one = torch.full((1, 1), number)
-    return Batch(one, one, one.bool(), (1,))
 
 
 def noted(number: int, made: list[int]) -> MakeBatch:

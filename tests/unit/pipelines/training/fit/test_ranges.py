@@ -1,17 +1,15 @@
 """The names of what a fit does, in torch's own trace of it."""
 
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from pipelines.profiler.names import is_input
 from pipelines.runner.stage import silent
-from pipelines.training.fit.batches import Batch
-from pipelines.training.fit.descent import DescentOptions
-from pipelines.training.fit.fitting import FitOptions, Task, fit
+from pipelines.training.fit.fitting import FitOptions, fit
+from tests.support.training.lines import LINE, numbered, task_of
 from tests.unit.pipelines.conftest import checkpoints_in
 
 INSIDE = {"forward": "step", "backward": "step", "optimizer": "step"}
@@ -21,16 +19,11 @@ NUM_EPOCHS, NUM_BATCHES = 2, 3
 
 def test_a_profile_of_a_fit_has_its_ranges_nested_as_they_happen(tmp_path: Path) -> None:
     """Each step waits for data before it, and has a forward and a backward pass for each part and the optimizer within it, in this order; the profiler knows the wait for data."""
-    rows = Batch(torch.ones(2, 1).long(), torch.zeros(2, 1).long(), torch.ones(2, 1).bool(), (1, 1))
-    task = Task(
-        batches=lambda: [lambda: rows] * NUM_BATCHES,
-        rng=np.random.default_rng(0),
-        loss=lambda model, batch: (model(batch.tokens.float()).square().mean(), len(batch.tokens)),
-        validate=lambda: 0.5,
-        uniform_loss=1e9,
+    task = task_of(
+        lambda model, batch: (model(batch.tokens.float()).square().mean(), len(batch.tokens)),
+        [partial(numbered, 1, 2)] * NUM_BATCHES,
     )
-    descent = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=0.9)
-    options = FitOptions(epochs=NUM_EPOCHS, validate_every=1, descent=descent, num_parts=2)
+    options = FitOptions(epochs=NUM_EPOCHS, validate_every=1, descent=LINE, num_parts=2)
 
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         fit(nn.Linear(1, 1), task, options, checkpoints_in(tmp_path), silent)

@@ -1,6 +1,5 @@
 """What a fit reports while it runs, and what cannot be reported from here."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipelines.options import PipelineOptions
 from pipelines.runner.stage import silent
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.watch import Reporting
@@ -58,33 +56,20 @@ def test_steps_that_come_again_replace_those_before(tmp_path: Path) -> None:
     [
         (Reporting(memory_snapshot_dir=Path("out")), r"--memory-snapshot: .*on the cpu; leave the option out, or"),
         (Reporting(mlflow_uri="file:./mlruns"), r"--mlflow \(MLFLOW_TRACKING_URI\): 'file:./mlruns' is no tracking"),
+        (
+            Reporting(tensorboard_dir=Path("x")),
+            r"--tensorboard: its files need the package tensorboard; run pip install 'tailrace\[tensorboard\]'",
+        ),
     ],
 )
-def test_what_cannot_be_reported_is_refused_with_its_option(reporting: Reporting, words: str) -> None:
-    """Before anything is trained."""
+def test_what_cannot_be_reported_is_refused_with_its_option(
+    reporting: Reporting, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is trained; also where TensorBoard's package is not installed."""
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+
     with pytest.raises(ConfigError, match=words):
         refuse_unreportable(reporting, torch.device("cpu"))
-
-
-def test_a_pipeline_refuses_a_snapshot_of_a_processors_memory() -> None:
-    """Its options are checked where all others are."""
-    with pytest.raises(ConfigError, match="--memory-snapshot"):
-        PipelineOptions(device="cpu", memory_snapshot=Path("out"))
-
-
-def test_tensorboard_without_its_package_names_the_extra() -> None:
-    """An interpreter that cannot find the package: the option is refused with what to install."""
-    script = (
-        "import sys, torch; from pathlib import Path; sys.modules['tensorboard'] = None; "
-        "from pipelines.training.fit.watch import Reporting; from pipelines.training.reports.watched import refuse_unreportable; "
-        "refuse_unreportable(Reporting(tensorboard_dir=Path('x')), torch.device('cpu'))"
-    )
-
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
-
-    assert (
-        "--tensorboard: its files need the package tensorboard; run pip install 'tailrace[tensorboard]'" in done.stderr
-    )
 
 
 def test_nested_options_are_reported_by_their_path() -> None:

@@ -15,17 +15,27 @@ from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
 from pipelines.codes.options import CodesOptions
 from pipelines.evaluation.evaluate import read_report
+from pipelines.runner.stage import silent
 from pipelines.scoring.dense import DecoderScorer, hidden_states
 from pipelines.training.start.from_text_checkpoint import checkpoint_hash, decoder_from_text
 from pipelines.training.start.warm_start import WarmStart
-from pipelines.training.train_decoder import begin_warm, first_decoder, read_training
+from pipelines.training.train_decoder import begin_warm, first_decoder, read_training, train
 from services.errors import ConfigError
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from tests.support.engine.checkpoints import write_checkpoint
 from tests.support.training.bundles import build_catalogue
-from tests.unit.pipelines.conftest import CPU, QUICK, SMALL_DECODER, Built, learn_the_ring
+from tests.support.training.synthetic import tokenized, write_ingested
+from tests.unit.pipelines.conftest import (
+    CPU,
+    QUICK,
+    SMALL_DECODER,
+    Built,
+    checkpoints_in,
+    learn_the_ring,
+    ndcg_of,
+)
 
 
 @pytest.fixture(scope="session")
@@ -204,6 +214,8 @@ def test_a_warm_start_that_fits_wins_and_one_that_does_not_leaves_the_text(ring,
 def test_text_numbers_are_learned_beside_it(text: Path, tmp_path: Path) -> None:
     """With codes of depth 3 and `text_size`: rows are split and folded as those of any decoder."""
     options = replace(SMALL_DECODER, text_start=str(text), text_size=8)
-    built = learn_the_ring(tmp_path, options, CodesOptions(depth=3))
+    tokens = tokenized(write_ingested(tmp_path / "ingest"), tmp_path / "tokens", CodesOptions(depth=3))
 
-    assert read_report(built.evaluated)["metrics"]["decoder"]["ndcg@10"] > 0.5
+    train(tokens, options, tmp_path, checkpoints_in(tmp_path / "saved"), CPU, silent)
+
+    assert ndcg_of(tmp_path / "decoder", tokens) > 0.5

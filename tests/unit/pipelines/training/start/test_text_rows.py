@@ -16,24 +16,20 @@ from models.registry import BundleStore
 from models.student import read_student
 from pipelines.codes.embedding import fit_text, read_texts, save_texts, share_of_distinct_texts, texts_of
 from pipelines.codes.options import CodesOptions
-from pipelines.codes.tokenize import tokenize
-from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.pair import load_pair
 from pipelines.publication.add_items import append_items
 from pipelines.publication.new_items import add_new_items
 from pipelines.runner.stage import silent
-from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.dense import DecoderScorer, hidden_states
-from pipelines.scoring.metrics import ndcg, rank_labels
 from pipelines.training.start.text_rows import ITEM_TEXT, TextRows, add_text, folded, learned_text, load_item_text
 from pipelines.training.train_decoder import new_decoder, train
 from services.contracts.items import ItemState
 from services.errors import BundleCorrupt, ConfigError
 from services.items.live_items import LiveItems
 from services.student.ranker import StudentRanker
-from tests.support.training.bundles import build_catalogue, with_judged_pair
-from tests.support.training.synthetic import histories_from, write_ingested
-from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, Built, checkpoints_in, learn_the_ring
+from tests.support.training.bundles import build_catalogue, live_store, with_judged_pair
+from tests.support.training.synthetic import tokenized, write_ingested
+from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, Built, checkpoints_in, learn_the_ring, ndcg_of
 
 WITH_TEXT = replace(SMALL_DECODER, text_size=8, dropout=0.2)
 Z_NEW = pl.DataFrame({"item_id": ["z-new"], "title": ["Item z"]})
@@ -121,16 +117,12 @@ def test_a_new_item_borrows_from_items_of_like_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_codes_of_any_depth_learn_from_text(depth: int, tmp_path: Path) -> None:
     """The saved decoder finds the next item of the ring."""
-    ingested, tokens = write_ingested(tmp_path / "ingest"), tmp_path / "tokens"
-    tokens.mkdir()
-    tokenize(ingested, histories_from(ingested), 1_000, tokens, CodesOptions(depth=depth))
+    tokens = tokenized(write_ingested(tmp_path / "ingest"), tmp_path / "tokens", CodesOptions(depth=depth))
     options = replace(WITH_TEXT, dropout=0.0, fit=replace(WITH_TEXT.fit, epochs=8 * depth))
 
     train(tokens, options, tmp_path, checkpoints_in(tmp_path / "saved"), CPU, silent)
 
-    decoder = load_decoder(tmp_path / "decoder", torch.float32, CPU)
-    scorer = decoder_scorer(decoder, load_catalogue(tokens / "catalogue.parquet"), 10, 5)
-    assert ndcg(rank_labels(scorer, read_cases(tokens, Split.TEST)).masked, 10) > 0.7
+    assert ndcg_of(tmp_path / "decoder", tokens) > 0.7
 
 
 @pytest.fixture
@@ -176,12 +168,11 @@ def test_texts_that_tell_nothing_have_finite_vectors(text: str, tmp_path: Path) 
 
 def test_texts_are_in_the_catalogues_order(tmp_path: Path) -> None:
     """However the items' table is ordered."""
-    ingested, tokens = write_ingested(tmp_path / "ingest"), tmp_path / "tokens"
-    tokens.mkdir()
+    ingested = write_ingested(tmp_path / "ingest")
     items = pl.read_parquet(ingested / "items.parquet")
     items.reverse().write_parquet(ingested / "items.parquet")
 
-    tokenize(ingested, histories_from(ingested), 1_000, tokens)
+    tokens = tokenized(ingested, tmp_path / "tokens")
 
     titles = load_catalogue(tokens / "catalogue.parquet").titles
     assert all(text.startswith(title) for text, title in zip(read_texts(tokens), titles, strict=True))
@@ -193,18 +184,15 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return learn_the_ring(tmp_path_factory.mktemp("learned"), replace(WITH_TEXT, dropout=0.0))
 
 
-def live_store(root: Path, bundle: Path) -> BundleStore:
+def store_of(root: Path, bundle: Path) -> BundleStore:
     """Return a store in which this bundle is live as `first`."""
-    store = BundleStore(root)
-    store.publish(bundle, "first", {"num_items": 30})
-    store.promote("first")
-    return store
+    return live_store(root, bundle, "first", {"num_items": 30})
 
 
 def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_path: Path) -> None:
     """Appended to a live bundle of depth 1, an item has the decoder's row of its text; answers on old items stay, in both models."""
     bundle = learned.assembled / "bundle"
-    store = live_store(tmp_path, bundle)
+    store = store_of(tmp_path, bundle)
     raw = pl.DataFrame({"item_id": ["z-new", "a-new", "i03"], "title": ["Item z", "Item i03", "Another title"]})
 
     live, num_new = append_items(store, raw, "items", MADE_AT)
@@ -233,7 +221,7 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
 
 def test_new_items_of_the_live_catalogue_join_the_live_bundle(learned: Built, tmp_path: Path) -> None:
     """Those that are shown and have a title, once, as a child under which stored lists hold; the decoder's cached prefixes do not, since tokens moved."""
-    store, items = live_store(tmp_path, learned.assembled / "bundle"), LiveItems()
+    store, items = store_of(tmp_path, learned.assembled / "bundle"), LiveItems()
     states = [
         ItemState(item_id="z-new", title="Item z", categories=("a", "b")),
         ItemState(item_id="hidden", title="Item h", available=False),
@@ -256,7 +244,7 @@ def test_new_items_of_the_live_catalogue_join_the_live_bundle(learned: Built, tm
 
 def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, tmp_path: Path) -> None:
     """By reason, with their number and the first ids; an item without a title joins under its id, one whose id became a floating-point number under its integer."""
-    store = live_store(tmp_path, learned.assembled / "bundle")
+    store = store_of(tmp_path, learned.assembled / "bundle")
     known = [f"i{number:02d}" for number in range(6)]
     rows = [*((name, "Again") for name in known), ("7.0", ""), ("", "No id"), ("z", "Z"), ("z", "Other"), ("z", "Z")]
     said: list[str] = []
@@ -285,7 +273,7 @@ def test_a_title_that_is_the_id_is_no_text() -> None:
 
 def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> None:
     """Later starts and comparisons take it: it ranks the new items as the pair that serves does, where the two were the same."""
-    store = live_store(tmp_path / "bundles", with_judged_pair(learned.assembled / "bundle", tmp_path / "bundle"))
+    store = store_of(tmp_path / "bundles", with_judged_pair(learned.assembled / "bundle", tmp_path / "bundle"))
 
     live, _ = append_items(store, Z_NEW, "items", MADE_AT)
 
@@ -302,7 +290,7 @@ def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> N
 
 def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> None:
     """In the decoder by itself, in the student through its map of the decoder's rows; what is no factor is refused by its option."""
-    store, rows = live_store(tmp_path, learned.assembled / "bundle"), []
+    store, rows = store_of(tmp_path, learned.assembled / "bundle"), []
     for lift in (1.0, 1.5):
         store.promote("first")
         live, _ = append_items(store, Z_NEW, "items", MADE_AT, lift)
@@ -320,7 +308,7 @@ def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> Non
 
 def test_new_items_of_a_bundle_without_text_are_refused(built: Built, tmp_path: Path) -> None:
     """A token an item and no text: a training alone adds items, and the error names both ways out."""
-    store = live_store(tmp_path, built.assembled / "bundle")
+    store = store_of(tmp_path, built.assembled / "bundle")
 
     with pytest.raises(ConfigError, match=r"first: its codes have depth 1.* text_size, or with .*--code-depth 3"):
         append_items(store, Z_NEW, "items", MADE_AT)

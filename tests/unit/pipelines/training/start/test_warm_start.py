@@ -13,10 +13,8 @@ from structlog.testing import capture_logs
 
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.weights import load_decoder
-from models.registry import BundleStore
 from models.student import read_student
 from pipelines.codes.embedding import read_texts
-from pipelines.codes.tokenize import tokenize
 from pipelines.data.examples import Split, read_cases
 from pipelines.runner.stage import silent
 from pipelines.scoring.dense import DecoderScorer
@@ -28,7 +26,8 @@ from pipelines.training.start.text_rows import add_text
 from pipelines.training.start.warm_start import NIGHTLY, WarmStart, last_whole_training, shortened
 from pipelines.training.train_decoder import TrainOptions, new_decoder
 from pipelines.training.train_student import Inputs, fit_and_save, new_student
-from tests.support.training.synthetic import histories_from, write_ingested
+from tests.support.training.bundles import live_store
+from tests.support.training.synthetic import tokenized, write_ingested
 from tests.unit.pipelines.conftest import CPU, QUICK, SMALL_DECODER, SMALL_STUDENT, Built, checkpoints_in
 
 
@@ -91,10 +90,9 @@ def test_a_bundle_to_which_many_events_are_new_is_refused_with_a_line(
     built, tmp_path, num_late, items, refused
 ) -> None:
     """A start keeps up with few events that are later than its newest one. With more, or with other items, the training is whole."""
-    store, events = BundleStore(tmp_path / "bundles"), tmp_path / "events.parquet"
-    newest = datetime(2026, 1, 1, tzinfo=UTC)
-    store.publish(built.assembled / "bundle", "v1", {"data": {"newest_event_us": int(newest.timestamp()) * 1_000_000}})
-    store.promote("v1")
+    newest, events = datetime(2026, 1, 1, tzinfo=UTC), tmp_path / "events.parquet"
+    about = {"data": {"newest_event_us": int(newest.timestamp()) * 1_000_000}}
+    store = live_store(tmp_path / "bundles", built.assembled / "bundle", "v1", about)
     times = [newest - timedelta(hours=hour) for hour in range(73)] + [newest + timedelta(seconds=1)] * num_late
     item_ids = [f"{items}{number % 30:02d}" for number in range(len(times))]
     pl.DataFrame({"item_id": item_ids, "event_time": times}).write_parquet(events)
@@ -160,9 +158,7 @@ def test_a_killed_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path, 
 
 def test_a_quarter_of_the_epochs_reaches_a_full_retraining(built: Built, tmp_path: Path) -> None:
     """More users have come: decoder and student from the bundle have at least 99 % of the NDCG of a whole new training."""
-    ingested, tokens = write_ingested(tmp_path / "ingest", num_users=80), tmp_path / "tokens"
-    tokens.mkdir()
-    tokenize(ingested, histories_from(ingested), 1_000, tokens)
+    tokens = tokenized(write_ingested(tmp_path / "ingest", num_users=80), tmp_path / "tokens")
     catalogue, cases = load_catalogue(tokens / "catalogue.parquet"), read_cases(tokens, Split.TEST)
     found = []
     for start in (None, WarmStart(built.assembled / "bundle", "v1")):

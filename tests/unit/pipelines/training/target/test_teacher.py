@@ -1,5 +1,6 @@
 """The teacher of deeper codes: its shares of codes, what is learned from them, and how it travels with the bundle."""
 
+import shutil
 from collections.abc import MutableMapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from pipelines.training.target.code_paths import CodePaths
 from pipelines.training.target.teacher import TEACHER, ItemTeacher, load_teacher, single_level
 from pipelines.training.train_decoder import new_decoder, next_token_loss, train
 from tests.support.engine.dense import logits_of
-from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, checkpoints_in, learn_the_ring
+from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, Built, checkpoints_in, learn_the_ring
 
 SIZES, NUM_ITEMS, WEIGHT = (3, 4, 5), 20, 0.7
 WITH_TEACHER = replace(SMALL_DECODER, teacher_weight=WEIGHT, teacher_dropout=0.0)
@@ -131,30 +132,34 @@ def trained_again(bundle: Path, tokens: Path, out: Path) -> list[MutableMapping[
     return logged
 
 
-def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The ring, learned with a teacher at depth 2."""
+    return learn_the_ring(tmp_path_factory.mktemp("taught"), WITH_TEACHER, CodesOptions(depth=2, codes_per_level=8))
+
+
+def test_the_teacher_teaches_the_student_too_and_travels_with_the_bundle(taught: Built, tmp_path: Path) -> None:
     """A bundle of deeper codes holds it, its student ranks all items nearly as the teacher does, and a later training starts from both."""
-    built = learn_the_ring(tmp_path, WITH_TEACHER, CodesOptions(depth=2, codes_per_level=8))
-    bundle = built.assembled / "bundle"
+    bundle = taught.assembled / "bundle"
     decoder, by_item = load_teacher(bundle, CPU) or pytest.fail("no teacher")
     catalogue = load_catalogue(bundle / "catalogue.parquet")
     histories = [np.array([5, 6, 7]), np.array([20])]
 
     student = StudentScorer(read_student(bundle / "student.safetensors"))(histories)
     teacher = DecoderScorer(decoder, by_item, 10, 5)(histories)
-    logged = trained_again(bundle, built.trained.tokenized, tmp_path / "again")
+    logged = trained_again(bundle, taught.trained.tokenized, tmp_path)
 
     assert (catalogue.depth, by_item.depth, by_item.item_ids) == (2, 1, catalogue.item_ids)
     assert all(np.corrcoef(one, other)[0, 1] > 0.9 for one, other in zip(student, teacher, strict=True))
     assert not logged
-    assert (tmp_path / "again" / TEACHER / "decoder" / "config.json").exists()
+    assert (tmp_path / TEACHER / "decoder" / "config.json").exists()
 
 
-def test_a_bundle_without_a_teacher_gives_the_decoder_a_warm_start_all_the_same(tmp_path: Path) -> None:
+def test_a_bundle_without_a_teacher_gives_the_decoder_a_warm_start_all_the_same(taught: Built, tmp_path: Path) -> None:
     """The log says why the teacher is trained in full."""
-    built = learn_the_ring(tmp_path, SMALL_DECODER, CodesOptions(depth=2, codes_per_level=8))
-    bundle = built.assembled / "bundle"
+    bundle = Path(shutil.copytree(taught.assembled / "bundle", tmp_path / "bundle", ignore=lambda *_: [TEACHER]))
 
-    logged = trained_again(bundle, built.trained.tokenized, tmp_path / "again")
+    logged = trained_again(bundle, taught.trained.tokenized, tmp_path / "again")
 
     assert load_teacher(bundle, CPU) is None
     assert [(entry["event"], TEACHER in entry["why"]) for entry in logged] == [("warm_start_refused", True)]

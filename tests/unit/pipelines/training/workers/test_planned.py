@@ -1,7 +1,6 @@
 """--parallel auto asks the planner, whose own figures are held by its tests."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -10,27 +9,10 @@ from pipelines.planner.devices import parse_gpus
 from pipelines.training.planned_memory import describe_parts, predicted_parts
 from pipelines.training.workers.planned import planned
 from pipelines.training.workers.team import Team
+from tests.support.engine.attention_shapes import attention_shape
 
-SMALL = DecoderConfig(
-    vocab_size=1_700,
-    hidden_size=64,
-    intermediate_size=160,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=32,
-    max_position_embeddings=1_024,
-)
-LARGE = replace(
-    SMALL,
-    vocab_size=128_256,
-    hidden_size=4_096,
-    intermediate_size=14_336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-)
+SMALL = attention_shape(2, 2, 32, vocab_size=1_700, hidden_size=64, intermediate_size=160)
+LARGE = attention_shape(32, 8, 128, layers=32, vocab_size=128_256, hidden_size=4_096, intermediate_size=14_336)
 
 
 @pytest.mark.parametrize(
