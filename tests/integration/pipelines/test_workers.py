@@ -307,33 +307,23 @@ def test_the_student_learns_over_two_workers_what_it_learns_over_one(
     assert curves[1] == pytest.approx(curves[0], rel=1e-5)
 
 
-def test_the_command_trains_evaluates_and_publishes_over_two_workers(tmp_path: Path) -> None:
-    """`tailrace pipeline --workers 2` with the shipped shapes of decoder and student, refit included: each fit starts two ranks, and a bundle is live."""
+@pytest.mark.parametrize(("refit", "num_fits"), [("--no-refit", 3), pytest.param("--refit", 5, marks=pytest.mark.grid)])
+def test_the_command_trains_evaluates_and_publishes_over_two_workers(refit: str, num_fits: int, tmp_path: Path) -> None:
+    """`tailrace pipeline --workers 2` with the shipped shapes: decoder, student and twin, and both again in a refit, start two ranks each, and a bundle is live."""
     raw_events(40, 30, 12).write_csv(tmp_path / "events.csv")
     raw_items(30).write_ndjson(tmp_path / "items.jsonl")
-    command = [
-        sys.executable,
-        "-m",
-        "infra.cli.main",
-        "pipeline",
-        "--workers",
-        "2",
-        "--epochs",
-        "4",
-        "--student-epochs",
-        "4",
-    ]
+    command = [sys.executable, "-m", "infra.cli.main", "pipeline", "--workers", "2", refit]
+    epochs = ["--epochs", "4", "--student-epochs", "4"]
     given = ["--events", str(tmp_path / "events.csv"), "--items", str(tmp_path / "items.jsonl")]
     floors = ["--baseline", "popularity", "--decoder-floor", "0", "--student-floor", "0"]
     environment = os.environ | {"TAILRACE_STATE_DIR": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
 
-    done = subprocess.run([*command, *given, *floors], env=environment, capture_output=True, text=True, check=False)
+    words = [*command, *epochs, *given, *floors]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr + done.stdout
     assert "is live" in done.stdout
-    assert done.stdout.count("worker_started") == 2 * len(
-        ("decoder", "student", "twin", "refit decoder", "refit student")
-    )
+    assert done.stdout.count("worker_started") == 2 * num_fits
     bundle = BundleStore(tmp_path / "state" / "bundles").live()
     bundle.verify()
     assert bundle.manifest["lineage"]["options"]["workers"] == 2
