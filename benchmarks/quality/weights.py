@@ -33,7 +33,7 @@ from services.errors import TailraceError
 from services.settings.settings import Settings, load_settings
 
 _RATINGS = range(1, 6)
-_HIGH = 4.0
+HIGH = 4.0
 
 
 def main() -> None:
@@ -45,9 +45,9 @@ def main() -> None:
     rated = parse_event_roles("".join(f"[types.rating-{rating}]\nweight = {rating}\n" for rating in _RATINGS))
     try:
         with feature_store(settings, console.print):
-            tables = _tables(settings, console)
+            tables = rating_tables(settings, console)
             tokens = {
-                name: _tokenized(settings, tables, roles, console)
+                name: tokenized_by(settings, tables, roles, console)
                 for name, roles in (("even", DEFAULT_ROLES), ("rated", rated))
             }
         gained = {
@@ -64,7 +64,7 @@ def compare(even: dict[str, np.ndarray], rated: dict[str, np.ndarray], ratings: 
     """Return a row for each model and group of labels. All arrays are aligned by test case."""
     rows = []
     for model in even:
-        for labels, chosen in (("rated 4 and 5", ratings >= _HIGH), ("all", ratings > 0)):
+        for labels, chosen in (("rated 4 and 5", ratings >= HIGH), ("all", ratings > 0)):
             before, after = even[model][chosen], rated[model][chosen]
             row = {"model": model, "labels": labels, "num_users": int(chosen.sum())}
             means = {"even": float(before.mean()), "rated": float(after.mean())}
@@ -76,7 +76,7 @@ def compare(even: dict[str, np.ndarray], rated: dict[str, np.ndarray], ratings: 
     return rows
 
 
-def _tables(settings: Settings, console: Console) -> tuple[Path, Path]:
+def rating_tables(settings: Settings, console: Console) -> tuple[Path, Path]:
     """Write events and items as tables, in which each rating is a type."""
     report = run_pipeline(PipelineOptions(with_live_log=False, until="ingest"), Places.from_settings(settings), console)
     ingested, folder = report.stages[-1].path, settings.state_dir / "weights"
@@ -88,7 +88,8 @@ def _tables(settings: Settings, console: Console) -> tuple[Path, Path]:
     return folder / "ratings.parquet", folder / "items.parquet"
 
 
-def _tokenized(settings: Settings, tables: tuple[Path, Path], roles: EventRoles, console: Console) -> Path:
+def tokenized_by(settings: Settings, tables: tuple[Path, Path], roles: EventRoles, console: Console) -> Path:
+    """Run the pipeline on these tables, with these roles of events, until its examples are made, and return their folder."""
     events, items = tables
     options = PipelineOptions(events=events, items=items, with_live_log=False, until="tokenize")
     places = replace(Places.from_settings(settings), event_roles=roles)

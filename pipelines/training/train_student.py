@@ -278,7 +278,7 @@ def imitation_loss(
     options: DistillOptions,
     sampler: ItemSampler | None = None,
 ) -> Loss:
-    """Return the student's mean cross-entropy over all positions, against labels and teacher, and their number."""
+    """Return the student's mean cross-entropy over all positions, against labels and teacher, with the unlikelihood of disliked items, and their number."""
     rows_BL, items_BL = targets.read(batch.tokens, batch.labels)
     return position_loss(
         student(rows_BL),
@@ -289,4 +289,5 @@ def imitation_loss(
         sampler=sampler,
         teacher=targets.of_batch(batch.tokens, batch.labels),
         weights_BL=batch.weights,
+        disliked=batch.disliked,
     )

@@ -38,7 +38,7 @@ from pipelines.training.train_student import Inputs, fit_and_save
 from pipelines.training.workers.team import ONE, Team
 from services.errors import ConfigError, StageFailed
 from tests.support.training.ranks import fit_line, train_with_another
-from tests.support.training.synthetic import histories_from, raw_events, raw_items, write_ingested
+from tests.support.training.synthetic import histories_from, raw_events, raw_items, write_ingested, write_with_dislikes
 from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, DROPPED_STUDENT
 
 TWO = Team(workers=2, timeout_s=60)
@@ -54,10 +54,15 @@ Undisturbed = Callable[..., tuple[Path, dict[str, float]]]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens of the ring at depth 1, in `tokens`, and at depth 2, in `deep`."""
+    """Tokens of the ring at depth 1, in `tokens`, and at depth 2, in `deep`; the same with weights of labels and dislikes in `weighted` and `weighted-deep`."""
     folder = tmp_path_factory.mktemp("data")
-    ingested = write_ingested(folder / "ingest")
-    for name, depth in (("tokens", 1), ("deep", 2)):
+    plain, weighted = write_ingested(folder / "ingest"), write_with_dislikes(folder / "weighted-ingest")
+    for name, ingested, depth in (
+        ("tokens", plain, 1),
+        ("deep", plain, 2),
+        ("weighted", weighted, 1),
+        ("weighted-deep", weighted, 2),
+    ):
         (folder / name).mkdir()
         tokenize(ingested, histories_from(ingested), 1_000, folder / name, CodesOptions(depth=depth))
     torch.set_num_threads(1)
@@ -93,8 +98,8 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Undistu
 @pytest.mark.parametrize(
     ("tokens", "options"),
     [
-        ("tokens", SAMPLED),
-        ("deep", replace(DROPPED_DECODER, teacher_weight=0.5)),
+        ("weighted", SAMPLED),
+        ("weighted-deep", replace(DROPPED_DECODER, teacher_weight=0.5)),
         pytest.param(
             "tokens", replace(DROPPED_DECODER, fit=replace(DROPPED_DECODER.fit, num_parts=3)), marks=pytest.mark.grid
         ),
@@ -103,7 +108,7 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Undistu
 def test_two_workers_learn_what_one_does(
     tokens: str, options: TrainOptions, data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Losses and weights are those of one process within fp32's rounding, dropout, sampled items, rows of text and a teacher included."""
+    """Losses and weights are those of one process within fp32's rounding, dropout, sampled items, rows of text, a teacher, weights and dislikes included."""
     one, alone = undisturbed(tokens, options)
 
     together = trained(data / tokens, options, tmp_path)
@@ -129,13 +134,13 @@ def test_a_divided_model_learns_what_a_whole_one_does(
     workers: int, parallel: str, data: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """Each rank has a part of every tensor, or of each layer's products, or some layers. Half of the way in this layout, the rest in one process: the losses of one process, and plain weights."""
-    one, alone = undisturbed("tokens", SAMPLED)
+    one, alone = undisturbed("weighted", SAMPLED)
     out = tmp_path / parallel
     out.mkdir()
 
-    stop_after(5, data / "tokens", SAMPLED, out, replace(TWO, workers=workers, parallel=parallel))
+    stop_after(5, data / "weighted", SAMPLED, out, replace(TWO, workers=workers, parallel=parallel))
     kinds = {path.suffix for path in (out / "saved").iterdir() if path.suffix != ".partial"}
-    again = trained(data / "tokens", SAMPLED, out, ONE)
+    again = trained(data / "weighted", SAMPLED, out, ONE)
 
     weights = [load_file(folder / "decoder" / "model.safetensors") for folder in (one, out)]
     assert kinds == {".shards"}
@@ -147,9 +152,9 @@ def test_a_divided_model_learns_what_a_whole_one_does(
 def test_a_pipeline_learns_codes_with_a_teacher_and_recomputes(data: Path, tmp_path: Path) -> None:
     """Losses of several levels on the last stage, parts of a batch one after another, dropout again in the backward pass: the losses of one process."""
     options = replace(DROPPED_DECODER, teacher_weight=0.5, fit=replace(DROPPED_DECODER.fit, num_parts=2))
-    alone = trained(data / "deep", options, tmp_path / "one", ONE)
+    alone = trained(data / "weighted-deep", options, tmp_path / "one", ONE)
 
-    piped = trained(data / "deep", options, tmp_path / "two", replace(TWO, parallel="pp2", recompute="full"))
+    piped = trained(data / "weighted-deep", options, tmp_path / "two", replace(TWO, parallel="pp2", recompute="full"))
 
     assert piped == pytest.approx(alone, rel=1e-5)
 
@@ -302,33 +307,23 @@ def test_the_student_learns_over_two_workers_what_it_learns_over_one(
     assert curves[1] == pytest.approx(curves[0], rel=1e-5)
 
 
-def test_the_command_trains_evaluates_and_publishes_over_two_workers(tmp_path: Path) -> None:
-    """`tailrace pipeline --workers 2` with the shipped shapes of decoder and student, refit included: each fit starts two ranks, and a bundle is live."""
+@pytest.mark.parametrize(("refit", "num_fits"), [("--no-refit", 3), pytest.param("--refit", 5, marks=pytest.mark.grid)])
+def test_the_command_trains_evaluates_and_publishes_over_two_workers(refit: str, num_fits: int, tmp_path: Path) -> None:
+    """`tailrace pipeline --workers 2` with the shipped shapes: decoder, student and twin, and both again in a refit, start two ranks each, and a bundle is live."""
     raw_events(40, 30, 12).write_csv(tmp_path / "events.csv")
     raw_items(30).write_ndjson(tmp_path / "items.jsonl")
-    command = [
-        sys.executable,
-        "-m",
-        "infra.cli.main",
-        "pipeline",
-        "--workers",
-        "2",
-        "--epochs",
-        "4",
-        "--student-epochs",
-        "4",
-    ]
+    command = [sys.executable, "-m", "infra.cli.main", "pipeline", "--workers", "2", refit]
+    epochs = ["--epochs", "4", "--student-epochs", "4"]
     given = ["--events", str(tmp_path / "events.csv"), "--items", str(tmp_path / "items.jsonl")]
     floors = ["--baseline", "popularity", "--decoder-floor", "0", "--student-floor", "0"]
     environment = os.environ | {"TAILRACE_STATE_DIR": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
 
-    done = subprocess.run([*command, *given, *floors], env=environment, capture_output=True, text=True, check=False)
+    words = [*command, *epochs, *given, *floors]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr + done.stdout
     assert "is live" in done.stdout
-    assert done.stdout.count("worker_started") == 2 * len(
-        ("decoder", "student", "twin", "refit decoder", "refit student")
-    )
+    assert done.stdout.count("worker_started") == 2 * num_fits
     bundle = BundleStore(tmp_path / "state" / "bundles").live()
     bundle.verify()
     assert bundle.manifest["lineage"]["options"]["workers"] == 2

@@ -293,6 +293,7 @@ async def test_an_event_whose_answer_is_lost_has_its_effect_once(case: Case) -> 
     keep = log.record
 
     async def record(records: list[tuple[bytes, bytes]]) -> None:
+        """Keep them, and answer late."""
         await keep(records)
         await answers.wait()
 
@@ -378,6 +379,7 @@ async def test_another_server_s_answer_is_the_one_error(status: int, body: bytes
     """A proxy or a wrong address may answer anything: it is no answer of Tailrace, and the client raises nothing else."""
 
     async def answer(_: Request) -> Response:
+        """Answer as another server."""
         return Response(body, status, {"retry-after": retry_after})
 
     options = CallOptions(retry_reserve=1)

@@ -231,6 +231,20 @@ def cold_lines() -> Iterator[str]:
     yield f"{run['num_cold_items']} of {run['num_items']:,} items, {run['num_cases']:,} events of theirs, and {run['num_ordinary_cases']:,} of trained items"
 
 
+def dislike_lines() -> Iterator[str]:
+    """What learning against low ratings is worth, by measure."""
+    names = {
+        "ndcg": ("NDCG@10 of labels rated 4 and 5", 4),
+        "rank_held_out": ("mean rank of dislikes held out", 1),
+        "rank_learned": ("mean rank of dislikes learned", 1),
+    }
+    for row in result("quality-dislikes")["rows"]:
+        name, digits = names[row["measure"]]
+        means = " | ".join(f"{row[kind]:.{digits}f}" for kind in ("dropped", "against"))
+        low, high = (f"{bound:+.{digits}f}" for bound in row["ci95"])
+        yield f"| {name} | {row['num_users']} | {means} | {low} to {high} |"
+
+
 def warm_lines() -> Iterator[str]:
     """A line for each data set, share and model: NDCG@10 of the test labels, what is kept of it, and the share of the time."""
     for name, data in (("warm-start", "MovieLens-100k"), ("warm-start-beauty", "Amazon Beauty")):
@@ -313,6 +327,7 @@ COMPUTED = {
         quality_lines,
         variant_lines,
         cold_lines,
+        dislike_lines,
         warm_lines,
         engine_lines,
         engine_error,

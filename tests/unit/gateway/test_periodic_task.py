@@ -29,6 +29,7 @@ async def test_a_stop_cancels_running_work() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
+        """Never end."""
         begun.set()
         try:
             await asyncio.Event().wait()

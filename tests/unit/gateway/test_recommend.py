@@ -53,6 +53,7 @@ async def test_the_feature_read_gets_half_of_the_time_at_most(world: World, monk
     timeouts_s: list[float] = []
 
     async def read(user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
+        """Record the timeout."""
         timeouts_s.append(timeout_s)
         return UserFeatures()
 

@@ -63,6 +63,7 @@ async def test_tasks_do_not_see_each_others_spans(recorder: Recorder) -> None:
     """Concurrent requests have separate spans, and none stays open."""
 
     async def request(name: str) -> None:
+        """Open a span, yield, open another."""
         with recorder.tracing.entry(name, {}):
             await asyncio.sleep(0)
             with span(f"{name} inner"):

@@ -313,6 +313,7 @@ async def test_an_error_has_the_documented_fields_and_no_other(
     """Through all three doors: the fields of the bodies' schemas, and over gRPC what the comments of recommend.proto name."""
 
     async def fail(*_: object) -> NoReturn:
+        """Fail as some part may."""
         raise error
 
     world.plane.recommend = fail  # type: ignore[assignment]
@@ -386,6 +387,7 @@ async def test_an_upload_slower_than_its_deadline_is_answered(rest: RestClient) 
     """Without the edge's stamp the wait for the caller's own bytes is no reason to refuse."""
 
     async def body() -> AsyncIterator[bytes]:
+        """Send the second half after the deadline."""
         yield b'{"user_id": "nobody", '
         await asyncio.sleep(0.05)
         yield b'"deadline_ms": 5}'

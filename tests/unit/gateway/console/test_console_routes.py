@@ -75,6 +75,7 @@ async def test_another_sites_page_is_refused(console: Console, method: str, path
     """Where no keys are set up a browser would do it for any page: its headers name the site, and nothing is changed."""
 
     async def state() -> object:
+        """Read all that a route may change."""
         return (
             await console.item_ids(),
             console.surfaces.read_text(),

@@ -98,6 +98,7 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
     held, entered = threading.Event(), threading.Event()
 
     def rank(*args: Any) -> PopularRanking:
+        """Rank, and record or hold the thread."""
         if not entered.is_set():
             entered.set()
             held.wait(10.0)
@@ -123,6 +124,7 @@ async def test_no_request_ranks_all_items_around_a_swap(
     ranked_in: list[threading.Thread] = []
 
     def rank(*args: Any) -> PopularRanking:
+        """Rank, and record or hold the thread."""
         ranked_in.append(threading.current_thread())
         return rank_by_popularity(*args)
 

@@ -21,6 +21,7 @@ async def test_a_large_catalogue_is_ranked_beside_the_loop(
     rank = FakeStudent.rank
 
     def noted(self: FakeStudent, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Record whether the loop's own thread ranks."""
         threads.add(threading.current_thread() is threading.main_thread())
         if fails:
             raise RuntimeError

@@ -83,15 +83,18 @@ RECORD = (
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each kind, recorded one after another in a process of their own."""
+    """A folder for each kind, recorded one after another in a process of their own, and collectives in two that nothing else has used."""
     root = tmp_path_factory.mktemp("plants")
     commands = []
     for kind, (variant, style) in PLANTS.items():
         (root / kind).mkdir()
         commands.append([kind, variant, str(root / kind), "--styles", style])
-    subprocess.run(
-        [sys.executable, "-c", RECORD], cwd=ROOT, input=json.dumps(commands), check=True, timeout=240, text=True
-    )
+    for together in (
+        [command for command in commands if command[0] != "communication"],
+        [command for command in commands if command[0] == "communication"],
+    ):
+        words = json.dumps(together)
+        subprocess.run([sys.executable, "-c", RECORD], cwd=ROOT, input=words, check=True, timeout=240, text=True)
     return root
 
 
