@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from benchmarks.freshness import PAUSE_S, background_load
+from benchmarks.freshness import answered, background_load
 from benchmarks.load.audience import find_audience
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
@@ -27,7 +27,7 @@ from benchmarks.load.open_loop import percentile
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from services.settings.settings import load_settings
 
-_GIVE_UP_S, _ALL_GIVE_UP_S = 60.0, 600.0
+_ALL_GIVE_UP_S = 600.0
 _AT_ONCE = 16
 _EVENTS_PER_REQUEST = 500
 
@@ -71,17 +71,17 @@ async def _erase_one(rest: RestClient, item_id: str) -> float:
     """Return the seconds until an answer has seen nothing of a user who had an event. Exits if it never comes to that."""
     user_id = f"erased-{uuid.uuid4().hex}"
     await _record(rest, [user_id], item_id)
-    await _answered(rest, user_id, lambda newest_ms: newest_ms is not None)
+    await answered(rest, user_id, lambda newest_ms: newest_ms is not None)
     await _erase(rest, user_id)
     acknowledged_s = time.perf_counter()
-    return await _answered(rest, user_id, lambda newest_ms: newest_ms is None) - acknowledged_s
+    return await answered(rest, user_id, lambda newest_ms: newest_ms is None) - acknowledged_s
 
 
 async def _erase_many(rest: RestClient, item_id: str, num_users: int) -> dict[str, float]:
     user_ids = [f"erased-{uuid.uuid4().hex}" for _ in range(num_users)]
     for at in range(0, num_users, _EVENTS_PER_REQUEST):
         await _record(rest, user_ids[at : at + _EVENTS_PER_REQUEST], item_id)
-    await _answered(rest, user_ids[-1], lambda newest_ms: newest_ms is not None)
+    await answered(rest, user_ids[-1], lambda newest_ms: newest_ms is not None)
     began_s = time.perf_counter()
     erasure_ids = await _side_by_side(user_ids, lambda user_id: _erase(rest, user_id))
     acknowledged_s = time.perf_counter()
@@ -119,21 +119,6 @@ async def _receipt(rest: RestClient, erasure_id: str) -> dict[str, Any]:
     status, body = await rest.call(b"GET", f"/v1/erasures/{erasure_id}".encode(), b"")
     receipt: dict[str, Any] = json.loads(body) if status == 200 else {}
     return receipt
-
-
-async def _answered(rest: RestClient, user_id: str, is_enough: Callable[[int | None], bool]) -> float:
-    """Request recommendations until an answer's newest event is as it should be; return when that was. Exits after a minute."""
-    began_s, ask = time.perf_counter(), json.dumps({"user_id": user_id, "k": 1}).encode()
-    while time.perf_counter() - began_s < _GIVE_UP_S:
-        status, body = await rest.call(b"POST", b"/v1/recommendations", ask)
-        seen_s = time.perf_counter()
-        if status == 200:
-            answer = json.loads(body)
-            is_read = answer["reason"] not in {"features_unavailable", "shed"}
-            if is_read and is_enough(answer["newest_event_time_ms"]):
-                return seen_s
-        await asyncio.sleep(PAUSE_S)
-    sys.exit(f"error: the answers to {user_id} did not change within {_GIVE_UP_S:g} s")
 
 
 async def _side_by_side(ids: Iterable[str], call: Callable[[str], Awaitable[Any]]) -> list[Any]:

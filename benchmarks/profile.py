@@ -1,9 +1,9 @@
 """Whether the profiler names planted bottlenecks: traces of known kind, recorded by plain torch in processes of their own.
 
-    python -m benchmarks.profile --json OUT [--kinds compute none] [--styles plain steps] [--sizes 0.7 1 1.5]
+    python -m benchmarks.profile --json OUT [--styles plain steps]
 
 A plant is named if the verdict is its kind. One without a bottleneck is accused if the verdict is any other than none. Each variant of
-`tests/support/profiler/plants.py` is recorded in each style and size; of two ranks the first one's trace counts.
+`tests/support/profiler/plants.py` is recorded in each style; of two ranks the first one's trace counts.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.load.command import about_run, report_parser, write_report
+from benchmarks.load.table import show
 from pipelines.profiler.report import profile_of
 from pipelines.profiler.trace import read_traces
 
@@ -28,12 +29,11 @@ _NONE = "none"
 def main() -> None:
     """Record, judge, print a line each, write the counts."""
     options, rows = _options(), []
-    for kind, variant in _variants(options.kinds):
-        for size in options.sizes:
-            for row in _judged(kind, variant, options.styles, size):
-                rows.append(row)
-                _print(row)
-            write_report(options.json, {**about_run("profile"), **counts(rows), "rows": rows})
+    for kind, variant in _variants():
+        for row in _judged(kind, variant, options.styles):
+            rows.append(row)
+            show(row, "kind", "variant", "style", "bottleneck", "shares")
+        write_report(options.json, {**about_run("profile"), **counts(rows), "rows": rows})
     found = counts(rows)
     print(f"{found['named']} of {found['plants']} named, {found['accused']} of {found['healthy']} healthy ones accused")
 
@@ -57,21 +57,18 @@ def counts(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _options() -> argparse.Namespace:
     parser = report_parser(__doc__)
-    parser.add_argument("--kinds", nargs="+", default=None, help="some kinds alone")
     parser.add_argument("--styles", nargs="+", choices=_STYLES, default=list(_STYLES))
-    parser.add_argument("--sizes", nargs="+", type=float, default=[1.0])
     return parser.parse_args()
 
 
-def _variants(kinds: Sequence[str] | None) -> list[tuple[str, str]]:
+def _variants() -> list[tuple[str, str]]:
     done = subprocess.run([*_PLANTS, "--list"], cwd=_ROOT, capture_output=True, text=True, check=True)
-    listed = [line.split("\t") for line in done.stdout.splitlines()]
-    return [(kind, variant) for kind, variant in listed if kinds is None or kind in kinds]
+    return [(kind, variant) for kind, variant in (line.split("\t") for line in done.stdout.splitlines())]
 
 
-def _judged(kind: str, variant: str, styles: Sequence[str], size: float) -> Iterator[dict[str, Any]]:
+def _judged(kind: str, variant: str, styles: Sequence[str]) -> Iterator[dict[str, Any]]:
     with TemporaryDirectory() as folder:
-        command = [*_PLANTS, kind, variant, folder, "--styles", *styles, "--size", f"{size}"]
+        command = [*_PLANTS, kind, variant, folder, "--styles", *styles]
         subprocess.run(command, cwd=_ROOT, check=True, timeout=_LIMIT_S, capture_output=True)
         for style in styles:
             found = profile_of(read_traces([Path(folder) / f"{style}.json"])[0])
@@ -79,22 +76,10 @@ def _judged(kind: str, variant: str, styles: Sequence[str], size: float) -> Iter
                 "kind": kind,
                 "variant": variant,
                 "style": style,
-                "size": size,
                 "bottleneck": found.verdict.bottleneck.value,
                 "span_us": round(found.parts.span_us),
                 "shares": {name: round(share, 4) for name, share in found.shares.items()},
             }
-
-
-def _print(row: dict[str, Any]) -> None:
-    largest = ", ".join(
-        f"{name} {share:.0%}" for name, share in sorted(row["shares"].items(), key=lambda one: -one[1]) if share > 0.03
-    )
-    sign = " " if row["kind"] == row["bottleneck"] else "!"
-    print(
-        f"{sign} {row['kind']:14}{row['variant']:18}{row['style']:7}{row['size']:4} {row['bottleneck']:14} {largest}",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

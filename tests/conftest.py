@@ -39,7 +39,7 @@ EMBEDDED_ONLY = {
     "test_doors.py::test_status_shows_every_part": "is about `tailrace status`",
 }
 """By file, or by file and test, why end-to-end tests run against the embedded stack alone; the others run against compose too."""
-SHORT_TRAINING = ("--epochs", "1", "--student-epochs", "1", "--force")
+SHORT_TRAINING = ("--epochs", "1", "--student-epochs", "1", "--no-refit", "--force")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

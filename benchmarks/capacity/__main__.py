@@ -12,14 +12,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.capacity.footprint import cpu_seconds, find_groups, log_bytes_per_event, memory_mb, store_bytes
+from benchmarks.capacity.footprint import Usage, find_groups, log_bytes_per_event, memory_mb, store_bytes, used_by
 from benchmarks.load.audience import TIERS, find_audience
 from benchmarks.load.clients import RequestFields, RestClient
 from benchmarks.load.command import about_run, above_zero, report_parser, write_report
@@ -52,7 +52,8 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
         await require_ready(rest)
         audience = await find_audience(rest)
         state_dir = settings.state_dir.absolute()
-        idle_ms_per_s = await _idle_ms_per_s(state_dir, options.seconds)
+        with used_by(find_groups(state_dir)) as idle:
+            await asyncio.sleep(options.seconds)
         requests = {}
         for tier in TIERS:
             asks = audience.asks(tier)
@@ -62,18 +63,18 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
             def send(number: int, asks: Callable[[int], RequestFields] = asks) -> Awaitable[RequestOutcome]:
                 return rest.recommend({**asks(number), "deadline_ms": _PATIENT_MS})
 
-            per_request = await _cost(state_dir, send, options, idle_ms_per_s)
+            per_request = await _cost(state_dir, send, options, idle)
             requests[tier] = per_request
             print(f"{tier:12} {_shown(per_request)}")
             await _require(tier, send)
-        events = await _cost(state_dir, lambda n: _click(rest, n), options, idle_ms_per_s)
+        events = await _cost(state_dir, lambda n: _click(rest, n), options, idle)
         print(f"{'event':12} {_shown(events)}")
     return {
         **about_run("capacity"),
         "load_average_1m": round(os.getloadavg()[0], 1),
         "rate": options.rate,
         "bundle": _bundle(settings),
-        "idle_cpu_ms_per_s": {name: round(ms, 2) for name, ms in idle_ms_per_s.items()},
+        "idle_cpu_ms_per_s": {name: round(1_000 * s / idle.wall_s, 2) for name, s in idle.cpu_s.items()},
         "cpu_ms_per_request": requests,
         "cpu_ms_per_event": events,
         "head_ms_per_100k_items": _head_ms(),
@@ -83,34 +84,13 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
     }
 
 
-async def _cost(
-    state_dir: Path, send: Send, options: argparse.Namespace, idle_ms_per_s: dict[str, float]
-) -> dict[str, float]:
+async def _cost(state_dir: Path, send: Send, options: argparse.Namespace, idle: Usage) -> dict[str, float]:
     """Return the CPU milliseconds that one call costs each group of processes, less what they use when idle."""
     num_calls = max(1, round(options.rate * options.seconds))
-
-    async def calls() -> None:
+    with used_by(find_groups(state_dir)) as usage:
         await run_load(send, options.rate, num_calls)
         await asyncio.sleep(_PAUSE_S)
-
-    used_ms, lasted_s = await _used_ms(state_dir, calls())
-    own_ms = {name: ms - idle_ms_per_s.get(name, 0.0) * lasted_s for name, ms in used_ms.items()}
-    return {name: round(max(0.0, ms / num_calls), 4) for name, ms in own_ms.items()}
-
-
-async def _idle_ms_per_s(state_dir: Path, seconds: float) -> dict[str, float]:
-    """Return the CPU milliseconds a second that each group of processes uses when idle."""
-    used_ms, lasted_s = await _used_ms(state_dir, asyncio.sleep(seconds))
-    return {name: ms / lasted_s for name, ms in used_ms.items()}
-
-
-async def _used_ms(state_dir: Path, meanwhile: Coroutine[Any, Any, None]) -> tuple[dict[str, float], float]:
-    """Return the CPU milliseconds of each group of processes while `meanwhile` runs, and its duration in seconds."""
-    groups = find_groups(state_dir)
-    before_s, began_s = cpu_seconds(groups), time.monotonic()
-    await meanwhile
-    lasted_s = time.monotonic() - began_s
-    return {name: 1_000 * (seconds - before_s[name]) for name, seconds in cpu_seconds(groups).items()}, lasted_s
+    return {name: round(max(0.0, 1_000 * seconds / num_calls), 4) for name, seconds in usage.less(idle).items()}
 
 
 async def _require(tier: str, send: Send) -> None:

@@ -2,7 +2,11 @@
 
 import random
 import tempfile
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +39,29 @@ def find_groups(state_dir: Path) -> Groups:
     return groups
 
 
-def cpu_seconds(groups: Groups) -> dict[str, float]:
-    """Sum the CPU time that each group's processes have used so far."""
-    return {name: sum(_cpu_s(process) for process in processes) for name, processes in groups.items()}
+@dataclass(slots=True)
+class Usage:
+    """The CPU seconds that each group of processes used for so long."""
+
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    wall_s: float = 0.0
+
+    def less(self, idle: "Usage") -> dict[str, float]:
+        """Return what each group used above what it uses when idle."""
+        return {name: s - idle.cpu_s.get(name, 0.0) / idle.wall_s * self.wall_s for name, s in self.cpu_s.items()}
+
+
+@contextmanager
+def used_by(groups: Groups) -> Iterator[Usage]:
+    """Yield what is filled, at the end of the block, with what these processes used in it."""
+    usage, before_s, began_s = Usage(), _cpu_seconds(groups), time.monotonic()
+    yield usage
+    usage.wall_s = time.monotonic() - began_s
+    usage.cpu_s = {name: seconds - before_s[name] for name, seconds in _cpu_seconds(groups).items()}
+
+
+def _cpu_seconds(groups: Groups) -> dict[str, float]:
+    return {name: sum(map(_cpu_s, processes)) for name, processes in groups.items()}
 
 
 def memory_mb(groups: Groups) -> dict[str, float]:

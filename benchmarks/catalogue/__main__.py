@@ -16,7 +16,7 @@ item is the first of that user's answer. Uses the running stack; `--up` starts o
 import asyncio
 import sys
 
-from benchmarks.catalogue.hide import Fault, measure_hides
+from benchmarks.catalogue.hide import measure_hides
 from benchmarks.catalogue.size import measure_size
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
@@ -42,11 +42,9 @@ def main() -> None:
         asyncio.run(_ready(options.url))
         settings = of_running_stack(settings)
         report["hide"] = asyncio.run(measure_hides(settings, options.url, options.changes, options.rate))
-        for name, part in (("redis_kill", "valkey"), ("worker_takeover", "worker")) if options.faults else ():
-            fault = Fault(settings, part)
-            report[f"hide_{name}"] = asyncio.run(
-                measure_hides(settings, options.url, options.faults, options.rate, fault)
-            )
+        for name, part in (("redis_kill", "store"), ("worker_takeover", "worker")) if options.faults else ():
+            found = asyncio.run(measure_hides(settings, options.url, options.faults, options.rate, part))
+            report[f"hide_{name}"] = found
     if options.items:
         report["size"] = measure_size(options.items)
     write_report(options.json, report)

@@ -2,24 +2,19 @@
 
 import asyncio
 import json
-import os
-import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
-import grpc
-
+from benchmarks.faults.processes import StackProcesses
 from benchmarks.load.audience import TIERS, Audience, find_audience
-from benchmarks.load.clients import RequestFields, RestClient
+from benchmarks.load.clients import DoorClient, GrpcClient, RequestFields, RestClient
 from benchmarks.load.open_loop import RequestOutcome, percentile, run_load
-from infra.local.supervisor.processes import process_tree
-from infra.local.supervisor.stackfile import StackFile
-from services.contracts import recommend_pb2 as pb
-from services.contracts import recommend_pb2_grpc as api
 from services.settings.settings import Settings
 
 _K = 20
@@ -61,81 +56,51 @@ class Sightings:
             )
 
 
-class Fault:
-    """A part of the stack that is killed; its supervisor starts it again."""
-
-    def __init__(self, settings: Settings, part: str) -> None:
-        self._stack = StackFile(settings.state_dir)
-        self._part = part
-
-    def strike(self) -> None:
-        """Kill it."""
-        record = self._stack.read()
-        tree = process_tree(record.parts.get(self._part) if record else None)
-        if not tree:
-            sys.exit(f"error: no {self._part} runs")
-        os.kill(tree[0].pid, signal.SIGKILL)
-
-
 class _Askers:
     """The doors that are asked: REST and gRPC through the edge, and the standby."""
 
-    def __init__(self, rest: RestClient, standby: RestClient, rpc: Any, seen: Sightings) -> None:
-        self._rest = rest
-        self._standby = standby
-        self._rpc = rpc
+    def __init__(self, doors: Sequence[DoorClient], seen: Sightings) -> None:
         self._seen = seen
-        self.ask = {"rest": self._ask_rest, "grpc": self._ask_rpc, "standby": self._ask_standby}
+        self.ask = [partial(self._ask, door) for door in doors]
 
-    async def _ask_rest(self, ask: RequestFields) -> set[str] | None:
-        return await self._over_http(self._rest, ask)
-
-    async def _ask_standby(self, ask: RequestFields) -> set[str] | None:
-        return await self._over_http(self._standby, ask)
-
-    async def _over_http(self, door: RestClient, ask: RequestFields) -> set[str] | None:
+    async def _ask(self, door: DoorClient, ask: RequestFields) -> set[str] | None:
+        """Return the items of an answer, None for a refusal."""
         asked_s = time.perf_counter()
-        status, body = await door.call(b"POST", b"/v1/recommendations", json.dumps(ask).encode())
-        if status != 200:
+        outcome = await door.recommend(ask)
+        if not outcome.is_ok:
             self._seen.num_refused += 1
             return None
-        answer = json.loads(body)
-        return self._looked({item["item_id"] for item in answer["items"]}, answer["tier"], asked_s)
-
-    async def _ask_rpc(self, ask: RequestFields) -> set[str] | None:
-        asked_s = time.perf_counter()
-        try:
-            answer = await self._rpc.Recommend(pb.RecommendRequest(**ask))
-        except grpc.aio.AioRpcError:
-            self._seen.num_refused += 1
-            return None
-        return self._looked({item.item_id for item in answer.items}, answer.tier, asked_s)
-
-    def _looked(self, item_ids: set[str], tier: str, asked_s: float) -> set[str]:
-        self._seen.look(item_ids, tier, asked_s, time.perf_counter())
+        item_ids = set(outcome.item_ids)
+        self._seen.look(item_ids, outcome.tier, asked_s, time.perf_counter())
         return item_ids
 
 
 async def measure_hides(
-    settings: Settings, address: tuple[str, int], num_changes: int, rate_rps: float, fault: Fault | None = None
+    settings: Settings, address: tuple[str, int], num_changes: int, rate_rps: float, killed: str = ""
 ) -> dict[str, Any]:
-    """Hide so many items, one after another, and return the times until they were gone, and what was seen of them after a second."""
+    """Hide so many items, one after another, and return the times until they were gone, and what was seen of them after a second.
+
+    After a tenth of them the part `killed` is, which its supervisor starts again.
+    """
     seen, gone_ms = Sightings(), list[float]()
     standby_address = (settings.inner_host, settings.standby_http_port)
-    async with RestClient(*address) as rest, RestClient(*standby_address) as standby:
+    async with (
+        RestClient(*address) as rest,
+        GrpcClient(settings.grpc_address) as rpc,
+        RestClient(*standby_address) as standby,
+    ):
         audience = await find_audience(rest)
-        async with grpc.aio.insecure_channel(settings.grpc_address) as channel:
-            askers = _Askers(rest, standby, api.RecommenderStub(channel), seen)  # type: ignore[no-untyped-call]
-            background = asyncio.create_task(_background(askers, audience, rate_rps))
-            again: set[asyncio.Task[None]] = set()
-            try:
-                for number in range(num_changes):
-                    if fault is not None and number == num_changes // 10:
-                        fault.strike()
-                    gone_ms.append(1_000 * await _hide(rest, askers, audience, number, seen, again))
-            finally:
-                await asyncio.gather(*again)
-                background.cancel()
+        askers = _Askers((rest, rpc, standby), seen)
+        background = asyncio.create_task(_background(askers, audience, rate_rps))
+        again: set[asyncio.Task[None]] = set()
+        try:
+            for number in range(num_changes):
+                if number == num_changes // 10 and killed:
+                    StackProcesses(settings.state_dir).kill(killed)
+                gone_ms.append(1_000 * await _hide(rest, askers, audience, number, seen, again))
+        finally:
+            await asyncio.gather(*again)
+            background.cancel()
     found = {f"p{share}_ms": round(percentile(gone_ms, share / 100), 3) for share in (50, 99, 100)}
     about = {"num_changes": num_changes, **found, "num_shown_after_1s": seen.num_late}
     print(f"{num_changes} items hidden: gone after p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms; ", end="")
@@ -159,7 +124,7 @@ async def _hide(
     acknowledged_s = await _put(rest, item_id, {"available": False})
     hidden = _Hidden(acknowledged_s)
     seen.hidden.setdefault(item_id, []).append(hidden)
-    gone_s = max(await asyncio.gather(*(_gone_s(one, ask, item_id, acknowledged_s) for one in askers.ask.values())))
+    gone_s = max(await asyncio.gather(*(_gone_s(one, ask, item_id, acknowledged_s) for one in askers.ask)))
     task = asyncio.create_task(_show_again(rest, item_id, hidden))
     again.add(task)
     task.add_done_callback(again.discard)
@@ -169,9 +134,8 @@ async def _hide(
 async def _first_item(rest: RestClient, ask: RequestFields) -> str:
     deadline_s = time.perf_counter() + _GIVE_UP_S
     while time.perf_counter() < deadline_s:
-        status, body = await rest.call(b"POST", b"/v1/recommendations", json.dumps(ask).encode())
-        if status == 200 and (items := json.loads(body)["items"]):
-            return str(items[0]["item_id"])
+        if items := (await rest.recommend(ask)).item_ids:
+            return items[0]
         await asyncio.sleep(_PAUSE_S)
     sys.exit(f"error: no answer within {_GIVE_UP_S:g} s")
 
@@ -212,7 +176,7 @@ async def _show_again(rest: RestClient, item_id: str, hidden: _Hidden) -> None:
 
 async def _background(askers: _Askers, audience: Audience, rate_rps: float) -> None:
     """Ask both doors and the standby for users of every tier at a fixed rate, until cancelled."""
-    mixed, numbers, doors = audience.asks("mixed"), count(), list(askers.ask.values())
+    mixed, numbers, doors = audience.asks("mixed"), count(), askers.ask
     assert mixed is not None, "`popular` needs no known user"
 
     async def send(_number: int) -> RequestOutcome:

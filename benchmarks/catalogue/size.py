@@ -10,8 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,9 +18,8 @@ import numpy as np
 import psutil
 from kafka import KafkaAdminClient, KafkaProducer
 
+from benchmarks.scale import servers
 from benchmarks.scale.row import catalogue_of, print_fields
-from infra.local.servers.binaries import tansu_command
-from infra.local.supervisor.ports import free_window
 from models.catalogue import load_catalogue
 from services.contracts.items import ItemState
 from services.contracts.recommend import RecommendRequest, Tier
@@ -43,7 +40,8 @@ _HIDDEN_SHARE = 50
 
 def measure_size(num_items: int) -> dict[str, Any]:
     """Return what so many items cost a process."""
-    with tempfile.TemporaryDirectory() as folder, _broker(Path(folder)) as broker:
+    with tempfile.TemporaryDirectory() as folder, servers.broker(settings := servers.settings_in(Path(folder))):
+        broker = settings.kafka_bootstrap
         catalogue_of(1_000).save(Path(folder) / "catalogue.parquet")
         _state(num_items, broker, Path(folder) / "snapshot.parquet")
         command = [sys.executable, "-m", "benchmarks.catalogue.size", str(num_items), broker, folder]
@@ -53,23 +51,11 @@ def measure_size(num_items: int) -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def _broker(folder: Path) -> Iterator[str]:
-    port = free_window(1, seed=str(folder))
-    with (folder / "broker.log").open("wb") as log:
-        process = subprocess.Popen(tansu_command(port), stdout=log, stderr=log)
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
 def _state(num_items: int, broker: str, snapshot: Path) -> None:
     """Make the topic, write a snapshot that states every item, and change some in the topic."""
     items = LiveItems()
     items.apply((state.item_id, state) for state in map(_state_of, range(num_items)))
-    admin = _admin(broker)
+    admin = KafkaAdminClient(bootstrap_servers=broker)
     create_missing(admin, [_TOPIC])
     (found,) = admin.describe_topics([_TOPIC.name])
     admin.close()
@@ -80,17 +66,6 @@ def _state(num_items: int, broker: str, snapshot: Path) -> None:
         producer.send(_TOPIC.name, key=state.key, value=state.encode())
     producer.flush()
     producer.close()
-
-
-def _admin(broker: str) -> Any:
-    give_up_s = time.monotonic() + _START_S
-    while True:
-        try:
-            return KafkaAdminClient(bootstrap_servers=broker)
-        except Exception:
-            if time.monotonic() > give_up_s:
-                raise
-            time.sleep(0.1)
 
 
 def _state_of(number: int) -> ItemState:

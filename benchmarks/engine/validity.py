@@ -7,7 +7,6 @@ there are beams, with random histories, filters and seen items. The previous rou
 the next one starts, and both are stepped alternately, as in a reload.
 """
 
-import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.engine.curves import prompt_of, random_decoder, random_items
-from benchmarks.load.command import at_least_one, command_of, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
@@ -50,8 +49,7 @@ def main() -> None:
         for outcome_beams in judged(options.beams, count):
             progress.advance(bar, outcome_beams)
     shown = {
-        "command": command_of("engine validity"),
-        "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
+        **about_run("engine validity"),
         "seconds": round(time.perf_counter() - began, 1),
     } | count.as_dict()
     write_report(options.json, shown)

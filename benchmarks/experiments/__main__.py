@@ -42,33 +42,16 @@ def main() -> None:
         sys.exit("the join is not the truth")
 
 
-def _release(options: Namespace) -> dict[str, Any]:
-    return false_alarms(options.num, options.processes)
-
-
-def _worse(options: Namespace) -> dict[str, Any]:
-    return {"cases": detections(max(1, options.num // 20), options.processes)}
-
-
-def _reports(options: Namespace) -> dict[str, Any]:
-    half = max(1, options.num // 2)
-    return {"a_a": a_a(options.num), "intervals": always_covered(half), "mismatch": mismatches(options.num)}
-
-
-def _off_policy(options: Namespace) -> dict[str, Any]:
-    return {"logs": [coverage(kind, max(1, options.num // 2)) for kind in _LOGS]}
-
-
-def _join(options: Namespace) -> dict[str, Any]:
-    return joined(seed=options.num)
-
-
 _PARTS: Mapping[str, Callable[[Namespace], dict[str, Any]]] = {
-    "join": _join,
-    "off-policy": _off_policy,
-    "reports": _reports,
-    "release": _release,
-    "worse": _worse,
+    "join": lambda options: joined(seed=options.num),
+    "off-policy": lambda options: {"logs": [coverage(kind, max(1, options.num // 2)) for kind in _LOGS]},
+    "reports": lambda options: {
+        "a_a": a_a(options.num),
+        "intervals": always_covered(max(1, options.num // 2)),
+        "mismatch": mismatches(options.num),
+    },
+    "release": lambda options: false_alarms(options.num, options.processes),
+    "worse": lambda options: {"cases": detections(max(1, options.num // 20), options.processes)},
 }
 
 

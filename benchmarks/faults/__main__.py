@@ -1,6 +1,6 @@
 """The fault matrix: what callers see while one part after another fails, on a separate stack behind faulty connections.
 
-    python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--llm-replicas 1] [--state FOLDER] [--logs FOLDER]
+    python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--state FOLDER] [--logs FOLDER]
     python -m benchmarks.faults --nodes 3 --rate 20 ...     a cluster: head, and one gateway and one LLM replica on each other node
     python -m benchmarks.faults --compose PROJECT --key-file FILE --rate 20 ...     a compose stack that runs already
 
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.faults.batch_probe import BatchProbe
 from benchmarks.faults.compose import COMPOSE_FAULTS, compose_scene
@@ -28,18 +27,16 @@ from benchmarks.faults.event_probe import EventProbe
 from benchmarks.faults.kinds import FAULTS, NODE_FAULTS, Fault
 from benchmarks.faults.nodes.layout import Layout
 from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layout_of
+from benchmarks.faults.page import matrix
 from benchmarks.faults.rows import DEADLINE_MS, NODE_PHASES, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
 from benchmarks.load.audience import RequestMix
-from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, run_named, write_report
+from benchmarks.load.command import about_run, above_zero, report_parser, run_named, write_report
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
-from benchmarks.load.table import table_of
 from services.errors import EnvironmentFault, TailraceError
 from services.settings.settings import load_settings
 
 _FEWEST_NODES = 3
-_SHARES = {"answered\n%": "availability", "at\nonce %": "answered_at_once", "in\ntime %": "deadline_met"}
-"""The heads of a table's columns, and what they show."""
 
 
 async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, fault: Fault) -> dict[str, Any]:
@@ -108,64 +105,50 @@ class _Matrix:
 
     def report(self) -> dict[str, Any]:
         """Show the matrix, and return what every results file has."""
-        self._console.print(matrix_of(self.rows))
+        print(matrix(self.rows))
+        for what in ("lost", "doubled"):
+            print(f"{what}: {sum(row[sent][what] for row in self.rows for sent in ('events', 'batches'))}")
         about = {"rate_rps": self._options.rate, "deadline_ms": DEADLINE_MS, "phases": asdict(self._phases)}
         return about_run("faults") | about | {"rows": self.rows}
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run the rows of one machine: connection faults on a stack behind proxies, the others on one without."""
-    matrix, given = _Matrix(options, FAULTS, PHASES), {"llm_replicas": options.llm_replicas}
+    run = _Matrix(options, FAULTS, PHASES)
     for is_wired in (False, True):
-        names = [name for name in FAULTS if name in matrix.names and FAULTS[name].is_wired is is_wired]
+        names = [name for name in FAULTS if name in run.names and FAULTS[name].is_wired is is_wired]
         if names:
-            matrix.note(f"starting a separate stack{', behind proxies' if is_wired else ''} ...")
+            run.note(f"starting a separate stack{', behind proxies' if is_wired else ''} ...")
             logs = options.logs and options.logs / ("wired" if is_wired else "direct")
-            async with scene_from(options.state.absolute(), logs, is_wired=is_wired, **given) as scene:
-                await matrix.run(scene, names)
-    return matrix.report() | given
+            async with scene_from(options.state.absolute(), logs, is_wired=is_wired) as scene:
+                await run.run(scene, names)
+    return run.report()
 
 
 async def measure_nodes(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:
     """Run the rows of a cluster."""
-    matrix = _Matrix(options, NODE_FAULTS, NODE_PHASES)
-    matrix.note(f"starting a cluster of {layout.num_nodes} nodes ...")
+    run = _Matrix(options, NODE_FAULTS, NODE_PHASES)
+    run.note(f"starting a cluster of {layout.num_nodes} nodes ...")
     ended_early, answered = None, {}
     try:
         async with cluster_scene(layout, options.state.absolute(), options.logs) as scene:
-            await matrix.run(scene, matrix.names)
+            await run.run(scene, run.names)
             if isinstance(scene.processes, ClusterProcesses):
                 answered = scene.processes.answered_by_node()
     except EnvironmentFault as error:
-        if not matrix.rows:
+        if not run.rows:
             raise
         ended_early = str(error)
     found = {"num_nodes": layout.num_nodes, "answered_by_node": answered, "ended_early": ended_early}
-    return matrix.report() | found
+    return run.report() | found
 
 
 async def measure_compose(options: argparse.Namespace) -> dict[str, Any]:
     """Run the rows of a compose stack."""
-    matrix = _Matrix(options, COMPOSE_FAULTS, NODE_PHASES)
+    run = _Matrix(options, COMPOSE_FAULTS, NODE_PHASES)
     async with compose_scene(options.compose, options.key_file.read_text().strip()) as scene:
-        await matrix.run(scene, matrix.names)
-    return matrix.report()
-
-
-def matrix_of(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return the matrix as a table that fits a terminal of 80 columns."""
-    shown = [
-        {
-            "fault": row["fault"],
-            **{words: f"{100 * row[share]:.2f}" for words, share in _SHARES.items()},
-            "p99\nms": f"{row['p99_ms']:.1f}",
-            "goodput": f"{row['goodput']:.3f}",
-            "recovery\ns": _recovery(row),
-            **{what: row["events"][what] + row["batches"][what] for what in ("lost", "doubled")},
-        }
-        for row in rows
-    ]
-    return table_of(shown, list(shown[0]) if shown else [])
+        await run.run(scene, run.names)
+    return run.report()
 
 
 def _recovery(row: dict[str, Any]) -> str:
@@ -197,7 +180,6 @@ def _options() -> argparse.Namespace:
     known = list({**FAULTS, **NODE_FAULTS, **COMPOSE_FAULTS})
     parser.add_argument("--fault", nargs="+", action="extend", choices=known, help="only these")
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
-    parser.add_argument("--llm-replicas", type=at_least_one, default=1, help="LLM replicas of a single stack")
     stack = parser.add_mutually_exclusive_group()
     stack.add_argument("--nodes", type=int, metavar="N", help="a cluster of N nodes, 3 or more, in network namespaces")
     stack.add_argument("--compose", metavar="PROJECT", help="a compose project that runs; its containers are killed")

@@ -9,7 +9,6 @@ this. It never touches the given state or a stack that runs from it.
 """
 
 import asyncio
-import json
 import shutil
 import signal
 import subprocess
@@ -104,9 +103,8 @@ class Scene:
 
     async def _answers_by_llm(self) -> bool:
         asks = self.audience.asks("llm")
-        body = json.dumps({**(asks(0) if asks else {"user_id": "nobody"}), "deadline_ms": 2_000}).encode()
-        status, answer = await self.rest.call(b"POST", b"/v1/recommendations", body)
-        return status == 200 and json.loads(answer)["tier"] in {"llm", "popular"}
+        ask = {**(asks(0) if asks else {"user_id": "nobody"}), "deadline_ms": 2_000}
+        return (await self.rest.recommend(ask)).tier in {"llm", "popular"}
 
 
 @asynccontextmanager

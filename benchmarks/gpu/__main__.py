@@ -68,7 +68,7 @@ def steps(out: Path, *, tiny: bool) -> Iterator[Step]:
     """Yield the steps, those without which the others mean nothing first. Their limits add up to 25 minutes."""
     device = "cpu" if tiny else "cuda"
     small = ("--tiny",) if tiny else ()
-    yield Step("machine", _module("benchmarks.gpu.machine", device), 60)
+    yield Step("machine", _module("torch.utils.collect_env"), 60)
     yield Step("oracle", _module("tests.support.engine.attention_oracle", device, "100" if tiny else "1"), 300)
     if not tiny:
         yield from _tests()

@@ -20,7 +20,8 @@ from torch import nn
 
 from benchmarks.engine.shapes import SHAPES, random_decoder
 from benchmarks.load.command import write_report
-from models.catalogue import BOS_TOKEN, NUM_SPECIAL_TOKENS, Catalogue
+from benchmarks.scale.row import catalogue_of
+from models.catalogue import BOS_TOKEN, NUM_SPECIAL_TOKENS
 from models.decoder.decoder import Decoder
 from pipelines.planner.devices import Gpus, device_of_driver
 from pipelines.planner.layouts import plan_training
@@ -101,9 +102,7 @@ def _trained(sizes: Sizes, device: torch.device, recompute: str) -> tuple[Fitted
     """Fit a decoder with fresh weights for these steps, in bf16 under fp32 weights."""
     decoder = random_decoder(sizes.shape, torch.float32, device)
     num_items = decoder.config.vocab_size - NUM_SPECIAL_TOKENS
-    codes = np.arange(num_items, dtype=np.int32)[:, None]
-    names = tuple(map(str, range(num_items)))
-    catalogue = Catalogue(names, names, ((),) * num_items, codes, (num_items,), np.ones(num_items))
+    catalogue = catalogue_of(num_items)
     draw = np.random.default_rng(0)
     windows = [draw.integers(0, num_items, sizes.length) for _ in range(sizes.rows * sizes.steps)]
     group = Group(Method(is_bf16=True, recompute=recompute))

@@ -7,7 +7,6 @@ popular       unknown users
 mixed         the four in turn
 """
 
-import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -56,15 +55,13 @@ async def find_audience(rest: RestClient, user_ids: Iterable[str] = _FIRST_USERS
     """Request once for each of these users, with a long deadline, and group them by the tier that answered."""
     listed, known, items = [], [], dict[str, None]()
     for user_id in user_ids:
-        ask = {"user_id": user_id, "k": K, "deadline_ms": _PATIENT_MS}
-        status, body = await rest.call(b"POST", b"/v1/recommendations", json.dumps(ask).encode())
-        if status != 200:
+        answer = await rest.recommend({"user_id": user_id, "k": K, "deadline_ms": _PATIENT_MS})
+        if not answer.is_ok:
             continue
-        answer = json.loads(body)
-        items.update(dict.fromkeys(item["item_id"] for item in answer["items"]))
-        if answer["reason"] != "unknown_user":
+        items.update(dict.fromkeys(answer.item_ids))
+        if answer.reason != "unknown_user":
             known.append(user_id)
-        if answer["tier"] == "precomputed":
+        if answer.tier == "precomputed":
             listed.append(user_id)
     return Audience(tuple(listed), tuple(known), tuple(items))
 

@@ -70,7 +70,9 @@ class RestClient:
         if status != 200:
             return RequestOutcome(is_ok=False, tier="none", reason=f"http_{status}")
         answer = json.loads(body)
-        return RequestOutcome(is_ok=True, tier=answer["tier"], reason=answer["reason"])
+        item_ids = tuple([item["item_id"] for item in answer["items"]])
+        about = item_ids, answer["bundle_version"], answer["request_id"]
+        return RequestOutcome(True, answer["tier"], answer["reason"], 1, *about)
 
     async def nothing(self) -> RequestOutcome:
         """Call GET /healthz."""
@@ -134,7 +136,7 @@ class GrpcClient:
     def __init__(self, address: str, key: str = "") -> None:
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self._channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
-        self._recommender = recommend_pb2_grpc.RecommenderStub(self._channel)  # type: ignore[no-untyped-call]
+        self.stub: Any = recommend_pb2_grpc.RecommenderStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -146,10 +148,11 @@ class GrpcClient:
     async def recommend(self, ask: RequestFields) -> RequestOutcome:
         """Call Recommend."""
         try:
-            answer = await self._recommender.Recommend(recommend_pb2.RecommendRequest(**ask), metadata=self._metadata)
+            answer = await self.stub.Recommend(recommend_pb2.RecommendRequest(**ask), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             return RequestOutcome(is_ok=False, tier="none", reason=f"{error.code().name.lower()}: {error.details()}")
-        return RequestOutcome(is_ok=True, tier=answer.tier, reason=answer.reason)
+        about = tuple([item.item_id for item in answer.items]), answer.bundle_version, answer.request_id
+        return RequestOutcome(True, answer.tier, answer.reason, 1, *about)
 
     async def nothing(self) -> RequestOutcome:
         """Call the gRPC health check."""

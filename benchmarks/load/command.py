@@ -78,6 +78,14 @@ def about_run(name: str) -> dict[str, Any]:
     }
 
 
+def newest_tokens(state_dir: Path) -> Path:
+    """Return the newest output of the stage `tokenize`, which has training and test cases. Exits with the fix where there is none."""
+    stages = state_dir / "pipeline" / "tokenize"
+    if not (found := list(stages.glob("*/"))):
+        sys.exit(f"error: {stages} is empty, so there are no cases; run `tailrace pipeline` there")
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
 def rows_on_file(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a results file, none where there is no file."""
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []

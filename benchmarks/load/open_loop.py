@@ -19,12 +19,18 @@ GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """One request's end: whether it was answered, by which tier and reason (or with which error), and how often it was sent."""
+    """One request's end: whether it was answered, by which tier and reason (or with which error), and how often it was sent.
+
+    The minimal callers name what was answered too.
+    """
 
     is_ok: bool
     tier: str
     reason: str
     num_attempts: int = 1
+    item_ids: tuple[str, ...] = ()
+    bundle_version: str = ""
+    request_id: str = ""
 
 
 Send = Callable[[int], Awaitable[RequestOutcome]]

@@ -1,9 +1,14 @@
-"""Rows of results as a table on the terminal."""
+"""Rows of results on the terminal: each as a line when it is there, or all as a table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+
+
+def show(row: Mapping[str, Any], *names: str) -> None:
+    """Print these fields of a row as one line."""
+    print("  ".join(f"{name} {row[name]}" for name in names), flush=True)
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Table:

@@ -33,7 +33,7 @@ from models.decoder.weights import load_decoder
 from models.student import StudentModel, read_student
 from pipelines.codes.embedding import ItemEncoder, fit_encoder, save_texts, texts_of
 from pipelines.codes.options import CodesOptions
-from pipelines.data.examples import SPLIT, Cases, Split, SplitKind, read_cases, sample_cases
+from pipelines.data.examples import DISLIKES, SPLIT, Cases, Split, SplitKind, read_cases, sample_cases
 from pipelines.publication.add_items import with_items, with_text_rows
 from pipelines.scoring.dense import DecoderScorer
 from pipelines.scoring.metrics import Scorer, gains, interval, rank_labels
@@ -140,6 +140,7 @@ def save_tokenized(data: Data, options: CodesOptions, out: Path) -> ItemEncoder:
             "target": pl.Series([row[2] for row in rows], dtype=pl.Int32),
             "idle_s": pl.Series([None] * len(rows), dtype=pl.Float64),
             **{name: pl.Series([None] * len(rows), dtype=pl.List(pl.Float32)) for name in ("weights", "counts")},
+            "dislikes": pl.Series([None] * len(rows), dtype=DISLIKES),
         }
     ).write_parquet(out / "examples.parquet")
     (out / SPLIT).write_text(json.dumps({"kind": SplitKind.LEAVE_ONE_OUT, "repeats": False}))

@@ -86,12 +86,17 @@ def without_newest(tokenized: Path, share: float, out: Path) -> None:
     rng, rows = np.random.default_rng(0), []
     examples = pl.read_parquet(tokenized / "examples.parquet")
     for row in examples.filter(pl.col("split") == Split.TRAIN).iter_rows(named=True):
-        items, weights, counts = row["history"], row["weights"], row["counts"]
+        items, weights, counts, dislikes = (row[name] for name in ("history", "weights", "counts", "dislikes"))
         kept = int(len(items) * (1 - share) + rng.random())
         if kept:
             rows.append(
                 row
-                | {"history": items[:kept], "weights": weights and weights[:kept], "counts": counts and counts[:kept]}
+                | {
+                    "history": items[:kept],
+                    "weights": weights and weights[:kept],
+                    "counts": counts and counts[:kept],
+                    "dislikes": dislikes and [one for one in dislikes if one["place"] < kept],
+                }
             )
         if 2 <= kept < len(items) and (weights is None or weights[kept]):
             rows.append(
@@ -102,6 +107,7 @@ def without_newest(tokenized: Path, share: float, out: Path) -> None:
                     "target": items[kept],
                     "weights": None,
                     "counts": None,
+                    "dislikes": None,
                 }
             )
     pl.DataFrame(rows, schema=examples.schema).write_parquet(out / "examples.parquet")

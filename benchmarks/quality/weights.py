@@ -1,9 +1,9 @@
 """Weights of event types: what ratings as weights are worth on the labels that users rated high.
 
-    python -m benchmarks.quality weights --json OUT [--state FOLDER] [--seeds 1] [--epochs N] [--alone]
+    python -m benchmarks.quality weights --json OUT [--state FOLDER] [--seeds 1] [--epochs N]
 
 Data: ml-100k, each rating an event type of its own. Decoder and student are trained twice with the recipe that the pipeline takes: `even`, where every type has the weight 1, and `rated`, where each
-type's weight is its rating, 1 to 5. With `--alone` students alone are trained, without a decoder. Both rank the same test labels; NDCG@10 as served, each user's the mean over the seeds: over the labels rated 4 and 5, and over all.
+type's weight is its rating, 1 to 5. Both rank the same test labels; NDCG@10 as served, each user's the mean over the seeds: over the labels rated 4 and 5, and over all.
 `difference` is rated less even, with the 95 % bootstrap interval over users, paired.
 """
 
@@ -23,21 +23,17 @@ from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.trained_pair import fit_pair
 from benchmarks.quality.warm_start import judge
 from infra.local.servers.store import feature_store
-from models.student import read_student
-from pipelines.data.examples import Split, read_cases, read_split
+from pipelines.data.examples import Split, read_cases
 from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
-from pipelines.scoring.metrics import gains, interval, rank_labels
-from pipelines.scoring.student import StudentScorer
-from pipelines.training.fit.checkpoints import Checkpoints
-from pipelines.training.recipes import Recipe, choose, data_size, read_recipes
-from pipelines.training.train_student import Inputs, fit_and_save, without_targets
+from pipelines.scoring.metrics import interval
+from pipelines.training.recipes import choose, data_size, read_recipes
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, parse_event_roles
 from services.errors import TailraceError
 from services.settings.settings import Settings, load_settings
 
 _RATINGS = range(1, 6)
-_HIGH = 4.0
+HIGH = 4.0
 
 
 def main() -> None:
@@ -49,9 +45,9 @@ def main() -> None:
     rated = parse_event_roles("".join(f"[types.rating-{rating}]\nweight = {rating}\n" for rating in _RATINGS))
     try:
         with feature_store(settings, console.print):
-            tables = _tables(settings, console)
+            tables = rating_tables(settings, console)
             tokens = {
-                name: _tokenized(settings, tables, roles, console)
+                name: tokenized_by(settings, tables, roles, console)
                 for name, roles in (("even", DEFAULT_ROLES), ("rated", rated))
             }
         gained = {
@@ -68,7 +64,7 @@ def compare(even: dict[str, np.ndarray], rated: dict[str, np.ndarray], ratings: 
     """Return a row for each model and group of labels. All arrays are aligned by test case."""
     rows = []
     for model in even:
-        for labels, chosen in (("rated 4 and 5", ratings >= _HIGH), ("all", ratings > 0)):
+        for labels, chosen in (("rated 4 and 5", ratings >= HIGH), ("all", ratings > 0)):
             before, after = even[model][chosen], rated[model][chosen]
             row = {"model": model, "labels": labels, "num_users": int(chosen.sum())}
             means = {"even": float(before.mean()), "rated": float(after.mean())}
@@ -80,7 +76,7 @@ def compare(even: dict[str, np.ndarray], rated: dict[str, np.ndarray], ratings: 
     return rows
 
 
-def _tables(settings: Settings, console: Console) -> tuple[Path, Path]:
+def rating_tables(settings: Settings, console: Console) -> tuple[Path, Path]:
     """Write events and items as tables, in which each rating is a type."""
     report = run_pipeline(PipelineOptions(with_live_log=False, until="ingest"), Places.from_settings(settings), console)
     ingested, folder = report.stages[-1].path, settings.state_dir / "weights"
@@ -92,7 +88,8 @@ def _tables(settings: Settings, console: Console) -> tuple[Path, Path]:
     return folder / "ratings.parquet", folder / "items.parquet"
 
 
-def _tokenized(settings: Settings, tables: tuple[Path, Path], roles: EventRoles, console: Console) -> Path:
+def tokenized_by(settings: Settings, tables: tuple[Path, Path], roles: EventRoles, console: Console) -> Path:
+    """Run the pipeline on these tables, with these roles of events, until its examples are made, and return their folder."""
     events, items = tables
     options = PipelineOptions(events=events, items=items, with_live_log=False, until="tokenize")
     places = replace(Places.from_settings(settings), event_roles=roles)
@@ -106,25 +103,11 @@ def _gained(tokenized: Path, state: Path, options: argparse.Namespace, console: 
         recipes = read_recipes(epochs=options.epochs, student_epochs=options.epochs, seed=seed)
         recipe = choose(recipes, data_size(tokenized))
         folder = state / f"{tokenized.name}-{seed}"
-        if options.alone:
-            found.setdefault("student", []).append(_gained_alone(tokenized, recipe, folder))
-            continue
         fit_pair(tokenized, recipe, folder, console)
         for (model, split), gained in judge(tokenized, recipe, folder).ndcg.items():
             if split == "test":
                 found.setdefault(model, []).append(gained)
     return {model: np.mean(gained, axis=0) for model, gained in found.items()}
-
-
-def _gained_alone(tokenized: Path, recipe: Recipe, folder: Path) -> np.ndarray:
-    path = folder / "alone.safetensors"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        saved = Checkpoints(folder / "saved" / "alone", "distill", 60.0)
-        inputs, options = Inputs(tokenized, 1, torch.device("cpu")), without_targets(recipe.distill)
-        fit_and_save(inputs, None, options, path, saved)
-    ranks = rank_labels(StudentScorer(read_student(path)), read_cases(tokenized, Split.TEST))
-    return gains(ranks.as_served(repeats=bool(read_split(tokenized)["repeats"])), 10)
 
 
 def _label_ratings(tokenized: Path, events: Path) -> np.ndarray:
@@ -140,6 +123,5 @@ def _options() -> argparse.Namespace:
     folder = "folder of stage outputs, store and models (default: quality in the state folder)"
     parser.add_argument("--state", type=Path, metavar="FOLDER", help=folder)
     parser.add_argument("--seeds", type=at_least_one, default=1, help="number of seeds, from 0")
-    parser.add_argument("--alone", action="store_true", help="students without a decoder")
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
     return parser.parse_args()

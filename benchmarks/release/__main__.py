@@ -15,15 +15,13 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import grpc
-
-from benchmarks.load.clients import RestClient
+from benchmarks.load.clients import GrpcClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.own_stack import stack_for
 from benchmarks.release.candidates import make_candidates
 from benchmarks.release.cases import CASES, run_case, run_moves
 from benchmarks.release.equal import false_alarms
-from benchmarks.release.load import Audience, stub
+from benchmarks.release.load import Audience
 from benchmarks.release.promoters import race
 from benchmarks.release.same_version import measure
 from infra.local.supervisor.ports import of_running_stack
@@ -63,9 +61,9 @@ async def _on_stack(
     items = list(store.live().item_ids())
     async with (
         RestClient(settings.http_host, settings.http_port) as rest,
-        grpc.aio.insecure_channel(settings.grpc_address) as channel,
+        GrpcClient(settings.grpc_address) as rpc,
     ):
-        audience = Audience(rest, stub(channel), [str(number) for number in range(1, _NUM_USERS + 1)], items)
+        audience = Audience(rest, rpc, [str(number) for number in range(1, _NUM_USERS + 1)], items)
         await audience.run(rate, 5.0)
         for case in CASES:
             if only in ("", case.name):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.load.table import show
 from benchmarks.release.load import REFUSED, Audience
 from models.canary import Stage
 from models.registry import BundleStore
@@ -57,9 +58,7 @@ async def run_case(
         "reason": withdrawn.reason if withdrawn is not None else "",
         **row,
     }
-    print(
-        {key: report[key] for key in ("name", "rolled_back_after_s", "live_after_s", "num_lost", "reason")}, flush=True
-    )
+    show(report, "name", "rolled_back_after_s", "live_after_s", "num_lost", "reason")
     if record.canary is not None:
         store.end_canary(version, by="benchmark", note="no verdict in time")
     return report
@@ -91,7 +90,7 @@ async def run_moves(
     if (canary := store.record().canary) is not None:
         store.end_canary(canary.version, by="benchmark", note="measured")
     report = {"name": "promotion, rollback, store outage", "rolled_back_after_s": None, **row}
-    print({key: report[key] for key in ("name", "num_lost", "num_requests")}, flush=True)
+    show(report, "name", "num_lost", "num_requests")
     return report
 
 
@@ -118,15 +117,13 @@ def _ended(store: BundleStore) -> bool:
 
 async def _under_load(audience: Audience, rate: float, is_over: Callable[[], bool], what: str) -> dict[str, Any]:
     """Keep the load up, in slices of some seconds, until it is over and one slice more."""
-    audience.versions, audience.lost = Counter(), Counter()
+    audience.lost = Counter()
     started_s, over_s = time.monotonic(), None
-    latencies: list[float] = []
     reasons: Counter[str] = Counter()
     num_requests = 0
     while over_s is None or time.monotonic() - over_s < _SLICE_S:
         load = await audience.run(rate, _SLICE_S)
         num_requests += len(load.shots)
-        latencies += [shot.latency_ms for shot in load.shots]
         reasons.update(shot.outcome.reason for shot in load.shots)
         if over_s is None and (is_over() or time.monotonic() - started_s > _GIVE_UP_S):
             over_s = time.monotonic()
@@ -139,7 +136,5 @@ async def _under_load(audience: Audience, rate: float, is_over: Callable[[], boo
         "num_lost": num_lost,
         "lost": dict(audience.lost),
         "num_refused": reasons[REFUSED],
-        "by_version": dict(audience.versions),
         "reasons": dict(reasons),
-        "p50_ms": round(sorted(latencies)[len(latencies) // 2], 2),
     }

@@ -9,8 +9,7 @@ from typing import Any
 import grpc
 
 from benchmarks.faults.processes import StackProcesses
-from benchmarks.load.clients import RestClient
-from benchmarks.release.load import stub
+from benchmarks.load.clients import GrpcClient, RestClient
 from infra.local.commands.status import inspect_stack
 from models.canary import Canary, Stage
 from models.registry import BundleStore
@@ -39,10 +38,10 @@ async def measure(settings: Settings, store: BundleStore, version: str, num_user
     changes: dict[str, int] = {}
     async with (
         RestClient(settings.http_host, settings.http_port) as rest,
-        grpc.aio.insecure_channel(settings.grpc_address) as channel,
+        GrpcClient(settings.grpc_address) as rpc,
     ):
         changes["rest"] = _num_changed(right, await _ask_all(users, _over_rest(rest)))
-        changes["grpc"] = _num_changed(right, await _ask_all(users, _over_grpc(stub(channel))))
+        changes["grpc"] = _num_changed(right, await _ask_all(users, _over_grpc(rpc.stub)))
     async with RestClient(settings.inner_host, settings.standby_http_port) as standby:
         changes["standby"] = _num_changed(right, await _ask_all(users, _over_rest(standby)))
     StackProcesses(settings.state_dir).kill("serve")

@@ -8,7 +8,7 @@ import asyncio
 import sys
 import time
 
-from benchmarks.capacity.footprint import cpu_seconds, find_groups, memory_mb
+from benchmarks.capacity.footprint import find_groups, memory_mb, used_by
 from benchmarks.load.audience import RequestMix, find_audience
 from benchmarks.load.clients import RestClient
 from benchmarks.load.open_loop import percentile, run_load
@@ -35,12 +35,11 @@ async def _measure(settings: Settings) -> dict[str, float]:
         mix = RequestMix(await find_audience(rest), _NUM_REQUESTS)
         await run_load(lambda number: rest.recommend(mix.ask(number)), _RATE_RPS, _NUM_WARM)
         groups = find_groups(settings.state_dir.absolute())
-        before_s = cpu_seconds(groups)["gateway"]
-        load = await run_load(lambda number: rest.recommend(mix.ask(number)), _RATE_RPS, _NUM_REQUESTS)
-        used_s = cpu_seconds(groups)["gateway"] - before_s
+        with used_by(groups) as usage:
+            load = await run_load(lambda number: rest.recommend(mix.ask(number)), _RATE_RPS, _NUM_REQUESTS)
     return {
         "p99_ms": percentile([shot.latency_ms for shot in load.shots], 0.99),
-        "loop_ms": 1_000 * used_s / _NUM_REQUESTS,
+        "loop_ms": 1_000 * usage.cpu_s["gateway"] / _NUM_REQUESTS,
         "rss_mb": memory_mb(groups)["gateway"],
     }
 

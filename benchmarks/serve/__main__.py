@@ -17,6 +17,7 @@ from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, run_named, write_report
 from benchmarks.load.open_loop import RequestOutcome, Send, run_load, summary
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.table import show
 from services.settings.settings import Settings, load_settings
 
 NOOP = "noop"
@@ -77,11 +78,7 @@ async def _case(send: Send, door: str, tier: str, deadline_ms: int, options: arg
         await send(number)
     load = await run_load(send, options.rate, max(1, round(options.rate * options.seconds)))
     case: dict[str, Any] = {"door": door, "tier": tier, **summary(load, options.rate, deadline_ms)}
-    print(
-        f"{door:5} {tier:12} deadline {deadline_ms:4} ms  p50 {case['p50_ms']:8.2f}  p95 {case['p95_ms']:8.2f}"
-        f"  p99 {case['p99_ms']:8.2f} ms  met {100 * case['deadline_met']:6.2f} %"
-        f"  cpu {case['generator_cpu_share']:.2f}  {case['tiers']}"
-    )
+    show(case, "door", "tier", "deadline_ms", "p50_ms", "p99_ms", "deadline_met", "generator_cpu_share", "tiers")
     return case
 
 

@@ -1,6 +1,6 @@
 """Lists: similar items beside popular ones and a call that does nothing, and what an answer costs alone, in a batch and in `tailrace recommend`.
 
-    python -m benchmarks.serve lists --json OUT [--rounds 400] [--users 900] [--batch 50] [--up] [--url ...]
+    python -m benchmarks.serve lists --json OUT [--rounds 400] [--users 900] [--up] [--url ...]
 
 Uses the running stack of this environment's settings; `--up` starts one and stops it afterwards. `latency`: one call after another over one connection, the kinds in turn, so that a slow moment hits all
 alike. `cost`: answers by the language model or, where a user has one, the stored list, which costs less, by processor seconds of all of the stack's processes less what these use idle; of `tailrace recommend` by those of its process, without the start of Python and engine.
@@ -13,13 +13,14 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.capacity.footprint import Groups, cpu_seconds, find_groups
+from benchmarks.capacity.footprint import Groups, Usage, find_groups, used_by
 from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
@@ -32,7 +33,7 @@ from services.settings.settings import Settings, load_settings
 from services.stream.rebuild import base_table
 
 _IDLE_S = 5.0
-_AT_ONCE = 4
+_AT_ONCE, _BATCH = 4, 50
 _DEADLINE_MS = 5_000
 _STRANGER = "nobody-of-benchmarks"
 Call = Callable[[], Awaitable[tuple[int, bytes]]]
@@ -59,10 +60,11 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
         latency = await _latencies(rest, item_id, options.rounds)
         groups = find_groups(settings.state_dir)
         users = [str(number) for number in range(1, options.users + 1)]
-        idle_per_s = await _idle(groups)
-        single = await _cost(groups, idle_per_s, "single", [_single(rest, user) for user in users], 1)
-        batches = [users[first : first + options.batch] for first in range(0, len(users), options.batch)]
-        batch = await _cost(groups, idle_per_s, "batch", [_batch(rest, one) for one in batches], options.batch)
+        with used_by(groups) as idle:
+            await asyncio.sleep(_IDLE_S)
+        single = await _cost(groups, idle, "single", [_single(rest, user) for user in users], _AT_ONCE)
+        batches = [users[first : first + _BATCH] for first in range(0, len(users), _BATCH)]
+        batch = await _cost(groups, idle, "batch", [_batch(rest, one) for one in batches], 1)
     return {"latency": latency, "cost": [single, batch]}
 
 
@@ -92,46 +94,27 @@ async def _latencies(rest: RestClient, item_id: str, rounds: int) -> list[dict[s
     return [row | {"p50_over_popular_tier": round(row["p50_ms"] / popular, 2)} for row in rows]
 
 
-async def _idle(groups: Groups) -> float:
-    before_s = sum(cpu_seconds(groups).values())
-    await asyncio.sleep(_IDLE_S)
-    return (sum(cpu_seconds(groups).values()) - before_s) / _IDLE_S
-
-
-async def _cost(groups: Groups, idle_per_s: float, kind: str, calls: Sequence[Call], each: int) -> dict[str, Any]:
-    """Make the calls, some at once, and return what they cost."""
-    before_s, began_s, waiting = sum(cpu_seconds(groups).values()), time.monotonic(), list(calls)
-    tiers: dict[str, int] = {}
+async def _cost(groups: Groups, idle: Usage, kind: str, calls: Sequence[Call], at_once: int) -> dict[str, Any]:
+    """Make the calls, so many at once, and return what they cost."""
+    waiting, tiers = list(calls), Counter[str]()
 
     async def work() -> None:
         while waiting:
             _, body = await waiting.pop()()
             answers = json.loads(body)
-            for one in answers.get("answers", [answers]):
-                tier = one.get("tier", "error")
-                tiers[tier] = tiers.get(tier, 0) + 1
+            tiers.update(one.get("tier", "error") for one in answers.get("answers", [answers]))
 
-    await asyncio.gather(*(work() for _ in range(_AT_ONCE if each == 1 else 1)))
-    wall_s = time.monotonic() - began_s
-    cpu_s = sum(cpu_seconds(groups).values()) - before_s - idle_per_s * wall_s
-    num = sum(tiers.values())
-    return {
-        "kind": kind,
-        "answers": num,
-        "tiers": tiers,
-        "cpu_s": round(cpu_s, 2),
-        "answers_per_core_s": _rate(num, tiers, cpu_s),
-    }
+    with used_by(groups) as usage:
+        await asyncio.gather(*(work() for _ in range(at_once)))
+    return _row(kind, tiers, sum(usage.less(idle).values()))
 
 
 def _cost_of_command(settings: Settings, num_users: int) -> dict[str, Any]:
     """Write lists as `tailrace recommend` does, in this process, and return what they cost."""
     ranker = ranker_of(BundleStore.of(settings).live())
-    available, read = (
-        np.ones(len(ranker.catalogue.item_ids), dtype=bool),
-        table_reader(base_table(settings.offline_log_dir)),
-    )
-    cpu_s, tiers = 0.0, list[str]()
+    available = np.ones(len(ranker.catalogue.item_ids), dtype=bool)
+    read = table_reader(base_table(settings.offline_log_dir))
+    cpu_s, tiers = 0.0, Counter[str]()
     with tempfile.TemporaryDirectory() as scratch:
         for num in (1, num_users):  # the first time the engine's library is loaded
             users, out = Path(scratch) / f"{num}.txt", Path(scratch) / f"{num}.jsonl"
@@ -139,22 +122,22 @@ def _cost_of_command(settings: Settings, num_users: int) -> dict[str, Any]:
             before_s = time.process_time()
             write_lists(ranker, available, users, read, ListOptions(), out, silent)
             cpu_s = time.process_time() - before_s
-            tiers = [json.loads(line)["tier"] for line in out.read_text().splitlines()]
-    counted = {tier: tiers.count(tier) for tier in sorted(set(tiers))}
+            tiers = Counter(json.loads(line)["tier"] for line in out.read_text().splitlines())
+    return _row("command", tiers, cpu_s)
+
+
+def _row(kind: str, tiers: Counter[str], cpu_s: float) -> dict[str, Any]:
+    """Return a row; without a rate where a busy machine left more than a tenth of the answers to cheaper tiers."""
+    num = tiers.total()
+    is_usual = tiers["llm"] + tiers["precomputed"] >= 0.9 * num and cpu_s > 0
+    rate = round(num / cpu_s, 1) if is_usual else None
     return {
-        "kind": "command",
-        "answers": num_users,
-        "tiers": counted,
+        "kind": kind,
+        "answers": num,
+        "tiers": dict(sorted(tiers.items())),
         "cpu_s": round(cpu_s, 2),
-        "answers_per_core_s": _rate(num_users, counted, cpu_s),
+        "answers_per_core_s": rate,
     }
-
-
-def _rate(num: int, tiers: dict[str, int], cpu_s: float) -> float | None:
-    """Return answers a processor second; None where a busy machine left more than a tenth of them to cheaper tiers."""
-    return (
-        round(num / cpu_s, 1) if tiers.get("llm", 0) + tiers.get("precomputed", 0) >= 0.9 * num and cpu_s > 0 else None
-    )
 
 
 def _single(rest: RestClient, user_id: str) -> Call:
@@ -175,6 +158,5 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser = report_parser(__doc__)
     parser.add_argument("--rounds", type=at_least_one, default=400, help="calls of each kind")
     parser.add_argument("--users", type=at_least_one, default=900, help="users 1, 2, ... of the data")
-    parser.add_argument("--batch", type=at_least_one, default=50, help="users a call")
     add_stack_options(parser, settings)
     return parser.parse_args()

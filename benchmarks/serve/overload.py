@@ -23,6 +23,7 @@ from benchmarks.load.command import about_run, above_zero, at_least_one, report_
 from benchmarks.load.keys import write_caller_keys
 from benchmarks.load.open_loop import RequestOutcome, Send, percentile, run_load, summary
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.table import show
 from services.contracts.access import Priority
 from services.settings.settings import Settings, load_settings
 
@@ -115,10 +116,5 @@ async def _row(send: Send, case: dict[str, Any], capacity_rps: float, options: a
         "refused_p99_ms": round(percentile(refused_ms, 0.99), 2) if refused_ms else None,
         **summary(load, rate_rps, options.deadline_ms),
     }
-    print(
-        f"{case['door']:5} {case['priority']:6} x{case['multiple']:<4} {rate_rps:6.0f}/s  in time {row['goodput_rps']:7.1f}/s ({100 * row['deadline_met']:5.1f} %)"
-        f"  refused {100 * row['refused']:5.2f} %  p99 answered {row['answered_p99_ms']} refused {row['refused_p99_ms']} ms"
-        f"  cpu {row['generator_cpu_share']:.2f} late {row['generator_late_p99_ms']}  {row['tiers']} {row['reasons']}",
-        flush=True,
-    )
+    show(row, "door", "priority", "multiple", "rate_rps", "goodput_rps", "answered_p99_ms", "refused_p99_ms", "reasons")
     return row

@@ -95,7 +95,7 @@ def _origin(manifests: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
         yield _named(name.replace("_", " "), [one.get("parents", {}).get(name) for one in lineages])
     yield _named("items added to", [one.get("items_added_to") for one in lineages])
     yield _named("optimised from", [one.get("optimised_from") for one in lineages])
-    for name in ("events.parquet", "items.parquet"):
+    for name in ("events.parquet", "dislikes.parquet", "items.parquet"):
         yield _named(f"hash of {name}", [(one.get("data", {}).get(name) or "")[:12] or None for one in lineages])
     yield _named("hash of the sources", [one.get("code") for one in lineages])
 

@@ -3,7 +3,6 @@
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,8 @@ import typer
 from rich.console import Console
 
 from infra.cli.audit import audited
-from services.errors import ConfigError, DependencyUnavailable, InvalidRequest
+from infra.cli.topic import running_settings, topic_sender
+from services.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from pipelines.imports.values import Columns
@@ -38,11 +38,8 @@ Column = Annotated[list[str] | None, typer.Option(help="FIELD=COLUMN where the s
 Again = Annotated[bool, typer.Option(help="Import all rows again, whatever was imported before.")]
 
 _NUM_SHOWN = 10
-_ACK_S = 30.0
-_RETRY_AFTER_S = 1.0
 _DAY_MS = 86_400_000
 Read = TypeVar("Read")
-Record = tuple[bytes, bytes]
 
 
 @import_app.command()
@@ -60,12 +57,12 @@ def items(
     """Import items into the live catalogue. Columns that are no field of items are attributes."""
     from pipelines.imports.values import Columns, item_of
 
-    settings = _settings()
+    settings = running_settings()
     columns = Columns(names=_names(column), numbers=frozenset(number or ()), flags=frozenset(flag or ()))
     with audited(settings.state_dir, "import items"):
         if first_bundle:
             _publish_first(settings, source, query, columns)
-        with _topic(settings, settings.items_topic) as send:
+        with topic_sender(settings, settings.items_topic) as send:
             _run(
                 settings,
                 ("items", source, query, ""),
@@ -92,7 +89,7 @@ def events(
     from pipelines.imports.values import Columns, event_of
     from services.contracts.events import MAX_EVENT_AGE_MS
 
-    settings, columns = _settings(), Columns(names=_names(column))
+    settings, columns = running_settings(), Columns(names=_names(column))
     now_ms = time.time_ns() // 1_000_000
     since_ms = now_ms - MAX_EVENT_AGE_MS + _DAY_MS  # what is sent is read later than now
     old = None if table is None else OldEvents(table)
@@ -105,7 +102,7 @@ def events(
             raise InvalidRequest(columns.of("event_time"), "too old for the stream", "give --table FILE for old events")
         return event
 
-    with audited(settings.state_dir, "import events"), _topic(settings, settings.interactions_topic) as send:
+    with audited(settings.state_dir, "import events"), topic_sender(settings, settings.interactions_topic) as send:
 
         def deliver(read_events: "Sequence[Interaction]") -> None:
             if old is not None:
@@ -164,40 +161,6 @@ def _run(
     out.print(f"{began}{kind}: {done.num_rows} rows{before}{left_out}", markup=False)
 
 
-@contextmanager
-def _topic(settings: "Settings", name: str) -> Iterator[Callable[[Sequence[Record]], None]]:
-    """Provide what sends records to a topic and returns when the broker has them. Raises DependencyUnavailable."""
-    from kafka import KafkaAdminClient, KafkaProducer
-
-    from services.settings.kafka_clients import any_listens, broker_as_dependency, close_producer, open_client
-    from services.settings.kafka_topics import create_missing, wanted_topics
-
-    address = settings.kafka_address
-    if not any_listens(address.bootstrap, _RETRY_AFTER_S):
-        raise DependencyUnavailable(
-            f"the broker at {address.bootstrap} (`tailrace up` starts one, TAILRACE_KAFKA_BOOTSTRAP names another)", 5.0
-        )
-    with broker_as_dependency():
-        admin = open_client(KafkaAdminClient, address)
-        try:
-            create_missing(admin, [one for one in wanted_topics(settings) if one.name == name])
-        finally:
-            admin.close()
-        producer = open_client(KafkaProducer, address, acks="all", linger_ms=5, allow_auto_create_topics=False)
-    try:
-        yield partial(_send, producer, name)
-    finally:
-        close_producer(producer, _RETRY_AFTER_S)
-
-
-def _send(producer: Any, topic: str, records: Sequence[Record]) -> None:
-    from services.settings.kafka_clients import broker_as_dependency
-
-    with broker_as_dependency():
-        for sent in [producer.send(topic, value, key) for key, value in records]:
-            sent.get(_ACK_S)
-
-
 def _publish_first(settings: "Settings", source: str, query: str | None, columns: "Columns") -> None:
     """Publish a bundle of these items, unless one is live."""
     import polars as pl
@@ -232,12 +195,3 @@ def _names(options: list[str] | None) -> dict[str, str]:
             raise ConfigError(f"--column: {option!r} names no field and column; give for example item_id=sku")
         named[name] = column
     return named
-
-
-def _settings() -> "Settings":
-    """Return the settings with the ports of the stack that runs from their folder."""
-    from infra.local.supervisor.ports import of_running_stack
-    from services.settings.settings import load_settings
-
-    settings = load_settings()
-    return of_running_stack(settings.model_copy(update={"state_dir": settings.state_dir.absolute()}))

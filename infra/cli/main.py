@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from infra.cli.audit import audited, write_act
 from infra.cli.bundles import bundles_app, promote, rollback
+from infra.cli.erase import erase
 from infra.cli.experiment import experiment_app
 from infra.cli.imports import import_app
 from infra.cli.keys import keys_app
@@ -45,6 +46,7 @@ app.command()(profile)
 app.command()(promote)
 app.command()(rollback)
 app.command()(release)
+app.command()(erase)
 app.command("settings")(show_settings)
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -28,8 +28,8 @@ def plan_load(
     from rich.markup import escape
     from rich.table import Table
 
-    from benchmarks.capacity.plan import Demand, parse_mix, read_basis
-    from benchmarks.capacity.plan import plan as make_plan
+    from pipelines.planner.load import Demand, parse_mix, read_basis
+    from pipelines.planner.load import plan as make_plan
 
     demand = Demand(
         rate=rate,

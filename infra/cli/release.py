@@ -4,18 +4,19 @@ import re
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from infra.cli.audit import audited, user_name
-from services.errors import CanaryError, ConfigError
+from services.errors import CanaryError, ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from models.canary import Canary, Stage
     from models.registry import BundleStore
+    from models.release_report import GuardReport
     from services.settings.settings import Settings
 
 out = Console(highlight=False, soft_wrap=True)
@@ -71,7 +72,7 @@ def release(
 
 def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
     """Return the stages that the options describe. Raises ConfigError."""
-    from models.canary import Stage
+    from models.canary import Stage, check_stages
 
     if stages and share:
         raise ConfigError("--share: --stages is given too; give one of them")
@@ -81,14 +82,10 @@ def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
     for part in parts:
         text, _, hold = part.strip().partition(":")
         found.append(Stage(parse_percent(option, text), parse_duration_s(option, hold) if hold else 0.0))
-    shares = [one.share for one in found]
-    if shares != sorted(set(shares)):
-        raise ConfigError(f"{option}: shares must grow from stage to stage, as in {USUAL_STAGES}")
-    if shares[0] == 1:
-        raise ConfigError(
-            f"{option}: all users at once leaves nobody to compare with; begin with less, or `tailrace promote`"
-        )
-    return tuple(found)
+    try:
+        return check_stages(found)
+    except InvalidRequest as error:
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def parse_percent(option: str, text: str) -> float:
@@ -218,30 +215,30 @@ def _since(canary: "Canary", now_ms: int) -> str:
 def _show_report(canary: "Canary", now_ms: int) -> None:
     from rich.table import Column, Table
 
-    from pipelines.release.decision import decode_report
+    from models.release_report import ReleaseReport
 
-    report = decode_report(canary.report)
-    if report is None:
-        out.print(canary.report or "not looked at yet: the process `release` looks once a minute", markup=False)
+    report = ReleaseReport.decode(canary.report)
+    if report is None or not report.act:
+        out.print(
+            report.reason if report else "not looked at yet: the process `release` looks once a minute", markup=False
+        )
         return
     ago_s = round((now_ms - (canary.looked_ms or now_ms)) / 1_000)
-    lists = " and ".join(f"{one:,}" for one in report["lists"])
-    out.print(
-        f"looked at {ago_s} s ago, {lists} lists of it and of the live version: {report['outcome']}", markup=False
-    )
+    lists = " and ".join(f"{one:,}" for one in report.lists)
+    out.print(f"looked at {ago_s} s ago, {lists} lists of it and of the live version: {report.outcome}", markup=False)
     columns = ("guard", Column("state", no_wrap=True), Column("worse by", justify="right"), "interval")
     table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for one in report["guards"]:
-        table.add_row(escape(one["name"]), one["state"], _percent(one["worse_by"]), _interval(one))
+    for one in report.guards:
+        table.add_row(escape(one.name), one.state, _percent(one.worse_by), _interval(one))
     if table.row_count:
         out.print(table)
-    out.print(f"{report['act']}: {report['reason']}", markup=False)
+    out.print(f"{report.act}: {report.reason}", markup=False)
 
 
-def _interval(one: dict[str, Any]) -> str:
-    if one["low"] is None:
+def _interval(one: "GuardReport") -> str:
+    if one.low is None:
         return "-"
-    return f"{_percent(one['low'])} to {'any' if one['high'] is None else _percent(one['high'])}"
+    return f"{_percent(one.low)} to {'any' if one.high is None else _percent(one.high)}"
 
 
 def _percent(value: float | None) -> str:

@@ -153,6 +153,13 @@ ALERTS = (
         summary="The {{ $labels.part }} restarts repeatedly",
     ),
     Alert(
+        name="TailraceBackgroundFailing",
+        expr="sum by (task) (increase(tailrace_background_failures_total[15m])) > 0",
+        lasts="0s",
+        severity="ticket",
+        summary="{{ $labels.task }} failed in the background of a gateway, and is as it was before",
+    ),
+    Alert(
         name="TailraceImpressionsLost",
         expr='sum(rate(tailrace_impressions_total{outcome!="sent"}[15m])) / sum(rate(tailrace_impressions_total[15m])) > 0.01',
         lasts="5m",

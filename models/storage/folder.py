@@ -4,7 +4,7 @@
     <root>/names/<name>.json
     <root>/.<version>.<pid>         scratch of a process: a publication under way, or a version that is being removed
 
-A bundle is renamed into place, and so is a record, under a lock on the folder: a reader sees the old or the new, never a mixture, also after a power loss.
+A bundle is renamed into place, and so is a record, each under a lock on the folder: a reader sees the old or the new, never a mixture, also after a power loss.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from glob import escape
 from hashlib import sha256
 from pathlib import Path
@@ -63,7 +63,8 @@ class FolderStorage:
 
     def add(self, folder: Path, version: str) -> None:
         """Rename a finished folder, which `scratch` named, into place."""
-        rename_if_absent(folder, self._root / version)
+        with self.alone():
+            rename_if_absent(folder, self._root / version)
 
     def folder_of(self, version: str) -> Path:
         """Return the version's folder."""
@@ -77,13 +78,24 @@ class FolderStorage:
         """Return the versions, oldest first."""
         if not self._root.exists():
             return []
-        found = [path for path in self._root.iterdir() if (path / "manifest.json").exists() and path.name[0] != "."]
-        return [path.name for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.name))]
+        found = []
+        for path in self._root.iterdir():
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if path.name[0] != "." and (path / "manifest.json").exists():
+                    found.append((path.stat().st_mtime, path.name))
+        return [name for _, name in sorted(found)]
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Hold a lock on the folder, other than that of records: a promotion does not wait for a pruning."""
+        return self._locked(".prune.lock")
 
     def hide(self, version: str) -> None:
         """Rename a version's folder to a scratch folder of this process."""
+        hidden = self._root / f".{version}.{os.getpid()}{_REMOVED}"
+        if (self._root / version).exists():
+            shutil.rmtree(hidden, ignore_errors=True)  # of a killed process of the same id, and published again since
         with suppress(FileNotFoundError):
-            (self._root / version).rename(self._root / f".{version}.{os.getpid()}{_REMOVED}")
+            (self._root / version).rename(hidden)
 
     def hidden(self) -> list[str]:
         """Return the versions that were renamed, by this process or by another, and not published again."""
@@ -100,8 +112,9 @@ class FolderStorage:
         before_s = time.time() - SCRATCH_KEPT_S
         for folder in self._root.glob(".*.*"):
             is_own = folder.name.endswith(f".{os.getpid()}{_REMOVED}")
-            if folder.is_dir() and (is_own or folder.stat().st_mtime < before_s):
-                shutil.rmtree(folder, ignore_errors=True)  # the next one removes what is left
+            with suppress(FileNotFoundError):  # a publication that is finished
+                if folder.is_dir() and (is_own or folder.stat().st_mtime < before_s):
+                    shutil.rmtree(folder, ignore_errors=True)  # the next one removes what is left
 
     def scratch(self, version: str) -> Path:
         """Return a path of this process beside the versions; what a process of the same id left there, as a container's ids come again, is removed."""
@@ -113,8 +126,9 @@ class FolderStorage:
         return self._root / "names" / f"{name}.json"
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self._root / ".lock").open("w") as lock:
+    def _locked(self, name: str = ".lock") -> Iterator[None]:
+        self._root.mkdir(parents=True, exist_ok=True)
+        with (self._root / name).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -4,6 +4,7 @@
     <prefix>/versions/<version>.json        a version's manifest, written after its files: a version is visible whole or not at all
     <prefix>/hidden/<version>               an empty object: the version is being removed, and counts as gone
     <prefix>/names/<name>.json              the record of a name, moved by a conditional write (`If-Match` on the ETag)
+    <prefix>/lock                           who prunes, or ends a publication; empty: nobody. Taken by a conditional write, and from a process that has not renewed it for two minutes
 
     <cache>/files/<sha256>                  downloaded once, verified by hash; `.part` while it comes, continued after a break
     <cache>/versions/<version>/             links to these files
@@ -23,7 +24,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from uuid import uuid4
 
 import structlog
 
@@ -37,6 +40,8 @@ log = structlog.get_logger()
 SCHEMES = ("s3", "gs", "az")
 _KEPT_S = 24 * 3_600
 """An unreferenced file that is older belongs to no publication under way."""
+_LOCK = "lock"
+_LOCK_KEPT_S, _LOCK_POLL_S = 120, 0.2
 _CHUNK_BYTES = 8 * 2**20
 _TIMEOUT = "20s"
 
@@ -51,6 +56,8 @@ class ObjectStorage:
         self._cache_bytes = cache_bytes
         self._store = open_store(self._url)
         self._is_lost = False
+        self._of_process = Lock()
+        self._lock_mark: str | None = None
 
     def __str__(self) -> str:
         return self._url
@@ -98,15 +105,14 @@ class ObjectStorage:
         from obstore.exceptions import AlreadyExistsError
 
         files = hashes(folder)
-        for _ in range(2):
-            with self._asking(f"versions/{version}.json"):
-                for name, digest in files.items():
-                    if self._size(f"files/{digest}") != (folder / name).stat().st_size:
-                        self._store.put(f"files/{digest}", folder / name)
+        self._upload(folder, files)
+        with self.alone():
+            self._upload(folder, files)
+            self._write_lock(uuid4().bytes)
             with suppress(AlreadyExistsError), self._asking(f"versions/{version}.json"):
                 self._store.put(f"versions/{version}.json", (folder / MANIFEST).read_bytes(), mode="create")
-        if version in self.hidden():  # pruned while it was published again
-            self.show(version)
+            if version in self.hidden():  # a killed process had begun to remove it
+                self.show(version)
         self._keep(folder, version, files)
 
     def folder_of(self, version: str) -> Path:
@@ -137,6 +143,21 @@ class ObjectStorage:
         found, hidden = sorted(self._list("versions/"), key=lambda one: (one[1], one[0])), set(self.hidden())
         names = [Path(path).name.removesuffix(".json") for path, _ in found if path.endswith(".json")]
         return [name for name in names if name not in hidden]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the lock. Whoever has it is taken for gone where it was not renewed for two minutes, and finds that out before it removes anything."""
+        with self._of_process:
+            give_up = time.monotonic() + 2 * _LOCK_KEPT_S
+            while not self._take_lock():
+                if time.monotonic() > give_up:
+                    raise StoreUnavailable(f"{self._url}/{_LOCK}: others hold it all the time; end those that prune")
+                time.sleep(_LOCK_POLL_S)
+            try:
+                yield
+            finally:
+                with suppress(StoreUnavailable):  # another process has it, or will
+                    self._write_lock(b"")
 
     def hide(self, version: str) -> None:
         """Mark a version."""
@@ -254,8 +275,44 @@ class ObjectStorage:
         return None
 
     def _delete(self, paths: list[str]) -> None:
+        """Remove objects while this process holds the lock. Raises StoreUnavailable."""
         if paths:
+            self._write_lock(uuid4().bytes)
             self._store.delete(paths)
+
+    def _upload(self, folder: Path, files: Mapping[str, str]) -> None:
+        for name, digest in files.items():
+            with self._asking(f"files/{digest}"):
+                if self._size(f"files/{digest}") != (folder / name).stat().st_size:
+                    self._store.put(f"files/{digest}", folder / name)
+
+    def _take_lock(self) -> bool:
+        """Take the lock where it is free, or its holder gone; whether it was."""
+        try:
+            with self._asking(_LOCK):
+                found = self._store.head(_LOCK)
+        except BundleNotFound:
+            mode: Any = "create"
+        else:
+            if found["size"] and datetime.now(UTC) - found["last_modified"] < timedelta(seconds=_LOCK_KEPT_S):
+                return False
+            mode = {"e_tag": found["e_tag"]}
+        return self._put_lock(uuid4().bytes, mode)
+
+    def _write_lock(self, content: bytes) -> None:
+        """Renew the lock, or free it by writing nothing. Raises StoreUnavailable where another process took it meanwhile."""
+        if not self._put_lock(content, {"e_tag": self._lock_mark}):
+            raise StoreUnavailable(f"{self._url}/{_LOCK}: another process took it; prune again")
+
+    def _put_lock(self, content: bytes, mode: Any) -> bool:
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        try:
+            with self._asking(_LOCK):
+                self._lock_mark = self._store.put(_LOCK, content, mode=mode, use_multipart=False)["e_tag"]
+        except (AlreadyExistsError, PreconditionError):
+            return False
+        return True
 
     @contextmanager
     def _asking(self, path: str) -> Iterator[None]:

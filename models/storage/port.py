@@ -1,5 +1,6 @@
 """What a store of bundles needs from the place where it is kept."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -47,6 +48,10 @@ class Storage(Protocol):
         """Return the versions that are not hidden, the one that was published first before the others. Raises StoreUnavailable."""
         ...
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Hold the lock of what removes versions, and of the last step of `add`: so no pruning acts on what it saw before a publication, or another pruning. Waits for it. Raises StoreUnavailable."""
+        ...
+
     def hide(self, version: str) -> None:
         """Take a version away, if it is there, so that no reader opens it. `show` undoes that until `sweep`."""
         ...
@@ -60,7 +65,7 @@ class Storage(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Remove what is hidden, and what killed processes left a day ago."""
+        """Remove what is hidden, and what killed processes left a day ago. Raises StoreUnavailable, also where `alone` was lost."""
         ...
 
     def scratch(self, version: str) -> Path:

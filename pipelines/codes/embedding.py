@@ -17,8 +17,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 from scipy import sparse
-from sklearn.feature_extraction.text import HashingVectorizer
-from sklearn.utils.extmath import randomized_svd
 from threadpoolctl import threadpool_limits
 
 _TEXTS = "item_texts.parquet"
@@ -26,7 +24,6 @@ _NUM_WORDS = 1 << 14
 _RIDGE = 1.0
 PRIOR_EVENTS = 5.0
 """An item with this many events is placed half by its own use, half by what its text predicts."""
-_words = HashingVectorizer(n_features=_NUM_WORDS, ngram_range=(1, 2), alternate_sign=False, norm=None, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +37,7 @@ class TextEncoder:
         """Return the texts' vectors (N, T) float32, of length 1."""
         if not texts:  # scikit-learn fails with StopIteration
             return np.zeros((0, self.text_WT.shape[1]), dtype=np.float32)
-        return _unit(_weighted(_words.transform(texts), self.rarity_W) @ self.text_WT)
+        return _unit(_weighted(_counts(texts), self.rarity_W) @ self.text_WT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +87,7 @@ def share_of_distinct_texts(texts: Sequence[str]) -> float:
 
 def fit_text(texts: Sequence[str], size: int, seed: int) -> TextEncoder:
     """Learn the encoder of texts from a catalogue's own. Its vectors have `size` numbers, or as many as there are texts if those are fewer."""
-    counts_NW = _words.transform(texts)
+    counts_NW = _counts(texts)
     num_with = np.bincount(counts_NW.indices, minlength=_NUM_WORDS)
     rarity_W = (np.log((1 + len(texts)) / (1 + num_with)) + 1).astype(np.float32)
     _, _, right = _svd(_weighted(counts_NW, rarity_W), size, seed)
@@ -127,12 +124,24 @@ def item_use(sequences: Sequence[np.ndarray], num_items: int, size: int, seed: i
     return np.bincount(items, minlength=num_items).astype(np.float32), _unit(right.T * strengths)
 
 
+def _counts(texts: Sequence[str]) -> sparse.csr_matrix:
+    """Return how often each hashed word and pair of words is in each text (N, W)."""
+    from sklearn.feature_extraction.text import HashingVectorizer  # slow to import, and ranks need none
+
+    words = HashingVectorizer(
+        n_features=_NUM_WORDS, ngram_range=(1, 2), alternate_sign=False, norm=None, dtype=np.float32
+    )
+    return words.transform(texts)
+
+
 def _root(degrees: np.ndarray) -> np.ndarray:
     roots: np.ndarray = (1 / np.sqrt(np.maximum(1, np.asarray(degrees).ravel()))).astype(np.float32)
     return roots
 
 
 def _svd(matrix: sparse.csr_matrix, size: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    from sklearn.utils.extmath import randomized_svd
+
     rank = min(size, *matrix.shape)
     with threadpool_limits(1):  # sums in one order: a fit that goes on has the vectors that it began with
         left, strengths, right = randomized_svd(matrix, rank, random_state=seed)

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 _SAMPLES_PER_CODE = 256
@@ -51,6 +49,9 @@ class CodeLevel:
 
 def fit_level(residuals_ND: np.ndarray, size: int, seed: int) -> CodeLevel:
     """Learn the centroids and prices of one level. `size` is at most the number of items."""
+    from sklearn.cluster import KMeans  # slow to import
+    from sklearn.exceptions import ConvergenceWarning
+
     rng = np.random.default_rng(seed)
     sample = residuals_ND
     if len(sample) > size * _SAMPLES_PER_CODE:

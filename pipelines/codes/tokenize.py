@@ -4,6 +4,8 @@
     examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows),
                         weights (of each item of a training row with what weight it is learned from, 0: it is not; null: all with 1),
                         counts (what each of them counts in popularity and similar items; null: all 1),
+                        dislikes (of a training row {item, place, weight}: the item that is learned against, how many items of the history came before,
+                        and how much; null: none),
                         idle_s (seconds from the user's event before to the target, null in training rows)
     split.json          the kind of the split, the cuts of global-time, and whether the data has repeats, with the reason (pipelines.scoring.repeats)
     item_texts.parquet  the text of each item, in the catalogue's order
@@ -16,6 +18,7 @@ are read is an argument, `read_histories`.
 
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,8 +33,10 @@ from pipelines.codes.embedding import save_texts, texts_of
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.reuse import KeptCodes, new_codes
 from pipelines.data.examples import (
+    DISLIKES,
     REFIT,
     SPLIT,
+    Cuts,
     Split,
     SplitKind,
     as_of_rows,
@@ -62,13 +67,18 @@ def tokenize(
     Raises StageFailed where the global time split leaves nothing to learn from, to validate or to test.
     """
     events, items = pl.read_parquet(ingested / "events.parquet"), pl.read_parquet(ingested / "items.parquet")
+    dislikes = pl.read_parquet(ingested / "dislikes.parquet")
     cuts = global_cuts(events) if split == SplitKind.GLOBAL_TIME else None
     rows = as_of_rows(events, max_items, cuts)
     about = {"kind": split} | ({name: when.isoformat() for name, when in asdict(cuts).items()} if cuts else {})
     _require_all_parts(rows, about)
     both = rows if cuts else pl.concat([rows, refit_rows(events, max_items)])
-    both = with_labels(to_indices(with_histories(both, read_histories), items), both["event_timestamp"], events)
-    examples, of_refit = both[: rows.height], both[rows.height :]
+    as_of = both["event_timestamp"]
+    both = with_labels(to_indices(with_histories(both, read_histories), items), as_of, events)
+    examples, of_refit = (
+        with_dislikes(both[part], as_of[part], events, dislikes, items, cuts)
+        for part in (slice(rows.height), slice(rows.height, None))
+    )
     texts = texts_of(items.sort("item_id"))
     save_texts(texts, out)
     catalogue = _coded(build_catalogue(items, examples), texts, examples, codes or CodesOptions(), kept, out)
@@ -182,6 +192,51 @@ def with_labels(examples: pl.DataFrame, as_of: pl.Series, events: pl.DataFrame) 
     return examples.with_columns(
         **{name: pl.Series(values, dtype=pl.List(pl.Float32)) for name, values in found.items()}
     )
+
+
+def with_dislikes(
+    examples: pl.DataFrame,
+    as_of: pl.Series,
+    events: pl.DataFrame,
+    dislikes: pl.DataFrame,
+    items: pl.DataFrame,
+    cuts: Cuts | None = None,
+) -> pl.DataFrame:
+    """Add `dislikes`: each in the training row of its user that holds the event before it, so that no row learns against what came after a label that judges it.
+
+    One that a positive event of the training rows takes back is left out. Those before all events of a user are in the first row.
+    """
+    if cuts is not None:
+        dislikes = dislikes.filter(pl.col("event_time") < cuts.valid_from)
+    train = examples.select("user_id", "split", as_of=as_of).filter(pl.col("split") == Split.TRAIN)
+    learned_until = train.group_by("user_id").agg(pl.col("as_of").max())
+    is_over = (pl.col("until") <= pl.col("as_of")).fill_null(value=False)
+    ordered = items["item_id"].sort()
+    index = dict(zip(ordered, range(len(ordered)), strict=True))
+    own: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
+    for user_id, item_id, time_us, weight in (
+        dislikes.join(learned_until, on="user_id")
+        .filter(~is_over)
+        .select("user_id", "item_id", pl.col("event_time").dt.epoch("us"), "weight")
+        .iter_rows()
+    ):
+        own[user_id].append((time_us, index[item_id], weight))
+    of_them = events.filter(pl.col("user_id").is_in([*own])).group_by("user_id", maintain_order=True)
+    times_of = {user_id: rows["event_time"].dt.epoch("us").to_numpy() for (user_id,), rows in of_them}
+    found: list[list[dict[str, float]] | None] = [None] * examples.height
+    rows = zip(
+        examples["user_id"], examples["split"], examples["history"].list.len(), as_of.dt.epoch("us"), strict=True
+    )
+    for number, (user_id, split, num_items, as_of_us) in enumerate(rows):
+        if split == Split.TRAIN and user_id in own:
+            end = int(np.searchsorted(times_of[user_id], as_of_us, side="right"))
+            start = end - num_items
+            found[number] = [
+                {"item": item, "place": place - start, "weight": weight}
+                for time_us, item, weight in own[user_id]
+                if start < (place := int(np.searchsorted(times_of[user_id], time_us))) <= end or place == start == 0
+            ] or None
+    return examples.with_columns(dislikes=pl.Series(found, dtype=DISLIKES))
 
 
 def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:

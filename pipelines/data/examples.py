@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 
 from models.prompt import window_start
-from pipelines.data.labelled import Labelled, Weighted, items_of
+from pipelines.data.labelled import Dislikes, Labelled, Weighted
 from services.contracts.event_roles import Role
 from services.stream.aggregate import history_limits
 
@@ -32,6 +32,8 @@ MIN_EVENTS_TO_EVALUATE = 3
 SPLIT = "split.json"
 REFIT = "refit"
 """The folder of the refit's rows beside the others; it has the same files."""
+DISLIKES = pl.List(pl.Struct({"item": pl.Int32, "place": pl.Int32, "weight": pl.Float32}))
+"""The type of the column of dislikes."""
 _VALID_FROM_SHARE, _TEST_FROM_SHARE = 0.8, 0.9
 """How much of the positive events, in order of time, lies before each cut of the global time split."""
 
@@ -178,15 +180,21 @@ class Cases:
 
 def read_sequences(tokenized: Path) -> list[np.ndarray]:
     """Read the sequences to train on; those too short to hold a next item are left out."""
-    return [items_of(sequence) for sequence in read_labelled_sequences(tokenized)]
+    histories = _read(tokenized, Split.TRAIN)["history"]
+    return [np.array(history, dtype=np.int64) for history in histories.to_list() if len(history) > 1]
 
 
 def read_labelled_sequences(tokenized: Path) -> list[Labelled]:
-    """Read the same with the weights of the labels, of mean 1: what all share changes nothing."""
-    rows = [row for row in _read(tokenized, Split.TRAIN).select("history", "weights").iter_rows() if len(row[0]) > 1]
-    positive = [weight for history, weights in rows for weight in weights or [1.0] * len(history) if weight > 0]
-    mean = sum(positive) / max(1, len(positive)) if any(weights for _, weights in rows) else 1.0
-    return [_sequence(history, weights, mean) for history, weights in rows]
+    """Read the same with the weights of the labels, of mean 1: what all share changes nothing; those of dislikes are in the same unit.
+
+    Without repeats, a disliked item that the history holds is learned against where it came first: after that it is not shown anyway.
+    """
+    columns = _read(tokenized, Split.TRAIN).select("history", "weights", "dislikes")
+    rows = [row for row in columns.iter_rows() if len(row[0]) > 1]
+    positive = [weight for history, weights, _ in rows for weight in weights or [1.0] * len(history) if weight > 0]
+    mean = sum(positive) / max(1, len(positive)) if any(weights for _, weights, _ in rows) else 1.0
+    repeats = bool(read_split(tokenized)["repeats"]) if any(dislikes for *_, dislikes in rows) else False
+    return [_sequence(history, weights, dislikes, mean, repeats=repeats) for history, weights, dislikes in rows]
 
 
 def read_counts(tokenized: Path) -> list[np.ndarray] | None:
@@ -217,11 +225,27 @@ def sample_cases(cases: Cases, most: int) -> Cases:
     return Cases(cases.user_ids[::step], cases.histories[::step], cases.targets[::step], cases.idle_s[::step])
 
 
-def _sequence(history: list[int], weights: list[float] | None, mean: float) -> Labelled:
+def _sequence(
+    history: list[int],
+    weights: list[float] | None,
+    dislikes: list[dict[str, Any]] | None,
+    mean: float,
+    *,
+    repeats: bool,
+) -> Labelled:
     items = np.array(history, dtype=np.int64)
-    if weights is None and mean == 1:
+    if weights is None and not dislikes and mean == 1:
         return items
-    return Weighted(items, np.array(weights or [1.0] * len(history), dtype=np.float32) / np.float32(mean))
+    of_labels = np.array(weights or [1.0] * len(history), dtype=np.float32) / np.float32(mean)
+    return Weighted(items, of_labels, _dislikes(items, dislikes, mean, repeats=repeats) if dislikes else None)
+
+
+def _dislikes(items: np.ndarray, dislikes: list[dict[str, Any]], mean: float, *, repeats: bool) -> Dislikes:
+    disliked, places, weights = (np.array([one[name] for one in dislikes]) for name in ("item", "place", "weight"))
+    if not repeats:
+        is_held = items == disliked[:, None]
+        places = np.where(is_held.any(1), np.minimum(is_held.argmax(1), places), places)
+    return Dislikes(disliked, places, (weights / mean).astype(np.float32))
 
 
 def _read(tokenized: Path, split: Split) -> pl.DataFrame:

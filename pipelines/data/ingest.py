@@ -4,6 +4,7 @@
     events.parquet      those of known items that histories hold: user_id, item_id, event_time, event_type, value, role, weight, count; by time.
                         The time is that of the user's row after the event (timestamp[us, UTC]): it rises strictly per user, also when
                         events came late
+    dislikes.parquet    what users dislike of the known items: user_id, item_id, event_time, weight, until (pipelines.data.roles.dislikes_of)
     items.parquet       item_id, title, categories (list of text), text
     rejected_*.parquet  the rows that were set aside, as text, with the reason
     ingest.json         counts, a few samples of each reason, and notes on what was changed or is odd
@@ -109,7 +110,8 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     own = arrivals.not_logged(recorded.good, logged)
     past = own.filter(roles.role_of(source.roles) != Role.IGNORED)
     arrived = arrivals.arrange(schema.order_events(past), logged, source.roles)
-    events = _of_known_items(arrived, items.good["item_id"], source.roles)
+    known = _of_known_items(arrived, items.good["item_id"])
+    events = roles.with_labels(known, source.roles).filter(roles.joins_history())
     rejected = {"events": recorded.rejected, "items": items.rejected, "live": unusable}
     is_live = (pl.col("topic_id") != BASE_TOPIC) & pl.col("item_id").is_in(items.good["item_id"].implode())
     found = pl.concat([own.select("event_type", "value"), logged.select("event_type", "value")])
@@ -128,6 +130,7 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     _require_enough(events, items.good, [*summary["roles"], *map(str, notes), *_rejections(summary["rejected"])])
     arrived.write_parquet(out / "arrivals.parquet")
     events.write_parquet(out / "events.parquet")
+    roles.dislikes_of(known, source.roles).write_parquet(out / "dislikes.parquet")
     items.good.write_parquet(out / "items.parquet")
     for name, rows in rejected.items():
         rows.write_parquet(out / f"rejected_{name}.parquet")
@@ -241,15 +244,14 @@ def _live_events(source: Source) -> tuple[pl.DataFrame, list[Path]]:
     return logged_without_erased(events, source.erasures), unreadable
 
 
-def _of_known_items(arrived: pl.DataFrame, known_items: pl.Series, given: EventRoles) -> pl.DataFrame:
-    """Return the events to learn from, at the times of the rows after them."""
+def _of_known_items(arrived: pl.DataFrame, known_items: pl.Series) -> pl.DataFrame:
+    """Return the events to learn from and against, at the times of the rows after them."""
     known = arrived.filter(pl.col("item_id").is_in(known_items.implode()))
-    ordered = (
+    return (
         known.select("user_id", "item_id", "row_time", "event_type", "value")
         .rename({"row_time": "event_time"})
         .sort("event_time", "user_id")
     )
-    return roles.with_labels(ordered, given).filter(roles.joins_history())
 
 
 def _summary(

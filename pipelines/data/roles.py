@@ -19,16 +19,32 @@ def role_of(roles: EventRoles) -> pl.Expr:
 def with_labels(events: pl.DataFrame, roles: EventRoles) -> pl.DataFrame:
     """Add `role`, and by the rule's weight `weight`, with which the event is learned from (0: it is not), and `count`, what it counts in popularity and similar items.
 
-    What a user dislikes in the end, by a negative event that no positive one follows, counts nothing of that user's: it is no label, and lifts no list. `events` are in order of time.
+    What a user dislikes in the end, by a negative event that no positive one follows, counts nothing of that user's: it is no label, and lifts no list. Negative events
+    count here nothing either; `dislikes_of` has them. `events` are in order of time.
     """
     weight, count = (_by_type(roles, of) for of in (_weight, _count))
     labelled = events.with_columns(role=role_of(roles), weight=weight, count=count)
-    decides = pl.col("role").is_in([Role.POSITIVE.value, Role.NEGATIVE.value])
-    final = pl.col("role").filter(decides).last().over("user_id", "item_id")
+    final = pl.col("role").filter(_decides()).last().over("user_id", "item_id")
     is_taken_back = (final == Role.NEGATIVE.value).fill_null(value=False)
     return labelled.with_columns(
-        pl.when(is_taken_back).then(0.0).otherwise(pl.col(name)).cast(pl.Float32).alias(name)
+        pl.when(is_taken_back | ~joins_history()).then(0.0).otherwise(pl.col(name)).cast(pl.Float32).alias(name)
         for name in ("weight", "count")
+    )
+
+
+def dislikes_of(events: pl.DataFrame, roles: EventRoles) -> pl.DataFrame:
+    """Return what is learned against: (user_id, item_id, event_time, weight, until) for events in order of time.
+
+    A user's dislike of an item counts once, from the first negative event on, until the positive one after it (null: there is none), which takes it back. Those whose weight is 0 are left out.
+    """
+    deciding = events.with_columns(role=role_of(roles), weight=_by_type(roles, _weight)).filter(_decides())
+    is_negative, pair = pl.col("role") == Role.NEGATIVE.value, ("user_id", "item_id")
+    taken_back = pl.when(~is_negative).then("event_time").backward_fill().over(pair)
+    is_first = (is_negative.shift(1).over(pair) != is_negative).fill_null(value=True)
+    return (
+        deciding.with_columns(until=taken_back, is_first=is_first)
+        .filter(is_negative & pl.col("is_first") & (pl.col("weight") > 0))
+        .select("user_id", "item_id", "event_time", pl.col("weight").cast(pl.Float32), "until")
     )
 
 
@@ -92,6 +108,11 @@ def _at_value(rule: TypeRule, from_it_on: pl.Expr, below: pl.Expr) -> pl.Expr:
     if rule.min_value is None:
         return from_it_on
     return pl.when(pl.col("value") >= rule.min_value).then(from_it_on).otherwise(below)
+
+
+def _decides() -> pl.Expr:
+    """Whether a row's `role` is one of those that say whether the user dislikes the item."""
+    return pl.col("role").is_in([Role.POSITIVE.value, Role.NEGATIVE.value])
 
 
 def joins_history() -> pl.Expr:

@@ -94,6 +94,7 @@ def fine_tune(
                 sampler=sampler,
                 teacher=target,
                 weights_BL=batch.weights,
+                disliked=batch.disliked,
             )
 
     def validate() -> float:

@@ -89,7 +89,9 @@ def _lineage(origin: Origin, parents: dict[str, str | None]) -> dict[str, Any]:
     given = {name: value for name, value in asdict(origin.options).items() if name != "recipes"}
     given |= {"dataset": origin.options.data_name, "recipe": asdict(origin.recipe)}
     return {
-        "data": {name: file_sha256(ingested / name) for name in ("events.parquet", "items.parquet")},
+        "data": {
+            name: file_sha256(ingested / name) for name in ("events.parquet", "dislikes.parquet", "items.parquet")
+        },
         "code": origin.code,
         "options": json.loads(json.dumps(given, default=str)),
         "seed": origin.recipe.train.seed,

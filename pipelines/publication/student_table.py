@@ -18,8 +18,6 @@ import numpy as np
 import onnx
 import structlog
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from models.student import START, StudentModel
@@ -124,6 +122,9 @@ def _cells_of(near_SD: np.ndarray, num_cells: int) -> np.ndarray:
 
 def _clustered(near_SD: np.ndarray, num_clusters: int) -> np.ndarray:
     """Return the cluster (S,) of each row by k-means, at most so many clusters."""
+    from sklearn.cluster import KMeans  # slow to import
+    from sklearn.exceptions import ConvergenceWarning
+
     means = KMeans(min(num_clusters, len(near_SD)), init="random", n_init=1, max_iter=_ITERATIONS, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -1,22 +1,16 @@
-"""What follows from what was seen of a canary: it is withdrawn, moved on, promoted or left, and what its record says of it. Pure.
+"""What follows from what was seen of a canary: it is withdrawn, moved on, promoted or left, and what its record says of it. Pure."""
 
-A report is one JSON document, which the record of the name holds: command and console show it.
-"""
-
-import json
-import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
 
 from models.canary import Canary
+from models.release_report import GuardReport, ReleaseReport
 from pipelines.experiments.verdict import Outcome, Verdict
 from pipelines.release.counts import Seen
 from pipelines.release.guards import judge
 
 MAX_STRAY_SHARE = 0.1
 """Part of the candidate's users' lists that the live version may have made, where a release still goes on: beyond, the candidate is not served as it should be."""
-_MAX_REASON_CHARS = 500
 
 
 class Act(StrEnum):
@@ -30,12 +24,12 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is to be done and why, the verdict (None where there is no control), and the text for the record."""
+    """What is to be done and why, the verdict (None where there is no control), and the report for the record."""
 
     act: Act
     reason: str
     verdict: Verdict | None
-    report: str
+    report: ReleaseReport
 
 
 def decide(canary: Canary, seen: Seen, now_ms: int) -> Decision:
@@ -72,39 +66,15 @@ def _lacking(canary: Canary, seen: Seen, found: Verdict | None, now_ms: int) -> 
 
 
 def _decision(act: Act, reason: str, canary: Canary, seen: Seen, found: Verdict | None, now_ms: int) -> Decision:
-    report = {
-        "act": act.value,
-        "outcome": found.outcome.value if found is not None else "",
-        "reason": reason[:_MAX_REASON_CHARS],
-        "stage": canary.stage,
-        "share": canary.stages[canary.stage].share,
-        "elapsed_s": round((now_ms - canary.since_ms) / 1_000),
-        "users": seen.num_users,
-        "lists": seen.num_lists,
-        "guards": [
-            {
-                "name": one.name,
-                "state": one.state.value,
-                "worse_by": _finite(one.worse_by),
-                "low": _finite(one.low),
-                "high": _finite(one.high),
-                "lacks": one.lacks,
-            }
-            for one in (found.readings if found is not None else ())
-        ],
-    }
-    return Decision(act=act, reason=reason, verdict=found, report=json.dumps(report, separators=(",", ":")))
-
-
-def decode_report(text: str) -> dict[str, Any] | None:
-    """Read a record's report; None where there is none yet, or one in other words."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and "guards" in found else None
-
-
-def _finite(value: float) -> float | None:
-    """Return a number that JSON has, None for the others."""
-    return round(value, 4) if math.isfinite(value) else None
+    report = ReleaseReport(
+        act=act.value,
+        outcome=found.outcome.value if found is not None else "",
+        reason=reason,
+        stage=canary.stage,
+        share=canary.stages[canary.stage].share,
+        elapsed_s=round((now_ms - canary.since_ms) / 1_000),
+        users=seen.num_users,
+        lists=seen.num_lists,
+        guards=tuple(GuardReport(**asdict(one)) for one in (found.readings if found is not None else ())),
+    )
+    return Decision(act=act, reason=reason, verdict=found, report=report)

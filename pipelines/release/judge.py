@@ -136,7 +136,7 @@ class ReleaseJudge:
         stage = f"stage {canary.stage + 1} of {len(canary.stages)}"
         noted = {"name": self._store.name, "version": canary.version, "stage": canary.stage, "reason": decision.reason}
         try:
-            self._store.report_canary(canary.version, decision.report, now_ms)
+            self._store.report_canary(canary.version, decision.report.encode(), now_ms)
             match decision.act:
                 case Act.WITHDRAW:
                     self._store.withdraw(canary.version, by=BY, reason=f"{stage}: {decision.reason}")

@@ -6,8 +6,6 @@ Shape suffixes: V items, D size of a vector, C candidates of an item, Q items th
 import warnings
 
 import numpy as np
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from models.similar import NONE
@@ -51,6 +49,9 @@ def nearest_of(asked_Q: np.ndarray, unit_VD: np.ndarray, num_candidates: int) ->
 
 
 def _nearest_in_clusters(unit_VD: np.ndarray, num_candidates: int, progress: Progress) -> Candidates:
+    from sklearn.cluster import KMeans  # slow to import
+    from sklearn.exceptions import ConvergenceWarning
+
     num_items = len(unit_VD)
     num_clusters = num_items // _IN_CLUSTER
     sample = np.random.default_rng(0).choice(num_items, min(num_items, num_clusters * _SAMPLED_IN_CLUSTER), False)

@@ -354,7 +354,7 @@ def next_token_loss(
     paths: CodePaths | None = None,
     teacher: ItemTeacher | None = None,
 ) -> Loss:
-    """Return the mean cross-entropy over all positions, and their number. `paths` are those of a catalogue of codes deeper than 1, which does not sample, and `teacher` is theirs."""
+    """Return the mean cross-entropy over all positions, with the unlikelihood of disliked items, and their number. `paths` are those of a catalogue of codes deeper than 1, which does not sample, and `teacher` is theirs."""
     tokens_BL, labels_BL = batch.tokens, batch.labels
     hidden_BLD = hidden_states(decoder, tokens_BL).view(*tokens_BL.shape, -1)
     if paths is not None:
@@ -364,7 +364,14 @@ def next_token_loss(
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
     head_VD = decoder.head_weight_VD[first : first + size]
     return position_loss(
-        hidden_BLD, head_VD, items_BL, batch.is_label, mask_seen=mask_seen, sampler=sampler, weights_BL=batch.weights
+        hidden_BLD,
+        head_VD,
+        items_BL,
+        batch.is_label,
+        mask_seen=mask_seen,
+        sampler=sampler,
+        weights_BL=batch.weights,
+        disliked=batch.disliked,
     )
 
 

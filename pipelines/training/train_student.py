@@ -58,6 +58,8 @@ from services.errors import CheckpointError
 _ABOUT = "distillation.json"
 _NUM_CHOOSING = 50_000
 """Validation cases that choose, at most. A quarter of 30,000 did not show a gain that all of them and the test labels show."""
+_WORTH_A_PROCESS = 20_000
+"""Events that the twin learns from in all epochs, from which on it has a process of its own: one has imported torch after two seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,16 +99,17 @@ def distill(
     start: WarmStart | None = None,
     team: Team = ONE,
 ) -> None:
-    """Train both and write them with the choice; the twin in a process of its own beside, or after the student over the same ranks. A student without a teacher is its own twin, and trained once."""
+    """Train both and write them with the choice; the twin in a process of its own beside, or after the student: over the same ranks, and where little is to be learned. A student without a teacher is its own twin, and trained once."""
     inputs, label_options = Inputs(tokenized, torch.get_num_threads(), device), without_targets(options)
     path, twin_path = out / "student.safetensors", out / "twin.safetensors"
     team = team.of_student
     fit_student = partial(fit_and_save, inputs, decoder_dir, options, path, checkpoints.of("student"), start=start)
     saved = checkpoints.of("twin")
+    num_learned = label_options.fit.epochs * load_catalogue(tokenized / "catalogue.parquet").popularity.sum()
     if options == label_options:
         student = twin = team.fit(fit_student, checkpoints.of("student"), progress)
         shutil.copyfile(path, twin_path)
-    elif team.workers > 1:
+    elif team.workers > 1 or num_learned < _WORTH_A_PROCESS:
         student = team.fit(fit_student, checkpoints.of("student"), progress)
         fit_twin = partial(fit_and_save, inputs, decoder_dir, label_options, twin_path, saved, start=start)
         twin = team.fit(fit_twin, saved, silent)
@@ -275,7 +278,7 @@ def imitation_loss(
     options: DistillOptions,
     sampler: ItemSampler | None = None,
 ) -> Loss:
-    """Return the student's mean cross-entropy over all positions, against labels and teacher, and their number."""
+    """Return the student's mean cross-entropy over all positions, against labels and teacher, with the unlikelihood of disliked items, and their number."""
     rows_BL, items_BL = targets.read(batch.tokens, batch.labels)
     return position_loss(
         student(rows_BL),
@@ -286,4 +289,5 @@ def imitation_loss(
         sampler=sampler,
         teacher=targets.of_batch(batch.tokens, batch.labels),
         weights_BL=batch.weights,
+        disliked=batch.disliked,
     )

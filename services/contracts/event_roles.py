@@ -2,7 +2,7 @@
 
     positive   joins the history and is a label to learn from
     weak       joins the history; a label only if it has a weight
-    negative   keeps the item out of answers and is no part of the history; a later positive event takes it back
+    negative   keeps the item out of answers and is no part of the history; the next training makes the item less likely after such a history; a later positive event takes it back
     ignored    changes nothing
 
 Deciding is pure; `read_event_roles` alone reads a file.
@@ -39,7 +39,7 @@ class TypeRule:
     """The rule of one event type. Events whose value is under `min_value` have the role `below` instead.
 
     `weight` is what an event in `role` counts in training, in popularity and in similar items, beside the other types: only the ratios matter to training. None: 1, but a weak event
-    is no label to learn from.
+    is no label to learn from. A negative event counts against its item in training, and nowhere else.
     """
 
     role: Role = Role.POSITIVE
@@ -52,12 +52,16 @@ class TypeRule:
         return self.role if self.min_value is None or value >= self.min_value else self.below
 
     def weight_of(self, role: Role) -> float:
-        """Return what an event in this role counts as a label; 0: it is none."""
-        return self.weight if self.weight is not None and role is self.role else float(role is Role.POSITIVE)
+        """Return what an event in this role counts in the loss, of a negative one against its item; 0: nothing is learned from it."""
+        if self.weight is not None and role is self.role:
+            return self.weight
+        return float(role in (Role.POSITIVE, Role.NEGATIVE))
 
     def count_of(self, role: Role) -> float:
         """Return what an event in this role counts in popularity and similar items."""
-        return self.weight if self.weight is not None and role is self.role else float(role in HISTORY_ROLES)
+        if role not in HISTORY_ROLES:
+            return 0.0
+        return self.weight if self.weight is not None and role is self.role else 1.0
 
 
 _DEFAULT_RULES = {
@@ -106,9 +110,9 @@ def _rule(where: str, entry: Any) -> TypeRule:
     refuse_unknown(where, fields, ("role", "weight", "min_value", "below"))
     weight, min_value = _number(where, fields, "weight"), _number(where, fields, "min_value")
     role = _role(f"{where}.role", fields.get("role", Role.POSITIVE))
-    if weight is not None and not (role in HISTORY_ROLES and 0 <= weight <= MAX_WEIGHT):
+    if weight is not None and (role is Role.IGNORED or not 0 <= weight <= MAX_WEIGHT):
         raise ConfigError(
-            f"{where}.weight: {weight} for the role {role}; give 0 to {MAX_WEIGHT:g}, and to positive or weak types only"
+            f"{where}.weight: {weight} for the role {role}; give 0 to {MAX_WEIGHT:g}, and to no ignored type"
         )
     if "below" in fields and min_value is None:
         raise ConfigError(f"{where}.below: has no meaning without min_value; give min_value too, or leave it out")

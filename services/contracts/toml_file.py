@@ -20,7 +20,7 @@ def entries_of(text: str, file: str, known: tuple[str, ...]) -> dict[str, Any]:
     """Return the entries of a TOML text, of which none is unknown. Raises ConfigError."""
     try:
         entries = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not TOML ({error})") from error
     refuse_unknown(file, entries, known)
     return entries

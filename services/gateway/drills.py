@@ -47,7 +47,7 @@ class Drills:
         self._path = path
         self._wall_clock = wall_clock
         self._until: Mapping[DrillTarget, float] = {}
-        self._following = PeriodicTask(self.refresh, _POLL_S)
+        self._following = PeriodicTask("drills", self.refresh, _POLL_S)
 
     def is_off(self, target: DrillTarget) -> bool:
         """Whether this dependency is switched off now. Costs one dict lookup while no drill runs."""
@@ -101,7 +101,7 @@ def read_drills(path: Path) -> dict[DrillTarget, float]:
         return {DrillTarget(name): float(until_s) for name, until_s in json.loads(path.read_text()).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         log.warning("drills_unreadable", path=str(path), error=repr(error))
         return {}
 

@@ -41,6 +41,8 @@ class ItemLayout:
         self.status = np.zeros(num_items, dtype=np.uint8)
         self.revision = 0
         """Moves with every change of what may be shown."""
+        self.words_revision = 0
+        """Moves after every change of title or categories of an item that the bundle lacks."""
         self._new_ids: list[str] = []
         self._new_index: dict[str, int] = {}
         self.stated_titles: dict[int, str] = {}
@@ -172,6 +174,7 @@ class ItemLayout:
     def put(self, item_id: str, state: ItemState | None, now_ms: int) -> None:
         """Take over the whole state of an item; None deletes it, also one that is not known yet: a later bundle may bring it."""
         index = self.index(item_id)
+        words_before = None if index is None else self._words(index)
         if index is None:
             index = self._new_place(item_id)
         given = ItemState(item_id=item_id) if state is None else state
@@ -184,6 +187,8 @@ class ItemLayout:
             self.stated_titles.pop(index, None)
         else:
             self.stated_titles[index] = given.title
+        if index >= self.num_known and self._words(index) != words_before:
+            self.words_revision += 1
         status = STATED | (HIDDEN if not given.available else 0) | (DELETED if state is None else 0)
         self.status[index] = status | (HAS_CATEGORIES if given.categories is not None else 0)
         is_timely = (given.published_ms or 0) <= now_ms and (given.expires_ms is None or now_ms < given.expires_ms)
@@ -267,6 +272,10 @@ class ItemLayout:
         self._new_ids.append(item_id)
         self._new_index[item_id] = index
         return index
+
+    def _words(self, index: int) -> tuple[str | None, int]:
+        """Return what identifies an item's stated title and its categories."""
+        return self.stated_titles.get(index), int(self.columns.texts["categories"].codes[index])
 
     def _set_texts(self, index: int, given: ItemState) -> None:
         categories = given.categories

@@ -90,6 +90,16 @@ class AccessMetrics(_Metrics):
     )
 
 
+class BackgroundMetrics(_Metrics):
+    """Metrics of what a gateway or standby repeats beside its requests."""
+
+    failures = _counter(
+        "tailrace_background_failures_total",
+        "Errors that a periodic task did not expect, by task; what it keeps fresh is as before until it succeeds",
+        "task",
+    )
+
+
 class ItemsMetrics(_Metrics):
     """Metrics of a process that follows the live catalogue."""
 

@@ -89,6 +89,7 @@ def run_worker(
     address = _log_address(settings)
     items = ListedItems()
     counted = _Counted(items)
+    pace = pace or DEFAULT_PACE
     followers = [
         BundleFollower(
             BundleStore.of(settings, name),
@@ -108,15 +109,15 @@ def run_worker(
         base_table=base_table(settings.offline_log_dir),
         limits=history_limits(settings.history_max_items),
         metrics=metrics,
-        pace=pace or DEFAULT_PACE,
+        pace=pace,
         interruptions=interruptions or NO_INTERRUPTIONS,
         beat=settings.worker_heartbeat.touch,
         tracing=tracing,
         keep_days=settings.log_keep_days,
         roles=read_event_roles(settings.events_file),
-        eraser=_eraser(settings, features, log, impressions),
+        eraser=_eraser(settings, features, log, impressions, pace),
     )
-    landing = _impression_worker(settings, features, impressions, metrics, pace or DEFAULT_PACE)
+    landing = _impression_worker(settings, features, impressions, metrics, pace)
     for folder in (settings.offline_log_dir, settings.worker_heartbeat.parent):
         folder.mkdir(parents=True, exist_ok=True)
     for follower in followers:
@@ -165,7 +166,7 @@ class _Counted:
 
 
 def _eraser(
-    settings: Settings, features: RepoAddress, log: OfflineLog, impressions: OfflineLog[LoggedImpression]
+    settings: Settings, features: RepoAddress, log: OfflineLog, impressions: OfflineLog[LoggedImpression], pace: Pace
 ) -> Eraser:
     """Return what takes erased users out of all but their rows."""
     files = ErasingFiles(
@@ -175,7 +176,15 @@ def _eraser(
         offline_features=features.table_path(USER_HISTORY.name),
         stages_dir=settings.stages_dir,
     )
-    return Eraser(log.ledger, ErasingWriter(features), files, BundleStore.of(settings).versions)
+    versions = BundleStore.of(settings).versions
+    return Eraser(
+        log.ledger,
+        ErasingWriter(features),
+        files,
+        versions,
+        settle_s=pace.erasure_settle_s,
+        rewrite_every_s=pace.erasure_rewrite_every_s,
+    )
 
 
 def _impression_worker(

@@ -45,6 +45,10 @@ class Pace:
     compact_every_s: float = 5.0
     """Each time one partition's files are compacted, the next one's after that."""
     retry_after_s: float = 0.5
+    erasure_settle_s: float = 10.0
+    """How long after an erasure's acceptance an answer that was under way may still leave traces of the user."""
+    erasure_rewrite_every_s: float = 60.0
+    """Redis writes its file again for erasures at most this often."""
 
     @property
     def timers_s(self) -> tuple[float, float, float]:

@@ -1,6 +1,5 @@
 """The console's page of names and releases in a real browser on the real stack: a release begins, goes on and ends where the store of bundles sees it."""
 
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -11,18 +10,19 @@ from playwright.sync_api import Page, expect
 
 from models.canary import Stage
 from models.registry import BundleStore
+from models.release_report import GuardReport, ReleaseReport
 from tests.support.gateway.browser import FAINT, NAMELESS, TOO_WIDE, chromium, quiet_page
 from tests.support.stacks.stack import Stack
 
 WAIT_MS = 90_000
 COPY = "candidate-of-a-test"
-GUARDS = [
-    {"name": "latency:llm", "state": "no worse", "worse_by": -0.01, "low": -0.03, "high": 0.01, "lacks": ""},
-    {"name": "clicks", "state": "open", "worse_by": None, "low": None, "high": None, "lacks": "fewer than 100 users"},
-]
-REPORT = json.dumps(
-    {"outcome": "continue", "reason": "the stage lasts 600 s more", "users": [9, 800], "guards": GUARDS}
+GUARDS = (
+    GuardReport(name="latency:llm", state="no worse", worse_by=-0.01, low=-0.03, high=0.01),
+    GuardReport(name="clicks", state="open", worse_by=None, low=None, high=None, lacks="fewer than 100 users"),
 )
+REPORT = ReleaseReport(
+    act="stay", outcome="continue", reason="the stage lasts 600 s more", users=(9, 800), lists=(12, 990), guards=GUARDS
+).encode()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def confirm(page: Page, reason: str | None = None) -> None:
 
 def test_a_release_is_begun_moved_and_ended(stack: Stack, store: BundleStore) -> None:
     """A question that is answered with no moves nothing; each move is in the store's record and in the page's history."""
-    live = store.live_version()
+    live, withdrawn = store.live_version(), store.withdrawals()
     expect.set_options(timeout=WAIT_MS)
     with chromium() as browser, quiet_page(browser, base_url=str(stack.rest.base_url)) as page:
         page.goto("/")
@@ -74,7 +74,7 @@ def test_a_release_is_begun_moved_and_ended(stack: Stack, store: BundleStore) ->
 
         expect(name.get_by_role("button", name="Release…")).to_be_visible()
         record = store.record()
-        assert (record.canary, record.live, record.withdrawn) == (None, live, {})
+        assert (record.canary, record.live, record.withdrawn) == (None, live, withdrawn)
         assert [move.act for move in record.history[-3:]] == ["release", "share", "end"]
         assert record.history[-1].note.endswith("seen enough")
         name.locator("summary", has_text="History").click()

@@ -131,13 +131,8 @@ def pod_of(things: list[Thing], name: str) -> Pod:
 def _templates(things: list[Thing]) -> Iterator[tuple[str, Thing]]:
     for thing in things:
         name, spec = thing["metadata"]["name"], thing.get("spec", {})
-        if thing["kind"] == "RayService":
-            cluster = spec["rayClusterConfig"]
-            yield f"{name}-head", cluster["headGroupSpec"]["template"]
-            for group in cluster["workerGroupSpecs"]:
-                yield f"{name}-{group['groupName']}", group["template"]
-        elif thing["kind"] == "RayJob":
-            cluster = spec["rayClusterSpec"]
+        if thing["kind"] in {"RayService", "RayJob"}:
+            cluster = spec["rayClusterConfig" if thing["kind"] == "RayService" else "rayClusterSpec"]
             yield f"{name}-head", cluster["headGroupSpec"]["template"]
             for group in cluster["workerGroupSpecs"]:
                 yield f"{name}-{group['groupName']}", group["template"]

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 TYPESCRIPT = Path(__file__).resolve().parents[2] / "services/client-typescript"
 _NODE = Path(sys.executable).with_name("node")
 _PRELUDE = f"""
@@ -23,3 +25,11 @@ def in_node(script: str, *arguments: str) -> Any:
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
+
+
+def npx(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a tool of the client's development; skip the test where they are not installed."""
+    folder = TYPESCRIPT / "node_modules/.bin"
+    if not folder.exists():
+        pytest.skip("no TypeScript compiler: `make typescript` installs it")
+    return subprocess.run([folder / words[0], *words[1:]], cwd=TYPESCRIPT, capture_output=True, text=True, check=False)

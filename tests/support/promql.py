@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 from services.observability.metrics import (
+    BackgroundMetrics,
     EdgeMetrics,
     EngineMetrics,
     GatewayMetrics,
@@ -41,6 +42,7 @@ def exported() -> dict[str, set[str]]:
         EngineMetrics(registry),
         ReleaseMetrics(registry),
         ProcessMetrics(registry, "gateway"),
+        BackgroundMetrics(registry),
     )
     found: dict[str, set[str]] = {}
     for metric in (metric for holder in holders for metric in vars(holder).values()):

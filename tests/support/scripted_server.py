@@ -1,4 +1,4 @@
-"""An HTTP server that answers each request by the next step of a script, and counts them: for clients' retries."""
+"""An HTTP server that answers each request by the next step of a script, and keeps them."""
 
 import json
 import threading
@@ -66,7 +66,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer."""
         length = int(self.headers.get("content-length", 0))
         request = {
-            "body": json.loads(self.rfile.read(length)),
+            "path": self.path,
+            "body": json.loads(self.rfile.read(length) or b"null"),
             **{name.lower(): one for name, one in self.headers.items()},
         }
         step = self.server.next_step(request)
@@ -80,6 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, one)
         self.end_headers()
         self.wfile.write(body.encode())
+
+    do_GET = do_POST
 
     def log_message(self, *_arguments: object) -> None:
         """Print nothing."""

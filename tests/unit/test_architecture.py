@@ -85,6 +85,7 @@ def python(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         ("services.llm.handles", {"torch", "services.llm.ranking.deployment"}),
         ("services.student", {"torch", "ray", "feast", "kafka"}),
         ("services.stream.__main__", {"torch", "ray"}),
+        ("pipelines.run", {"sklearn", "pandas", "ray", "feast"}),
         ("infra.cli.main", {"torch", "ray", "feast", "kafka", "pydantic", "numpy"}),
         ("infra.local", {"torch", "ray", "feast", "kafka"}),
     ],
@@ -120,12 +121,12 @@ for module in sys.argv[2:]:
 """Imports modules where no package is found but our own, and torch, numpy, safetensors and tokenizers with all that these load."""
 
 
-@pytest.mark.parametrize(
-    "package", ["pipelines.training.fit", "pipelines.planner", "pipelines.profiler", "benchmarks.gpu.train"]
-)
-def test_what_runs_on_a_gpu_image_needs_torch_numpy_safetensors_and_tokenizers_alone(package: str) -> None:
-    """A fresh interpreter in which every other package is missing imports the room."""
-    done = python(ALONE_WITH_TORCH, ",".join(PACKAGES), *(modules_below(package) or [package]))
+def test_what_runs_on_a_gpu_image_needs_torch_numpy_safetensors_and_tokenizers_alone() -> None:
+    """A fresh interpreter in which every other package is missing imports the rooms."""
+    rooms = ("pipelines.training.fit", "pipelines.planner", "pipelines.profiler", "benchmarks.gpu.train")
+    modules = [module for room in rooms for module in modules_below(room) or [room]]
+
+    done = python(ALONE_WITH_TORCH, ",".join(PACKAGES), *modules)
 
     assert done.returncode == 0, done.stderr
 

@@ -2,11 +2,16 @@
 
 A batch holds windows of about one length. Its tokens begin with BOS; the label at each position is the next item; positions
 past a window's end carry `IGNORED` and come after all real ones, so causal attention never reads them.
+
+A disliked item is scored from the history before it, and is in no window as an item that others are predicted from. Where an item is one token, the position of the next item is
+that of the dislike too, and a window with a dislike after its last item is a position longer. An item of several tokens is predicted from its own first ones, so its
+dislike is a row of its own: the history, then the item, and no labels. So that such rows cost no more than the others do, an epoch has one for each window, drawn
+by weight among its dislikes, which counts what they all count.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
@@ -14,9 +19,27 @@ import torch
 from torch import Tensor
 
 from models.catalogue import BOS_TOKEN, Catalogue
-from pipelines.data.labelled import Labelled, items_of, weights_of
+from pipelines.data.labelled import Dislikes, Labelled, Weighted, dislikes_in, items_of, weights_of
 
 IGNORED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Disliked:
+    """What the rows of a batch are learned against: item indices, the number of items of the row before each, and weights, 0 where a row has fewer. All are (B, M)."""
+
+    items: Tensor
+    places: Tensor
+    weights: Tensor
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Disliked":
+        """Return what this makes of each tensor."""
+        return Disliked(*(change(getattr(self, one.name)) for one in fields(self)))
+
+    def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the row, the place, the item and the weight of each dislike, (U,) each."""
+        at = self.weights.nonzero(as_tuple=True)
+        return at[0], self.places[at], self.items[at], self.weights[at]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +55,7 @@ class Batch:
     lengths: tuple[int, ...]
     digest: int = 0
     weights: Tensor | None = None
+    disliked: Disliked | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on this device. To a GPU it goes from pinned memory, without waiting for the copy."""
@@ -39,13 +63,25 @@ class Batch:
         def moved(tensor: Tensor) -> Tensor:
             return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
-        weights = None if self.weights is None else moved(self.weights)
-        return Batch(moved(self.tokens), moved(self.labels), moved(self.is_label), self.lengths, self.digest, weights)
+        return self.each(moved)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch with what this makes of each tensor; lengths and digest stay."""
+        weights = None if self.weights is None else change(self.weights)
+        disliked = None if self.disliked is None else self.disliked.each(change)
+        tokens, labels, is_label = (change(part) for part in (self.tokens, self.labels, self.is_label))
+        return Batch(tokens, labels, is_label, self.lengths, self.digest, weights, disliked)
 
     def signed(self) -> "Batch":
         """Return the batch, which is on the host, with the digest of its content."""
-        parts = (self.tokens, self.labels, self.is_label, *(() if self.weights is None else (self.weights,)))
-        return replace(self, digest=number_of(b"".join(part.numpy().tobytes() for part in parts)))
+        parts: list[bytes] = []
+
+        def add(part: Tensor) -> Tensor:
+            parts.append(part.numpy().tobytes())
+            return part
+
+        self.each(add)
+        return replace(self, digest=number_of(b"".join(parts)))
 
 
 MakeBatch = Callable[[], Batch]
@@ -73,7 +109,9 @@ def batch_windows(
     windows: Sequence[Labelled], catalogue: Catalogue, max_tokens: int, rng: np.random.Generator
 ) -> list[MakeBatch]:
     """Return what makes batches of at most `max_tokens` positions each (one window at least), in random order."""
-    groups = group_by_length([len(window) * catalogue.depth for window in windows], max_tokens, rng)
+    if catalogue.depth > 1:
+        windows = [row for window in windows for row in _rows_of_window(window, rng)]
+    groups = group_by_length([_num_positions(window, catalogue.depth) for window in windows], max_tokens, rng)
     return [
         partial(make_batch, [windows[index] for index in groups[number]], catalogue)
         for number in rng.permutation(len(groups))
@@ -102,8 +140,7 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
 
 def rows_of(batch: Batch, rows: slice) -> Batch:
     """Return a batch of these rows."""
-    weights = None if batch.weights is None else batch.weights[rows]
-    return Batch(batch.tokens[rows], batch.labels[rows], batch.is_label[rows], batch.lengths[rows], weights=weights)
+    return replace(batch.each(lambda part: part[rows]), lengths=batch.lengths[rows], digest=0)
 
 
 def number_of(content: bytes) -> int:
@@ -113,13 +150,13 @@ def number_of(content: bytes) -> int:
 
 def make_batch(windows: Sequence[Labelled], catalogue: Catalogue) -> Batch:
     """Lay windows of item indices out as tokens, padded to the longest. Items of weight 0 are no labels."""
-    lengths = tuple(len(window) * catalogue.depth for window in windows)
+    lengths = tuple(_num_positions(window, catalogue.depth) for window in windows)
     tokens = np.full((len(windows), max(lengths)), BOS_TOKEN, dtype=np.int64)
     labels = np.full_like(tokens, IGNORED)
     weights = np.zeros_like(tokens, dtype=np.float32)
-    for row, window in enumerate(windows):
+    for row, (window, length) in enumerate(zip(windows, lengths, strict=True)):
         encoded = np.array(catalogue.tokens(items_of(window)), dtype=np.int64)
-        tokens[row, 1 : len(encoded)] = encoded[:-1]
+        tokens[row, 1:length] = encoded[: length - 1]
         labels[row, : len(encoded)] = encoded
         weights[row, : len(encoded)] = np.repeat(weights_of(window), catalogue.depth)
     is_even = bool(np.isin(weights, (0, 1)).all())
@@ -129,4 +166,41 @@ def make_batch(windows: Sequence[Labelled], catalogue: Catalogue) -> Batch:
         torch.from_numpy(weights > 0),
         lengths,
         weights=None if is_even else torch.from_numpy(weights),
+        disliked=_disliked([dislikes_in(window) for window in windows]),
     )
+
+
+def _num_positions(window: Labelled, depth: int) -> int:
+    """Return the number of a window's positions: one more than its items' where a dislike comes after all of them."""
+    dislikes = dislikes_in(window)
+    return len(window) * depth + (dislikes is not None and int(dislikes.places.max()) == len(window))
+
+
+def _rows_of_window(window: Labelled, rng: np.random.Generator) -> Iterator[Labelled]:
+    """Yield the window without its dislikes, then one of them as a row of its own."""
+    dislikes = dislikes_in(window)
+    if dislikes is None:
+        yield window
+        return
+    items = items_of(window)
+    yield Weighted(items, weights_of(window))
+    total = dislikes.weights.sum()
+    one = int(rng.choice(len(dislikes), p=dislikes.weights / total))
+    item, place = dislikes.items[one], int(dislikes.places[one])
+    own = Dislikes(np.array([item]), np.array([place]), np.array([total]))
+    yield Weighted(np.append(items[:place], item), np.zeros(place + 1, dtype=np.float32), own)
+
+
+def _disliked(of_rows: Sequence[Dislikes | None]) -> Disliked | None:
+    """Lay the dislikes of rows out; None without any."""
+    most = max(0 if dislikes is None else len(dislikes) for dislikes in of_rows)
+    if not most:
+        return None
+    items, places = np.zeros((2, len(of_rows), most), dtype=np.int64)
+    weights = np.zeros((len(of_rows), most), dtype=np.float32)
+    for row, dislikes in enumerate(of_rows):
+        if dislikes is not None:
+            number = len(dislikes)
+            items[row, :number], places[row, :number] = dislikes.items, dislikes.places
+            weights[row, :number] = dislikes.weights
+    return Disliked(*(torch.from_numpy(values) for values in (items, places, weights)))

@@ -12,7 +12,7 @@ Shape suffixes: B rows of a part, R those of this rank, T tokens of a micro-batc
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -360,11 +360,11 @@ def micro_batches_of(batch: Batch, num_stages: int) -> list[Batch]:
     size = -(-num_rows // (MICRO_BATCHES * num_stages))
     number = max(num_stages, -(-num_rows // size))
     below = (0, 0, 0, number * size - num_rows)
-    filled = Batch(
-        functional.pad(batch.tokens, below, value=BOS_TOKEN),
-        functional.pad(batch.labels, below, value=IGNORED),
-        functional.pad(batch.is_label, below, value=False),
-        (*batch.lengths, *([0] * below[-1])),
+    filled = replace(
+        batch.each(lambda part: functional.pad(part, below)),
+        tokens=functional.pad(batch.tokens, below, value=BOS_TOKEN),
+        labels=functional.pad(batch.labels, below, value=IGNORED),
+        lengths=(*batch.lengths, *([0] * below[-1])),
     )
     return list(split_batch(filled, number))
 

@@ -2,7 +2,7 @@
 
 That is how the engine's beams score items, so the shares of all items add up to 1, and nothing has to be learned of paths that no item has.
 
-Shape suffixes: B windows, L positions, N items of a window, T items learned from, C items of a chunk, D hidden, V tokens, P prefixes, S codes of a level.
+Shape suffixes: B windows, L positions, N items of a window, T items learned from, U disliked items, C items of a chunk, D hidden, V tokens, P prefixes, S codes of a level, X levels.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from pipelines.training.fit.batches import IGNORED, Batch
 from pipelines.training.fit.parallel import Loss
 from pipelines.training.target.softmax import PENALTY, catalogue_loss, next_unseen
 from pipelines.training.target.teacher import ItemTeacher, TargetCodes
+from pipelines.training.target.unlikelihood import log_odds, mean_of_both, unlikelihood
 from services.llm.engine.beam.trie import ItemCodes, Trie
 
 
@@ -44,11 +45,12 @@ class CodePaths:
             child_PS = np.full((int(nodes[level].max()) + 1, size), -1, dtype=np.int32)
             child_PS[nodes[level], catalogue.codes[:, level]] = nodes[level + 1]
             self.child_PS.append(torch.from_numpy(child_PS).to(device))
+        self._codes_IX = torch.from_numpy(catalogue.codes).long().to(device)
 
     def loss(
         self, hidden_BLD: Tensor, head_VD: Tensor, batch: Batch, teacher: ItemTeacher | None = None, *, mask_seen: bool
     ) -> Loss:
-        """Return the mean cross-entropy of all levels' codes, each among those below the codes before it, and their number.
+        """Return the mean cross-entropy of all levels' codes, each among those below the codes before it, and their number. A disliked item counts as so many codes too.
 
         With `mask_seen` only items new to their history are learned. Seen ones stay in the softmax, as in the engine, whose masks change no score.
         With a teacher the target at each level is a mixture of the label's code and the teacher's shares.
@@ -72,7 +74,21 @@ class CodePaths:
             head_SD = head_VD[first : first + size]
             losses.append(catalogue_loss(hidden_TXD[:, level], head_SD, codes_T, others, targets[level], weights_T))
             prefix_T = self.child_PS[level][prefix_T, codes_T].long()
-        return torch.stack(losses).mean(), labels_TX.numel()
+        of_labels = torch.stack(losses).mean(), labels_TX.numel()
+        if batch.disliked is None:
+            return of_labels
+        row_U, place_U, item_U, weight_U = batch.disliked.found()
+        odds_UX = self._log_odds(hidden_BNXD[row_U, place_U], head_VD, item_U)
+        return mean_of_both(of_labels, unlikelihood(odds_UX, weight_U), depth * len(item_U))
+
+    def _log_odds(self, hidden_UXD: Tensor, head_VD: Tensor, item_U: Tensor) -> Tensor:
+        """Return the log odds (U, X) of each of these items' codes among those below the codes before it. Rows hold the item itself, so that each code is predicted from the ones before it."""
+        codes_UX, prefix_U, odds = self._codes_IX[item_U], torch.zeros_like(item_U), []
+        for level, (first, size) in enumerate(zip(self.first_tokens, self.level_sizes, strict=True)):
+            others, codes_U = OtherCodes(self.child_PS[level], prefix_U), codes_UX[:, level]
+            odds.append(log_odds(hidden_UXD[:, level], head_VD[first : first + size], codes_U, others))
+            prefix_U = self.child_PS[level][prefix_U, codes_U].long()
+        return torch.stack(odds, dim=1)
 
     def _items(self, labels_BNX: Tensor) -> Tensor:
         """Return each label's item, IGNORED for none."""

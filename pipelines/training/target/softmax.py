@@ -9,6 +9,7 @@ Shape suffixes: B histories, L positions, T tokens (C of a chunk), D hidden of t
 N items that the teacher named.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -117,9 +118,7 @@ class _FusedLoss(torch.autograd.Function):
     ) -> Tensor:
         grad_hidden_TD, grad_head_VD = torch.empty_like(hidden_TD), torch.zeros_like(head_VD)
         total, num_labels = hidden_TD.new_zeros(()), max(1, len(labels_T))
-        size = max(1, min(_CHUNK_ROWS, _CHUNK_SCORES // len(head_VD)))
-        for start in range(0, len(labels_T), size):
-            rows = slice(start, start + size)
+        for rows in chunks(len(labels_T), len(head_VD)):
             penalty_CV = None if left_out is None else left_out.penalty(rows)
             scores_CV = _scores(hidden_TD[rows], head_VD, penalty_CV)
             target_CV = None if teacher is None else teacher.share(rows, penalty_CV, scores_CV)
@@ -136,6 +135,12 @@ class _FusedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None, None, None]:
         grad_hidden_TD, grad_head_VD = ctx.saved_tensors
         return grad_hidden_TD * grads[0], grad_head_VD * grads[0], None, None, None, None
+
+
+def chunks(num_tokens: int, num_items: int) -> Iterator[slice]:
+    """Yield slices of tokens whose scores of so many items are few enough to be held at once."""
+    size = max(1, min(_CHUNK_ROWS, _CHUNK_SCORES // num_items))
+    yield from (slice(start, start + size) for start in range(0, num_tokens, size))
 
 
 def _scores(hidden_CD: Tensor, head_VD: Tensor, penalty_CV: Tensor | None) -> Tensor:

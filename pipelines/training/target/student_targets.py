@@ -15,7 +15,7 @@ from torch import Tensor
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Decoder
 from models.student import START
-from pipelines.data.labelled import Labelled, Weighted, items_of, weights_of
+from pipelines.data.labelled import Labelled, Weighted, dislikes_in, items_of, weights_of
 from pipelines.scoring.beams import BeamScorer
 from pipelines.scoring.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED
@@ -74,7 +74,7 @@ class BeamTargets:
         items_P = np.concatenate([items_of(sequence) for sequence in sequences])
         starts = np.cumsum([0, *(len(sequence) for sequence in sequences)])
         self.sequences: Sequence[Labelled] = [
-            Weighted(np.arange(start, end), weights_of(sequence))
+            Weighted(np.arange(start, end), weights_of(sequence), dislikes_in(sequence))
             for start, end, sequence in zip(starts, starts[1:], sequences, strict=False)
         ]
         self.encoding = single_level(catalogue, len(items_P))

@@ -82,7 +82,7 @@ class KeyRing:
         self._stamp = stamp_of(path)
         self._entries = self._read()
         self._on_state(KeysState.CURRENT)
-        self._following = PeriodicTask(lambda: asyncio.to_thread(self.refresh), POLL_S)
+        self._following = PeriodicTask("keys", lambda: asyncio.to_thread(self.refresh), POLL_S)
 
     def find(self, key: str, now_unix_s: float) -> Holder | None:
         """Return the key's holder; None if it is unknown or has expired."""
@@ -100,7 +100,7 @@ class KeyRing:
         await self._following.stop()
 
     def refresh(self) -> None:
-        """Read the file again if it has changed; log a broken one, and one that is gone, once."""
+        """Read the file again if it has changed; log a broken one, and one that is gone, once. An error that is none of these is raised at each poll."""
         stamp = stamp_of(self._path)
         if stamp is None and _is_gone(self._path):
             self._polls_without_file += 1
@@ -110,13 +110,14 @@ class KeyRing:
         self._polls_without_file = 0
         if stamp == self._stamp:
             return
-        self._stamp = stamp
         try:
             self._entries = self._read()
         except ConfigError as error:
+            self._stamp = stamp
             log.error("keys_refused", error=str(error), kept=len(self._entries))  # noqa: TRY400 - no bug of ours
             self._on_state(KeysState.OUTDATED)
             return
+        self._stamp = stamp
         log.info("keys_read", num_keys=len(self._entries))
         self._on_state(KeysState.CURRENT)
 

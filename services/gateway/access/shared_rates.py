@@ -124,7 +124,7 @@ class SharedRates:
         self._locks: dict[str, asyncio.Lock] = {}
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
         self._is_unavailable = False
-        self._settling = PeriodicTask(self.settle, _SETTLE_EVERY_S)
+        self._settling = PeriodicTask("rate_counts", self.settle, _SETTLE_EVERY_S)
 
     async def start(self) -> None:
         """Connect, and settle in the background from now on. Call in the serving loop."""

@@ -11,8 +11,6 @@
 """
 
 import asyncio
-import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -24,6 +22,7 @@ from starlette.responses import Response
 from models.canary import Canary, Stage
 from models.name_record import NameRecord
 from models.registry import BundleStore
+from models.release_report import ReleaseReport
 from services.contracts.access import Scope
 from services.errors import BundleError, InvalidRequest, NotFound, StoreUnavailable
 from services.gateway.call.headers import Call
@@ -33,7 +32,6 @@ from services.gateway.console.door import console_operation
 
 _MAX_BODY_BYTES = 4_096
 _MAX_REASON_CHARS = 500
-_MAX_STAGES = 20
 
 
 class _Promoted(Sent):
@@ -109,7 +107,8 @@ class _ReleaseDoor:
 
     async def release(self, http: Request, call: Call) -> Response:
         sent = await read_sent(http, _Released, _MAX_BODY_BYTES)
-        stages, since_ms, version = _stages(sent), self._since_ms(), http.path_params["version"]
+        stages = [Stage(one.share, one.hold_s) for one in sent.stages]
+        since_ms, version = self._since_ms(), http.path_params["version"]
         return await self._move(
             http, lambda store: store.release(version, stages, since_ms, by=_by(call), by_hand=sent.by_hand)
         )
@@ -118,14 +117,7 @@ class _ReleaseDoor:
         sent = await read_sent(http, _Moved, _MAX_BODY_BYTES)
         since_ms, version = self._since_ms(), http.path_params["version"]
 
-        def move(store: BundleStore) -> None:
-            canary = store.record().canary
-            num_stages = 0 if canary is None or canary.version != version else len(canary.stages)
-            if num_stages and not 0 <= sent.stage < num_stages:
-                raise InvalidRequest("stage", f"there is no stage {sent.stage}", f"send 0 to {num_stages - 1}")
-            store.move_canary(version, sent.stage, since_ms, by=_by(call))
-
-        return await self._move(http, move)
+        return await self._move(http, lambda store: store.move_canary(version, sent.stage, since_ms, by=_by(call)))
 
     async def stop(self, http: Request, call: Call) -> Response:
         sent = await read_sent(http, _Stopped, _MAX_BODY_BYTES)
@@ -181,13 +173,8 @@ def describe_name(name: str, record: NameRecord, now_ms: float) -> dict[str, Any
 
 
 def _canary(canary: Canary, now_ms: float) -> dict[str, Any]:
-    """Return a release in plain values. `verdict` is the report of the last look: of the judge's fields, or its words as the reason."""
-    verdict: Any = None
-    if canary.report:
-        try:
-            verdict = json.loads(canary.report)
-        except ValueError:
-            verdict = {"reason": canary.report}
+    """Return a release in plain values. `verdict` is the report of the last look, None before the first."""
+    report = ReleaseReport.decode(canary.report)
     return {
         "version": canary.version,
         "stages": [asdict(stage) for stage in canary.stages],
@@ -198,28 +185,9 @@ def _canary(canary: Canary, now_ms: float) -> dict[str, Any]:
         "at": canary.at,
         "by_hand": canary.by_hand,
         "budgets": dict(canary.budgets),
-        "verdict": verdict if isinstance(verdict, dict) else None,
+        "verdict": None if report is None else asdict(report),
         "looked_ms": canary.looked_ms,
     }
-
-
-def _stages(sent: _Released) -> tuple[Stage, ...]:
-    """Return the stages. Raises InvalidRequest for shares that are none, do not grow, or leave nobody to compare with, and for times that are none."""
-    stages = tuple(Stage(one.share, one.hold_s) for one in sent.stages)
-    if not 1 <= len(stages) <= _MAX_STAGES:
-        raise InvalidRequest("stages", f"{len(stages)} of them", f"send 1 to {_MAX_STAGES}")
-    least = 0.0
-    for place, stage in enumerate(stages):
-        if not least < stage.share <= 1:
-            raise InvalidRequest(
-                f"stages[{place}].share", "not above the one before, or above 1", "send growing shares"
-            )
-        if not 0 <= stage.hold_s < math.inf:
-            raise InvalidRequest(f"stages[{place}].hold_s", "no duration", "send seconds, 0 or more")
-        least = stage.share
-    if stages[0].share == 1:
-        raise InvalidRequest("stages[0].share", "all users at once leave nobody to compare with", "begin with less")
-    return stages
 
 
 def _reason(text: str) -> str:

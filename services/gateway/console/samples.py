@@ -133,7 +133,7 @@ class MetricSampler:
         self._clock = clock
         self._watched_s = float("-inf")
         self._sampled_s = float("-inf")
-        self._sampling = PeriodicTask(self._sample_if_due, _TICK_S, at_once=True)
+        self._sampling = PeriodicTask("metric_samples", self._sample_if_due, _TICK_S, at_once=True)
 
     def watch(self) -> SampleRing:
         """Return the samples, and sample each second for a while."""

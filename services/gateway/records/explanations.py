@@ -69,7 +69,7 @@ class Explanations:
         self._waiting: list[AnswerRecord | RefusalRecord] = []
         self._kept, self._dropped = outcomes.labels("kept"), outcomes.labels("dropped")
         self._is_unavailable = False
-        self._flushing = PeriodicTask(self.flush, _FLUSH_EVERY_S)
+        self._flushing = PeriodicTask("explanations", self.flush, _FLUSH_EVERY_S)
 
     def answered(self, record: AnswerRecord) -> None:
         """Take an answer's record, or drop it if too many wait; the second half of the places is for slow requests."""

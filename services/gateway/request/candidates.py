@@ -169,7 +169,8 @@ def merge(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, availabl
         if len(kept):
             scores = ranking.scores[kept]
             if parts:
-                scores = scores + min(0.0, parts[-1].scores[-1] - scores[0])
+                last = parts[-1].scores[-1]
+                scores = np.minimum(scores + min(0.0, last - scores[0]), last)  # the sum may round up
             parts.append(ItemRanking(ranking.tier, indices[kept], np.minimum.accumulate(scores)))
             num_taken += len(kept)
         if num_taken == k:

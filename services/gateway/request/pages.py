@@ -58,7 +58,7 @@ class Pages:
         self._wall_clock = wall_clock
         self._key: bytes | None = None
         self._marks: WeakKeyDictionary[Live, ItemMarks] = WeakKeyDictionary()
-        self._refreshing = PeriodicTask(self.refresh, _KEY_EVERY_S)
+        self._refreshing = PeriodicTask("page_key", self.refresh, _KEY_EVERY_S)
         names.before_swap(self._marks_of)
 
     async def start(self) -> None:

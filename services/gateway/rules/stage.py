@@ -3,9 +3,9 @@
 To add a rule: its fields in `services/contracts/rules.py`, a file here, a line in `WEIGHTS` or `REORDERS`.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import islice
 
 import numpy as np
@@ -115,7 +115,7 @@ def apply_rules(
         if rule.is_set(rules) and (factors := rule.factors(slate, rules, known)) is not None
     ]
     if weights:
-        slate = slate.weighted(math.prod(factors for _, factors in weights))
+        slate = slate.weighted(reduce(np.multiply, (factors for _, factors in weights)))
     orders: list[tuple[str, list[int]]] = []
     order = iter(range(len(slate.indices)))
     for rule in REORDERS:

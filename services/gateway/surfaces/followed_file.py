@@ -62,7 +62,7 @@ class FollowedFile(Generic[T]):
         self._refused_for: str | None = None
         self.in_force: T = none if path is None else read(path)
         self._on_state(FileState.CURRENT)
-        self._following = PeriodicTask(lambda: asyncio.to_thread(self.refresh), POLL_S)
+        self._following = PeriodicTask(what, lambda: asyncio.to_thread(self.refresh), POLL_S)
 
     async def start(self) -> None:
         """Check what is in force, and follow the file from now on. Call in the serving loop."""
@@ -80,7 +80,7 @@ class FollowedFile(Generic[T]):
         await self._following.stop()
 
     def refresh(self) -> None:
-        """Read the file again if it has changed or was refused, and check what is in force; log each reason for a refusal once."""
+        """Read the file again if it has changed or was refused, and check what is in force; log each reason for a refusal once. An error that is no refusal is raised at each poll."""
         if self.path is None:
             return
         stamp = stamp_of(self.path)
@@ -92,6 +92,11 @@ class FollowedFile(Generic[T]):
         except ConfigError as error:
             self._refuse(error)
             return
+        except Exception as error:
+            if self._refused_for is None:
+                self._on_state(FileState.OUTDATED)
+            self._refused_for = repr(error)  # so that it is read at the next poll too
+            raise
         if is_read:
             self.in_force, self._refused_for = found, None
             log.info(f"{self._what}_read", num_entries=len(found))

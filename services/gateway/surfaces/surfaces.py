@@ -109,7 +109,7 @@ def parse_surfaces(text: str) -> Mapping[str, Surface]:
     """Read the text of such a file. Raises InvalidRequest naming the entry, or `text` for the whole."""
     try:
         entries = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest("text", f"not TOML ({error})", "mend it there") from error
     if len(entries) > MAX_SURFACES:
         raise InvalidRequest("text", f"{len(entries)} surfaces", f"write at most {MAX_SURFACES}")

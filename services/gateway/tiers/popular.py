@@ -19,6 +19,7 @@ import structlog
 
 from services.contracts.features import RecentPopularity
 from services.contracts.recommend import Filters, PopularIn, RecommendRequest, ScoredItem, Tier
+from services.errors import DependencyUnavailable
 from services.gateway.periodic_task import PeriodicTask
 from services.gateway.request.candidates import ItemRanking, as_chosen, as_items, best_allowed
 from services.gateway.request.context import RequestContext
@@ -72,7 +73,7 @@ class PopularTier:
         self._recent = RecentPopularity()
         self._rankings: WeakKeyDictionary[Live, PopularRanking] = WeakKeyDictionary()
         self._heads: WeakKeyDictionary[Live, _Head] = WeakKeyDictionary()
-        self._refreshing = PeriodicTask(self.refresh, refresh_s, at_once=True)
+        self._refreshing = PeriodicTask("popularity", self.refresh, refresh_s, at_once=True)
         self._refresh_lock = asyncio.Lock()
         names.before_swap(self._rank)
 
@@ -151,7 +152,7 @@ class PopularTier:
     async def _read_and_rank(self) -> None:
         try:
             self._recent = await self._windows.read_popular(_READ_TIMEOUT_S)
-        except Exception as error:  # noqa: BLE001 - whatever the store fails at, the last windows stay
+        except DependencyUnavailable as error:
             log.warning("popularity_not_refreshed", error=repr(error))
             return
         for live in self._names.loaded:

@@ -38,8 +38,12 @@ Neighbours = list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewItems:
-    """What was found for one bundle: the words of its items, the texts of new items by index, their neighbours, and the new ones near the bundle's items."""
+    """What was found for one bundle: the words of its items, the texts of new items by index, their neighbours, and the new ones near the bundle's items.
 
+    `revision` is that of the layout's words.
+    """
+
+    revision: int
     words: WordIndex
     texts: Mapping[int, str] = field(default_factory=dict)
     known_near: Mapping[int, Neighbours] = field(default_factory=dict)
@@ -54,7 +58,7 @@ class SimilarTier:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._new: WeakKeyDictionary[Live, NewItems] = WeakKeyDictionary()
-        self._refreshing = PeriodicTask(self.refresh, REFRESH_S)
+        self._refreshing = PeriodicTask("new_items", self.refresh, REFRESH_S)
 
     def facts(self, context: RequestContext, budget_s: float) -> Mapping[str, object]:
         """Return nothing: this tier answers what asks for it."""
@@ -93,11 +97,12 @@ class SimilarTier:
 
 def find_new(items: ItemLayout, before: NewItems | None) -> NewItems | None:
     """Return the neighbours of the items that only the live catalogue has; None where there are none. `before` is the last result for the same bundle."""
+    revision = items.words_revision  # before the texts: what changes meanwhile is found the next time
+    if before is not None and before.revision == revision:
+        return before
     texts = _texts_of_new(items)
     if not texts:
         return None
-    if before is not None and texts == before.texts:
-        return before
     words = _index_of(items) if before is None else before.words
     among_new = WordIndex(list(texts.values()), words.rarity_W)
     places = list(texts)
@@ -110,7 +115,7 @@ def find_new(items: ItemLayout, before: NewItems | None) -> NewItems | None:
         near[index] = sorted(known_near[index] + new, key=lambda one: (-one[1], one[0]))[:_NUM_NEIGHBOURS]
         for other, cosine in known_near[index]:
             near[other].append((index, cosine))
-    return NewItems(words, texts, known_near, dict(near))
+    return NewItems(revision, words, texts, known_near, dict(near))
 
 
 def _texts_of_new(items: ItemLayout) -> dict[int, str]:

@@ -25,7 +25,7 @@ from services.stream.offline_log import Erasing
 
 _log = structlog.get_logger()
 _RECEIPTS_KEEP_MS = 90 * 86_400_000
-_REWRITE_EVERY_S, _SCRUB_EVERY_S = 60.0, 3_600.0
+_SCRUB_EVERY_S = 3_600.0
 _S = ErasureStore
 
 
@@ -115,7 +115,8 @@ class Eraser:
         store: Redis, used from that thread alone.
         files: The files.
         versions: Returns the bundles that may have stored lists.
-        settle_s: How long after an erasure's acceptance an answer that was under way may still leave traces of the user.
+        settle_s: As `Pace.erasure_settle_s`.
+        rewrite_every_s: As `Pace.erasure_rewrite_every_s`.
         every_s: Between two rounds.
     """
 
@@ -125,7 +126,8 @@ class Eraser:
         store: ErasingStore,
         files: ErasingFiles,
         versions: Callable[[], Collection[str]],
-        settle_s: float = 10.0,
+        settle_s: float,
+        rewrite_every_s: float,
         every_s: float = 1.0,
     ) -> None:
         self._ledger = ledger
@@ -133,6 +135,7 @@ class Eraser:
         self._files = files
         self._versions = versions
         self._settle_s = settle_s
+        self._rewrite_every_s = rewrite_every_s
         self._every_s = every_s
         self._thread = ThreadPoolExecutor(1, "erasure")
         self._round: Future[None] | None = None
@@ -245,7 +248,7 @@ class Eraser:
                 self._done(new, _S.STAGE_CACHE)
 
     def _rewrite_file(self, opened: dict[int, list[Tombstone]]) -> None:
-        """Have Redis write its file again for all that is gone from Redis, at most once a minute; then wait for its end."""
+        """Have Redis write its file again for all that is gone from Redis, no more often than it may; then wait for its end."""
         if self._rewrite is not None:
             if not self._store.is_rewriting():
                 self._done(self._rewrite, _S.STORE_FILES)
@@ -254,7 +257,7 @@ class Eraser:
         gone = self._progress.lack([one for ones in opened.values() for one in ones], _S.STORE_FILES)
         lacking = {one.erasure_id for one in self._progress.lack(gone, *ONLINE_STORES)}
         ready = [one for one in gone if one.erasure_id not in lacking]
-        if ready and time.monotonic() >= self._rewritten_s + _REWRITE_EVERY_S * bool(self._rewritten_s):
+        if ready and time.monotonic() >= self._rewritten_s + self._rewrite_every_s * bool(self._rewritten_s):
             if self._store.begin_rewrite():
                 self._rewritten_s = time.monotonic()
                 self._rewrite = ready

@@ -1,7 +1,6 @@
 """The TypeScript client: its types are those of the document, it retries as the Python client does, and it calls a real door."""
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from tailrace_client import CallOptions, Client, TailraceError
 from tests.support.gateway.plain_doors import running_plain_doors
-from tests.support.node import TYPESCRIPT, in_node
+from tests.support.node import TYPESCRIPT, in_node, npx
 from tests.support.scripted_server import Step, running
 from tests.support.servers import HOST, free_port
 
@@ -57,14 +56,6 @@ def address() -> Iterator[str]:
     """A real door."""
     with running_plain_doors() as (http_port, _grpc_port):
         yield f"http://{HOST}:{http_port}"
-
-
-def npx(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a tool of the client's development; skip the test where they are not installed."""
-    folder = TYPESCRIPT / "node_modules/.bin"
-    if not folder.exists():
-        pytest.skip("no TypeScript compiler: `make typescript` installs it")
-    return subprocess.run([folder / words[0], *words[1:]], cwd=TYPESCRIPT, capture_output=True, text=True, check=False)
 
 
 def test_the_types_are_those_of_the_document(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_lint_finds_nothing() -> None:
         ("settings.TAILRACE_NO_SUCH=a", "settings: Additional property TAILRACE_NO_SUCH"),
         ("redis.port=70000", "redis.port: Must be less than or equal to 65535"),
         ("image.digest=latest", "image.digest: Does not match pattern"),
+        ("surfaces.configMap=Shop", "surfaces.configMap: Does not match pattern"),
         ("rayRedis.address=host:6379", "rayRedis.address: Does not match pattern"),
         ("llm.resources.requests.cpu=lots", "llm.resources.requests.cpu: Does not match pattern"),
         ("gateway.pods.min=20", "gateway.pods.min: more than gateway.pods.max"),
@@ -111,6 +112,7 @@ def test_values_reach_their_places(tmp_path: Path) -> None:
         "traces": {"endpoint": ""},
         "gateway": {"pods": {"min": 5, "max": 6}, "replicas": {"min": 7, "max": 24}},
         "stream": {"workers": 8, "resources": {"limits": {"memory": "3Gi"}}},
+        "surfaces": {"configMap": "shop-surfaces"},
         "storage": {"className": "efs"},
         "monitoring": {"enabled": False},
         "dependencyPorts": [6390, 9092],
@@ -118,6 +120,7 @@ def test_values_reach_their_places(tmp_path: Path) -> None:
             "TAILRACE_ALLOWED_HOSTS": "shop.example",
             "TAILRACE_MAX_RUNNING": 64,
             "TAILRACE_MAX_BODY_BYTES": 2_000_000,
+            "TAILRACE_SURFACES_FILE": "/etc/tailrace/surfaces/surfaces.toml",
         },
     }
     file = tmp_path / "values.yaml"
@@ -151,7 +154,11 @@ def test_values_reach_their_places(tmp_path: Path) -> None:
     assert (settings.gateway_replicas, settings.topic_partitions, settings.num_workers) == (24, 32, 8)
     assert (settings.max_running, settings.max_body_bytes) == (64, 2_000_000)
     assert worker["resources"]["limits"] == {"memory": "3Gi"}
-    assert "redis-login" in json.dumps(pod_of(things, "tailrace-standby").spec["volumes"])
+    assert str(settings.surfaces_file) == "/etc/tailrace/surfaces/surfaces.toml"
+    for pod in ("standby", "gateways", "llm"):
+        volumes = json.dumps(pod_of(things, f"tailrace-{pod}").spec["volumes"])
+        assert "redis-login" in volumes
+        assert "shop-surfaces" in volumes
     assert the(things, "PersistentVolumeClaim")["spec"]["storageClassName"] == "efs"
     ports = the(things, "NetworkPolicy", "tailrace-dependencies")["spec"]["egress"][0]["ports"]
     assert [one["port"] for one in ports] == [6390, 9092]

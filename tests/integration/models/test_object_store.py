@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -143,6 +144,71 @@ def test_a_version_that_comes_back_keeps_its_place(url: str, tmp_path: Path) -> 
     assert store.prune(1) == ["a"]  # b is the reference
     assert objects(url, "versions/") == ["versions/b.json", "versions/c.json"]
     assert objects(url, "hidden/") == []
+
+
+@pytest.mark.parametrize("step", ["hide", "_delete"])
+def test_what_is_published_while_it_is_pruned_is_not_lost(url: str, tmp_path: Path, step: str) -> None:
+    """One process is about to hide, or to remove, a version that another has removed, or sees as hidden, and publishes again: the publication stays, whole."""
+    store, there = open_at(url, tmp_path / "cache"), open_at(url, tmp_path / "there")
+    publish(store, tmp_path, "v1", "v2", "v3")
+
+    def prune_and_publish() -> None:
+        """Publish v2 again, after another pruning where it is not hidden yet."""
+        if step == "hide":
+            there.prune(1)
+        publish(there, tmp_path / "again", "v2")
+
+    others = Thread(target=prune_and_publish)
+
+    class Overtaken(ObjectStorage):
+        """A storage that takes a step for v2 only after the others had two seconds."""
+
+        def hide(self, version: str) -> None:
+            """Mark a version."""
+            if step == "hide" and version == "v2":
+                others.start()
+                others.join(2.0)
+            super().hide(version)
+
+        def _delete(self, paths: list[str]) -> None:
+            """Remove objects."""
+            if step == "_delete" and "versions/v2.json" in paths:
+                others.start()
+                others.join(2.0)
+            super()._delete(paths)
+
+    BundleStore(Overtaken(url, tmp_path / "slow", GIB)).prune(1)
+    others.join(60)
+
+    assert "v2" in store.versions()
+    open_at(url, tmp_path / "fresh").open("v2").verify()
+
+
+def test_the_lock_of_a_killed_process_is_taken_and_who_lost_it_removes_nothing(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publication waits for the lock until its holder is taken for gone; a holder that was only slow finds that out before it removes anything."""
+    store = open_at(url, tmp_path / "cache")
+    publish(store, tmp_path, "v1", "v2", "v3")
+    bucket_of(url).put("lock", b"a process that was killed")
+    monkeypatch.setattr("models.storage.objects._LOCK_KEPT_S", 2)
+    publish(store, tmp_path, "v4")
+    assert store.versions() == ["v1", "v2", "v3", "v4"]
+
+    class Slow(ObjectStorage):
+        """A storage whose lock another process takes before anything is removed."""
+
+        def sweep(self) -> None:
+            """Remove what is hidden, after that."""
+            bucket_of(url).put("lock", b"another process")
+            super().sweep()
+
+    with pytest.raises(StoreUnavailable, match="lock: another process took it; prune again"):
+        BundleStore(Slow(url, tmp_path / "slow", GIB)).prune(1)
+    assert len(objects(url, "versions/")) == 4
+    assert bytes(bucket_of(url).get("lock").bytes()) == b"another process"
+    assert store.prune(1) == []  # hidden by the one that lost the lock, and removed now
+    assert objects(url, "versions/") == ["versions/v1.json", "versions/v4.json"]
 
 
 RACE = """

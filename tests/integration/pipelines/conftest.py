@@ -3,6 +3,9 @@
 import io
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from multiprocessing import get_context
 from pathlib import Path
 
 import polars as pl
@@ -11,6 +14,7 @@ from redis import Redis
 from rich.console import Console
 
 from pipelines.evaluation.gate import GateOptions
+from pipelines.features import point_in_time
 from pipelines.options import PipelineOptions, Places, PrecomputeOptions
 from pipelines.run import PipelineReport, run_pipeline
 from pipelines.training.recipes import Recipe
@@ -53,6 +57,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         declare_whole(client)
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def joining() -> Iterator[None]:
+    """One process for the joins of all runs here, which imports Feast once; a run of the command has one for each."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as child, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(point_in_time, "ProcessPoolExecutor", lambda *_, **__: nullcontext(child))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,17 +8,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kafka import KafkaProducer
 
-from benchmarks.release.recorded import Traffic, make_topics, recorded, send
 from models.canary import Canary, Stage
 from models.registry import BundleStore
-from pipelines.release.decision import decode_report
+from models.release_report import ReleaseReport
 from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import Server
+from tests.support.stream.release_records import Traffic, make_topics, recorded, send
 from tests.support.wait import wait_for
 
 HALF = (Stage(0.5, 1.0),)
@@ -60,12 +59,13 @@ class Scene:
         return self.store.release("new", stages, since_ms, by="ann", **options)  # type: ignore[arg-type]
 
     @property
-    def report(self) -> dict[str, Any]:
-        """What the record says of the canary; empty before the first look."""
+    def report(self) -> ReleaseReport:
+        """What the record says of the canary; without words before the first look."""
         canary = self.store.record().canary
-        return (decode_report(canary.report) or {}) if canary is not None else {}
+        found = None if canary is None else ReleaseReport.decode(canary.report)
+        return found or ReleaseReport(reason="")
 
-    def reported(self) -> dict[str, Any]:
+    def reported(self) -> ReleaseReport:
         """Wait for a look at what is in the topics now, and return what it found."""
         canary = self.store.record().canary
         before = canary.looked_ms if canary is not None else 0
@@ -144,20 +144,20 @@ def test_fewer_clicks_are_found_across_a_kill_and_whatever_is_repeated(scene: Sc
     lists, clicks = recorded(Traffic(seconds=600, click_factor=0.7), canary, "old", seed=1)
     send(scene.settings, lists, clicks[: len(clicks) // 2])
     scene.start()
-    assert scene.reported()["lists"] != [0, 0]
+    assert scene.reported().lists != (0, 0)
     assert scene.stop(signal.SIGKILL) == -signal.SIGKILL
     send(scene.settings, lists, clicks)
     scene.start()
-    wait_for(lambda: (scene.reported()["users"]) is not None, what="a look")
-    once = wait_for(lambda: found if sum((found := scene.reported())["lists"]) == len(lists) else None)
+    wait_for(lambda: sum(scene.reported().users), what="a look")
+    once = wait_for(lambda: found if sum((found := scene.reported()).lists) == len(lists) else None)
     scene.stop(signal.SIGKILL)
     scene.start()
     again = scene.reported()
 
-    guards = [{one["name"]: one for one in found["guards"]} for found in (once, again)]
+    guards = [{one.name: one for one in found.guards} for found in (once, again)]
     assert guards[0]["clicks"] == guards[1]["clicks"]
-    assert guards[0]["clicks"]["worse_by"] > 0.15
-    assert again["lists"] == once["lists"]
+    assert (guards[0]["clicks"].worse_by or 0) > 0.15
+    assert again.lists == once.lists
 
 
 def test_records_that_cannot_be_read_are_stepped_over(scene: Scene) -> None:
@@ -214,9 +214,9 @@ def test_a_release_by_hand_stays_and_says_how_it_goes_on(scene: Scene) -> None:
     canary = scene.release(by_hand=True, budgets=LENIENT)
     send(scene.settings, *recorded(EQUAL, canary, "old", seed=1))
     scene.start()
-    found = wait_for(lambda: found if (found := scene.reported())["outcome"] == "no worse" else None)
+    found = wait_for(lambda: found if (found := scene.reported()).outcome == "no worse" else None)
 
-    assert "tailrace release --next" in str(found["reason"])
+    assert "tailrace release --next" in found.reason
     assert scene.store.live_version() == "old"
 
 
@@ -225,5 +225,5 @@ def test_a_release_that_nobody_saw_stays_and_says_what_it_lacks(scene: Scene) ->
     scene.release()
     scene.start()
 
-    assert "nobody was shown a list of it yet" in str(scene.reported()["reason"])
+    assert "nobody was shown a list of it yet" in scene.reported().reason
     assert scene.store.record().canary is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import csv
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from redis import Redis
 
+from infra.cli.erase import BATCH_USERS
 from pipelines.features.tables import build_tables, serve
 from pipelines.runner.stage import silent
 from services.contracts.erasure import Erasure, ErasureReceipt
@@ -31,6 +33,7 @@ from services.stream.erasure.ledger import Ledger
 from services.stream.export import UserExport
 from tests.support.servers import HOST
 from tests.support.stream.stream_rig import Rig, click, erasure
+from tests.support.stream.topics import read_topic
 from tests.support.training.bundles import publish_bundle
 from tests.support.training.synthetic import ratings, write_arrivals
 from tests.support.wait import wait_for
@@ -219,11 +222,14 @@ def test_neither_a_lost_nor_a_restored_store_nor_the_pipeline_brings_a_user_back
     )
 
 
-def test_erasures_survive_a_worker_that_is_killed_at_any_moment(rig: Rig) -> None:
+@pytest.mark.parametrize("num_lives", [3, pytest.param(6, marks=pytest.mark.grid)])
+def test_erasures_survive_a_worker_that_is_killed_at_any_moment(num_lives: int, rig: Rig) -> None:
     """Events and erasures of many users, workers killed in between: each user has the events behind their last erasure, in row and log."""
     draw, sent = random.Random(5), list[Interaction | Erasure]()
+    heartbeat = rig.settings.state_dir / "run" / "worker-0.beat"
     environment = {**inherited_environment(), **rig.settings.as_environment()}
-    for life in range(6):
+    for life in range(num_lives):
+        heartbeat.unlink(missing_ok=True)
         worker = subprocess.Popen([sys.executable, "-m", "services.stream"], env=environment)
         for _ in range(8):
             batch: list[Interaction | Erasure] = []
@@ -234,7 +240,9 @@ def test_erasures_survive_a_worker_that_is_killed_at_any_moment(rig: Rig) -> Non
             rig.send(*batch)
             sent += batch
             time.sleep(draw.random() / 2)
-        time.sleep(draw.uniform(1, 8) if life else 15)
+        if life != 1:  # one is killed whether it has come up or not
+            wait_for(heartbeat.exists, 60.0, "the worker")
+        time.sleep(draw.uniform(1, 6))
         os.kill(worker.pid, signal.SIGKILL)
         worker.wait()
     rig.start_worker()
@@ -260,3 +268,65 @@ def test_erasures_survive_a_worker_that_is_killed_at_any_moment(rig: Rig) -> Non
     tombstones = [one for partition in ledger.partitions for one in ledger.tombstones(partition)]
     assert sorted(one.erasure_id for one in tombstones) == sorted(one.erasure_id for one in erasures)
     assert all(one.user_id is None for one in tombstones)
+
+
+def run_erase(rig: Rig, users: Path, out: Path) -> "subprocess.CompletedProcess[str]":
+    """Run `tailrace erase`."""
+    return subprocess.run(
+        [sys.executable, "-m", "infra.cli.main", "erase", "--users", str(users), "--out", str(out)],
+        env={**inherited_environment(), **rig.settings.as_environment()},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_many_users_are_erased_by_a_file_across_a_kill(rig: Rig, tmp_path: Path) -> None:
+    """Killed after its first batch, the command goes on behind it; in the end all are gone, others stay, and a last run says so and sends nothing."""
+    user_ids = [f"user, {number}" for number in range(4_200)]
+    users, out = tmp_path / "users.txt", tmp_path / "erased.csv"
+    users.write_text("\n".join([*user_ids, user_ids[0]]))
+    rig.send(*(click(number, user_id) for number, user_id in enumerate(user_ids[-50:])), click(99, OTHER))
+    rig.start_worker()
+    wait_for(lambda: rig.rows(OTHER), what="the worker")
+    command = [sys.executable, "-m", "infra.cli.main", "erase", "--users", str(users), "--out", str(out)]
+    killed = subprocess.Popen(command, env={**inherited_environment(), **rig.settings.as_environment()})
+    try:
+        wait_for(lambda: out.exists() and out.read_text().count("\n") > 1_000, what="the first batch")
+    finally:
+        killed.kill()
+        killed.wait()
+    num_before = out.read_text().count("\n") - 1
+    with out.open("a") as file:
+        file.write('"user, 4')  # what a kill may leave of a line
+    resumed = run_erase(rig, users, out)
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    done = wait_for(
+        lambda: last if "4200 from everywhere" in (last := run_erase(rig, users, out)).stdout else None, 180.0
+    )
+
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"4200 users accepted ({num_before} before this run)" in resumed.stdout
+    assert sorted(row["user_id"] for row in rows) == sorted(user_ids)
+    assert "4200 users accepted (4200 before this run)\n4200 are gone from what requests read" in done.stdout
+    assert rig.rows(*user_ids[-50:], OTHER).keys() == {OTHER}
+    sent = [one for _, one in read_topic(rig.broker, "interactions") if b"erasure_id" in (one.value or b"")]
+    assert 4_200 <= len(sent) <= 4_200 + BATCH_USERS
+
+
+def test_a_file_of_users_with_what_is_no_id_erases_nobody(rig: Rig, tmp_path: Path) -> None:
+    """The line is named; so is a file of another kind in the place of the erasures, which stays as it is."""
+    users, out = tmp_path / "users.txt", tmp_path / "erased.csv"
+    users.write_text(f"good\n{'x' * 300}\n")
+    long = run_erase(rig, users, out)
+    users.write_text("good\n")
+    out.write_text("user_id,item_id,event_time\n")
+    foreign = run_erase(rig, users, out)
+
+    assert (long.returncode, foreign.returncode) == (1, 1)
+    assert "--users: 'xxxxxxxx" in long.stderr
+    assert "nobody was erased" in long.stderr
+    assert "is no file of erasures" in foreign.stderr
+    assert out.read_text() == "user_id,item_id,event_time\n"

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 
+import pytest
 from kafka import KafkaProducer
 
 from services.contracts.events import Impression
@@ -89,12 +90,13 @@ def test_unreadable_impressions_are_set_aside(rig: Rig) -> None:
     assert rig.metric("tailrace_stream_dead_lettered_total") == 4
 
 
-def test_each_lands_and_counts_once_however_often_the_worker_is_killed(rig: Rig) -> None:
+@pytest.mark.parametrize("num_lives", [3, pytest.param(5, marks=pytest.mark.grid)])
+def test_each_lands_and_counts_once_however_often_the_worker_is_killed(num_lives: int, rig: Rig) -> None:
     """Workers that are killed at any moment: the log has every impression once, and the counts are those of the impressions."""
     draw = random.Random(3)
     environment = {**inherited_environment(), **rig.settings.as_environment()}
     number = 0
-    for _ in range(5):
+    for _ in range(num_lives):
         worker = subprocess.Popen([sys.executable, "-m", "services.stream"], env=environment)
         for _ in range(6):
             batch = [impression(number + at, f"u{(number + at) % 3}", (f"i{(number + at) % 7}",)) for at in range(10)]

@@ -62,9 +62,9 @@ class Stack:
         options = [word for scope in scopes for word in ("--scope", scope)]
         return self.command("keys", "new", "--id", key_id, *options).stdout.strip()
 
-    def start(self) -> None:
-        """Run `tailrace up` and wait until it is ready."""
-        self._process = spawn_stack(self.settings, ("infra.cli.main", "up"))
+    def start(self, *options: str) -> None:
+        """Run `tailrace up` with these options and wait until it is ready."""
+        self._process = spawn_stack(self.settings, ("infra.cli.main", "up", *options))
         wait_for(lambda: self._is_ready() or not self.is_running, START_TIMEOUT_S, "the stack's start")
         if not self._is_ready():
             raise AssertionError(f"`tailrace up` ended:\n{self.output}")

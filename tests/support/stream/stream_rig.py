@@ -34,6 +34,8 @@ QUICK = Pace(
     renew_every_s=0.1,
     compact_every_s=0.1,
     retry_after_s=0.1,
+    erasure_settle_s=1.0,
+    erasure_rewrite_every_s=1.0,
 )
 
 

@@ -10,9 +10,9 @@ import polars as pl
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import ReadHistories, tokenize
 from pipelines.data.arrivals import arrange
-from pipelines.data.roles import with_labels
+from pipelines.data.roles import dislikes_of, joins_history, with_labels
 from pipelines.data.schema import check_events, check_items, order_events
-from services.contracts.event_roles import DEFAULT_ROLES
+from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, parse_event_roles
 
 STEP_S = 60
 BEGIN_S = 1_700_000_000
@@ -37,13 +37,31 @@ def raw_events(num_users: int, num_items: int, events_per_user: int, seed: int =
     return pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row")
 
 
+def write_events(events: pl.DataFrame, folder: Path, roles: EventRoles = DEFAULT_ROLES) -> None:
+    """Write events in order of time, with rising times per user, as the ingest stage does: what histories hold, and the dislikes."""
+    with_labels(events, roles).filter(joins_history()).write_parquet(folder / "events.parquet")
+    dislikes_of(events, roles).write_parquet(folder / "dislikes.parquet")
+
+
 def write_ingested(folder: Path, num_users: int = 40, num_items: int = 30, events_per_user: int = 12) -> Path:
     """Write the output of the ingest stage."""
     folder.mkdir(parents=True, exist_ok=True)
     items = check_items(raw_items(num_items)).good
     events = check_events(raw_events(num_users, num_items, events_per_user), items["item_id"]).good
-    with_labels(order_events(events), DEFAULT_ROLES).write_parquet(folder / "events.parquet")
+    write_events(order_events(events), folder)
     items.write_parquet(folder / "items.parquet")
+    return folder
+
+
+def write_with_dislikes(folder: Path) -> Path:
+    """Write the same of users of whom some buy, which weighs more than a click, and some dislike items on their way, or at its end."""
+    write_ingested(folder)
+    rng, kinds = np.random.default_rng(1), ["click", "click", "buy", "dislike"]
+    events = raw_events(40, 30, 16).with_columns(event_type=pl.Series(rng.choice(kinds, 40 * 16)))
+    roles = parse_event_roles("[types.buy]\nweight = 3")
+    write_events(
+        order_events(check_events(events, pl.read_parquet(folder / "items.parquet")["item_id"]).good), folder, roles
+    )
     return folder
 
 

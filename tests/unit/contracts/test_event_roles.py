@@ -38,7 +38,11 @@ TYPES = st.sampled_from(["click", "rating", "dislike", "buy"])
             "types.view.role: 'bad' is no role; give one of positive, weak, negative, ignored",
         ),
         ("[types.view]\nweight = 20", "types.view.weight: 20.0 for the role positive; give 0 to 10"),
-        ("[types.no]\nrole = 'negative'\nweight = 1", "types.no.weight: 1.0 for the role negative; give 0 to 1"),
+        ("[types.no]\nrole = 'negative'\nweight = -1", "types.no.weight: -1.0 for the role negative; give 0 to 10"),
+        (
+            "[types.no]\nrole = 'ignored'\nweight = 1",
+            "types.no.weight: 1.0 for the role ignored; give 0 to 10, and to no",
+        ),
         ("[types.rating]\nmin_value = 'four'", "types.rating.min_value: 'four' is no number"),
         ("[types.rating]\nbelow = 'negative'", "types.rating.below: has no meaning without min_value"),
         ("types = 3", "events.toml: types: 3 is no table"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.contracts.events import Impression, Interaction, decode_interaction
+from services.contracts.events import Interaction, decode_interaction
 from services.errors import InvalidRequest
 
 IDS = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=20).filter(str.isprintable)
@@ -52,11 +52,8 @@ def test_what_is_written_is_read_back(event: Interaction) -> None:
 )
 def test_a_bad_field_is_refused_by_name(changed: dict[str, Any], field: str) -> None:
     """A missing, mistyped, out-of-range or unknown field is named by the error."""
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == field and error.fix != ""):
         decode_interaction(json.dumps({**FIELDS, **changed}).encode())
-
-    assert caught.value.field == field
-    assert caught.value.fix
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 100_000, b"9" * 10_000, b"NaN"])
@@ -74,27 +71,3 @@ def test_an_event_from_the_future_is_refused(offset_ms: int, is_accepted: bool) 
 
     with nullcontext() if is_accepted else pytest.raises(InvalidRequest):
         event.check_time(now_ms)
-
-
-def test_an_impression_names_what_there_is() -> None:
-    """A record has the fields of experiments where they are known, and no field without a value."""
-    shown = Impression(
-        request_id="r",
-        user_id=None,
-        shown_time_ms=1,
-        item_ids=("a", "b"),
-        tier="student",
-        reason="fits",
-        bundle_version="v",
-        newest_event_time_ms=None,
-        history_len=0,
-        history_digest="",
-        surface="home",
-        variant="fresher=fresh",
-        propensity=(0.5, 1.0),
-    )
-
-    found = json.loads(shown.encode())
-
-    assert (found["surface"], found["variant"], found["propensity"]) == ("home", "fresher=fresh", [0.5, 1.0])
-    assert not {"user_id", "scores", "positions", "name"} & found.keys()

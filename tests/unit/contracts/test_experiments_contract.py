@@ -1,7 +1,6 @@
 """experiments.toml: who gets which variant, and which files are refused."""
 
 import hashlib
-import math
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +17,6 @@ from services.contracts.experiments import (
     Experiments,
     Variant,
     parse_experiments,
-    read_experiments,
     variant_field,
     variant_in,
 )
@@ -205,15 +203,3 @@ def test_a_bad_file_is_refused_by_entry(old: str, new: str, named: str) -> None:
         parse_experiments(text.replace(old, new, 1))
 
     assert named in str(caught.value)
-
-
-def test_a_file_is_read_or_named(tmp_path: Path) -> None:
-    """The file's experiments; what is missing or no TOML is named."""
-    path = tmp_path / "experiments.toml"
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_experiments(path)
-    path.write_text(FILE.format(share=0.3, weight=2.0))
-    assert math.isclose(read_experiments(path).by_name["fresher"].shares["fresh"], 0.5)
-    path.write_text("[")
-    with pytest.raises(ConfigError, match="not TOML"):
-        read_experiments(path)

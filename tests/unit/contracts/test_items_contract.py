@@ -95,11 +95,8 @@ def test_a_patch_is_a_merge_patch(fields: dict[str, Any], patch: dict[str, Any],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], place: str) -> None:
     """The field, with its place within a list or an object, and a fix."""
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == place and error.fix != ""):
         item_from("i1", fields)
-
-    assert refused.value.field == place
-    assert refused.value.fix
 
 
 @pytest.mark.parametrize(
@@ -116,8 +113,6 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], place: str) -> None:
 )
 def test_a_record_that_cannot_be_read_is_named(key: bytes | None, value: bytes, place: str) -> None:
     """Key and value each; a tombstone is a deletion."""
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == place):
         decode_item(key, value)
-
-    assert refused.value.field == place
     assert decode_item(b"i1", None) == ("i1", None)

@@ -25,11 +25,7 @@ CLIENT_HOST = "192.0.2.7"
 
 @dataclass
 class Reply:
-    """A door's reply; `code` is "ok" or the error's kind. `sent` is all that came with an error, `limits` a key's by short name.
-
-    `request_id` is that of the header or trailer, `refused_id` that of the error itself. `parts` are the error's fields, over gRPC
-    the types of its details and the keys of their metadata.
-    """
+    """A door's reply: `code` is "ok" or the error's kind, `sent` all that came with an error, `limits` a key's by short name; `request_id` is the header's or trailer's, `refused_id` the error's, `parts` the error's fields and, over gRPC, its details' types."""
 
     code: str
     body: dict[str, Any] = field(default_factory=dict)
@@ -72,11 +68,8 @@ class RestClient:
         path = f"/v1/items/{quote(item_ids[0], safe='')}/similar"
         return await self._post(path, {**body, "item_ids": item_ids[1:]}, headers)
 
-    async def popular(
-        self, window: str | None = None, category: str | None = None, k: int = 10, session_id: str | None = None
-    ) -> Reply:
+    async def popular(self, **sent: Any) -> Reply:
         """Request popular items."""
-        sent = {"window": window, "category": category, "k": k, "session_id": session_id}
         return _reply(await self.http.get("/v1/popular", params={n: v for n, v in sent.items() if v is not None}))
 
     async def assignment(self, **unit: str) -> Reply:
@@ -131,15 +124,11 @@ class RpcClient:
         message = recommend_pb2.SimilarItemsRequest(item_ids=item_ids, request=request)
         return await self.call(self._stub.SimilarItems, message, headers)
 
-    async def popular(
-        self, window: str | None = None, category: str | None = None, k: int = 10, session_id: str | None = None
-    ) -> Reply:
+    async def popular(self, window: str | None = None, category: str | None = None, **sent: Any) -> Reply:
         """Request popular items."""
         filters = recommend_pb2.Filters(categories=[] if category is None else [category])
-        request = recommend_pb2.RecommendRequest(k=k, filters=filters, session_id=session_id or "")
-        return await self.call(
-            self._stub.Popular, recommend_pb2.PopularRequest(window=window or "", request=request), None
-        )
+        request = recommend_pb2.RecommendRequest(filters=filters, **sent)
+        return await self.call(self._stub.Popular, recommend_pb2.PopularRequest(window=window, request=request))
 
     async def assignment(self, **unit: str) -> Reply:
         """Ask who gets what, with the form of answers that REST has."""

@@ -11,6 +11,7 @@ from services.gateway.rest.door import create_rest_app
 from services.observability.tracing import Tracing
 from tests.support.clock import Clock
 from tests.support.engine.parrot import Parrot
+from tests.support.spans import Recorder
 from tests.unit.gateway.clients import Door, RestClient, RpcClient, in_process, rpc_channel
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, started_world
 
@@ -41,9 +42,18 @@ def access() -> Access | None:
 
 
 @pytest.fixture
-def tracing() -> Tracing | None:
-    """Where the doors' spans go; None: nowhere."""
-    return None
+def recorder() -> Recorder:
+    """A recorder that samples every request."""
+    return Recorder()
+
+
+@pytest.fixture
+def tracing(request: pytest.FixtureRequest) -> Tracing | None:
+    """Where the doors' spans go: to the recorder of a test that has one, else nowhere."""
+    if "recorder" not in request.fixturenames:
+        return None
+    recorder: Recorder = request.getfixturevalue("recorder")
+    return recorder.tracing
 
 
 @pytest.fixture

@@ -5,37 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from models.canary import Stage
-from models.registry import BundleStore
 from tests.support.gateway.fakes import FakeLlm
 from tests.unit.gateway.clients import Door
-from tests.unit.gateway.test_names import NOW_MS, NUM_CANDIDATE_ITEMS
-from tests.unit.gateway.world import World, add_version, catalogue_of, make_world, publish
+from tests.unit.gateway.surfaces.test_experiments import EXPERIMENTS, SURFACES
+from tests.unit.gateway.test_names import publish_names
+from tests.unit.gateway.world import World, make_world
 
-SURFACES = """
-[home]
-k = 2
-[home-fresh]
-rules = { blocks = [{ key = "item_id", eq = "i00" }] }
-[mail]
-model = "mail"
-[news]
-model = "news"
-"""
-EXPERIMENTS = """
-[layers.ranking]
-salt = "ranking-1"
+NAMES = '[mail]\nmodel = "mail"\n[news]\nmodel = "news"\n'
+MODELS = """
 [layers.models]
 salt = "models-1"
-
-[experiments.fresher]
-layer = "ranking"
-surfaces = ["home"]
-share = 0.5
-[experiments.fresher.variants.control]
-[experiments.fresher.variants.fresh]
-rules = "home-fresh"
-
 [experiments.model]
 layer = "models"
 surfaces = ["home"]
@@ -49,19 +28,13 @@ UNITS = [f"u{number}" for number in range(40)]
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A plane with three names, of which nothing is live as news, a canary for half of the users of the default, and two experiments."""
-    root = tmp_path / "bundles"
-    publish(root, "v1", catalogue_of())
-    add_version(root, "v2", catalogue_of(NUM_CANDIDATE_ITEMS))
-    add_version(root, "m1", catalogue_of(7))
-    store = BundleStore(root)
-    store.named("mail").promote("m1")
-    store.release("v2", [Stage(0.5, 0.0)], NOW_MS)
+    """A plane with three names, of which nothing is live as news, a canary for half of the users of the default, and three experiments."""
+    publish_names(tmp_path / "bundles")
     surfaces, experiments = tmp_path / "surfaces.toml", tmp_path / "experiments.toml"
-    surfaces.write_text(SURFACES)
-    experiments.write_text(EXPERIMENTS)
+    surfaces.write_text(SURFACES + NAMES)
+    experiments.write_text(EXPERIMENTS + MODELS)
     others = {name: FakeLlm([], "m1") for name in ("mail", "news")}
-    made = make_world(root, surfaces_file=surfaces, experiments_file=experiments, others=others)
+    made = make_world(tmp_path / "bundles", surfaces_file=surfaces, experiments_file=experiments, others=others)
     await made.plane.start()
     yield made
     await made.plane.stop()
@@ -79,7 +52,7 @@ async def test_the_answer_is_what_requests_get(door: Door, world: World) -> None
         }
 
         assert of_session.body == reply.body
-        assert list(assigned) == [None, "home", "home-fresh", "mail", "news"]
+        assert list(assigned) == [None, "home", "home-fresh", "cart", "mail", "news"]
         assert {name: assigned[name]["bundle_version"] for name in got} == {
             name: answer["bundle_version"] for name, answer in got.items()
         }
@@ -90,7 +63,7 @@ async def test_the_answer_is_what_requests_get(door: Door, world: World) -> None
         variants = assigned["home"]["variants"]
         assert (variants["model"] == "mail") == (assigned["home"]["name"] == "mail")
         if variants["model"] == "default":
-            assert (variants.get("fresher") == "fresh") == (got["home"]["items"][0]["item_id"] != "i00")
+            assert (variants.get("fresher") == "fresh") == (got["home"]["items"][0]["item_id"] == "i08")
         assert all(one["variants"] == {} for name, one in assigned.items() if name != "home")
         seen.add((variants.get("fresher"), variants["model"], assigned[None]["is_canary"]))
 

@@ -14,7 +14,7 @@ from tests.unit.gateway.world import VERSION, catalogue_of, publish, started_wor
 @pytest.mark.parametrize("user_id", ["listed", "long", "short", "nobody"])
 async def test_without_models_every_user_gets_popular_items(tmp_path: Path, user_id: str) -> None:
     """With the reason, without what they have seen, and without a call to student or LLM."""
-    async with started_world(tmp_path, trained=False) as world:
+    async with started_world(tmp_path, about={"trained": False}) as world:
         answer = await world.recommend(user_id)
         seen = world.features.users.get(user_id, UserFeatures()).history_item_ids
 
@@ -26,7 +26,7 @@ async def test_without_models_every_user_gets_popular_items(tmp_path: Path, user
 
 async def test_without_models_similar_items_and_rules_answer(tmp_path: Path) -> None:
     """Diversity by item vectors, of which there are none, harms nothing."""
-    async with started_world(tmp_path, trained=False) as world:
+    async with started_world(tmp_path, about={"trained": False}) as world:
         similar = await world.recommend(subject=SimilarTo(("i04",)))
         diverse = await world.recommend(rules=Rules(diversity=0.5))
 
@@ -36,7 +36,7 @@ async def test_without_models_similar_items_and_rules_answer(tmp_path: Path) -> 
 
 async def test_the_first_trained_bundle_takes_over(tmp_path: Path) -> None:
     """And a rollback to the one without models is answered from it again."""
-    async with started_world(tmp_path, trained=False) as world:
+    async with started_world(tmp_path, about={"trained": False}) as world:
         before = await world.recommend()
         publish(tmp_path / "bundles", "v2", catalogue_of())
         await world.plane.names.first.refresh()

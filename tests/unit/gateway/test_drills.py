@@ -55,7 +55,20 @@ async def test_switches_at_the_same_moment_are_all_kept(tmp_path: Path) -> None:
         assert read_drills(tmp_path / "drills.json").keys() == set(DrillTarget)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"llm": "soon"}', '{"moon": 1}', '{"llm": null}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "[" * 100_000,
+        '{"llm": 1' + "0" * 400 + "}",
+        '{"llm": "soon"}',
+        '{"moon": 1}',
+        '{"llm": null}',
+    ],
+)
 def test_a_broken_file_means_no_drill(tmp_path: Path, text: str) -> None:
     """A malformed file neither breaks the gateway nor switches a part off."""
     path = tmp_path / "drills.json"

@@ -1,8 +1,12 @@
 """What is hidden is in no answer, whichever tier makes it, however it is shed, and whenever it was hidden."""
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.contracts.access import Priority
 from services.contracts.filters import parse_expression
@@ -10,7 +14,8 @@ from services.contracts.items import ItemState
 from services.contracts.recommend import Filters, SimilarTo, Tier
 from services.gateway.overload.admission import Verdict
 from services.gateway.tiers.similar import find_new
-from tests.unit.gateway.world import VERSION, World, started_world, user
+from services.items.layout import ItemLayout
+from tests.unit.gateway.world import VERSION, World, catalogue_of, publish, started_world, user
 
 
 def state(world: World, *item_ids: str, **fields: object) -> None:
@@ -92,10 +97,8 @@ async def test_items_are_published_and_expire_on_time(world: World) -> None:
     assert shown == [["i01", "i02"], ["i00", "i02"]]
 
 
-async def test_a_bundle_that_is_published_later_honours_the_live_catalogue(tmp_path, world: World) -> None:  # type: ignore[no-untyped-def]
+async def test_a_bundle_that_is_published_later_honours_the_live_catalogue(tmp_path: Path, world: World) -> None:
     """A hidden item of the next bundle is hidden from its first answer on, and one that was new is the bundle's."""
-    from tests.unit.gateway.world import catalogue_of, publish
-
     hide(world, "i00")
     state(world, "i22", categories=("fresh",))
     publish(tmp_path / "bundles", "v2", catalogue_of(24))
@@ -108,9 +111,11 @@ async def test_a_bundle_that_is_published_later_honours_the_live_catalogue(tmp_p
 
 
 @pytest.mark.parametrize(("under", "tier"), [(VERSION, "precomputed"), ("another", "llm")])
-async def test_lists_of_the_bundle_to_which_only_items_were_added_stay_in_use(tmp_path, under: str, tier: str) -> None:  # type: ignore[no-untyped-def]
+async def test_lists_of_the_bundle_to_which_only_items_were_added_stay_in_use(
+    tmp_path: Path, under: str, tier: str
+) -> None:
     """The manifest names the bundle whose lists hold; a manifest that was copied from another bundle names none."""
-    async with started_world(tmp_path, lists={"of": "v0", "under": under}) as world:
+    async with started_world(tmp_path, about={"lists": {"of": "v0", "under": under}}) as world:
         items = tuple(f"i{index:02}" for index in range(5, 17))
         world.features.users["old"] = user("i00", "i01", "i02", listed=items, bundle_version="v0")
         answer = await world.recommend("old")
@@ -146,18 +151,62 @@ async def test_a_new_item_has_neighbours_by_its_words_and_is_one(world: World) -
 
 
 async def test_new_words_of_a_new_item_are_taken_up(world: World) -> None:
-    """With other words it has other neighbours; where nothing changed nothing is made again."""
+    """With other words it has other neighbours, at the next refresh."""
     state(world, "n1", title="Item 12", categories=("even",))
     await world.plane.similar.refresh()
-    first = find_new(world.items.live_items.layout, None)
     state(world, "n1", title="Item 13", categories=("odd",))
     await world.plane.similar.refresh()
 
-    assert first is not None
-    assert find_new(world.items.live_items.layout, first) is not first
     assert (await similar_to(world, "n1", k=1)) == ["i13"]
-    second = find_new(world.items.live_items.layout, None)
-    assert find_new(world.items.live_items.layout, second) is second
+
+
+class CountingLayout(ItemLayout):
+    """A layout that counts the titles that were read of it."""
+
+    num_read = 0
+
+    def title(self, index: int) -> str:
+        """Return an item's title."""
+        self.num_read += 1
+        return super().title(index)
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["n1", "n2", "n3", "i03"]),
+        st.none()
+        | st.builds(
+            dict,
+            title=st.sampled_from([None, "Item 12", "Item 13 red"]),
+            categories=st.sampled_from([None, ("even",), ("odd", "Tea")]),
+            available=st.booleans(),
+            value=st.sampled_from([None, 1.0, 2.0]),
+        ),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(CHANGES)
+def test_texts_of_new_items_are_composed_where_their_words_changed_alone(changes: list[tuple[str, Any]]) -> None:
+    """After each change what is known is what would be found from the start; where no new item's words changed, no text is read."""
+    layout, found = CountingLayout(catalogue_of()), None
+    words: dict[str, object] = {}
+    for item_id, fields in changes:
+        layout.put(item_id, None if fields is None else ItemState(item_id=item_id, **fields), now_ms=0)
+        now = (None, None) if fields is None else (fields["title"], fields["categories"] or None)
+        is_changed = item_id.startswith("n") and (item_id not in words or words[item_id] != now)
+        words[item_id] = now
+        layout.num_read = 0
+        found = find_new(layout, found)
+        num_read = layout.num_read
+        fresh = find_new(layout, None)
+
+        assert is_changed or num_read == 0 or found is None
+        assert (found is None) == (fresh is None)
+        if found is not None and fresh is not None:
+            assert (found.texts, found.near, found.known_near) == (fresh.texts, fresh.near, fresh.known_near)
 
 
 async def test_an_expression_that_lets_new_items_through_is_answered_by_what_knows_the_others(world: World) -> None:

@@ -17,21 +17,24 @@ from tests.unit.gateway.clients import Door, RestClient
 from tests.unit.gateway.world import NOW_S, World, add_version, catalogue_of, make_world, publish, user
 
 NOW_MS = int(NOW_S * 1_000)
-NUM_CANDIDATE_ITEMS = 25
 SURFACES = '[mail]\nmodel = "mail"\n[news]\nmodel = "news"\n'
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> BundleStore:
-    """Bundles v1 (20 items), live as default; v2 (25 items), its canary for half of the users; m1 (7 items), live as mail; nothing is live as news."""
-    root = tmp_path / "bundles"
+def publish_names(root: Path) -> BundleStore:
+    """Publish v1 (20 items), live as default; v2 (25 items), its canary for half of the users; m1 (7 items), live as mail; nothing is live as news."""
     publish(root, "v1", catalogue_of())
-    add_version(root, "v2", catalogue_of(NUM_CANDIDATE_ITEMS))
+    add_version(root, "v2", catalogue_of(25))
     add_version(root, "m1", catalogue_of(7))
     store = BundleStore(root)
     store.named("mail").promote("m1")
     store.release("v2", [Stage(0.5, 0.0), Stage(0.75, 0.0), Stage(1.0, 0.0)], NOW_MS)
     return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BundleStore:
+    """The three names' bundles."""
+    return publish_names(tmp_path / "bundles")
 
 
 @pytest.fixture

@@ -1,10 +1,27 @@
-"""A periodic task is cancelled by a stop and ended by an error. That it repeats its work is held by the tests of those who use it."""
+"""A periodic task is cancelled by a stop, and goes on after an error. That it repeats its work is held by the tests of those who use it."""
 
 import asyncio
+import tomllib
+from pathlib import Path
 
-import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from services.gateway.periodic_task import PeriodicTask
+from services.gateway.surfaces.followed_file import FileState, FollowedFile
+from tests.support.wait import until
+
+
+def num_failures(task: str) -> float:
+    """How many errors of a task this process counted."""
+    return REGISTRY.get_sample_value("tailrace_background_failures_total", {"task": task}) or 0.0
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace a file at once: one that is written in place is empty for a moment."""
+    scratch = path.with_suffix(".new")
+    scratch.write_bytes(content)
+    scratch.replace(path)
 
 
 async def test_a_stop_cancels_running_work() -> None:
@@ -19,7 +36,7 @@ async def test_a_stop_cancels_running_work() -> None:
         finally:
             cancelled.set()
 
-    task = PeriodicTask(work, 0.0, at_once=True)
+    task = PeriodicTask("test", work, 0.0, at_once=True)
     await task.stop()
     task.start()
     await begun.wait()
@@ -28,19 +45,50 @@ async def test_a_stop_cancels_running_work() -> None:
     assert cancelled.is_set()
 
 
-async def test_an_error_ends_the_task_and_is_raised_by_the_stop() -> None:
-    """An error of the work is not swallowed."""
-    begun = asyncio.Event()
+async def test_an_unexpected_error_is_logged_once_and_counted_and_the_task_goes_on(tmp_path: Path) -> None:
+    """Bytes that are no text: the traceback is logged for the first of equal failures, each is counted, and the next right file is read; a later failure is logged again."""
+    path = tmp_path / "numbers"
+    read: list[str] = []
 
     async def work() -> None:
-        """Fail, whatever came before."""
-        assert not begun.is_set()
-        begun.set()
-        raise ZeroDivisionError
+        """Read the file."""
+        read.append(path.read_text(encoding="utf-8"))
 
-    task = PeriodicTask(work, 0.0, at_once=True)
-    task.start()
-    await begun.wait()
-
-    with pytest.raises(ZeroDivisionError):
+    before = num_failures("numbers")
+    task = PeriodicTask("numbers", work, 0.0, at_once=True)
+    replace(path, b"\xff")
+    with capture_logs() as logs:
+        task.start()
+        await until(lambda: num_failures("numbers") >= before + 3)
+        replace(path, b"1")
+        await until(lambda: read)
+        replace(path, b"\xff")
+        await until(lambda: len(logs) > 1)
         await task.stop()
+
+    assert set(read) == {"1"}
+    assert [(line["event"], line["task"], type(line["exc_info"])) for line in logs] == [
+        ("background_task_failed", "numbers", UnicodeDecodeError)
+    ] * 2
+
+
+async def test_a_followed_file_is_read_again_after_an_error_of_its_reader(tmp_path: Path) -> None:
+    """A reader that does not refuse what is no TOML: what was in force stays, the state says so, and the file is followed until it is right."""
+    path = tmp_path / "settings.toml"
+    path.write_text("k = 1")
+    states: list[FileState] = []
+    file = FollowedFile(path, "settings", lambda one: tomllib.loads(one.read_text()), {}, on_state=states.append)
+    await file.start()
+    with capture_logs() as logs:
+        replace(path, b"k =")
+        await until(lambda: num_failures("settings") >= 2)
+        kept = file.in_force
+        replace(path, b"k = 1")
+        await until(lambda: states[-1] is FileState.CURRENT)
+        replace(path, b"k = 2")
+        await until(lambda: file.in_force == {"k": 2})
+    await file.stop()
+
+    assert kept == {"k": 1}
+    assert states[:3] == [FileState.CURRENT, FileState.OUTDATED, FileState.CURRENT]
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["background_task_failed"]

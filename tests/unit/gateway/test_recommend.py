@@ -1,6 +1,7 @@
 """Under any fault behind the doors there is an answer, in time and with its reason."""
 
 import asyncio
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from services.errors import (
     Overloaded,
 )
 from tests.support.wait import until
-from tests.unit.gateway.world import NOW_S, World, started_world, user
+from tests.unit.gateway.world import CONFIG, NOW_S, World, started_world, user
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ async def test_a_bundle_s_data_decides_whether_seen_items_are_shown(
 ) -> None:
     """A request that does not say gets seen items from a bundle that learned repeats, its stored lists too; one that says is obeyed."""
     seen = {"i05", "i06"}
-    async with started_world(tmp_path, repeats=repeats) as world:
+    async with started_world(tmp_path, about={"repeats": repeats}) as world:
         world.features.users["listed"] = user(*seen, "i00", listed=("i05", "i06", "i07", "i08", "i09"))
         world.features.users["long"] = user(*seen, "i19", "i18")
         whole = [await world.recommend(name, k=17, exclude_seen=said) for name in ("listed", "long")]
@@ -82,7 +83,7 @@ async def test_a_bundle_s_data_decides_whether_seen_items_are_shown(
 
 async def test_the_llm_answers_where_the_bundle_shows_its_gain(tmp_path: Path) -> None:
     """For histories of 4 items and more a gain was shown: of users with 3 and 4, the second gets the LLM, and the other is told why not."""
-    async with started_world(tmp_path, llm_pays=[[4, None]]) as world:
+    async with started_world(tmp_path, about={"llm_pays": [[4, None]]}) as world:
         world.features.users["three"] = user("i00", "i01", "i02")
         three, four = [await world.recommend(name) for name in ("three", "long")]
 
@@ -110,7 +111,7 @@ async def test_a_disliked_item_is_never_shown(world: World, error: Exception | N
 
 async def test_an_llm_that_never_answers_costs_no_deadline(tmp_path: Path) -> None:
     """The wait ends before the reserve, and the student answers in time."""
-    async with started_world(tmp_path, reserve_ms=100.0) as world:
+    async with started_world(tmp_path, deadlines=replace(CONFIG.deadlines, reserve_ms=100.0)) as world:
         world.llm.delay_s = 3_600
         answer = await world.recommend(deadline_ms=500)
 
@@ -257,3 +258,34 @@ async def test_there_is_always_a_complete_answer(
     assert not excluded & set(shown)
     assert len(shown) >= min(k, max(num_unseen, 0))
     assert scores == sorted(scores, reverse=True)
+
+
+USERS = ("listed", "long", "short", "nobody")
+NUM_REQUESTS = 100
+UNAVAILABLE = DependencyUnavailable("it", 1.0)
+
+
+async def num_objects_after(world: World, kind: str) -> int:
+    """Return how many objects the collector tracks after so many requests with ids of their own, without what the fakes keep."""
+    for number in range(NUM_REQUESTS):
+        await world.recommend(USERS[number % len(USERS)], request_id=f"{kind} {number}")
+    await world.plane.explanations.flush()
+    world.llm.requests.clear()
+    world.events.records.clear()
+    world.impressions.records.clear()
+    world.shelf.records.clear()
+    UNAVAILABLE.__traceback__ = None  # grows each time that a fake raises it
+    gc.collect()
+    return len(gc.get_objects())
+
+
+@pytest.mark.parametrize("fault", ["none", "store", "llm", "student", "log"])
+async def test_an_answer_leaves_no_object_behind(world: World, fault: str) -> None:
+    """A gateway keeps the id of a recent answer and one source for all answers of its kind, but no object for each, whatever is unavailable."""
+    world.features.error = UNAVAILABLE if fault == "store" else None
+    world.llm.error = UNAVAILABLE if fault == "llm" else None
+    world.student.error = UNAVAILABLE if fault == "student" else None
+    world.impressions.is_full = fault == "log"
+    before = await num_objects_after(world, "first")
+
+    assert await num_objects_after(world, "second") - before < NUM_REQUESTS // 4

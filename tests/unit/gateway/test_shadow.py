@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from models.canary import Stage
 from models.registry import BundleStore
-from models.similar import SIMILAR
 from services.contracts.access import Priority
 from services.contracts.recommend import Filters, PopularIn, Reason, SimilarTo, Tier
 from services.gateway.overload.admission import AdmissionLimits
 from services.gateway.records.rank_overlap import rank_biased_overlap
 from tests.support.wait import until
-from tests.unit.gateway.world import CONFIG, VERSION, World, catalogue_of, ring_of, started_world
+from tests.unit.gateway.world import CONFIG, VERSION, World, add_version, catalogue_of, started_world
 
 SAMPLES = "tailrace_shadow_samples_total"
 TEACHER_AGREEMENT = "tailrace_teacher_agreement_ratio"
@@ -49,22 +48,10 @@ def test_the_overlap_equals_its_definition(one: list[str], other: list[str], p: 
         assert overlap is None
 
 
-def test_the_overlap_weighs_the_first_places_most() -> None:
-    """Equal lists have 1, disjoint ones 0, and a difference counts more the earlier it is."""
-    shown = [f"i{place}" for place in range(10)]
-    first_differs, last_differs = ["x", *shown[1:]], [*shown[:-1], "x"]
-
-    overlaps = [rank_biased_overlap(shown, other) for other in (shown, last_differs, first_differs, ["x", "y"])]
-
-    assert overlaps[0] == pytest.approx(1.0)
-    assert overlaps[3] == 0.0
-    assert overlaps == sorted(overlaps, key=lambda one: -(one or 0.0))
-
-
 @pytest.fixture
 async def taught(tmp_path: Path) -> AsyncIterator[World]:
     """A plane whose every answer is drawn for the teacher."""
-    async with started_world(tmp_path, config=replace(CONFIG, teacher_share=1.0)) as made:
+    async with started_world(tmp_path, teacher_share=1.0) as made:
         yield made
 
 
@@ -75,15 +62,9 @@ CANDIDATE_AGREEMENT = "tailrace_candidate_agreement_ratio"
 @pytest.fixture
 async def releasing(tmp_path: Path) -> AsyncIterator[World]:
     """A plane whose every answer is drawn for a candidate of fifteen items, all of one category, which is loaded and has no users yet."""
-    async with started_world(tmp_path, config=replace(CONFIG, shadow_share=1.0)) as made:
-        source = tmp_path / "source-v2"
-        source.mkdir()
-        catalogue = replace(catalogue_of(15), categories=(("even",),) * 15)
-        catalogue.save(source / "catalogue.parquet")
-        ring_of(15).save(source / SIMILAR)
-        store = BundleStore(tmp_path / "bundles")
-        store.publish(source, CANDIDATE, {"dataset": "toy"})
-        store.release(CANDIDATE, [Stage(0.5, 60.0)], since_ms=2**62)
+    async with started_world(tmp_path, shadow_share=1.0) as made:
+        add_version(tmp_path / "bundles", CANDIDATE, replace(catalogue_of(15), categories=(("even",),) * 15))
+        BundleStore(tmp_path / "bundles").release(CANDIDATE, [Stage(0.5, 60.0)], since_ms=2**62)
         await made.plane.names.of(None).refresh()
         yield made
 
@@ -92,6 +73,7 @@ async def outcomes(world: World, num_samples: int, by: str = "teacher") -> dict[
     """Wait until so many samples have an outcome, and return how many by outcome."""
 
     def by_outcome() -> dict[str, float]:
+        """Read the counter."""
         metrics = [one for one in world.registry.collect() if one.name == SAMPLES.removesuffix("_total")]
         samples = [one for metric in metrics for one in metric.samples if one.name == SAMPLES]
         return {one.labels["outcome"]: one.value for one in samples if one.labels["by"] == by}
@@ -102,15 +84,11 @@ async def outcomes(world: World, num_samples: int, by: str = "teacher") -> dict[
 
 @pytest.mark.parametrize(("user_id", "tier"), [("short", Tier.STUDENT), ("listed", Tier.PRECOMPUTED)])
 async def test_the_teacher_ranks_what_another_tier_answered(taught: World, user_id: str, tier: Tier) -> None:
-    """The LLM ranks after the answer, with low priority and the longest deadline, whatever the history's length; the overlap is observed by tier and bundle.
-
-    No impression, no count of an answer and no explanation come of it.
-    """
+    """The LLM ranks after the answer, with low priority and the longest deadline, whatever the history's length; the overlap is observed, and nothing else."""
     answer = await taught.recommend(user_id, k=5)
     num_before = len(taught.llm.requests)
 
     assert await outcomes(taught, 1) == {"compared": 1}
-
     labels = {"name": "default", "tier": tier.value, "version": VERSION}
     (request,) = taught.llm.requests
     by_llm = [item for item in taught.llm.order if item not in request.excluded_item_ids][:5]
@@ -123,11 +101,14 @@ async def test_the_teacher_ranks_what_another_tier_answered(taught: World, user_
     assert taught.metric("tailrace_answers_total", tier=tier.value, bundle_version=VERSION) == 1
 
 
-async def test_the_same_filters_and_exclusions_hold(taught: World) -> None:
-    """The second list is made of what this request may show."""
-    await taught.recommend("short", k=3, filters=Filters(categories=("odd",)), exclude_item_ids=("i05",))
-    await outcomes(taught, 1)
+async def test_a_failure_of_the_llm_reaches_nobody(taught: World) -> None:
+    """It had this request's filters and exclusions; its failure is counted with its reason, and the request has its answer."""
+    taught.llm.error = RuntimeError("no such kernel")
 
+    answer = await taught.recommend("short", filters=Filters(categories=("odd",)), exclude_item_ids=("i05",))
+
+    assert answer.tier is Tier.STUDENT
+    assert await outcomes(taught, 1) == {"llm_failed": 1}
     (request,) = taught.llm.requests
     assert request.filters.categories == ("odd",)
     assert {"i00", "i05"} <= set(request.excluded_item_ids)
@@ -155,16 +136,6 @@ async def test_a_user_without_a_history_is_skipped(taught: World) -> None:
 
     assert await outcomes(taught, 1) == {"unknown_user": 1}
     assert taught.llm.requests == []
-
-
-async def test_a_failure_of_the_llm_reaches_nobody(taught: World) -> None:
-    """It is counted with its reason, and the request has its answer."""
-    taught.llm.error = RuntimeError("no such kernel")
-
-    answer = await taught.recommend("short")
-
-    assert answer.tier is Tier.STUDENT
-    assert await outcomes(taught, 1) == {"llm_failed": 1}
 
 
 async def test_the_candidate_ranks_what_the_live_version_answered(releasing: World) -> None:
@@ -209,6 +180,14 @@ async def test_without_a_release_there_is_no_candidate(releasing: World, tmp_pat
     assert await outcomes(releasing, 0, "candidate") == {}
 
 
+async def test_nothing_is_drawn_by_default(world: World) -> None:
+    """Without a share no answer is ranked again."""
+    await world.recommend("short")
+    await asyncio.sleep(0.05)
+
+    assert world.llm.requests == []
+
+
 async def test_one_sample_at_a_time(taught: World) -> None:
     """What is drawn while another is ranked is counted and forgotten."""
     taught.llm.delay_s = 0.2
@@ -235,8 +214,8 @@ async def test_no_room_at_the_llm_is_no_room_for_samples(taught: World) -> None:
 
 async def test_under_load_nothing_is_ranked_again(tmp_path: Path) -> None:
     """The loop is held up until the real load monitor sees it: all requests that are served then have their answers in time, and no sample takes a turn of it."""
-    config = replace(CONFIG, teacher_share=1.0, admission=AdmissionLimits(max_in_flight=256, max_busy=1e9))
-    async with started_world(tmp_path, config=config) as world:
+    admission = AdmissionLimits(max_in_flight=256, max_busy=1e9)
+    async with started_world(tmp_path, teacher_share=1.0, admission=admission) as world:
         while world.plane.load.admission.strain < 1:
             time.sleep(0.06)  # noqa: ASYNC251 - holding the loop up is the point
             await asyncio.sleep(0)
@@ -254,18 +233,10 @@ async def test_under_load_nothing_is_ranked_again(tmp_path: Path) -> None:
 
 async def test_a_sample_under_way_is_cancelled_at_the_end(tmp_path: Path) -> None:
     """A plane that stops waits for no second ranking."""
-    async with started_world(tmp_path, config=replace(CONFIG, teacher_share=1.0)) as world:
+    async with started_world(tmp_path, teacher_share=1.0) as world:
         world.llm.delay_s = 3_600.0
         await world.recommend("short")
         await until(lambda: world.llm.requests)
     await asyncio.sleep(0)
 
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_nothing_is_drawn_by_default(world: World) -> None:
-    """Without a share no answer is ranked again."""
-    await world.recommend("short")
-    await asyncio.sleep(0.05)
-
-    assert world.llm.requests == []

@@ -1,9 +1,13 @@
 """One data plane on fakes with a catalogue of twenty items, behind the doors of these tests."""
 
+import atexit
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from models.registry import BundleStore
 from models.similar import SIMILAR, SimilarTable
 from services.contracts.access import ANYONE, Priority
 from services.contracts.features import PrecomputedList, UserFeatures
-from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
+from services.contracts.recommend import Recommendation, RecommendRequest
 from services.contracts.text import TextWriter
 from services.features.page_key import FilePageKey
 from services.gateway.access.authorize import KeyedAccess
@@ -78,6 +82,15 @@ def add_version(root: Path, version: str, catalogue: Catalogue, **about: Any) ->
     catalogue.save(source / "catalogue.parquet")
     ring_of(len(catalogue.item_ids)).save(source / SIMILAR)
     BundleStore(root).publish(source, version, {"dataset": "toy", **about})
+
+
+@cache
+def usual_bundles() -> Path:
+    """Publish the usual bundle, once a process: to wait for the disk nine times takes longer than all else in a world."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    publish(folder / "bundles", VERSION, catalogue_of())
+    return folder / "bundles"
 
 
 def user(*history: str, newest_ms: int | None = None, listed: tuple[str, ...] = (), **stored: Any) -> UserFeatures:
@@ -172,15 +185,9 @@ class World:
 
 
 def make_world(
-    root: Path,
-    writer: TextWriter | None = None,
-    reserve_ms: float = 8.0,
-    surfaces_file: Path | None = None,
-    experiments_file: Path | None = None,
-    config: PlaneConfig = CONFIG,
-    others: Mapping[str, FakeLlm] = {},
+    root: Path, writer: TextWriter | None = None, others: Mapping[str, FakeLlm] = {}, **config: Any
 ) -> World:
-    """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer. `others` are served names beside the default."""
+    """Compose a plane on fakes; `writer` writes text, `others` are served names beside the default, and `config` replaces fields of CONFIG."""
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
     shelf, registry, receipts, items = FakeShelf(), CollectorRegistry(), FakeReceipts(), FakeItemTopic()
@@ -202,25 +209,20 @@ def make_world(
         text_writer=writer,
         wall_clock=lambda: NOW_S,
     )
-    deadlines = replace(config.deadlines, reserve_ms=reserve_ms)
-    config = replace(config, deadlines=deadlines, surfaces_file=surfaces_file, experiments_file=experiments_file)
-    plane = build_data_plane(ports, config)
+    plane = build_data_plane(ports, replace(CONFIG, **config))
     return World(plane, features, llm, student, events, impressions, shelf, registry, receipts, items, others)
 
 
 @asynccontextmanager
 async def started_world(
-    root: Path,
-    writer: TextWriter | None = None,
-    reserve_ms: float = 8.0,
-    surfaces_file: Path | None = None,
-    experiments_file: Path | None = None,
-    config: PlaneConfig = CONFIG,
-    **about: Any,
+    root: Path, writer: TextWriter | None = None, about: Mapping[str, Any] = {}, **config: Any
 ) -> AsyncIterator[World]:
     """Yield a started plane on a bundle that is published below `root`; `about` is added to its manifest."""
-    publish(root / "bundles", VERSION, catalogue_of(), **about)
-    world = make_world(root / "bundles", writer, reserve_ms, surfaces_file, experiments_file, config)
+    if about:
+        publish(root / "bundles", VERSION, catalogue_of(), **about)
+    else:
+        shutil.copytree(usual_bundles(), root / "bundles")
+    world = make_world(root / "bundles", writer, **config)
     await world.plane.start()
     yield world
     await world.plane.stop()
@@ -247,20 +249,3 @@ def keyed_access(folder: Path, *keys: StoredKey, max_k: int = 100) -> KeyedAcces
     path = folder / "keys.json"
     write_keys(path, KeysFile(keys=keys))
     return KeyedAccess(KeyRing(path, max_k), SharedRates())
-
-
-def answer_of(
-    request_id: str, tier: Tier = Tier.POPULAR, reason: Reason = Reason.SHED, version: str = VERSION
-) -> Recommendation:
-    """Build an empty answer to this request."""
-    return Recommendation(
-        request_id=request_id,
-        items=(),
-        tier=tier,
-        reason=reason,
-        bundle_version=version,
-        newest_event_time_ms=None,
-        feature_age_ms=None,
-        deadline_ms=100,
-        stages_ms={},
-    )

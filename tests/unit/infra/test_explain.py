@@ -1,10 +1,6 @@
 """`tailrace explain`: the request that it sends, the drawing, and the errors."""
 
 import io
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -12,6 +8,7 @@ from rich.console import Console
 
 from infra.local.commands.explain import Door, ask, show
 from services.errors import EnvironmentFault, NotFound
+from tests.support.scripted_server import Step, running
 from tests.support.servers import HOST, free_port
 
 CELLS = 40
@@ -28,43 +25,13 @@ EXPLANATION: dict[str, Any] = {
 }
 
 
-class Canned(ThreadingHTTPServer):
-    """A door that sends one answer and records its requests."""
-
-    status, body = 200, json.dumps(EXPLANATION)
-
-    def __init__(self) -> None:
-        super().__init__((HOST, 0), _Handler)
-        self.url = f"http://{HOST}:{self.server_address[1]}"
-        self.requests: list[tuple[str, str | None]] = []
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Canned
-
-    def do_GET(self) -> None:
-        self.server.requests.append((self.path, self.headers.get("authorization")))
-        self.send_response(self.server.status)
-        self.end_headers()
-        self.wfile.write(self.server.body.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def door() -> Iterator[Canned]:
-    """A listening door."""
-    with Canned() as server:
-        threading.Thread(target=server.serve_forever).start()
-        yield server
-        server.shutdown()
-
-
-def test_the_request_has_the_whole_id_and_the_key(door: Canned) -> None:
+def test_the_request_has_the_whole_id_and_the_key() -> None:
     """The id is one part of the path, whatever its characters."""
-    assert ask(Door(url=door.url, key="secret"), "a/b ü?x=1") == EXPLANATION
-    assert door.requests == [("/v1/explanations/a%2Fb%20%C3%BC%3Fx%3D1", "Bearer secret")]
+    with running([Step(200, EXPLANATION)]) as door:
+        assert ask(Door(url=door.address, key="secret"), "a/b ü?x=1") == EXPLANATION
+
+    (request,) = door.requests
+    assert (request["path"], request["authorization"]) == ("/v1/explanations/a%2Fb%20%C3%BC%3Fx%3D1", "Bearer secret")
 
 
 @pytest.mark.parametrize(
@@ -78,15 +45,13 @@ def test_the_request_has_the_whole_id_and_the_key(door: Canned) -> None:
         (500, '{"error": "text"}', EnvironmentFault, "no Tailrace gateway"),
     ],
 )
-def test_a_refusal_is_one_line_with_the_fix(
-    door: Canned, status: int, body: str, error: type[Exception], words: str
-) -> None:
+def test_a_refusal_is_one_line_with_the_fix(status: int, body: str, error: type[Exception], words: str) -> None:
     """Every error of the door, and an answer of another server, becomes an error for the operator."""
     error_body = {"code": body, "message": "no such record", "field": None, "fix": "ask sooner", "request_id": "x"}
-    door.status, door.body = status, body if body[0] in "<{" else json.dumps({"error": error_body})
+    step = Step(status, body if body[0] in "<{" else {"error": error_body})
 
-    with pytest.raises(error, match=words):
-        ask(Door(url=door.url), "r")
+    with running([step]) as door, pytest.raises(error, match=words):
+        ask(Door(url=door.address), "r")
 
 
 def test_where_nobody_answers_the_stack_of_this_machine_is_named() -> None:

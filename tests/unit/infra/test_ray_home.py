@@ -23,10 +23,7 @@ def test_socket_paths_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("logs_can_be_copied", [True, False])
 def test_the_folder_is_ours_alone_and_its_logs_are_kept(tmp_path: Path, logs_can_be_copied: bool) -> None:
-    """Its mode is 700; a new start removes everything but moves the logs to the state folder.
-
-    Logs that cannot be moved keep no stack from starting: removing them may be what makes room on a full disk.
-    """
+    """Its mode is 700; a new start moves the logs to the state folder and removes all else, also where logs cannot be moved, as on a full disk."""
     home = make_ray_home(tmp_path)
     logs = home / "session_latest" / "logs"
     logs.mkdir(parents=True)

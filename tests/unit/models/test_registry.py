@@ -6,8 +6,9 @@ import os
 import shutil
 from dataclasses import replace
 from multiprocessing.queues import Queue
-from multiprocessing.synchronize import Barrier
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from models.name_record import Reference
 from models.registry import BundleStore
 from models.storage.folder import FolderStorage
 from models.storage.port import Stored
+from tests.support.wait import wait_for
 
 
 def source_with(folder: Path, text: str) -> Path:
@@ -355,7 +357,7 @@ def test_old_versions_are_pruned_and_what_may_serve_is_not(store: BundleStore, r
     assert removed == ["v4", "v5"]
     assert store.versions() == ["v1", "v2", "v3", "v6", "v7"]
     assert store.rollback() == "v1"
-    assert [path.name for path in root.iterdir() if path.name[0] == "."] == [".lock"]
+    assert sorted(path.name for path in root.iterdir() if path.name[0] == ".") == [".lock", ".prune.lock"]
 
 
 def test_what_is_promoted_while_it_is_pruned_comes_back(store: BundleStore, root: Path) -> None:
@@ -402,6 +404,65 @@ def test_what_a_killed_process_had_hidden_comes_back_where_a_name_needs_it(store
     assert store.versions() == ["v1", "v2", "v4"]
 
 
+def test_what_two_prunings_overtake_is_published_whole(store: BundleStore, root: Path) -> None:
+    """One process is about to hide a version; another has removed it meanwhile, and it was published again: the publication stays."""
+    publish(store, root, "v3")
+
+    def prune_and_publish() -> None:
+        """Remove all but the newest and the reference, and publish v2 again, which is the newest then."""
+        BundleStore(root).prune(1)
+        BundleStore(root).publish(source_with(root.parent / "again", "x"), "v2", {})
+
+    others = Thread(target=prune_and_publish)
+
+    class Overtaken(FolderStorage):
+        """A storage that hides v2 only after the others had a second."""
+
+        def hide(self, version: str) -> None:
+            """Hide the version, after that."""
+            if version == "v2":
+                others.start()
+                others.join(1.0)
+            super().hide(version)
+
+    BundleStore(Overtaken(root)).prune(1)
+    others.join(60)
+
+    assert store.versions()[-1] == "v2"
+    store.open("v2").verify()
+
+
+def prune_until(root: Path, stop: Event) -> None:
+    """Prune all but the newest version, again and again."""
+    store = BundleStore(root)
+    while not stop.is_set():
+        store.prune(1)
+
+
+def test_what_is_published_while_two_processes_prune_it_is_not_lost(store: BundleStore, root: Path) -> None:
+    """A version that is being removed is published again, which makes it the newest one: it stays, whole, until there is a newer one."""
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    pruners = [context.Process(target=prune_until, args=(root, stop), daemon=True) for _ in range(2)]
+    for pruner in pruners:
+        pruner.start()
+    source, lost = source_with(root.parent / "source", "x" * 100_000), []
+    try:
+        for number in range(60):
+            version = f"v{8 + number % 2}"
+            wait_for(lambda wanted=version: wanted not in store.versions())
+            store.publish(source, version, {"lineage": {"parents": {"started_from": "v1"}}})
+            if version not in store.versions():
+                lost.append(version)
+    finally:
+        stop.set()
+        for pruner in pruners:
+            pruner.join(60)
+
+    assert lost == []
+    assert [pruner.exitcode for pruner in pruners] == [0, 0]
+
+
 def test_scratch_folders_of_killed_processes_are_removed_after_a_day(store: BundleStore, root: Path) -> None:
     """One that may still be written stays, but for one of this process's own id, as the next process of a container has it."""
     old, young, own = (source_with(root / name, "x") for name in (".v8.11", ".v9.12", f".v3.{os.getpid()}"))
@@ -423,7 +484,7 @@ def test_failed_publication_leaves_nothing(store: BundleStore, root: Path, tmp_p
     with pytest.raises(shutil.Error):
         store.publish(source, "v3", {})
 
-    assert sorted(path.name for path in root.iterdir()) == ["v1", "v2"]
+    assert sorted(path.name for path in root.iterdir()) == [".prune.lock", "v1", "v2"]
 
 
 def test_a_promotion_from_a_version_that_is_no_longer_live_is_refused(store: BundleStore, monkeypatch) -> None:
@@ -532,7 +593,7 @@ def test_a_release_ends_with_its_version_or_with_what_it_is_compared_with(
     releasing: BundleStore, end, is_withdrawn
 ) -> None:
     """Withdrawn it does not come back by itself; a rollback and a forced promotion replace the version that it is judged against."""
-    releasing.release("v1", [Stage(1.0, 0.0)], since_ms=0)
+    releasing.release("v1", [Stage(0.5, 0.0)], since_ms=0)
     end(releasing)
     assert releasing.record().canary is None
     assert ("v1" in releasing.withdrawals()) == is_withdrawn
@@ -541,7 +602,7 @@ def test_a_release_ends_with_its_version_or_with_what_it_is_compared_with(
 
 
 def test_what_may_not_be_released(releasing: BundleStore) -> None:
-    """Neither the live version nor a withdrawn one, and nothing beside nothing; the store stays as it was."""
+    """Neither the live version nor a withdrawn one, nothing beside nothing, and to no stages that leave nobody to compare with or do not grow; the store stays as it was."""
     releasing.withdraw("v3")
     before = releasing.record()
     for version, wrong in (("v2", "is live already"), ("v3", "was withdrawn")):
@@ -549,4 +610,7 @@ def test_what_may_not_be_released(releasing: BundleStore) -> None:
             releasing.release(version, [Stage(0.1, 0.0)], since_ms=0)
     with pytest.raises(CanaryError, match="nothing is live yet"):
         releasing.named("mail").release("v1", [Stage(0.1, 0.0)], since_ms=0)
+    for stages in ([Stage(1.0, 0.0)], [Stage(0.2, 0.0), Stage(0.1, 0.0)]):
+        with pytest.raises(InvalidRequest, match=r"stages\[\d\].share: "):
+            releasing.release("v1", stages, since_ms=0)
     assert releasing.record() == before

@@ -45,10 +45,7 @@ def test_spans_arrive_with_the_services_name(collector: Collector) -> None:
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_an_unresponsive_collector_costs_spans_and_no_time(collector: Collector, is_there: bool) -> None:
-    """When it refuses connections or hangs, no call waits, the queue stays bounded, and the process ends.
-
-    The spans are four times as many as the queue holds, which 32 timeouts of two seconds would take to export.
-    """
+    """When it refuses connections or hangs, no call waits, the queue stays bounded, and the process ends; the spans are four times as many as the queue holds."""
     collector.go_on.clear()
     endpoint = collector.endpoint if is_there else f"http://{HOST}:{free_port()}"
     tracing = open_tracing(endpoint, 1.0, "tailrace-gateway")

@@ -93,9 +93,7 @@ def test_sampling_follows_the_caller() -> None:
 
 
 def test_messages_continue_the_traces_of_their_senders(recorder: Recorder) -> None:
-    """A message without a context begins no trace, one with a context continues it; work on several belongs to the first sampled trace
-    and links to every sampled sender.
-    """
+    """A message without a context begins no trace, one with a context continues it; work on several belongs to the first sampled trace and links to every sampled sender."""
     senders = [
         (("traceparent", traceparent(trace, trace << 4 | trace, sampled=sampled)),)
         for trace, sampled in ((1, False), (2, True), (3, True))

@@ -51,9 +51,7 @@ def test_every_request_that_ends_frees_its_place(outcomes: list[LlmOutcome]) -> 
 
 @pytest.mark.parametrize("outcome", LlmOutcome)
 def test_failures_and_silence_close_the_only_replica(outcome: LlmOutcome) -> None:
-    """A failed or unavailable LLM gets no request, a silent one no hurried request, whoever gave up first; of the others only answers
-    train the predictor.
-    """
+    """A failed or unavailable LLM gets no request, a silent one no hurried request, whoever gave up first; of the others only answers train the predictor."""
     gate = new_gate()
     for _ in range(20):
         rank(gate, "", outcome, 0.1)

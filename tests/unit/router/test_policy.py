@@ -8,7 +8,6 @@ import pytest
 from services.contracts.features import PrecomputedList
 from services.contracts.recommend import Reason, Tier
 from services.router.policy import (
-    Facts,
     LlmOutcome,
     RoutingDecision,
     failure_of,
@@ -17,63 +16,49 @@ from services.router.policy import (
     list_is_fresh,
     plan,
 )
+from tests.support.gateway.facts import facts
+
+BOTH = ("list_covers", "is_shed", "features_unavailable", "user_known", "llm_pays", "breaker_allows")
+MODELS = ((True, True, True), (True, True, False), (True, False, True), (True, False, False), (False, False, True))
+CHOICES: list[list[dict[str, Any]]] = [
+    [{"num_allowed": now, "num_allowed_if_seen": seen} for now, seen in ((0, 0), (0, 9), (9, 9))],
+    [{"asked": tier} for tier in (None, Tier.SIMILAR, Tier.POPULAR)],
+    [{"num_history": num, "min_history_for_llm": 3} for num in (0, 2, 3)],
+    [{"num_in_flight": num, "max_in_flight": 8} for num in (0, 8)],
+    [{"predicted_s": needed_s, "budget_s": left_s} for needed_s, left_s in ((0.1, 0.1), (0.11, 0.1), (0.0, 0.0))],
+    [{"is_trained": one, "llm_allowed": llm, "student_allowed": student} for one, llm, student in MODELS],
+    *([{name: is_it} for is_it in (True, False)] for name in BOTH),
+]
 
 
 def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
     """Every combination of facts, at its limit and one past it, gets the first matching rule of a plain list, and every reason occurs."""
     seen: set[Reason | None] = set()
-    both = (True, False)
-    times = ((0.1, 0.1), (0.11, 0.1), (0.0, 0.0))
-    asks = (None, Tier.SIMILAR, Tier.POPULAR)
-    models = ((True, True, True), (True, True, False), (True, False, True), (True, False, False), (False, False, True))
-    masks = ((0, 0), (0, 9), (9, 9))
-    kinds = itertools.product(masks, asks, both, both, both, both, (0, 2, 3), both, both, (0, 8), times, models)
-    for allowed, asked, covers, shed, unavailable, known, history, pays, breaker, flight, (
-        predicted_s,
-        budget_s,
-    ), (trained, llm, student) in kinds:
-        case = Facts(
-            num_allowed=allowed[0],
-            num_allowed_if_seen=allowed[1],
-            asked=asked,
-            list_covers=covers,
-            is_shed=shed,
-            features_unavailable=unavailable,
-            user_known=known,
-            num_history=history,
-            min_history_for_llm=3,
-            llm_allowed=llm,
-            student_allowed=student,
-            is_trained=trained,
-            llm_pays=pays,
-            breaker_allows=breaker,
-            num_in_flight=flight,
-            max_in_flight=8,
-            predicted_s=predicted_s,
-            budget_s=budget_s,
-        )
+    for parts in itertools.product(*CHOICES):
+        case = facts(**{name: value for part in parts for name, value in part.items()})
         refusals = [
-            (unavailable, Tier.STUDENT, Reason.FEATURES_UNAVAILABLE),
-            (not llm, Tier.STUDENT, Reason.NOT_ON_SURFACE),
-            (history < 3, Tier.STUDENT, Reason.SHORT_HISTORY),
-            (not pays, Tier.STUDENT, Reason.STUDENT_SUFFICES),
-            (not breaker, Tier.STUDENT, Reason.LLM_UNAVAILABLE),
-            (flight >= 8, Tier.STUDENT, Reason.LLM_OVERLOADED),
-            (predicted_s > budget_s or not budget_s, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+            (case.features_unavailable, Tier.STUDENT, Reason.FEATURES_UNAVAILABLE),
+            (not case.llm_allowed, Tier.STUDENT, Reason.NOT_ON_SURFACE),
+            (case.num_history < 3, Tier.STUDENT, Reason.SHORT_HISTORY),
+            (not case.llm_pays, Tier.STUDENT, Reason.STUDENT_SUFFICES),
+            (not case.breaker_allows, Tier.STUDENT, Reason.LLM_UNAVAILABLE),
+            (case.num_in_flight >= 8, Tier.STUDENT, Reason.LLM_OVERLOADED),
+            (case.predicted_s > case.budget_s or not case.budget_s, Tier.STUDENT, Reason.LLM_TOO_SLOW),
         ]
         is_refused = any(applies for applies, _, _ in refusals)
+        has_none = case.num_history == 0
         rules = [
-            (allowed == (0, 0), Tier.POPULAR, Reason.NOTHING_ALLOWED),
-            (allowed[0] == 0, Tier.POPULAR, Reason.EVERYTHING_SEEN),
-            (asked is Tier.SIMILAR, Tier.SIMILAR, Reason.SIMILAR_ASKED),
-            (asked is Tier.POPULAR, Tier.POPULAR, Reason.POPULAR_ASKED),
-            (shed, Tier.POPULAR, Reason.SHED),
-            (not trained, Tier.POPULAR, Reason.NOT_TRAINED),
-            (covers, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
-            (history == 0 and unavailable, Tier.POPULAR, Reason.FEATURES_UNAVAILABLE),
-            (history == 0 and known, Tier.POPULAR, Reason.SHORT_HISTORY),
-            (history == 0, Tier.POPULAR, Reason.UNKNOWN_USER),
-            (is_refused and not student, Tier.POPULAR, Reason.NOT_ON_SURFACE),
+            (case.num_allowed_if_seen == 0, Tier.POPULAR, Reason.NOTHING_ALLOWED),
+            (case.num_allowed == 0, Tier.POPULAR, Reason.EVERYTHING_SEEN),
+            (case.asked is Tier.SIMILAR, Tier.SIMILAR, Reason.SIMILAR_ASKED),
+            (case.asked is Tier.POPULAR, Tier.POPULAR, Reason.POPULAR_ASKED),
+            (case.is_shed, Tier.POPULAR, Reason.SHED),
+            (not case.is_trained, Tier.POPULAR, Reason.NOT_TRAINED),
+            (case.list_covers, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
+            (has_none and case.features_unavailable, Tier.POPULAR, Reason.FEATURES_UNAVAILABLE),
+            (has_none and case.user_known, Tier.POPULAR, Reason.SHORT_HISTORY),
+            (has_none, Tier.POPULAR, Reason.UNKNOWN_USER),
+            (is_refused and not case.student_allowed, Tier.POPULAR, Reason.NOT_ON_SURFACE),
             *refusals,
             (True, Tier.LLM, Reason.LLM_IN_TIME),
         ]

@@ -62,10 +62,7 @@ def test_what_was_seen_is_skipped_with_its_reason() -> None:
 
 @given(EVENTS, st.integers(0, 40))
 def test_the_row_equals_a_list_of_applied_events(events: list[LoggedEvent], cut: int) -> None:
-    """Oracle: keep all applied events in a list and derive each column from it, by the events' roles, for any split into batches.
-
-    Every change has a later row time, but that of the position alone.
-    """
+    """Oracle: each column derived from a list of all applied events, by their roles, for any split into batches; every change but the position's has a later row time."""
     applied: list[LoggedEvent] = []
     counted: list[LoggedEvent] = []
     remembered: list[str] = []

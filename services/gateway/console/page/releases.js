@@ -109,7 +109,7 @@ function stageChip(stage, place, canary) {
 
 function verdict({ verdict: found, looked_ms: lookedMs }) {
   if (!found) return [make("p", { class: "note" }, "No look at it yet.")]
-  const users = found.users ? `, ${found.users[0].toLocaleString("en")} users against ${found.users[1].toLocaleString("en")}` : ""
+  const users = found.act ? `, ${found.users[0].toLocaleString("en")} users against ${found.users[1].toLocaleString("en")}` : ""
   const reason = withoutGuards(found)
   const head = make("p", { class: "outcome", data: { kind: found.outcome === "worse" ? "bad" : GOOD.includes(found.outcome) ? "good" : "" } }, make("strong", {}, `Verdict: ${!found.outcome || found.outcome === "continue" ? "none yet" : found.outcome}`), `${reason ? `: ${reason}` : ""} (looked ${lookedMs ? ago(lookedMs) : "never"}${users})`)
   return found.guards?.length ? [head, make("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Guard metrics" }, guards(found.guards))] : [head]

@@ -66,10 +66,7 @@ async def test_each_key_has_its_status(door: Door, headers: Headers, code: str) 
 
 
 async def test_missing_wrong_and_expired_are_one_answer(door: Door, world: World) -> None:
-    """They are equal byte for byte, except for the request's own id: nothing reveals that a key was once valid.
-
-    It comes before anything is read: the request is not validated, no feature is read, and no event gets to the broker.
-    """
+    """Byte for byte, but for the request's own id, so that nothing reveals that a key was once valid; nothing is validated, read or sent to the broker before."""
     wrong = ({}, bearer("nonsense"), bearer("expired"))
     replies = [await door.recommend({"k": 1_000_000}, {"x-request-id": "same", **headers}) for headers in wrong]
     recorded = await door.record(EVENTS)

@@ -60,10 +60,7 @@ async def admitted(gateways: list[SharedRates], clock: Clock, allowance: Allowan
 async def test_all_gateways_admit_the_limit_while_the_store_is_unavailable(
     clock: Clock, limit: str, num_known: int, num_cold: int, times: float
 ) -> None:
-    """However many of up to 16 run: those that were counted divide by their number, those that start meanwhile by 16.
-
-    Each rounds up to a call.
-    """
+    """Up to 16 gateways: those that were counted divide by their number, those that start meanwhile by 16; each rounds up to a call."""
     allowance = Allowance(rate_per_s=RATE, burst=BURST) if limit == "rate" else Allowance(daily_quota=QUOTA)
     whole = BURST + RATE * AWAY_S if limit == "rate" else QUOTA
     counts: list[Counts] = []

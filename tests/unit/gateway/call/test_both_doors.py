@@ -361,10 +361,7 @@ async def test_both_doors_return_the_same_object(rest: RestClient, rpc: RpcClien
 async def test_a_request_that_waited_at_the_edge_past_its_deadline_is_refused(
     door: Door, world: World, edges: tuple[str, str], code: str
 ) -> None:
-    """The deadline counts from the edge's stamp, whatever its clock says: the second request is 1,000 s older than the first at one edge.
-
-    Each edge is known by its name, so a request of one says nothing of another's clock.
-    """
+    """The deadline counts from the stamp of the edge, each known by its name, whatever its clock says: the second request is 1,000 s older than the first at one edge."""
     replies = [
         await door.recommend(
             {"user_id": "long", "deadline_ms": 900},

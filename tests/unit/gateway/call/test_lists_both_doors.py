@@ -196,7 +196,7 @@ async def test_popular_items_are_the_tiers_own_numbers(
     world.features.windows = {"1h": [("gone", 9), ("i09", 5), ("i07", 2)], "24h": [("i08", 40), ("i07", 30)]}
     await world.plane.popular.refresh()
 
-    reply = await door.popular(window, category, k=3)
+    reply = await door.popular(window=window, category=category, k=3)
 
     assert (reply.body["tier"], reply.body["reason"]) == ("popular", "popular_asked")
     assert item_ids(reply.body) == expected

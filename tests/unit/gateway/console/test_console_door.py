@@ -1,104 +1,25 @@
-"""The console's routes: the page, its headers, its API, and which scopes they need."""
+"""The console's page and what it shows: users, histories, the bundle, live numbers, drills."""
 
 import asyncio
 import fcntl
 import os
 import re
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from services.contracts.access import Scope
-from services.gateway.console.door import PAGE_DIR, add_console, load_page
+from services.gateway.console.door import PAGE_DIR, load_page
 from services.gateway.console.samples import MetricSampler
-from services.gateway.console.service import ConsoleService
 from services.gateway.console.slo import series_for
 from services.gateway.console.users import ListedUser, spread
-from services.gateway.drills import DrilledStore, Drills, DrillTarget, read_drills
-from services.gateway.rest.door import create_rest_app
+from services.gateway.drills import DrillTarget, read_drills
 from services.observability.node_metrics import node_registry
 from services.observability.objectives import load_objectives
-from tests.support.gateway.keys import bearer, stored_key
+from tests.support.gateway.keys import bearer
 from tests.support.wait import until
-from tests.unit.gateway.clients import in_process
-from tests.unit.gateway.test_drills import FakeStore
-from tests.unit.gateway.world import MAX_BODY_BYTES, World, catalogue_of, keyed_access, publish
-
-NO_GAIN = {"num_cases": 40, "llm_minus_student": -0.01, "low": -0.02, "high": 0.01}
-GAIN = {"num_cases": 50, "llm_minus_student": 0.02, "low": 0.01, "high": 0.03}
-REPORT = {
-    "dataset": "toy",
-    "num_test_users": 3,
-    "student_share": 0.98,
-    "metrics": {
-        "decoder": {"hr@10": 0.5, "ndcg@10": 0.25, "ndcg@10_interval": [0.2, 0.3]},
-        "popularity": {"hr@10": 0.1, "ndcg@10": 0.05},
-    },
-    "gain": [
-        {"slice": "all", "history": None, **GAIN},
-        {"slice": "history 0-9", "history": [0, 9], **NO_GAIN},
-        {"slice": "history 10 and longer", "history": [10, None], **GAIN},
-    ],
-}
-API = ["/console/live", "/console/bundle", "/console/users", "/console/history?user_id=long"]
-TIMES = {1: 11, 2: 22, 3: 33}
-
-
-class ScannedStore(FakeStore):
-    """A store whose scan returns each key twice, as Redis may."""
-
-    async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some users with repeats."""
-        return 2 * await super().sample_user_ids(limit, timeout_s)
-
-
-@dataclass
-class Console:
-    """A console on fakes: `http` calls it without access control, `keyed` with keys."""
-
-    http: httpx.AsyncClient
-    keyed: httpx.AsyncClient
-    drills: Drills
-    sampler: MetricSampler
-
-    async def get(self, path: str) -> Any:
-        """Return what the API answers, which no cache may keep: histories are personal."""
-        answer = await self.http.get(path)
-        assert answer.headers["cache-control"] == "no-store"
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        return answer.json()
-
-
-@pytest.fixture
-async def console(world: World, tmp_path: Path) -> AsyncIterator[Console]:
-    """Two apps around one service: one open, one with the keys `admin` and `reader`."""
-    objectives, drills = load_objectives(), Drills(tmp_path / "drills.json")
-    sampler = MetricSampler(world.registry.collect, series_for(objectives))
-    store = ScannedStore(world.features.users)
-    service = ConsoleService(
-        live=world.plane.names.first,
-        users=DrilledStore(store, drills),
-        event_times=lambda _: TIMES,
-        sampler=sampler,
-        drills=drills,
-        objectives=objectives,
-        read_report=lambda _: REPORT,
-        default_deadline_ms=200,
-        llm_needs_gain=True,
-    )
-    keyed_app, app = [
-        create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES, access=access)
-        for access in (keyed_access(tmp_path, stored_key("admin", *Scope), stored_key("reader", Scope.RECOMMEND)), None)
-    ]
-    add_console(app, service)
-    add_console(keyed_app, service)
-    async with in_process(app) as http, in_process(keyed_app) as keyed:
-        yield Console(http, keyed, drills, sampler)
+from tests.unit.gateway.console.conftest import Console
+from tests.unit.gateway.world import catalogue_of, publish
 
 
 async def test_the_page_is_served_with_strict_headers(console: Console) -> None:
@@ -135,7 +56,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_inlines_nothing() -> None:
 
 async def test_users_come_from_the_store(console: Console) -> None:
     """Users are those that the store holds, longest history first, each once."""
-    users = await console.get("/console/users")
+    users = await console.send("GET", "/console/users")
 
     assert len({one["user_id"] for one in users["users"]}) == len(users["users"])
     assert users["users"][0] == {"user_id": "sated", "num_events": 20, "has_stored_list": False}
@@ -143,23 +64,22 @@ async def test_users_come_from_the_store(console: Console) -> None:
 
 
 async def test_a_history_has_titles_and_times_newest_first(console: Console) -> None:
-    """The newest item has the store's time, older ones the offline table's."""
-    history = await console.get("/console/history?user_id=long")
+    """The newest item has the store's time, older ones the offline table's; a history of nobody is refused."""
+    history = await console.send("GET", "/console/history?user_id=long")
+    nobody = await console.refused("GET", "/console/history?user_id=")
 
     items = history["items"]
     assert [item["title"] for item in items] == ["Item 3", "Item 2", "Item 1", "Item 0"]
     assert [item["event_time_ms"] for item in items] == [history["newest_event_time_ms"], 33, 22, 11]
-    assert items[0]["categories"] == ["odd"]
+    assert (items[0]["categories"], nobody["field"]) == (["odd"], "user_id")
 
 
-async def test_the_bundle_has_its_evaluation(console: Console, world: World, tmp_path: Path) -> None:
-    """Models are in a fixed order, without those that the report lacks; of the slices those by history length are shown, each with
-    whether the bundle's evaluation sends it to the LLM.
-    """
+async def test_the_bundle_has_its_evaluation(console: Console, tmp_path: Path) -> None:
+    """Models are in a fixed order, without those that the report lacks; slices by history length have whether they are sent to the LLM."""
     publish(tmp_path / "bundles", "routed", catalogue_of(), llm_pays=[[10, None]])
-    await world.plane.names.first.refresh()
+    await console.world.plane.names.first.refresh()
 
-    bundle = await console.get("/console/bundle")
+    bundle = await console.send("GET", "/console/bundle")
 
     rows, gain = bundle["quality"]["rows"], bundle["quality"]["gain"]
     assert (bundle["version"], bundle["num_items"]) == ("routed", 20)
@@ -176,20 +96,11 @@ async def test_the_live_view_counts_answers(console: Console) -> None:
         await console.http.post("/v1/recommendations", json={"user_id": "listed", "k": 3})
     await console.sampler.sample()
 
-    live = await console.get("/console/live")
+    live = await console.send("GET", "/console/live")
 
     assert [one["num_total"] for one in live["slos"] if one["name"] == "availability"] == [3]
     assert live["steps"][-1]["rates"]["precomputed"] > 0
     assert (live["drills"], live["default_deadline_ms"]) == ({}, 200)
-
-
-async def test_another_sites_page_cannot_switch(console: Console) -> None:
-    """Browsers send the origin's relation in Sec-Fetch-Site; calls from other sites are refused."""
-    headers = {"sec-fetch-site": "cross-site"}
-    answer = await console.http.post("/console/drills", content=b'{"llm": "off"}', headers=headers)
-
-    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "sec-fetch-site")
-    assert not console.drills.is_off(DrillTarget.LLM)
 
 
 @pytest.mark.parametrize(
@@ -211,30 +122,6 @@ async def test_a_bad_drill_is_refused_whole(console: Console, body: bytes, field
     assert not any(console.drills.is_off(part) for part in DrillTarget)
 
 
-@pytest.mark.parametrize("path", API)
-async def test_with_keys_the_page_is_open_and_its_api_is_not(console: Console, path: str) -> None:
-    """The page holds no secret; its API needs a key, and users and histories need the scope admin."""
-    page = await console.keyed.get("/")
-    answers = [await console.keyed.get(path, headers=bearer(key)) for key in (None, "reader", "admin")]
-
-    may_read = path in {"/console/live", "/console/bundle"}
-    assert page.status_code == 200
-    assert [answer.status_code for answer in answers] == [401, 200 if may_read else 403, 200]
-
-
-async def test_switching_needs_admin_and_is_audited(console: Console) -> None:
-    """Every attempt is audited, refused ones too."""
-    with capture_logs() as logs:
-        answers = [
-            await console.keyed.post("/console/drills", json={"llm": "off"}, headers=bearer(key))
-            for key in ("reader", "admin")
-        ]
-
-    acts = [line["act"] for line in logs if line["event"] == "audit"]
-    assert [answer.status_code for answer in answers] == [403, 200]
-    assert acts == ["POST /console/drills"] * 2
-
-
 async def test_a_switch_is_audited_even_if_its_caller_disconnects(console: Console, tmp_path: Path) -> None:
     """Ray Serve cancels the work of a caller who has disconnected; the drill may have begun by then."""
     with (tmp_path / "drills.lock").open("w") as lock, capture_logs() as logs:
@@ -251,11 +138,6 @@ async def test_a_switch_is_audited_even_if_its_caller_disconnects(console: Conso
 
     (audited,) = [line for line in logs if line["event"] == "audit"]
     assert (audited["who"], audited["outcome"]) == ("admin", "gone")
-
-
-async def test_an_error_of_the_api_is_not_cached(console: Console) -> None:
-    """Nor is any answer, see `Console.get`."""
-    assert (await console.get("/console/history?user_id="))["error"]["field"] == "user_id"
 
 
 def test_users_are_spread_from_long_to_short_histories() -> None:

@@ -78,10 +78,7 @@ async def test_text_needs_its_scope(
 
 
 async def test_a_call_costs_as_much_as_it_has_choices(keyed: httpx.AsyncClient) -> None:
-    """A caller puts four prompts into one call: it counts as four; what does not fit is refused as a whole and uses nothing.
-
-    With the code and the header by which the openai client waits.
-    """
+    """Four prompts count as four; what does not fit is refused whole and uses nothing, with the code and the header by which the openai client waits."""
     four, two = {**TEXT, "prompt": ["x"] * 4}, {**TEXT, "prompt": ["x"] * 2}
     answers = [await keyed.post(COMPLETIONS, json=body, headers=bearer("batches")) for body in (four, four, two, two)]
     never = await keyed.post(COMPLETIONS, json=two, headers=bearer("daily"))
@@ -127,18 +124,3 @@ async def test_without_text_no_model_is_listed(texts: World, http: httpx.AsyncCl
     assert listed == []
     assert answer.status_code == 404
     assert "--text" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"), [("GET", "/v1/completions", "POST"), ("DELETE", "/v1/models/a/b", "GET")]
-)
-async def test_an_unknown_method_of_openai_s_paths(
-    http: httpx.AsyncClient, method: str, path: str, allowed: str
-) -> None:
-    """In OpenAI's envelope; it names the allowed methods."""
-    answer = await http.request(method, path, headers={"x-request-id": "mine"})
-
-    error = answer.json()["error"]
-    assert (answer.status_code, answer.headers["allow"], answer.headers["x-request-id"]) == (405, allowed, "mine")
-    assert f"use {allowed}" in error["message"]
-    assert set(error) == {"message", "type", "param", "code"}

@@ -165,11 +165,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 )
 def test_a_refusal_names_the_field_and_the_fix(route: str, fields: dict[str, Any], field: str) -> None:
     """Wrong types, ranges and combinations, unsupported and unknown fields."""
-    with pytest.raises(InvalidRequest) as refusal:
+    with pytest.raises(InvalidRequest, check=lambda error: error.field == field and error.fix != ""):
         parsed(route, **fields)
-
-    assert refusal.value.field == field
-    assert refusal.value.fix
 
 
 def body_of(fields: dict[str, Any]) -> bytes:
@@ -235,9 +232,7 @@ def test_a_schema_beyond_a_bound_is_refused_with_the_bound(
     ],
 )
 def test_what_is_no_json_is_refused_by_its_place(content: bytes, field: str, words: str | None) -> None:
-    """Also levels that are not read, and numbers that JSON cannot hold: they could not be sent on to another server, and would count as
-    that server's failure.
-    """
+    """Also levels that are not read, and numbers that JSON cannot hold: sent on to another server, they would count as that server's failure."""
     with pytest.raises(InvalidRequest, match=words) as refusal:
         parse(CHAT, content)
 

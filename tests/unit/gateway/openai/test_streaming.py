@@ -162,10 +162,7 @@ async def test_continuous_usage_is_in_every_chunk(http: httpx.AsyncClient) -> No
 
 
 async def test_silence_is_filled_with_comments(live_url: str, slow: Parrot) -> None:
-    """The head does not wait for the first token, comments stand between events, and none follows the end.
-
-    An answer that is not streamed has one status and one body, so nothing may be sent before them.
-    """
+    """The head does not wait for the first token, comments stand between events, and none follows the end; an answer that is not streamed has none."""
     async with httpx.AsyncClient(base_url=live_url) as http:
         answer, whole = [await http.post(COMPLETIONS, json=body(stream=is_it, max_tokens=2)) for is_it in (True, False)]
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from structlog.testing import capture_logs
 
 from services.contracts.access import Priority
-from services.contracts.recommend import Filters, Reason, Tier
+from services.contracts.recommend import Reason, Tier
 from services.errors import Overloaded
 from services.gateway.overload.admission import Admission, AdmissionLimits, Verdict
 from services.gateway.overload.monitor import LoadMonitor
@@ -18,10 +18,7 @@ from tests.unit.gateway.world import World
 
 
 async def test_low_priority_is_shed_while_the_others_are_served(world: World) -> None:
-    """At one unit of strain a low request gets popular items, read from neither features nor LLM.
-
-    A served answer has a log line and an impression; a shed one has only its count.
-    """
+    """At one unit of strain a low request gets popular items without features or LLM; it has only its count, a served one a log line and an impression too."""
     world.strain(1)
     world.features.error = ZeroDivisionError()
 
@@ -39,16 +36,6 @@ async def test_low_priority_is_shed_while_the_others_are_served(world: World) ->
     assert (lines_of_shed, [line["event"] for line in lines]) == ([], ["recommended"] * 2)
     labels = {"door": "rest", "tier": "popular", "reason": "shed", "code": "ok"}
     assert world.metric("tailrace_requests_total", **labels) == 1
-
-
-async def test_filters_hold_for_shed_requests(world: World) -> None:
-    """A shed request with filters is ranked by popularity under its masks, without the LLM."""
-    world.strain(1)
-
-    shed = await world.recommend(priority=Priority.LOW, filters=Filters(categories=("odd",)))
-
-    assert (shed.reason, [item.item_id for item in shed.items]) == (Reason.SHED, ["i01", "i03", "i05"])
-    assert world.llm.requests == []
 
 
 async def test_low_priority_is_refused_at_higher_strain(world: World) -> None:
@@ -84,10 +71,7 @@ def monitor_on(step_s: float) -> tuple[LoadMonitor, Gauge, Callable[[], int]]:
     ids=["a late event loop", "a punctual one", "a wait at the edge"],
 )
 async def test_what_is_late_raises_the_strain(step_s: float, edge_wait_s: float, strains: range) -> None:
-    """Timers that fire a second late shed low priority and show in the gauge; punctual ones do not.
-
-    Requests that wait a second at the edge before they are read are a strain of two units, no more: nobody is refused.
-    """
+    """Timers that fire a second late shed low priority and show in the gauge, punctual ones do not; a second's wait at the edge is two units, so that nobody is refused."""
     monitor, gauge, num_readings = monitor_on(step_s)
 
     if edge_wait_s:

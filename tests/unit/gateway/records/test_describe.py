@@ -1,5 +1,6 @@
 """Explanations in words: the sentences hold the numbers of the decision, for every tier and reason."""
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -8,27 +9,9 @@ from services.contracts.explanation import Explanation, LlmPart, StageTime
 from services.contracts.recommend import Reason, Tier
 from services.gateway.records.describe import describe, longest_stage, reason_sentence
 from services.gateway.records.reasons import TIERS
-from services.router.policy import Facts, plan
+from services.router.policy import plan
+from tests.support.gateway.facts import facts
 
-FACTS: dict[str, Any] = {
-    "num_allowed": 10,
-    "num_allowed_if_seen": 10,
-    "list_covers": False,
-    "is_shed": False,
-    "features_unavailable": False,
-    "user_known": True,
-    "num_history": 5,
-    "min_history_for_llm": 3,
-    "llm_allowed": True,
-    "student_allowed": True,
-    "is_trained": True,
-    "llm_pays": True,
-    "breaker_allows": True,
-    "num_in_flight": 2,
-    "max_in_flight": 8,
-    "predicted_s": 0.0123,
-    "budget_s": 0.05,
-}
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({}, "predicted to need 12.3 ms of the 50.0 ms"),
     ({"list_covers": True}, "covers every event"),
@@ -67,7 +50,7 @@ def explanation(**changes: Any) -> Explanation:
         "elapsed_ms": 12.0,
         "feature_age_ms": 5_000,
         "list_state": "none",
-        "facts": FACTS,
+        "facts": asdict(facts()),
     }
     return Explanation(**{**fields, **changes})
 
@@ -80,11 +63,11 @@ def stage(name: str, offset_ms: float, duration_ms: float) -> StageTime:
 @pytest.mark.parametrize(("changes", "words"), CHANGES)
 def test_a_planned_reason_is_described_with_its_facts(changes: dict[str, Any], words: str) -> None:
     """The sentence of the policy's decision holds the facts that decided."""
-    facts = {**FACTS, **changes}
-    route = plan(Facts(**facts))
+    known = facts(**changes)
+    route = plan(known)
     tier, reason = route.tier.value, route.reason.value
 
-    found = explanation(facts=facts, tier=tier, reason=reason, planned_tier=tier, planned_reason=reason)
+    found = explanation(facts=asdict(known), tier=tier, reason=reason, planned_tier=tier, planned_reason=reason)
 
     assert words in reason_sentence(found)
 

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.contracts.access import ANYONE
-from services.contracts.recommend import Reason, RecommendRequest, Tier
+from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
 from services.errors import DependencyUnavailable, NotFound
 from services.gateway.records import explanations as module
 from services.gateway.records.answer import AnswerRecord, RefusalRecord
@@ -20,7 +20,7 @@ from services.router.policy import RoutingDecision
 from tests.support.gateway.fakes import FakeShelf
 from tests.support.wait import until
 from tests.unit.gateway.clients import Door, RestClient
-from tests.unit.gateway.world import World, answer_of
+from tests.unit.gateway.world import World
 
 
 def refusal(number: int, code: str = "overloaded") -> RefusalRecord:
@@ -37,7 +37,17 @@ def slow_answer(number: int, trace_id: Any = None) -> AnswerRecord:
         door="rest",
         deadline=Deadline(0.0, 0.1, 0.0),
         planned=RoutingDecision(Tier.POPULAR, Reason.SHED),
-        answer=answer_of(request_id),
+        answer=Recommendation(
+            request_id=request_id,
+            items=(),
+            tier=Tier.POPULAR,
+            reason=Reason.SHED,
+            bundle_version="v1",
+            newest_event_time_ms=None,
+            feature_age_ms=None,
+            deadline_ms=100,
+            stages_ms={},
+        ),
         name="default",
         answered_s=1.0,
         now_ms=1,

@@ -52,10 +52,7 @@ def test_agreement_is_the_overlap_of_the_first_k(llm: list[int], student: list[i
 async def test_the_ten_best_items_are_compared_however_many_are_asked_for(
     world: World, k: int, allowed: tuple[str, ...], num_ranked: int, share: float
 ) -> None:
-    """LLM and student rank at least ten items, of which the answer holds k: they share i06 to i13 of i04 to i13 and i06 to i15.
-
-    Where a filter leaves three, both rank these.
-    """
+    """LLM and student rank at least ten items: they share i06 to i13 of i04 to i13 and i06 to i15; where a filter leaves three, both rank these."""
     world.student.order = (15, 14, *range(6, 14), 4, 5)
 
     answer = await world.recommend(k=k, filters=Filters(allowed_item_ids=allowed or None))

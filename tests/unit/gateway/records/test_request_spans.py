@@ -4,25 +4,12 @@ import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
 from services.errors import DependencyUnavailable
-from services.observability.tracing import Tracing
 from tests.support.pages import ROOT
 from tests.support.spans import Recorder, trace_id_of, traceparent
 from tests.unit.gateway.clients import Door
 from tests.unit.gateway.world import World
 
 ROOTS = {"rest": "POST /v1/recommendations", "grpc": "tailrace.v1.Recommender/Recommend"}
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    """A recorder that samples every request."""
-    return Recorder()
-
-
-@pytest.fixture
-def tracing(recorder: Recorder) -> Tracing:
-    """Record the doors' spans."""
-    return recorder.tracing
 
 
 @pytest.mark.parametrize(

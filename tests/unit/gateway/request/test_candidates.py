@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.contracts.recommend import Tier
@@ -37,6 +37,12 @@ RANKINGS = st.lists(
 )
 
 
+@example(
+    [ItemRanking.in_order(Tier.LLM, {0: -1e-45}), ItemRanking.in_order(Tier.POPULAR, {1: 5.0})],
+    [True] * 10,
+    [True] * 12,
+    2,
+)
 @given(
     RANKINGS,
     st.lists(st.booleans(), min_size=10, max_size=10),

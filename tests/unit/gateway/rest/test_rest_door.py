@@ -5,8 +5,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
+from services.gateway.openai.schema import OpenAiErrorDetail
 from services.gateway.rest.door import create_rest_app
+from services.gateway.rest.schema import ErrorDetail
 from tests.unit.gateway.clients import RestClient, in_process
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, make_world
 
@@ -162,16 +165,25 @@ async def test_an_unknown_path_is_answered_with_the_nearest(rest: RestClient, pa
     assert len(answer.content) < 400
 
 
-@pytest.mark.parametrize(("method", "path", "allowed"), [("GET", RECOMMEND, "POST"), ("POST", "/docs", "GET")])
+@pytest.mark.parametrize(
+    ("method", "path", "allowed", "detail"),
+    [
+        ("GET", RECOMMEND, "POST", ErrorDetail),
+        ("POST", "/docs", "GET", ErrorDetail),
+        ("GET", "/v1/completions", "POST", OpenAiErrorDetail),
+        ("DELETE", "/v1/models/a/b", "GET", OpenAiErrorDetail),
+    ],
+)
 async def test_an_unknown_method_is_answered_with_those_that_exist(
-    rest: RestClient, method: str, path: str, allowed: str
+    rest: RestClient, method: str, path: str, allowed: str, detail: type[BaseModel]
 ) -> None:
-    """In the one envelope, and in a header, as HTTP requires."""
+    """In the one envelope, below OpenAI's paths in theirs, and in a header, as HTTP requires."""
     answer = await rest.http.request(method, path, headers={"x-request-id": "mine"})
 
     error = answer.json()["error"]
-    assert (answer.status_code, error["code"], answer.headers["allow"]) == (405, "method_not_allowed", allowed)
-    assert (error["request_id"], f"use {allowed}" in error["fix"]) == ("mine", True)
+    assert (answer.status_code, answer.headers["allow"], answer.headers["x-request-id"]) == (405, allowed, "mine")
+    assert (error["code"], set(error)) == ("method_not_allowed", set(detail.model_fields))
+    assert f"use {allowed}" in error.get("fix", error["message"])
 
 
 async def test_behind_an_ingress_that_echoes_the_request_id_the_door_does_not(world: World) -> None:

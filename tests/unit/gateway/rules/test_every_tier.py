@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,7 @@ async def test_exploration_is_recorded(
 
 async def test_what_was_shown_and_not_clicked_sinks(world: World) -> None:
     """By the memory that comes with the features; the more often, the deeper."""
-    known = user("i00", "i01", "i02", "i03")
-    world.features.users["long"] = type(known)(
-        **{name: getattr(known, name) for name in known.__slots__} | {"shown": {"i04": 10, "i05": 1}}
-    )
+    world.features.users["long"] = replace(user("i00", "i01", "i02", "i03"), shown={"i04": 10, "i05": 1})
 
     answer = await world.recommend("long", k=4, rules=Rules(decay=0.3))
 

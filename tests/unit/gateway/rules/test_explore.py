@@ -65,11 +65,13 @@ def drawable(row: list[int], rules: Rules, k: int, exploration: Exploration) -> 
 
 
 @given(ROWS, RULES, st.integers(1, NUM_ITEMS), EXPLORATIONS)
-def test_what_is_drawn_is_what_may_be_and_propensities_add_up(
+def test_what_is_drawn_is_what_may_be_and_the_list_keeps_its_promises(
     row: list[int], rules: Rules, k: int, exploration: Exploration
 ) -> None:
-    """Each item that may be shown there has its draws, the probabilities add up to 1, and all other places of the list have 1."""
-    plain, may = chosen(run(row, rules, k, None)), drawable(row, rules, k, exploration)
+    """Each item that may be shown there has its draws, probabilities add up to 1, all other places have 1, and pins, caps and order hold."""
+    unexplored = run(row, rules, k, None)
+    plain, may = chosen(unexplored), drawable(row, rules, k, exploration)
+    last = unexplored.steps()[-1][1] if unexplored.steps() else unexplored.before
     draws = [exploration.share * (place + 0.5) / len(may) for place in range(len(may))] or [0.0]
 
     seen: dict[int, float] = {}
@@ -77,7 +79,14 @@ def test_what_is_drawn_is_what_may_be_and_propensities_add_up(
         ruled = run(row, rules, k, exploration, draw)
         found, propensity = chosen(ruled), ruled.propensity
         assert propensity is not None
-        assert len(propensity) == len(found) == len(plain)
+        assert len(propensity) == len(set(found)) == len(found) == len(plain)
+        assert len(set(plain) - set(found)) <= 1
+        assert all(found[place - 1] == item for place, item in last.pinned.items() if place <= len(found))
+        assert excess(found, rules) <= excess(plain, rules)
+        scores = [score for _, score, _ in ruled.chosen]
+        assert scores == sorted(scores, reverse=True)
+        assert ([name for name, _ in ruled.steps()][-1:] == ["explore"]) == (plain != found)
+        assert {item for item, _, _, movers in moves_of(ruled) if "explore" in movers} >= set(found) - set(plain)
         if len(may) < 2:
             assert (found, set(propensity)) == (plain, {1.0} if plain else set())
             continue
@@ -91,26 +100,6 @@ def test_what_is_drawn_is_what_may_be_and_propensities_add_up(
         assert sum(seen.values()) == pytest.approx(1.0)
         others = [value for item, value in seen.items() if item != plain[exploration.position - 1]]
         assert others == pytest.approx([exploration.share / len(may)] * len(others))
-
-
-@given(ROWS, RULES, st.integers(1, NUM_ITEMS), EXPLORATIONS, st.floats(0, 1, exclude_max=True))
-def test_pins_caps_and_order_hold(
-    row: list[int], rules: Rules, k: int, exploration: Exploration, share_of_draw: float
-) -> None:
-    """A drawn item doubles none, moves no pin, brings no value over its cap, and takes the score of its place."""
-    plain = run(row, rules, k, None)
-    explored = run(row, rules, k, exploration, exploration.share * share_of_draw)
-    before, after = chosen(plain), chosen(explored)
-
-    assert len(set(after)) == len(after) == len(before)
-    assert len(set(before) - set(after)) <= 1
-    last = plain.steps()[-1][1] if plain.steps() else plain.before
-    assert all(after[place - 1] == item for place, item in last.pinned.items() if place <= len(after))
-    assert excess(after, rules) <= excess(before, rules)
-    scores = [score for _, score, _ in explored.chosen]
-    assert scores == sorted(scores, reverse=True)
-    assert ([name for name, _ in explored.steps()][-1:] == ["explore"]) == (before != after)
-    assert {item for item, _, _, movers in moves_of(explored) if "explore" in movers} >= set(after) - set(before)
 
 
 @pytest.mark.parametrize(

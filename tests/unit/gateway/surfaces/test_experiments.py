@@ -15,7 +15,6 @@ from services.errors import ConfigError
 from services.gateway.surfaces.experiments import RunningExperiments
 from services.gateway.surfaces.followed_file import POLL_S, FileState
 from services.gateway.surfaces.surfaces import Surfaces
-from services.observability.tracing import Tracing
 from tests.support.spans import Recorder
 from tests.support.wait import until, until_answer
 from tests.unit.gateway.clients import Door, RestClient
@@ -86,18 +85,6 @@ async def world(tmp_path: Path, files: tuple[Path, Path]) -> AsyncIterator[World
     async with started_world(tmp_path, surfaces_file=files[0], experiments_file=files[1]) as made:
         made.features.users |= dict.fromkeys((FRESH, CONTROL, OUTSIDE), made.features.users["long"])
         yield made
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    """A recorder that samples every request."""
-    return Recorder()
-
-
-@pytest.fixture
-def tracing(recorder: Recorder) -> Tracing:
-    """Record the doors' spans."""
-    return recorder.tracing
 
 
 def in_force(
@@ -235,16 +222,17 @@ def test_at_the_start_the_file_must_be_right_by_itself(files: tuple[Path, Path],
 
 async def test_an_experiment_that_loses_a_surface_is_suspended(world: World, files: tuple[Path, Path]) -> None:
     """Its users get the surface as it is, and no variant of it is recorded; the others go on, and so does it once the surface is back."""
-    ask = partial(world.recommend, FRESH, surface="home")
-    files[0].write_text(SURFACES.replace("[home-fresh.rules]", "[other.rules]"))
-    await until_answer(ask, lambda answer: answer.deadline_ms == 500, timeout_s=20 * POLL_S)
-    suspended = world.plane.experiments.find("home", FRESH).variant
-    await until(lambda: world.metric("tailrace_experiments_file_state"), timeout_s=20 * POLL_S)
-    files[0].write_text(SURFACES)
-    await until_answer(ask, lambda answer: answer.deadline_ms == 300, timeout_s=20 * POLL_S)
+    found, states = [], []
+    for text in (SURFACES.replace("[home-fresh.rules]", "[other.rules]"), SURFACES):
+        files[0].write_text(text)
+        world.plane._surfaces.refresh()
+        world.plane.experiments.refresh()
+        found.append(world.plane.experiments.find("home", FRESH))
+        states.append(world.metric("tailrace_experiments_file_state"))
 
-    assert suspended in {"layout=a", "layout=b"}
-    await until(lambda: not world.metric("tailrace_experiments_file_state"), timeout_s=20 * POLL_S)
+    assert [surface.deadline_ms for surface in found] == [500, 300]
+    assert found[0].variant in {"layout=a", "layout=b"}
+    assert states == [FileState.OUTDATED, FileState.CURRENT]
 
 
 def test_an_experiment_that_has_ended_needs_no_surface(files: tuple[Path, Path]) -> None:

@@ -13,7 +13,7 @@ from services.contracts.rules import Cap, Pin, Rules
 from services.errors import ConfigError, InvalidRequest
 from services.gateway.surfaces.followed_file import POLL_S, FileState
 from services.gateway.surfaces.surfaces import Surfaces
-from tests.support.wait import until, until_answer
+from tests.support.wait import until_answer
 from tests.unit.gateway.world import started_world
 
 CART = """
@@ -54,17 +54,10 @@ def test_what_a_request_leaves_open_is_the_surface_s(path: Path) -> None:
     """k, deadline and rules come from the surface where the request has none; filters and blocks add up."""
     cart = Surfaces(path).find("cart")
 
-    plain, own = (
-        cart.applied_to(request()),
-        cart.applied_to(
-            request(
-                k=2,
-                deadline_ms=20,
-                filters=Filters(expression=Expression.of(must=[ODD])),
-                rules=Rules(pins=(Pin("i04", 2),), blocks=(I16,)),
-            )
-        ),
-    )
+    filters, rules = Filters(expression=Expression.of(must=[ODD])), Rules(pins=(Pin("i04", 2),), blocks=(I16,))
+
+    plain = cart.applied_to(request())
+    own = cart.applied_to(request(k=2, deadline_ms=20, filters=filters, rules=rules))
 
     assert (plain.k, plain.deadline_ms) == (4, 300)
     assert (own.k, own.deadline_ms) == (2, 20)
@@ -94,6 +87,7 @@ def test_an_unknown_surface_is_refused_with_the_nearest(path: Path) -> None:
     ("text", "error"),
     [
         ("[cart", "text: not TOML"),
+        ("a = " + "[" * 5_000, "text: not TOML"),
         ("[cart]\nkk = 3", "cart.kk: unknown; the fields are model, k"),
         ("[cart]\nk = 0", "cart.k: 0 is out of range"),
         ('[cart]\nmodel = "fr"', "cart.model: unknown model 'fr'; this stack serves default"),
@@ -125,7 +119,13 @@ def test_a_bad_file_stops_the_start_and_is_refused_by_entry(tmp_path: Path, text
 
 
 @pytest.mark.parametrize(
-    "spoil", [lambda file: file.write_text("[cart"), Path.unlink, lambda file: file.write_bytes(b"\xff")]
+    "spoil",
+    [
+        lambda file: file.write_text("[cart"),
+        lambda file: file.write_text(f"[cart]\nk = {'9' * 5_000}"),
+        Path.unlink,
+        lambda file: file.write_bytes(b"\xff"),
+    ],
 )
 def test_a_bad_file_changes_nothing_and_says_why(path: Path, spoil: Callable[[Path], object]) -> None:
     """The surfaces before it stay, the state is reported until the file is right again, and a log line has the reason."""
@@ -171,11 +171,12 @@ async def test_a_surface_that_names_an_unknown_attribute_is_refused_later_and_re
     slip = CART.replace('key = "categories"', 'key = "category"')
     write(path, slip)
     async with started_world(tmp_path, surfaces_file=path) as world:
-        assert world.metric("tailrace_surfaces_file_state") == FileState.OUTDATED
-        write(path, CART)
-        await until(lambda: world.metric("tailrace_surfaces_file_state") == FileState.CURRENT, timeout_s=10 * POLL_S)
-        write(path, slip)
-        await until(lambda: world.metric("tailrace_surfaces_file_state") == FileState.OUTDATED, timeout_s=10 * POLL_S)
+        states = [world.metric("tailrace_surfaces_file_state")]
+        for text in (CART, slip):
+            write(path, text)
+            world.plane._surfaces.refresh()
+            states.append(world.metric("tailrace_surfaces_file_state"))
         answer = await world.recommend("long", k=None, surface="cart")
 
+    assert states == [FileState.OUTDATED, FileState.CURRENT, FileState.OUTDATED]
     assert len(answer.items) == 4

@@ -39,10 +39,7 @@ NOW_MS = 1_790_000_000_000
 def test_recent_popularity_is_smoothed_by_the_prior(
     prior: list[float], windows: list[tuple[str, float]], order: list[int]
 ) -> None:
-    """Of many training events those of the most used item count as 50 recent ones, few count as themselves; ties rank by index.
-
-    Unknown items, negative weights and a prior of zeros are harmless.
-    """
+    """Many training events of the most used item count as 50 recent ones, few as themselves; ties rank by index, and unknown items, negative weights and a prior of zeros do no harm."""
     ranking = rank_by_popularity("v1", LiveItems().lay(replace(catalogue_of(4), popularity=np.array(prior))), windows)
 
     assert ranking.order.tolist() == order

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from infra.cli.audit import AUDIT_FILE, audited
 from infra.cli.main import app
-from models.registry import BundleStore
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 from services.gateway.access.keys import hash_of, read_keys
+from tests.unit.gateway.world import add_version, catalogue_of, publish
 
 SHOP = ("keys", "new", "--id", "shop", "--scope", "recommend")
 OTHER = ("keys", "new", "--scope", "admin", "--id")
@@ -100,12 +100,8 @@ def test_a_refused_change_changes_nothing(path: Path, arguments: tuple[str, ...]
 
 def test_every_act_leaves_one_line_without_a_secret(path: Path, tmp_path: Path) -> None:
     """The audit file records time, user, act, origin and outcome of key and bundle commands, of one that is interrupted too."""
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "report.json").write_text("{}")
-    store = BundleStore(tmp_path / "bundles")
-    for version in ("v1", "v2"):
-        store.publish(tmp_path / "source", version, {})
-    store.promote("v1")
+    publish(tmp_path / "bundles", "v1", catalogue_of())
+    add_version(tmp_path / "bundles", "v2", catalogue_of())
     keys = [key_of(tailrace(*SHOP)), key_of(tailrace("keys", "rotate", "shop"))]
     for command in (("keys", "revoke", "shop"), ("promote", "v2"), ("rollback",), ("promote", "none")):
         tailrace(*command)

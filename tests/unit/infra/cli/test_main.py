@@ -4,49 +4,19 @@ import json
 import os
 import re
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.cli.audit import user_name
-from infra.cli.main import main
 from models.registry import BundleStore
 from tests.support.servers import free_port
 from tests.support.training.bundles import build_catalogue
-
-
-@dataclass
-class Completed:
-    """Exit code and output of a command."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Completed]
-
-
-@pytest.fixture
-def tailrace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process, with these settings and a state folder of its own."""
-    monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str, **settings: str) -> Completed:
-        for name, value in settings.items():
-            monkeypatch.setenv(f"TAILRACE_{name.upper()}", value)
-        monkeypatch.setattr(sys, "argv", ["tailrace", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Completed(int(ended.value.code or 0), *capfd.readouterr())
-
-    return run
+from tests.unit.infra.cli.conftest import Run
 
 
 @pytest.fixture

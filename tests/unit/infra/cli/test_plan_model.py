@@ -1,13 +1,12 @@
 """`tailrace plan model`: from a config and a number of GPUs to layouts, serving and cost."""
 
 import json
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from infra.cli.main import main
+from tests.unit.infra.cli.conftest import Run
 
 CONFIG = {
     "model_type": "llama",
@@ -21,8 +20,6 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 
-Plan = Callable[..., tuple[int, str]]
-
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
@@ -34,26 +31,19 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Plan:
-    """Run the command; return its exit code and all that it printed."""
-
-    def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["tailrace", "plan", "model", *arguments])
-        monkeypatch.setenv("COLUMNS", "300")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), "".join(capfd.readouterr())
-
-    return run
+def plan(tailrace: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command on a wide terminal."""
+    monkeypatch.setenv("COLUMNS", "300")
+    return partial(tailrace, "plan", "model")
 
 
-def test_a_plan_prints_every_part(plan: Plan, model: str) -> None:
+def test_a_plan_prints_every_part(plan: Run, model: str) -> None:
     """Memory by component, three layouts with intervals, collectives by link, bubble, roofline of each phase, cost, replicas against shards."""
-    code, printed = plan(
+    planned = plan(
         model, "--gpus", "8xh100", "--batch", "64", "--length", "4096", "--beams", "8", "--price-per-gpu-hour", "3"
     )
 
-    assert code == 0
+    assert planned.code == 0
     for words in (
         "llama-3-8b: 8.03 B parameters",
         "1  FSDP2 8",
@@ -70,41 +60,41 @@ def test_a_plan_prints_every_part(plan: Plan, model: str) -> None:
         "DDP alone does not fit: its states (weights, gradients, Adam) take 128.5 GB",
         "Replicas win",
     ):
-        assert words in printed, words
+        assert words in planned.out, words
 
 
-def test_training_or_serving_alone(plan: Plan, model: str) -> None:
+def test_training_or_serving_alone(plan: Run, model: str) -> None:
     """The other is left out."""
-    (_, training), (_, serving) = plan(model, "--train"), plan(model, "--serve")
+    training, serving = plan(model, "--train").out, plan(model, "--serve").out
 
     assert ("TRAINING" in training, "SERVING" in training) == (True, False)
     assert ("TRAINING" in serving, "SERVING" in serving) == (False, True)
 
 
-def test_contexts_in_memory_are_added_up(plan: Plan, model: str) -> None:
+def test_contexts_in_memory_are_added_up(plan: Run, model: str) -> None:
     """Llama-3-8B with eight contexts of 8,192 tokens: 16.06 + 8.59 + 2 GB, usually rounded to 28."""
-    _, printed = plan(model, "--serve", "--batch", "8", "--length", "8192")
+    planned = plan(model, "--serve", "--batch", "8", "--length", "8192")
 
-    assert "16.06    8.59      2.00       26.65" in printed
-    assert "together 26.7 GB, with room for the allocator's gaps 28.1" in printed
+    assert "16.06    8.59      2.00       26.65" in planned.out
+    assert "together 26.7 GB, with room for the allocator's gaps 28.1" in planned.out
 
 
-def test_a_model_that_is_no_decoder_is_planned_by_its_sizes(plan: Plan) -> None:
+def test_a_model_that_is_no_decoder_is_planned_by_its_sizes(plan: Run) -> None:
     """ResNet-50 on four GPUs is DDP; what was guessed is said."""
-    code, printed = plan("--parameters", "25.6e6", "--flops", "8.2e9", "--gpus", "4xa100", "--batch", "256")
+    planned = plan("--parameters", "25.6e6", "--flops", "8.2e9", "--gpus", "4xa100", "--batch", "256")
 
-    assert code == 0
-    assert "1  DDP 4" in printed
-    assert "is a guess" in printed
-    assert "SERVING" not in printed
+    assert planned.code == 0
+    assert "1  DDP 4" in planned.out
+    assert "is a guess" in planned.out
+    assert "SERVING" not in planned.out
 
 
-def test_what_does_not_fit_is_said_and_is_no_error(plan: Plan, model: str) -> None:
+def test_what_does_not_fit_is_said_and_is_no_error(plan: Run, model: str) -> None:
     """A refusal is an answer."""
-    code, printed = plan(model, "--gpus", "4x4090", "--train")
+    planned = plan(model, "--gpus", "4x4090", "--train")
 
-    assert code == 0
-    assert "does not fit: FSDP2 4: its states (weights, gradients, Adam) take 32.1 GB" in printed
+    assert planned.code == 0
+    assert "does not fit: FSDP2 4: its states (weights, gradients, Adam) take 32.1 GB" in planned.out
 
 
 @pytest.mark.parametrize(
@@ -117,10 +107,10 @@ def test_what_does_not_fit_is_said_and_is_no_error(plan: Plan, model: str) -> No
         (("--rate", "0"), "--rate: 0 is not more than 0"),
     ],
 )
-def test_a_wrong_option_is_named(plan: Plan, model: str, arguments: tuple[str, str], words: str) -> None:
+def test_a_wrong_option_is_named(plan: Run, model: str, arguments: tuple[str, str], words: str) -> None:
     """In one line, with what to give."""
-    code, printed = plan(model, *arguments)
+    planned = plan(model, *arguments)
 
-    assert code == 1
-    assert words in printed
-    assert "Traceback" not in printed
+    assert planned.code == 1
+    assert words in planned.err
+    assert "Traceback" not in planned.err

@@ -11,21 +11,18 @@ from infra.cli.main import app
 from infra.cli.release import parse_budgets, parse_stages
 from models.canary import Stage
 from models.registry import BundleStore
+from models.release_report import GuardReport, ReleaseReport
 from services.errors import CanaryError, ConfigError, TailraceError
+from tests.unit.gateway.world import add_version, catalogue_of, publish
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BundleStore:
     """The versions `old`, which is live, and `new`, in the state folder of the command."""
     monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
-    store = BundleStore(tmp_path / "bundles")
-    for version in ("old", "new"):
-        source = tmp_path / f"source-{version}"
-        source.mkdir()
-        (source / "student.onnx").write_text(version)
-        store.publish(source, version, {})
-    store.promote("old")
-    return store
+    publish(tmp_path / "bundles", "old", catalogue_of())
+    add_version(tmp_path / "bundles", "new", catalogue_of())
+    return BundleStore(tmp_path / "bundles")
 
 
 def tailrace(*words: str) -> str:
@@ -50,8 +47,8 @@ def test_stages_have_a_share_and_a_time() -> None:
         ("", "0.05", "--share: '0.05' is no percentage; give above 0% to 100%, such as 5%"),
         ("", "0%", "--share: '0%' is no percentage"),
         ("5%:10", "", "--stages: '10' is no duration; give for example 90s, 10m, 1h or 2d"),
-        ("5%:1h,5%:1h", "", "--stages: shares must grow"),
-        ("100%", "", "--stages: all users at once leaves nobody to compare with"),
+        ("5%:1h,5%:1h", "", r"--stages: stages\[1\].share: 0.05 is not above the stage before; shares must grow"),
+        ("100%", "", r"--stages: stages\[0\].share: all users at once leaves nobody to compare with"),
         ("5%:1h", "5%", "--share: --stages is given too; give one of them"),
     ],
 )
@@ -130,15 +127,19 @@ def test_a_second_release_is_refused_before_lists_are_made(store: BundleStore) -
 def test_the_guards_are_shown_as_a_table(store: BundleStore) -> None:
     """What the judge reported is shown: a row a guard with its interval, and what comes next."""
     tailrace("new", "--share", "5%", "--no-lists")
-    guards = [
-        {"name": "errors", "state": "open", "worse_by": None, "low": -1.0, "high": None, "lacks": ""},
-        {"name": "latency", "state": "no worse", "worse_by": 0.01, "low": -0.02, "high": 0.04, "lacks": ""},
-    ]
-    report = {"act": "stay", "outcome": "continue", "reason": "errors: too few", "lists": [1_000, 9_000]}
-    store.report_canary("new", json.dumps(report | {"guards": guards}), time.time_ns() // 1_000_000)
+    guards = (
+        GuardReport(name="errors", state="open", worse_by=None, low=-1.0, high=None),
+        GuardReport(name="latency", state="no worse", worse_by=0.01, low=-0.02, high=0.04),
+    )
+    report = ReleaseReport(
+        act="stay", outcome="continue", reason="errors: too few", lists=(1_000, 9_000), guards=guards
+    )
+    store.report_canary("new", report.encode(), time.time_ns() // 1_000_000)
 
     shown = " ".join(tailrace().split())
 
     assert "1,000 and 9,000 lists of it and of the live version: continue" in shown
     assert "errors open - -100.0% to any latency no worse +1.0% -2.0% to +4.0%" in shown
     assert "stay: errors: too few" in shown
+    store.report_canary("new", "looks fine", 1)
+    assert tailrace().endswith("\nlooks fine\n")

@@ -9,6 +9,9 @@ import pytest
 import yaml
 
 from infra.docker.credentials import make_missing
+from services.contracts.experiments import read_experiments
+from services.gateway.surfaces.experiments import RunningExperiments
+from services.gateway.surfaces.surfaces import Surfaces
 from services.settings.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -89,6 +92,29 @@ def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
         for path in set(re.findall(r"/secrets/[\w./]+", text)):
             assert path in made, path
             assert path.rpartition("/")[0] in {place for place, _ in mounted(name).values()}, (name, path)
+
+
+@pytest.mark.parametrize("name", ["serve", "serve-gpu", "standby"])
+def test_gateways_follow_the_files_of_a_mounted_folder(name: str, tmp_path: Path) -> None:
+    """The folder that is mounted by default has both files: as they are, which changes nothing, and with their examples in force."""
+    (source,) = [one for one in SERVICES[name]["volumes"] if one.endswith(":/surfaces:ro")]
+    folder = ROOT / default_of(source.removesuffix(":/surfaces:ro"))
+    paths = [SERVICES[name]["environment"][f"TAILRACE_{kind}_FILE"] for kind in ("SURFACES", "EXPERIMENTS")]
+    texts = [(folder / Path(path).relative_to("/surfaces")).read_text() for path in paths]
+    examples = [re.sub(r"^# ?", "", text.partition("#\n")[2], flags=re.MULTILINE) for text in texts]
+
+    assert [source.partition(":-")[0], folder.is_dir()] == ["${SURFACES_DIR", True]
+    for content, names in ((texts, ([], [])), (examples, (["cart"], ["larger"]))):
+        files = [tmp_path / Path(path).name for path in paths]
+        for file, text in zip(files, content, strict=True):
+            file.write_text(text)
+        surfaces = Surfaces(files[0])
+        experiments = RunningExperiments(files[1], surfaces)
+        experiments.refresh()
+        assert ([*surfaces.in_force], [*read_experiments(files[1]).by_name]) == names
+    assert "hurried" in {one.variant for unit in range(200) for one in experiments.assigned(str(unit))["cart"][1]}, (
+        "the experiment fits the surfaces"
+    )
 
 
 def test_the_object_store_is_optional_and_all_that_read_bundles_find_it() -> None:

@@ -52,10 +52,7 @@ def test_health_probes_by_word(tmp_path: Path) -> None:
 def test_a_role_runs_beside_its_metrics_and_its_log_is_copied(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The process has its metrics folder in its environment and the endpoint is open; its exit code is returned.
-
-    The lines of its log file come to the output from before and after the file's rotation, its last words included, and none that it printed.
-    """
+    """The process has its metrics folder and an open endpoint, and its exit code is returned; lines from before and after its log's rotation come to the output."""
     port, log_file = free_port(), tmp_path / "gateway.log"
     settings = Settings(state_dir=tmp_path, metrics_port=port)
     script = f"""

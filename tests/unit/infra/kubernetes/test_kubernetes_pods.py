@@ -9,10 +9,7 @@ Things = list[dict[str, Any]]
 
 
 def test_every_pod_is_confined(things: Things) -> None:
-    """The namespace enforces restricted Pod Security, which refuses any other pod; each root is read-only.
-
-    No pod has service links: a Service called tailrace-x would set TAILRACE_X_PORT, which the settings refuse as unknown.
-    """
+    """The namespace enforces restricted Pod Security; each root is read-only; service links would set TAILRACE_X_PORT, which the settings refuse as unknown."""
     assert the(things, "Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     for pod in pods(things):
         assert pod.spec["enableServiceLinks"] is False, pod.name
@@ -20,9 +17,11 @@ def test_every_pod_is_confined(things: Things) -> None:
 
 
 def test_every_reference_resolves(overlay: str, things: Things) -> None:
-    """ConfigMaps and claims that pods name are rendered, and docs/kubernetes.md creates every secret with its keys."""
+    """ConfigMaps and claims that pods name are rendered, and docs/kubernetes.md creates every secret and every optional ConfigMap with its keys."""
     page = (ROOT / "docs/kubernetes.md").read_text()
-    made = dict(re.findall(r"kubectl create secret (?:generic|tls) (\S+)(.*?)(?<!\\)\n", page, re.DOTALL))
+    made = dict(
+        re.findall(r"kubectl create (?:secret generic|secret tls|configmap) (\S+)(.*?)(?<!\\)\n", page, re.DOTALL)
+    )
     maps, claims = (
         {one["metadata"]["name"] for one in find(things, kind)} for kind in ("ConfigMap", "PersistentVolumeClaim")
     )
@@ -33,11 +32,13 @@ def test_every_reference_resolves(overlay: str, things: Things) -> None:
             assert "configMap" not in volume or volume["configMap"]["name"] in maps, pod.name
             claim = volume.get("persistentVolumeClaim")
             assert claim is None or claim["claimName"] in claims, pod.name
-            secrets = [source["secret"] for source in volume.get("projected", {"sources": ()})["sources"]]
+            secrets = [one for source in volume.get("projected", {"sources": ()})["sources"] for one in source.values()]
             secrets += [volume["secret"] | {"name": volume["secret"]["secretName"]}] if "secret" in volume else []
             for secret in secrets:
                 keys = [item["key"] for item in secret.get("items", ())]
-                assert all(f"--from-file={key}=" in made[secret["name"]] for key in keys), secret["name"]
+                assert all(re.search(rf"--from-file={re.escape(key)}[= ]", made[secret["name"]]) for key in keys), (
+                    secret["name"]
+                )
     password = the(things, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"].get("redisPassword")
     assert (password is None) == (overlay == "dev")
     assert password is None or password["valueFrom"]["secretKeyRef"]["name"] in made

@@ -61,6 +61,26 @@ def test_every_container_loads_its_settings(things: Things, monkeypatch: pytest.
             assert command[:2] != ["python", "-m"] or importlib.util.find_spec(command[2]), command
 
 
+@pytest.mark.parametrize("name", ["gateways", "llm", "standby"])
+def test_surfaces_and_experiments_are_files_of_a_config_map_that_may_be_missing(things: Things, name: str) -> None:
+    """Wherever a gateway may run, at the paths that the page names for the settings."""
+    pod = pod_of(things, f"tailrace-{name}")
+    (source,) = [
+        (volume["name"], one["configMap"])
+        for volume in pod.spec["volumes"]
+        for one in volume.get("projected", {}).get("sources", ())
+        if "configMap" in one
+    ]
+    (mount,) = [one for one in pod.containers()[0]["volumeMounts"] if one["name"] == source[0]]
+    files = {one["key"]: f"{mount['mountPath']}/{one['path']}" for one in source[1]["items"]}
+    page = (ROOT / "docs/kubernetes.md").read_text()
+
+    assert (source[1]["name"], source[1]["optional"], mount["readOnly"]) == ("tailrace-surfaces", True, True)
+    assert files.keys() == {"surfaces.toml", "experiments.toml"}
+    for key, path in files.items():
+        assert f"TAILRACE_{key.removesuffix('.toml').upper()}_FILE={path}" in page
+
+
 def test_ports_are_those_of_the_settings(things: Things) -> None:
     """Containers, Services and Ray Serve's config have the settings' ports, and the edge calls Services that exist."""
     serve, edge = serve_config(things), pod_of(things, "tailrace-edge").container("edge")
@@ -100,11 +120,7 @@ def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
 
 
 def test_replicas_fit_into_the_pods(overlay: str, things: Things) -> None:
-    """Minimal and maximal replicas fit into the pods' CPUs and GPUs; each gateway's setting has the most that there may be.
-
-    By it they divide the keys' limits while Redis is unavailable. Ray Serve opens doors where replicas are, so each minimal pod
-    needs a replica, or it would never be ready. gRPC registers the servicers of services.app on every node.
-    """
+    """Replicas fit into the pods' CPUs and GPUs, each minimal pod has one, or it would never be ready, each gateway knows the most that there may be, and gRPC has the servicers."""
     groups = the(things, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     config = ServeDeploySchema.model_validate(serve_config(things))
     deployments = {one.name: one for one in config.applications[0].deployments}

@@ -1,5 +1,6 @@
 """The lifecycle of a supervised part."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from infra.local.supervisor.lifecycle import (
 )
 
 POLICY = RestartPolicy(start_timeout_s=30.0, unhealthy_timeout_s=20.0)
+UNMET = Observation(alive=False, healthy=False, needs_met=False)
 MUTE = Observation(alive=True, healthy=False, needs_met=True)
 DEAD = Observation(alive=False, healthy=False, needs_met=True)
 
@@ -24,41 +26,29 @@ def state(phase: Phase, since_s: float = 0.0, num_failures: int = 0) -> PartStat
     return PartState(phase=phase, since_s=since_s, num_failures=num_failures)
 
 
-def test_a_part_waits_for_its_needs() -> None:
-    """A part is spawned when its needs are met, and not before."""
-    unmet, no_command = advance(PartState(), Observation(alive=False, healthy=False, needs_met=False), 1.0, POLICY)
-    met, command = advance(PartState(), DEAD, 1.0, POLICY)
+@pytest.mark.parametrize(
+    ("part", "seen", "now_s", "phase", "command", "num_failures"),
+    [
+        (PartState(), UNMET, 1.0, Phase.WAITING, None, 0),
+        (PartState(), DEAD, 1.0, Phase.STARTING, Command.SPAWN, 0),
+        (state(Phase.HEALTHY), DEAD, 10.0, Phase.BACKING_OFF, None, 1),
+        (state(Phase.BACKING_OFF, 10.0, 1), DEAD, 10.0 + backoff_s(1) / 2, Phase.BACKING_OFF, None, 1),
+        (state(Phase.BACKING_OFF, 10.0, 1), DEAD, 10.0 + backoff_s(1), Phase.STARTING, Command.SPAWN, 1),
+        (state(Phase.HEALTHY), MUTE, 5.0, Phase.UNHEALTHY, None, 0),
+        (state(Phase.UNHEALTHY, 5.0), MUTE, 24.9, Phase.UNHEALTHY, None, 0),
+        (state(Phase.UNHEALTHY, 5.0), MUTE, 25.0, Phase.BACKING_OFF, Command.KILL, 1),
+        (state(Phase.HEALTHY, num_failures=5), DEAD, STEADY_S, Phase.BACKING_OFF, None, 1),
+        (state(Phase.HEALTHY, num_failures=5), DEAD, STEADY_S - 1, Phase.BACKING_OFF, None, 6),
+    ],
+)
+def test_a_part_moves_on_by_what_is_seen(
+    part: PartState, seen: Observation, now_s: float, phase: Phase, command: Command | None, num_failures: int
+) -> None:
+    """It waits for its needs; dead, it backs off before the next start; mute, it is killed after a while; steady health forgives failures."""
+    after, given_command = advance(part, seen, now_s, POLICY)
 
-    assert (unmet.phase, no_command) == (Phase.WAITING, None)
-    assert (met.phase, command) == (Phase.STARTING, Command.SPAWN)
-
-
-def test_a_dead_part_backs_off_before_it_is_started_again() -> None:
-    """Death counts a failure, and the next start waits for the delay."""
-    dead, _ = advance(state(Phase.HEALTHY), DEAD, 10.0, POLICY)
-    early, nothing = advance(dead, DEAD, 10.0 + backoff_s(1) / 2, POLICY)
-    again, command = advance(early, DEAD, 10.0 + backoff_s(1), POLICY)
-
-    assert (dead.phase, dead.num_failures, nothing) == (Phase.BACKING_OFF, 1, None)
-    assert (again.phase, again.num_restarts, command) == (Phase.STARTING, 1, Command.SPAWN)
-
-
-def test_a_hanging_part_is_killed_after_its_timeout() -> None:
-    """A part that stops answering is left alone for a while, then killed."""
-    mute, nothing = advance(state(Phase.HEALTHY), MUTE, 5.0, POLICY)
-    _, still_nothing = advance(mute, MUTE, 5.0 + POLICY.unhealthy_timeout_s - 0.1, POLICY)
-    killed, command = advance(mute, MUTE, 5.0 + POLICY.unhealthy_timeout_s, POLICY)
-
-    assert (mute.phase, nothing, still_nothing) == (Phase.UNHEALTHY, None, None)
-    assert (killed.phase, command) == (Phase.BACKING_OFF, Command.KILL)
-
-
-def test_steady_health_forgives() -> None:
-    """Failures count from one again after a steady time."""
-    steady, _ = advance(state(Phase.HEALTHY, num_failures=5), DEAD, STEADY_S, POLICY)
-    shaky, _ = advance(state(Phase.HEALTHY, num_failures=5), DEAD, STEADY_S - 1, POLICY)
-
-    assert (steady.num_failures, shaky.num_failures) == (1, 6)
+    assert (after.phase, given_command, after.num_failures) == (phase, command, num_failures)
+    assert after.num_restarts == (phase is Phase.STARTING and num_failures > 0)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0.01, 20.0)), max_size=60))

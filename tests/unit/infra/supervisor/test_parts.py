@@ -14,6 +14,7 @@ from infra.local.supervisor.parts import stack_parts
 from services.errors import ConfigError, EnvironmentFault
 from services.settings.settings import Settings
 from services.stream.rebuild import base_table
+from tests.support.servers import free_port
 
 
 @pytest.fixture
@@ -56,9 +57,7 @@ def test_settings_that_no_part_could_start_with_are_refused(
 
 
 def test_what_is_printed_can_be_pasted(settings: Settings, tmp_path: Path) -> None:
-    """The console's address where it is served; on a secured stack the key is read from the environment, the authority from beside
-    the certificate.
-    """
+    """The console's address where it is served; on a secured stack the key comes from the environment, the authority from beside the certificate."""
     (tmp_path / "ca.crt").touch()
     secured = settings.model_copy(update={"api_keys_file": tmp_path / "keys.json", "tls_dir": tmp_path})
     rest, rpc = rest_call(secured, "u7"), grpc_call(secured, "u7", "python")
@@ -115,16 +114,14 @@ def test_the_edge_alone_has_the_public_ports(settings: Settings) -> None:
         ({"redis_tls_ca_file": Path("/missing")}, "TAILRACE_REDIS_TLS_CA_FILE"),
         ({"redis_password_file": Path("/missing")}, "/missing"),
         ({"redis_host": "0.0.0.0"}, "TAILRACE_REDIS_HOST: everybody"),
-        ({"kafka_bootstrap": "10.0.0.1:9092"}, "TAILRACE_KAFKA_BOOTSTRAP: everybody"),
+        ({"kafka_bootstrap": "0.0.0.0:1"}, "TAILRACE_KAFKA_BOOTSTRAP: everybody"),
     ],
 )
 def test_what_access_lacks_is_refused_before_the_start(
     settings: Settings, update: dict[str, object], words: str
 ) -> None:
-    """The start and the doctor both name the missing file, and a store or broker whose port others reach: the embedded ones have no
-    password that others lack.
-    """
-    broken = settings.model_copy(update=update)
+    """The start and the doctor both name the missing file, and an embedded store or broker whose port others reach, which has no password."""
+    broken = settings.model_copy(update={"kafka_bootstrap": f"127.0.0.1:{free_port()}", **update})
 
     with pytest.raises(ConfigError, match=words):
         check_access(broken)

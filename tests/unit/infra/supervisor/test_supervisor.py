@@ -1,7 +1,4 @@
-"""Faults that the supervisor survives: `pytest tests/unit/infra/supervisor/test_supervisor.py`.
-
-Each case runs in an interpreter of its own, because a supervisor ends all processes below it.
-"""
+"""Faults that the supervisor survives, each in an interpreter of its own, because a supervisor ends all processes below it."""
 
 import signal
 import subprocess

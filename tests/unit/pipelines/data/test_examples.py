@@ -11,17 +11,16 @@ from pipelines.data.arrivals import logged_events
 from pipelines.data.examples import (
     Split,
     as_of_rows,
-    items_of,
     read_cases,
     read_labelled_sequences,
     read_sequences,
 )
-from pipelines.data.labelled import weights_of
+from pipelines.data.labelled import items_of, weights_of
 from pipelines.data.roles import with_labels
 from pipelines.features.tables import replay
 from services.contracts.event_roles import parse_event_roles
 from services.stream.aggregate import history_limits
-from tests.support.training.synthetic import tokenized, write_arrivals, write_ingested
+from tests.support.training.synthetic import tokenized, write_arrivals, write_events, write_ingested
 
 ROLES = parse_event_roles("[types.view]\nrole = 'weak'")
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -32,7 +31,7 @@ def events_of(**users: str) -> pl.DataFrame:
     rows = [(user, item, T0 + timedelta(seconds=n)) for user, items in users.items() for n, item in enumerate(items)]
     events = pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row").sort("event_time", "user_id")
     kind = pl.when(pl.col("item_id").str.contains("[A-Z]")).then(pl.lit("view")).otherwise(pl.lit("click"))
-    return with_labels(events.with_columns(event_type=kind, value=1.0), ROLES)
+    return events.with_columns(event_type=kind, value=1.0)
 
 
 def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
@@ -41,7 +40,7 @@ def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
     items = pl.DataFrame({"item_id": [*"BDFHXZaceghy"]}).with_columns(
         title="item_id", categories=pl.lit([""]), text="item_id"
     )
-    events.write_parquet(tmp_path / "events.parquet")
+    write_events(events, tmp_path, ROLES)
     items.write_parquet(tmp_path / "items.parquet")
     tokenized(tmp_path, tmp_path)
 
@@ -82,7 +81,9 @@ def test_training_rows_hold_each_event_once(num_events: int, max_items: int, tmp
     arrived = logged_events(pl.read_parquet(tmp_path / "arrivals.parquet"))
     stored = {row.row_time_us: row.item_ids for row in replay(arrived, history_limits(max_items))}
 
-    rows = as_of_rows(events, max_items).filter(pl.col("split") == Split.TRAIN).sort("event_timestamp")
+    rows = (
+        as_of_rows(with_labels(events, ROLES), max_items).filter(pl.col("split") == Split.TRAIN).sort("event_timestamp")
+    )
 
     seen = [item for time in rows["event_timestamp"].dt.epoch("us") for item in stored[time]]
     assert "".join(seen) == (letters if num_events < 3 else letters[:-2])

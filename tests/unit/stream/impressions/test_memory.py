@@ -55,11 +55,12 @@ def test_counts_and_times_are_those_of_all_impressions_since_an_item_was_last_fo
 
 
 def test_an_impression_is_read_as_it_was_written_and_newer_fields_are_left_out() -> None:
-    """A gateway of a newer version may add fields."""
+    """A gateway of a newer version may add fields; what has no value is no field."""
     impression = logged(1, ["a", "b"], 5).impression
     value = impression.encode()
 
     assert decode_impression(value) == impression
+    assert b"null" not in value
     assert decode_impression(value[:-1] + b',"of_tomorrow":"x"}') == impression
 
 

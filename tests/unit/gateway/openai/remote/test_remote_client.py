@@ -136,9 +136,7 @@ NEWER_NAME = {"settings_sent": frozenset({"max_completion_tokens"})}
     ],
 )
 def test_a_field_is_sent_as_the_caller_meant_it(fields: dict[str, Any], name: str, sent: object) -> None:
-    """Servers without schemas know any object, which is not any JSON; OpenAI enforces strict schemas only, and refuses one name of the
-    token limit for each model.
-    """
+    """Servers without schemas know any object, which is not any JSON; OpenAI enforces strict schemas only, and refuses one name of the token limit for each model."""
     assert body_of(request(**fields)).get(name) == sent
 
 
@@ -222,10 +220,7 @@ async def test_a_bad_key_file_makes_the_server_unavailable(
     ],
 )
 def test_errors_keep_their_meaning(status: int, error: Any, kind: type[TailraceError]) -> None:
-    """A caller's mistake stays the caller's, as a response or as an event: vLLM may find it after its status 200.
-
-    A prompt that is too long is recognised by OpenAI's code, or by OpenAI's and vLLM's messages.
-    """
+    """A caller's mistake stays the caller's, as a response or as an event; a prompt that is too long is known by OpenAI's code, or by OpenAI's and vLLM's messages."""
     response = error_of_response(status, {"retry-after": "7"}, json.dumps({"error": error}).encode())
 
     assert (type(response), type(error_of_event(error))) == (kind, kind)

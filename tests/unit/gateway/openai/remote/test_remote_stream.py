@@ -73,9 +73,7 @@ async def test_a_text_that_was_cut_off_is_an_error(parts: list[bytes]) -> None:
     ("key_id", "num_prompt", "num_cached"), [(ANYONE.key_id, 7, 5), ("shop", 7, 0), (ANYONE.key_id, None, 0)]
 )
 async def test_usage_is_what_the_caller_may_know(key_id: str, num_prompt: int | None, num_cached: int) -> None:
-    """Cached tokens are passed on where all callers are one: to a key they would tell what other keys have sent, since the server's
-    cache knows no keys of ours. Some servers send nulls; the text is still whole.
-    """
+    """Cached tokens are passed on where all callers are one: to a key they would tell what other keys have sent; a server's nulls are zero."""
     details = {"prompt_tokens_details": {"cached_tokens": num_prompt and 5}}
     usage = {"prompt_tokens": num_prompt, "completion_tokens": 1, **details}
 

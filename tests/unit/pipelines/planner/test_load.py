@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.capacity.plan import (
+from pipelines.planner.load import (
     LOADED_TIMES,
     TIERS,
     Demand,

@@ -99,8 +99,8 @@ def parse_mix(text: str) -> dict[str, float]:
 
 
 def read_basis(path: Path | None) -> dict[str, Any]:
-    """Read a results file of benchmarks/capacity/__main__.py; None: the one that is kept here. Raises ConfigError naming the option."""
-    chosen = path or Path(__file__).parents[1] / "results" / "capacity.json"
+    """Read a results file of benchmarks.capacity; None: the one that is kept here. Raises ConfigError naming the option."""
+    chosen = path or Path(__file__).parents[2] / "benchmarks/results/capacity.json"
     try:
         basis: dict[str, Any] = json.loads(chosen.read_text())
     except (OSError, ValueError) as error:
@@ -119,7 +119,7 @@ def read_basis(path: Path | None) -> dict[str, Any]:
 
 
 def plan(demand: Demand, measured: Mapping[str, Any]) -> Plan:
-    """Compute the plan from a results file of benchmarks/capacity/__main__.py."""
+    """Compute the plan from a results file of benchmarks.capacity."""
     busy = _busy_cores(demand, measured)
     memory, bundle = measured["memory_mb"], measured["bundle"]
     blocks = kv_blocks(demand.kv_users)

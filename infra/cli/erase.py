@@ -1,0 +1,127 @@
+"""`tailrace erase`: many users at once, by a file, straight into the log of interactions, where each user's own events are."""
+
+import asyncio
+import csv
+import io
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from infra.cli.audit import audited
+from infra.cli.topic import running_settings, topic_sender
+from services.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from services.settings.settings import Settings
+
+out = Console(highlight=False, soft_wrap=True)
+BATCH_USERS = 1_000
+_HEADER = ("user_id", "erasure_id")
+_READS_AT_ONCE, _READ_TIMEOUT_S = 64, 5.0
+
+
+def erase(
+    users: Annotated[Path, typer.Option(help="Text file with one user's id a line.")],
+    out_file: Annotated[
+        Path, typer.Option("--out", help="CSV of users and erasure ids; who is in it is not erased again.")
+    ],
+) -> None:
+    """Erase many users, and report how far the erasures are. A killed run goes on where it was; a later one reports again."""
+    from pipelines.publication.user_lists import read_user_ids
+
+    settings = running_settings()
+    user_ids = [*dict.fromkeys(read_user_ids(users))]
+    _check(user_ids)
+    accepted = _accepted(out_file)
+    left = [user_id for user_id in user_ids if user_id not in accepted]
+    if left:
+        with audited(settings.state_dir, "erase", users=str(len(left))):
+            accepted |= _erase(settings, left, out_file)
+    before = f" ({len(user_ids) - len(left)} before this run)" if len(left) < len(user_ids) else ""
+    out.print(f"erase: {len(user_ids)} users accepted{before}", markup=False)
+    num_online, num_done = asyncio.run(_count_done(settings, [accepted[user_id] for user_id in user_ids]))
+    again = "" if num_done == len(user_ids) else "; run the command again to see more"
+    out.print(f"{num_online} are gone from what requests read, {num_done} from everywhere{again}", markup=False)
+
+
+def _check(user_ids: Sequence[str]) -> None:
+    """Refuse a file with what is no id, before anybody is erased. Raises ConfigError."""
+    from services.contracts.recommend import check_id
+
+    for user_id in user_ids:
+        try:
+            check_id("user_id", user_id)
+        except InvalidRequest as error:
+            raise ConfigError(f"--users: {user_id[:40]!r}: {error.problem}; {error.fix}; nobody was erased") from error
+
+
+def _accepted(path: Path) -> dict[str, str]:
+    """Return the erasures that a file has, by user; the line that a killed run did not finish is cut off. Raises ConfigError."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"--out: {path} cannot be read ({error}); name a file of its own") from error
+    whole = content[: content.rfind(b"\n") + 1]
+    try:
+        rows = list(csv.reader(io.StringIO(whole.decode(), newline="")))
+    except (UnicodeDecodeError, csv.Error):
+        rows = [[]]
+    if content and (any(len(row) != len(_HEADER) for row in rows) or (rows and tuple(rows[0]) != _HEADER)):
+        raise ConfigError(f"--out: {path} is no file of erasures; name another, or one that does not exist")
+    if whole != content:
+        os.truncate(path, len(whole))
+    return {row[0]: row[1] for row in rows[1:]}
+
+
+def _erase(settings: "Settings", user_ids: Sequence[str], path: Path) -> dict[str, str]:
+    """Erase users batch after batch; each is in the file once the broker has it. One that was killed in between is erased twice, which is harmless."""
+    from pipelines.runner.bars import Bars
+    from services.contracts.erasure import Erasure
+
+    erased: dict[str, str] = {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        topic_sender(settings, settings.interactions_topic) as send,
+        path.open("a", newline="", encoding="utf-8") as file,
+        Bars(out) as bars,
+    ):
+        rows, move = csv.writer(file, lineterminator="\n"), bars.begin("erase")
+        if not file.tell():
+            rows.writerow(_HEADER)
+        for at in range(0, len(user_ids), BATCH_USERS):
+            now_ms = time.time_ns() // 1_000_000
+            batch = [
+                Erasure(erasure_id=uuid.uuid4().hex, user_id=user_id, accepted_time_ms=now_ms)
+                for user_id in user_ids[at : at + BATCH_USERS]
+            ]
+            send([(one.key, one.encode()) for one in batch])
+            erased |= {one.user_id: one.erasure_id for one in batch}
+            rows.writerows((one.user_id, one.erasure_id) for one in batch)
+            file.flush()
+            os.fsync(file.fileno())
+            move(at + len(batch), len(user_ids), f"{at + len(batch):,} of {len(user_ids):,} users")
+    return erased
+
+
+async def _count_done(settings: "Settings", erasure_ids: Sequence[str]) -> tuple[int, int]:
+    """Return how many erasures are done in the stores that requests read, and how many everywhere. Raises DependencyUnavailable."""
+    from services.features.erasing import RedisReceipts
+
+    receipts, num_online, num_done = RedisReceipts(settings.redis_address), 0, 0
+    try:
+        for at in range(0, len(erasure_ids), _READS_AT_ONCE):
+            reading = (receipts.get(one, _READ_TIMEOUT_S) for one in erasure_ids[at : at + _READS_AT_ONCE])
+            found = [one for one in await asyncio.gather(*reading) if one is not None]
+            num_online += sum(one.is_done_online for one in found)
+            num_done += sum(one.is_done for one in found)
+    finally:
+        await receipts.close()
+    return num_online, num_done

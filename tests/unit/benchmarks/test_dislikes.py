@@ -1,0 +1,35 @@
+"""The benchmark of dislikes holds out whole users' low ratings, and compares two trainings by user."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from benchmarks.quality.dislikes import Found, compare, hold_out
+
+
+def test_every_fifth_users_low_ratings_are_of_a_type_of_their_own(tmp_path: Path) -> None:
+    """Their high ones, and those of the other users, keep their type."""
+    users, values = [f"u{number}" for number in range(10)], [1.0, 2.0, 3.0]
+    rows = [(user, value, f"rating-{value:g}") for user in users for value in values]
+    pl.DataFrame(rows, schema=["user_id", "value", "event_type"], orient="row").write_parquet(
+        tmp_path / "ratings.parquet"
+    )
+
+    changed = pl.read_parquet(hold_out(tmp_path / "ratings.parquet"))
+
+    held_out = changed.filter(pl.col("event_type") == "held-out")
+    assert held_out.select("user_id", "value").rows() == [
+        (user, value) for user in ("u0", "u5") for value in (1.0, 2.0)
+    ]
+    assert changed.height - held_out.height == 26
+
+
+def test_a_difference_is_by_user() -> None:
+    """All users' ranks are two further down: so are the bounds of the interval, however much the users differ."""
+    before = np.array([1.0, 50.0, 900.0])
+
+    rows = compare("student", Found(before, before, before), Found(before, before + 2, before))
+
+    found = {row["measure"]: (row["difference"], row["ci95"]) for row in rows}
+    assert found == {"ndcg": (0, [0, 0]), "rank_held_out": (2, [2, 2]), "rank_learned": (0, [0, 0])}

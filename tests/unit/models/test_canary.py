@@ -1,0 +1,48 @@
+"""The stages of a release: which ones may be, and to which of them one may go."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.canary import Canary, Stage, check_stages
+from models.errors import InvalidRequest
+
+SHARES = st.sampled_from([-0.1, 0.0, 0.01, 0.05, 0.5, 0.99, 1.0, 1.01, math.nan])
+HOLDS = st.sampled_from([0.0, 60.0, -1.0, math.inf, math.nan])
+
+
+@given(
+    st.lists(st.tuples(SHARES, HOLDS), max_size=5)
+    | st.lists(st.floats(0.01, 1.0), min_size=19, max_size=21, unique=True).map(
+        lambda shares: [(share, 1.0) for share in sorted(shares)]
+    )
+)
+def test_stages_grow_and_leave_somebody_to_compare_with(rows: list[tuple[float, float]]) -> None:
+    """They are returned as they are, or the first wrong field is named."""
+    shares = [share for share, _ in rows]
+    ok = (
+        1 <= len(rows) <= 20
+        and all(0 < share <= 1 for share in shares)
+        and all(share < after for share, after in pairwise(shares))
+        and all(hold_s >= 0 and hold_s != math.inf for _, hold_s in rows)
+        and shares[0] != 1
+    )
+    stages = tuple(Stage(*row) for row in rows)
+
+    if ok:
+        assert check_stages(stages) == stages
+    else:
+        with pytest.raises(InvalidRequest, match=r"^stages(\[\d+\]\.(share|hold_s))?: .+; .+"):
+            check_stages(stages)
+
+
+@pytest.mark.parametrize("stage", [-1, 2])
+def test_a_stage_that_is_none_is_refused(stage: int) -> None:
+    """The error has the stages that there are."""
+    canary = Canary(version="v", salt="s", stages=(Stage(0.1, 0.0), Stage(1.0, 0.0)), by="b", at="now")
+
+    with pytest.raises(InvalidRequest, match=rf"stage: there is no stage {stage}; give 0 to 1"):
+        canary.moved(stage, 0)

@@ -1,0 +1,64 @@
+"""The report of a release in the record of a name: written, read again, and what else may stand there."""
+
+import json
+import math
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.release_report import GuardReport, ReleaseReport
+
+TEXTS = st.text(max_size=600)
+NUMBERS = st.none() | st.floats()
+PAIRS = st.tuples(st.integers(0), st.integers(0))
+GUARDS = st.builds(GuardReport, name=TEXTS, state=TEXTS, worse_by=NUMBERS, low=NUMBERS, high=NUMBERS, lacks=TEXTS)
+REPORTS = st.builds(
+    ReleaseReport,
+    act=TEXTS,
+    outcome=TEXTS,
+    reason=TEXTS,
+    stage=st.integers(0, 20),
+    share=st.sampled_from([0.01, 0.25, 1.0]),
+    elapsed_s=st.integers(),
+    users=PAIRS,
+    lists=PAIRS,
+    guards=st.lists(GUARDS, max_size=4).map(tuple),
+)
+
+
+def rounded(value: float | None) -> float | None:
+    """What four places leave of a number."""
+    return None if value is None or not math.isfinite(value) else round(value, 4)
+
+
+@given(REPORTS)
+def test_a_report_is_read_as_it_was_written(report: ReleaseReport) -> None:
+    """Numbers keep four places, those that are not finite are None, and a long reason is cut."""
+    guards = tuple(
+        replace(one, worse_by=rounded(one.worse_by), low=rounded(one.low), high=rounded(one.high))
+        for one in report.guards
+    )
+
+    assert ReleaseReport.decode(report.encode()) == replace(report, guards=guards, reason=report.reason[:500])
+
+
+@given(st.text(min_size=1) | st.sampled_from(["[1]", "12", "null", '{"guards": 1}', '{"guards": [{}]}', "[" * 9_999]))
+def test_words_are_the_reason(text: str) -> None:
+    """What is no report is shown as it stands; nothing is none."""
+    assert ReleaseReport.decode(text) == ReleaseReport(reason=text)
+    assert ReleaseReport.decode("") is None
+
+
+def test_what_another_version_adds_is_left_out() -> None:
+    """While processes are replaced one by one, an older one reads a newer one's report."""
+    report = ReleaseReport(
+        act="stay",
+        reason="too few",
+        guards=(GuardReport(name="errors", state="open", worse_by=None, low=None, high=None),),
+    )
+    plain = json.loads(report.encode())
+
+    newer = plain | {"more": 1, "guards": [one | {"more": 1} for one in plain["guards"]]}
+
+    assert ReleaseReport.decode(json.dumps(newer)) == report

@@ -1,0 +1,191 @@
+"""What users dislike reaches the trainings with the history before it, and nothing of what judges them does."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from models.prompt import window_start
+from pipelines.codes.tokenize import ReadHistories, tokenize
+from pipelines.data.examples import REFIT, Split, SplitKind, global_cuts, read_labelled_sequences, read_sequences
+from pipelines.data.labelled import Dislikes, dislikes_in, items_of, weights_of
+from pipelines.data.roles import dislikes_of, joins_history, with_labels
+from services.contracts.event_roles import parse_event_roles
+from services.errors import StageFailed
+from services.stream.aggregate import history_limits
+from tests.support.training.synthetic import histories_from, write_events
+
+ROLES = parse_event_roles(
+    "[types.view]\nrole = 'weak'\n[types.hide]\nrole = 'negative'\nweight = 3\n[types.skip]\nrole = 'negative'\nweight = 0"
+)
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+KINDS = st.sampled_from(["click", "click", "view", "dislike", "hide", "skip", "impression"])
+EVENTS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("ABCDE"), KINDS), max_size=40)
+WEIGHTS = {"dislike": 1.0, "hide": 3.0}
+
+
+def table(events: list[tuple[str, str, str]]) -> pl.DataFrame:
+    """Events of (user, item, type), a second apart."""
+    rows = [(user, item, T0 + timedelta(seconds=n), kind, 1.0) for n, (user, item, kind) in enumerate(events)]
+    schema: dict[str, Any] = {"user_id": pl.String, "item_id": pl.String, "event_time": pl.Datetime("us", "UTC")}
+    return pl.DataFrame(rows, schema=schema | {"event_type": pl.String, "value": pl.Float64}, orient="row")
+
+
+def write_items(folder: Path, names: str) -> None:
+    """Write items of one letter each."""
+    items = pl.DataFrame({"item_id": [*names]})
+    items.with_columns(title="item_id", categories=pl.lit([""]), text="item_id").write_parquet(folder / "items.parquet")
+
+
+def slow_dislikes(events: pl.DataFrame) -> list[tuple[str, str, datetime, float, datetime | None]]:
+    """Return what `dislikes_of` does, by a loop over the events: open dislikes by user and item."""
+    opened: dict[tuple[str, str], list[Any]] = {}
+    found = []
+    for user, item, when, kind, _ in events.iter_rows():
+        if kind in ("dislike", "hide", "skip") and (user, item) not in opened:
+            opened[user, item] = [user, item, when, WEIGHTS.get(kind, 0.0), None]
+            found.append(opened[user, item])
+        elif kind == "click" and (user, item) in opened:
+            opened.pop((user, item))[4] = when
+    return sorted(tuple(one) for one in found if one[3] > 0)
+
+
+@given(EVENTS)
+def test_a_dislike_counts_once_from_the_first_negative_event_until_a_positive_one(
+    events: list[tuple[str, str, str]],
+) -> None:
+    """With the weight of its type; views and impressions change nothing, and the events that it takes back are no labels."""
+    drawn = table(events)
+
+    found = dislikes_of(drawn, ROLES)
+
+    assert sorted(found.select("user_id", "item_id", "event_time", "weight", "until").iter_rows()) == slow_dislikes(
+        drawn
+    )
+    labelled = with_labels(drawn, ROLES)
+    assert labelled.filter(~joins_history())["weight"].sum() == labelled.filter(~joins_history())["count"].sum() == 0
+
+
+def limited(ingested: Path, max_items: int) -> ReadHistories:
+    """Return histories as the store keeps them: the newest, cut by whole strides."""
+    whole, stride = histories_from(ingested), history_limits(max_items).stride
+
+    def read(rows: pl.DataFrame) -> pl.DataFrame:
+        found = [one[window_start(len(one), max_items, stride) :] for one in whole(rows)["history_item_ids"].to_list()]
+        return rows.with_columns(history_item_ids=pl.Series(found, dtype=pl.List(pl.String)))
+
+    return read
+
+
+@settings(max_examples=60, deadline=None)
+@given(EVENTS, st.sampled_from([2, 3, 5, 1_000]), st.sampled_from(SplitKind))
+def test_each_dislike_is_in_the_row_that_holds_the_history_before_it(
+    drawn: list[tuple[str, str, str]], max_items: int, split: SplitKind
+) -> None:
+    """Once, at the place of the next event; so is one after the last event that is learned. None that comes after a label that judges, or after the cut, and none that is taken back by then."""
+    walk = [("c", "ABCDE"[n % 5], "click") for n in range(12)]
+    events = table([*drawn, *walk] if split is SplitKind.GLOBAL_TIME else [*walk, *drawn])
+    with TemporaryDirectory() as folder:
+        ingested, out = Path(folder) / "in", Path(folder) / "out"
+        ingested.mkdir()
+        out.mkdir()
+        write_events(events, ingested, ROLES)
+        write_items(ingested, "ABCDE")
+        held = pl.read_parquet(ingested / "events.parquet")
+        cut = global_cuts(held).valid_from if split is SplitKind.GLOBAL_TIME else None
+        try:
+            tokenize(ingested, limited(ingested, max_items), max_items, out, split=split)
+        except StageFailed:  # of the cut: nothing is left to learn from or to judge by
+            reject()
+        folders = [out, *([] if cut else [out / REFIT])]
+        examples = [pl.read_parquet(one / "examples.parquet") for one in folders]
+
+    for rows in examples:
+        assert (
+            rows.filter(pl.col("split") != Split.TRAIN)["dislikes"].null_count()
+            == rows.filter(pl.col("split") != Split.TRAIN).height
+        )
+        for user in "abc":
+            own = rows.filter((pl.col("user_id") == user) & (pl.col("split") == Split.TRAIN))
+            own = own.sort(pl.int_range(pl.len()))
+            found, start = [], 0
+            for row in own.iter_rows(named=True):
+                found += [(one["item"], start + one["place"], one["weight"]) for one in row["dislikes"] or []]
+                assert all(0 <= one["place"] <= len(row["history"]) for one in row["dislikes"] or [])
+                start += len(row["history"])
+            times = held.filter(pl.col("user_id") == user)["event_time"].to_list()
+            expected = []
+            for who, item, when, weight, until in slow_dislikes(events):
+                place = sum(time < when for time in times)
+                is_over = until is not None and start and until <= times[start - 1]
+                if who == user and start and place <= start and not is_over and (cut is None or when < cut):
+                    expected.append(("ABCDE".index(item), place, weight))
+            assert sorted(found) == sorted(expected)
+
+
+def test_weights_are_in_the_unit_of_the_labels(tmp_path: Path) -> None:
+    """Of labels of weight 1 and 3 the mean is 1, and a dislike of weight 3 weighs as the heavier; what a history holds is learned against where it came first, and the history is as ever."""
+    roles = parse_event_roles("[types.buy]\nweight = 3\n[types.hide]\nrole = 'negative'\nweight = 3")
+    kinds = ["click", "buy", "click", "hide", "hide", "click", "click"]
+    write_events(table([("a", item, kind) for item, kind in zip("ABCDCEF", kinds, strict=True)]), tmp_path, roles)
+    write_items(tmp_path, "ABCDEF")
+
+    tokenize(tmp_path, histories_from(tmp_path), 1_000, tmp_path)
+
+    (sequence,) = read_labelled_sequences(tmp_path)
+    dislikes = dislikes_in(sequence)
+    assert dislikes is not None
+    assert items_of(sequence).tolist() == read_sequences(tmp_path)[0].tolist() == [0, 1, 2]
+    assert weights_of(sequence).tolist() == [0.5, 1.5, 0]
+    assert [part.tolist() for part in (dislikes.items, dislikes.places, dislikes.weights)] == [
+        [3, 2],
+        [3, 2],
+        [1.5, 1.5],
+    ]
+
+
+@given(st.lists(st.integers(0, 20), max_size=8), st.integers(1, 20), st.lists(st.integers(1, 19), max_size=4))
+def test_parts_of_a_sequence_have_its_dislikes_once(places: list[int], length: int, cuts: list[int]) -> None:
+    """Each belongs to the part that ends where its history does, or goes on after it; its place there is that of the whole."""
+    kept = np.array([place for place in places if place <= length], dtype=np.int64)
+    whole = Dislikes(np.arange(len(kept)), kept, np.ones(len(kept)))
+    borders = sorted({0, length, *(cut for cut in cuts if cut < length)})
+
+    found = {}
+    for start, end in pairwise(borders):
+        part = whole.within(start, end)
+        for item, place in [] if part is None else zip(part.items, part.places, strict=True):
+            assert item not in found
+            assert 0 < place <= end - start or place == start == 0
+            found[item] = start + place
+
+    assert found == dict(enumerate(kept))
+
+
+@pytest.mark.parametrize("kind", ["dislike", "hide"])
+def test_a_negative_type_of_weight_0_leaves_the_examples_as_without_its_events(tmp_path: Path, kind: str) -> None:
+    """Byte for byte the file of data that never had them; with the weight of the defaults there is one dislike more."""
+    walk = [("a", item, "click") for item in "ABCDABCD"]
+    found = {}
+    for name, events, text in (
+        ("without", walk, ""),
+        ("weightless", [*walk[:3], ("a", "E", kind), *walk[3:]], f"[types.{kind}]\nrole = 'negative'\nweight = 0"),
+        ("against", [*walk[:3], ("a", "E", kind), *walk[3:]], ""),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_events(table(events), folder, parse_event_roles(text))
+        write_items(folder, "ABCDE")
+        tokenize(folder, histories_from(folder), 1_000, folder)
+        found[name] = pl.read_parquet(folder / "examples.parquet").drop("idle_s")
+
+    assert found["weightless"].equals(found["without"])
+    assert found["against"].drop("dislikes").equals(found["without"].drop("dislikes"))
+    assert found["against"]["dislikes"].drop_nulls().to_list() == [[{"item": 4, "place": 3, "weight": 1.0}]]
