@@ -4,6 +4,7 @@ import pytest
 
 from models.decoder.window import Window
 from services.errors import InvalidRequest
+from services.llm.engine.outcome import Status
 from services.llm.engine.sampling_parameters import SamplingParams
 from tests.support.engine.engines import build_decoder, build_engine, build_items, drain
 
@@ -20,6 +21,18 @@ def test_a_conversation_goes_on_from_its_cache() -> None:
     engine.add_text("two", [*turn, 7], max_new_tokens=1)
 
     assert drain(engine)["two"].num_cached_tokens == 20
+
+
+def test_a_leader_that_ends_early_does_not_block_its_followers() -> None:
+    """When it is cancelled before its prompt is computed, its followers run alone."""
+    engine = build_engine(DECODER, None)
+    engine.add_text("0", list(range(1, 22)), max_new_tokens=5)
+    engine.add_text("1", list(range(1, 22)), max_new_tokens=5, after="0")
+
+    engine.cancel("0")
+    outcomes = drain(engine)
+
+    assert (outcomes["0"].status, outcomes["1"].status) == (Status.CANCELLED, Status.LENGTH)
 
 
 @pytest.mark.parametrize(
