@@ -238,11 +238,12 @@ def dislike_lines() -> Iterator[str]:
         "rank_held_out": ("mean rank of dislikes held out", 1),
         "rank_learned": ("mean rank of dislikes learned", 1),
     }
-    for row in result("quality-dislikes")["rows"]:
-        name, digits = names[row["measure"]]
-        means = " | ".join(f"{row[kind]:.{digits}f}" for kind in ("dropped", "against"))
-        low, high = (f"{bound:+.{digits}f}" for bound in row["ci95"])
-        yield f"| {name} | {row['num_users']} | {means} | {low} to {high} |"
+    for name, how in (("quality-dislikes", " alone"), ("quality-dislikes-pair", "")):
+        for row in result(name)["rows"]:
+            measure, digits = names[row["measure"]]
+            means = " | ".join(f"{row[kind]:.{digits}f}" for kind in ("dropped", "against"))
+            low, high = (f"{bound:+.{digits}f}" for bound in row["ci95"])
+            yield f"| {row['model']}{how} | {measure} | {row['num_users']} | {means} | {low} to {high} |"
 
 
 def warm_lines() -> Iterator[str]:
