@@ -51,16 +51,17 @@ def experiment(stack: Stack) -> Iterator[Experiment]:
     surfaces.write_text(SURFACES)
     name = f"pinned-{uuid.uuid4().hex[:8]}"  # the log may hold those of earlier runs
     experiments.write_text(EXPERIMENTS.format(name=name))
-    wait_for(lambda: all(on_home(stack, "u") for _ in range(NUM_AGREEING)), what="the experiment at every replica")
+    ports = (*[stack.settings.http_port] * NUM_AGREEING, stack.settings.standby_http_port)
+    wait_for(lambda: all(on_home(stack, "u", port) for port in ports), what="the experiment at every gateway")
     yield read_experiments(experiments).by_name[name]
     experiments.write_text("")
     surfaces.write_text(before)
-    wait_for(lambda: not any(on_home(stack, "u") for _ in range(NUM_AGREEING)), what="its end at every replica")
+    wait_for(lambda: not any(on_home(stack, "u", port) for port in ports), what="its end at every gateway")
 
 
-def on_home(stack: Stack, user_id: str, port: int | None = None) -> dict[str, str]:
-    """Return the variants that a user has on the surface home, of the stack's REST door or of one at a port."""
-    address = f"http://{HOST}:{port or stack.settings.http_port}/v1/assignment"
+def on_home(stack: Stack, user_id: str, port: int) -> dict[str, str]:
+    """Return the variants that a user has on the surface home, of the REST door at a port."""
+    address = f"http://{HOST}:{port}/v1/assignment"
     surfaces = httpx.get(address, params={"user_id": user_id}, timeout=20.0).json()["surfaces"]
     found: dict[str, str] = next((one["variants"] for one in surfaces if one["surface"] == "home"), {})
     return found
@@ -86,7 +87,7 @@ def test_a_variant_is_the_same_everywhere_and_is_in_the_log(
         expected = {experiment.name: experiment.variant_of(user_id)}
         said = stack.rpc.Assign(pb.AssignRequest(user_id=user_id)).surfaces
 
-        assert on_home(stack, user_id) == expected
+        assert on_home(stack, user_id, stack.settings.http_port) == expected
         assert [dict(one.variants) for one in said if one.surface == "home"] == [expected]
         assert on_home(stack, user_id, stack.settings.standby_http_port) == expected
         request_id = uuid.uuid4().hex

@@ -32,6 +32,13 @@ def places(stack: Stack, standby: httpx.Client, user_id: str) -> dict[str, Calla
     }
 
 
+def until_gone(asked: dict[str, Callable[[], list[str]]], item_id: str) -> None:
+    """Wait until no gateway of any place shows this item."""
+    for place, ask in asked.items():
+        what = f"answers without it at {place}"
+        wait_for(lambda ask=ask: not any(item_id in ask() for _ in range(NUM_ASKED)), 10.0, what)
+
+
 def put(stack: Stack, item_id: str, **fields: object) -> httpx.Response:
     """Put an item at the REST door."""
     response = admitted(lambda: stack.rest.put(f"/v1/items/{item_id}", json=fields))
@@ -45,9 +52,7 @@ def test_a_hidden_item_leaves_every_answer_and_comes_back(stack: Stack, standby:
     first = rest_items(stack.known(user_id))[0]
     put(stack, first, available=False)
     try:
-        for place, ask in places(stack, standby, user_id).items():
-            wait_for(lambda ask=ask: first not in ask(), 10.0, f"an answer without it at {place}")
-            assert not any(first in ask() for _ in range(NUM_ASKED)), place
+        until_gone(places(stack, standby, user_id), first)
         assert stack.known(user_id)["tier"] == "precomputed"
     finally:
         stack.rpc.PutItems(pb.PutItemsRequest(items=[pb.CatalogueItem(item_id=first, available=True)]))
@@ -82,8 +87,7 @@ def test_what_is_hidden_stays_hidden_through_a_fault(stack: Stack, standby: http
     put(stack, item_id, available=False)
     try:
         asked = places(stack, standby, user_id)
-        for place, ask in asked.items():
-            wait_for(lambda ask=ask: item_id not in ask(), 10.0, f"an answer without it at {place}")
+        until_gone(asked, item_id)
         stack.kill(part)
         assert not any(item_id in ask() for ask in asked.values() for _ in range(NUM_ASKED))
         stack.until_healthy()
