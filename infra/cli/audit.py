@@ -18,7 +18,11 @@ AUDIT_FILE = "audit.log"
 
 @contextmanager
 def audited(state_dir: Path, act: str, **details: str) -> Iterator[None]:
-    """Write one line about the body: its outcome is ok or the error's class, without the message, which may be private."""
+    """Write one line about the body: its outcome is ok or the error's class, without the message, which may be private.
+
+    Raises OSError before the body when the file cannot be written, so that nothing is done that leaves no line.
+    """
+    os.close(_opened(state_dir))
     try:
         yield
     except BaseException as error:
@@ -38,12 +42,15 @@ def write_act(state_dir: Path, act: str, outcome: str, details: dict[str, str]) 
         "outcome": outcome,
         **details,
     }
-    state_dir.mkdir(parents=True, exist_ok=True)
-    opened = os.open(state_dir / AUDIT_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    with os.fdopen(opened, "w") as out:
+    with os.fdopen(_opened(state_dir), "w") as out:
         out.write(json.dumps(line, ensure_ascii=False) + "\n")
         out.flush()
         os.fsync(out.fileno())
+
+
+def _opened(state_dir: Path) -> int:
+    state_dir.mkdir(parents=True, exist_ok=True)
+    return os.open(state_dir / AUDIT_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 def user_name() -> str:

@@ -46,6 +46,18 @@ def acts(state_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (state_dir / AUDIT_FILE).read_text().splitlines()]
 
 
+def test_nothing_is_done_that_leaves_no_line(path: Path, tmp_path: Path) -> None:
+    """Where the audit file cannot be written, a key is neither made nor revoked."""
+    key_of(tailrace(*SHOP))
+    kept = path.read_bytes()
+    (tmp_path / AUDIT_FILE).unlink()
+    (tmp_path / AUDIT_FILE).mkdir()
+
+    for act in ((*OTHER, "ops"), ("keys", "revoke", "shop")):
+        assert tailrace(*act).exit_code == 1
+        assert path.read_bytes() == kept
+
+
 def test_a_new_key_is_printed_once_and_only_its_hash_is_kept(path: Path) -> None:
     """The file, created when missing, holds the hash and every limit; the list shows the limits and the hash's first digits."""
     limits = ("--rate", "50", "--burst", "100", "--daily-quota", "9", "--max-k", "20", "--expires-in-days", "30")
