@@ -7,6 +7,7 @@ same keys, limits and metrics as in any gateway.
 import asyncio
 import gc
 import signal
+import sys
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ import uvicorn
 from grpc_health.v1 import health_pb2
 from starlette.types import ASGIApp
 
+from services.errors import ConfigError
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.observability.log_lines import configure_logging
 from services.settings.settings import Settings, load_settings
@@ -70,11 +72,14 @@ def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def main() -> None:
-    """Read settings and serve."""
+    """Read settings and serve. Bad settings, and files that they name, end it with their error."""
     signal.signal(signal.SIGTERM, _leave)
-    settings = load_settings()
-    configure_logging(settings.log_level, "standby", settings.log_file)
-    asyncio.run(run(settings))
+    try:
+        settings = load_settings()
+        configure_logging(settings.log_level, "standby", settings.log_file)
+        asyncio.run(run(settings))
+    except ConfigError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

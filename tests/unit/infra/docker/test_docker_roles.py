@@ -2,6 +2,7 @@
 
 import hashlib
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from infra.docker.credentials import OPERATOR, make_missing, operator_key
 from infra.docker.healthy import probe_of
 from services.contracts.access import Scope
 from services.gateway.access.keys import hash_of, read_keys
-from services.settings.settings import Settings
+from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import free_port
 
 
@@ -47,6 +48,18 @@ def test_health_probes_by_word(tmp_path: Path) -> None:
     assert probe_of(f"beat:{beat}")()
     with pytest.raises(ValueError, match="none of"):
         probe_of("ping:1")
+
+
+def test_a_standby_with_a_bad_file_ends_with_one_line(tmp_path: Path) -> None:
+    """Its exit code is 1, and the last words are the reason, without a traceback."""
+    (tmp_path / "surfaces.toml").write_text("cart = [")
+    given = {"TAILRACE_STATE_DIR": str(tmp_path), "TAILRACE_SURFACES_FILE": str(tmp_path / "surfaces.toml")}
+    command = [sys.executable, "-m", "infra.local.standby"]
+    ended = subprocess.run(command, env={**inherited_environment(), **given}, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"surfaces file {tmp_path}/surfaces.toml: text: not TOML")
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_a_role_runs_beside_its_metrics_and_its_log_is_copied(
