@@ -27,9 +27,11 @@ EMBEDDED_ONLY = {
     "test_chaos.py": "puts proxies between the parts of the embedded stack",
     "test_nodes.py": "starts a cluster of its own with the embedded stack's state",
     "test_docs.py": "runs the pages' commands, which name the embedded stack's ports",
+    "test_cold_start.py": "starts an embedded stack of its own",
     "test_console.py": "opens pages without an API key",
     "test_console_editor.py": "opens pages without an API key",
-    "test_experiments.py": "writes the files of surfaces and experiments, and reads the log",
+    "test_console_releases.py": "publishes into the state folder, which in compose is a volume",
+    "test_experiments.py": "reads the log, which in compose is a volume; tests/compose writes surfaces and experiments",
     "test_release.py": "publishes into the state folder, which in compose is a volume",
     "test_listening.py": "looks for processes of this machine, and sends no API key",
     "test_takeover.py": "looks for processes of this machine",
@@ -79,23 +81,20 @@ def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     It serves text of a tiny random checkpoint too, and has files of surfaces and experiments, which are empty.
     """
     if request.config.getoption("--stack") == "compose":
-        yield from composed(request.config)
+        yield from composed(request.config, empty_surfaces(tmp_path_factory))
         return
     from tests.support.engine.checkpoints import write_checkpoint
 
     kept: Path | None = request.config.getoption("--state")
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("text") / TEXT_MODEL, max_positions=4_096)
-    folder = tmp_path_factory.mktemp("surfaces")
-    surfaces, experiments = folder / "surfaces.toml", folder / "experiments.toml"
-    for file in (surfaces, experiments):
-        file.touch()
+    folder = empty_surfaces(tmp_path_factory)
     running = Stack(
         (kept or tmp_path_factory.mktemp("stack")).absolute(),
         gateway_replicas=2,
         text_path=str(checkpoint),
         text_max_tokens=TEXT_MAX_TOKENS,
-        surfaces_file=surfaces,
-        experiments_file=experiments,
+        surfaces_file=folder / "surfaces.toml",
+        experiments_file=folder / "experiments.toml",
         release_look_s=1.0,
         release_lead_s=3.0,
     )
@@ -109,7 +108,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         running.close()
 
 
-def composed(config: pytest.Config) -> Iterator[Stack]:
+def empty_surfaces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with both files of surfaces and experiments, which the user of a container may read."""
+    folder = tmp_path_factory.mktemp("surfaces")
+    folder.chmod(0o755)
+    for name in ("surfaces.toml", "experiments.toml"):
+        (folder / name).touch()
+    return folder
+
+
+def composed(config: pytest.Config, surfaces: Path) -> Iterator[Stack]:
     """The same, of containers; skips where there is no engine."""
     if reason := why_not():
         pytest.skip(reason)
@@ -117,11 +125,12 @@ def composed(config: pytest.Config) -> Iterator[Stack]:
     running = ComposeStack(
         kept or f"tailrace-test-{uuid4().hex[:8]}",
         [path.absolute() for path in config.getoption("--compose-override")],
+        surfaces,
         keep=kept is not None,
         build=not config.getoption("--built"),
     )
     try:
-        running.start()
+        running.start(*SHORT_TRAINING)
         yield running
     finally:
         running.close()

@@ -1,18 +1,43 @@
-"""The stack of containers: what restarts and kills leave, text, keys, and what it writes to its standard output."""
+"""The stack of containers: what restarts and kills leave, also in the log, text, keys, and the folder of surfaces."""
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
+import httpx
 import pytest
 
+from services.contracts import recommend_pb2 as pb
+from services.contracts.experiments import read_experiments
 from tests.support.engine.checkpoints import write_checkpoint
 from tests.support.stacks.compose_stack import SERVICES, ComposeStack
-from tests.support.stacks.stack import Stack, new_user_id, rest_items
+from tests.support.stacks.stack import Stack, admitted, new_user_id, rest_items, rpc_items
 from tests.support.wait import wait_for
 
 TEXT = {"model": "tiny", "messages": [{"role": "user", "content": "the river runs on"}], "max_tokens": 8}
 CLICKED = tuple(str(number) for number in range(1, 21))
+SURFACES = """
+[shelf]
+k = 3
+rules = {{ pins = [{{ item_id = "{pinned}", position = 1 }}] }}
+[shelf-varied]
+rules = {{ pins = [{{ item_id = "{varied}", position = 1 }}] }}
+"""
+EXPERIMENTS = """
+[layers.ranking]
+salt = "ranking-1"
+[experiments.varied]
+layer = "ranking"
+surfaces = ["shelf"]
+share = 1.0
+[experiments.varied.variants.control]
+[experiments.varied.variants.varied]
+rules = "shelf-varied"
+"""
+NUM_AGREEING = 12
+"""Answers in a row that come from both gateways."""
 DURABLE = ("redis", "worker", "serve", "standby", "edge")
 
 
@@ -38,11 +63,15 @@ def record(stack: ComposeStack, user_id: str) -> int:
     return now_ms + len(CLICKED) - 1
 
 
-def test_a_restart_loses_no_event_and_no_feature(composed: ComposeStack) -> None:
-    """Events acknowledged right before store, worker and doors restart are applied; features are kept."""
+def test_a_restart_loses_no_event_no_feature_and_no_line(composed: ComposeStack) -> None:
+    """Events acknowledged right before store, worker and doors restart are applied; features are kept; `docker logs` has
+    the last request, and the line of SIGTERM, of serve and standby alike.
+    """
     known = composed.recommend("1")
     user_id = new_user_id()
     last_ms = record(composed, user_id)
+    request_id = str(composed.recommend(user_id)["request_id"])
+    num_stopped = {part: len(composed.log_lines(part=part, event="stopping")) for part in ("serve", "standby")}
 
     composed.restart(*DURABLE)
     answer = composed.sees(user_id, last_ms, timeout_s=60.0)
@@ -51,6 +80,9 @@ def test_a_restart_loses_no_event_and_no_feature(composed: ComposeStack) -> None
     assert answer["newest_event_time_ms"] == last_ms
     assert not set(CLICKED) & set(rest_items(everything)), "what was clicked is seen, so none of it is shown"
     assert composed.recommend("1")["newest_event_time_ms"] == known["newest_event_time_ms"]
+    assert [line["event"] for line in composed.log_lines(request_id=request_id)] == ["recommended"]
+    for part, number in num_stopped.items():
+        assert len(composed.log_lines(part=part, event="stopping")) == number + 1, part
 
 
 def test_a_killed_worker_loses_no_event(composed: ComposeStack) -> None:
@@ -88,11 +120,76 @@ def test_a_second_up_changes_nothing(composed: ComposeStack) -> None:
     assert composed.recommend("1")["bundle_version"] == version
 
 
-def test_a_call_without_a_key_is_refused(composed: ComposeStack) -> None:
-    """The doors of containers require keys, since they do not listen on loopback."""
-    answer = composed.rest.post("/v1/recommendations", json={"user_id": "1"}, headers={"authorization": "Bearer none"})
+def test_keys_are_needed_made_and_revoked(composed: ComposeStack) -> None:
+    """The doors of containers, which are not on loopback, take no call without a key, and one that the job `keys` makes until it revokes it."""
 
-    assert answer.status_code == 401
+    def status(key: str) -> int:
+        """Return the status of a call with this key."""
+        headers = {"authorization": f"Bearer {key}"}
+        return composed.rest.post("/v1/recommendations", json={"user_id": "1"}, headers=headers).status_code
+
+    def keys(*words: str) -> str:
+        """Run `tailrace keys` as the page says."""
+        return composed.compose("run", "--rm", "-T", "keys", "tailrace", "keys", *words).strip()
+
+    key_id = new_user_id()
+    key = keys("new", "--id", key_id, "--scope", "recommend")
+
+    assert status("none") == 401
+    wait_for(lambda: status(key) == 200, what="the new key's validity")
+    keys("revoke", key_id)
+    wait_for(lambda: status(key) == 401, what="its end")
+
+
+def test_files_of_the_mounted_folder_change_answers_while_it_runs(composed: ComposeStack, tmp_path: Path) -> None:
+    """A surface's pin, another after an edit, and an experiment's are first in the lists of both doors and of the standby, until the files are empty."""
+    (tmp_path / "experiments.toml").write_text(EXPERIMENTS)
+    experiment = read_experiments(tmp_path / "experiments.toml").by_name["varied"]
+    user_id = next(user_id for user_id in iter(new_user_id, None) if experiment.variant_of(user_id) == "varied")
+    body = {"user_id": user_id, "surface": "shelf", "deadline_ms": 4_000}
+
+    def until_first(*first: str) -> None:
+        """Wait until every place has this item first; none: until it does not know the surface."""
+        with composed.standby() as standby:
+            places = {
+                "rest": lambda: firsts(admitted(lambda: composed.rest.post("/v1/recommendations", json=body))),
+                "grpc": lambda: rpc_firsts(composed, body),
+                "standby": lambda: firsts(admitted(lambda: standby.post("/v1/recommendations", json=body))),
+            }
+            for place, ask in places.items():
+                what = f"{first} first at {place}"
+                wait_for(lambda ask=ask: all(ask() == [*first] for _ in range(NUM_AGREEING)), 20.0, what)
+
+    until_first()
+    composed.write_surfaces("surfaces.toml", SURFACES.format(pinned="50", varied="181"))
+    until_first("50")
+    composed.write_surfaces("surfaces.toml", SURFACES.format(pinned="100", varied="181"))
+    until_first("100")
+    composed.write_surfaces("experiments.toml", EXPERIMENTS)
+    until_first("181")
+    for name in ("experiments.toml", "surfaces.toml"):
+        composed.write_surfaces(name, "")
+    until_first()
+
+
+def firsts(response: httpx.Response) -> list[str]:
+    """Return the first item of a list of three; nothing when the surface is not known."""
+    if response.status_code == 422:
+        return []
+    items = rest_items(response.raise_for_status().json())
+    assert len(items) == 3
+    return items[:1]
+
+
+def rpc_firsts(stack: ComposeStack, body: dict[str, Any]) -> list[str]:
+    """Return the same of the gRPC door."""
+    try:
+        items = rpc_items(stack.rpc.Recommend(pb.RecommendRequest(**body)))
+    except grpc.RpcError as refused:
+        if refused.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+            raise
+        return []
+    return items[:1]
 
 
 def test_text_is_served_with_a_checkpoint(composed: ComposeStack, tmp_path: Path) -> None:
@@ -108,14 +205,3 @@ def test_text_is_served_with_a_checkpoint(composed: ComposeStack, tmp_path: Path
     assert written.status_code == 200, written.text
     assert 0 < written.json()["usage"]["completion_tokens"] <= TEXT["max_tokens"]
     assert recommended["items"]
-
-
-def test_a_stopped_container_leaves_its_last_words(composed: ComposeStack) -> None:
-    """`docker logs` has a gateway's last request and the line of its SIGTERM, of serve and standby alike."""
-    request_id = str(composed.recommend("1")["request_id"])
-
-    composed.restart("serve", "standby")
-
-    assert [line["event"] for line in composed.log_lines(request_id=request_id)] == ["recommended"]
-    for part in ("serve", "standby"):
-        wait_for(lambda part=part: composed.log_lines(part=part, event="stopping"), 5.0, f"the last words of {part}")

@@ -4,8 +4,8 @@ from tests.support.node import in_node
 from tests.support.stacks.stack import Stack, new_user_id
 
 SCRIPT = """
-const client = new Client(address);
-const [user, newUser] = given;
+const [user, newUser, apiKey] = given;
+const client = new Client(address, { apiKey });
 const first = await client.recommend({ user_id: user, k: 5 }, { deadlineMs: 5_000 });
 const clicked = first.items[0].item_id;
 let explained;  // written in the background
@@ -30,7 +30,7 @@ done({
 
 def test_the_client_works_against_the_stack(stack: Stack) -> None:
     """Node asks, records and asks again; what is wrong and what is late are errors with a code."""
-    outcome = in_node(SCRIPT, f"http://127.0.0.1:{stack.settings.http_port}", stack.listed_user(), new_user_id())
+    outcome = in_node(SCRIPT, str(stack.rest.base_url), stack.listed_user(), new_user_id(), stack.api_key)
 
     assert outcome["num"] == 5
     assert outcome["deadline"] < 5_000

@@ -38,35 +38,55 @@ _LIST_REPLICAS = "import psutil, json; print(json.dumps({p.pid: ' '.join(p.cmdli
 class ComposeStack(Stack):
     """One compose project on ports of its own. With `keep` its volumes, and so bundle and features, outlive it."""
 
-    def __init__(self, project: str, overrides: list[Path], *, keep: bool = False, build: bool = True) -> None:
+    def __init__(
+        self, project: str, overrides: list[Path], surfaces: Path, *, keep: bool = False, build: bool = True
+    ) -> None:
+        """`surfaces` is a folder with both files, which every user may read."""
         self.project = project
         self._processes = ComposeProcesses(project)
         self._files = [ROOT / "docker-compose.yml", *overrides]
+        self._surfaces = surfaces
         self._keep = keep
         self._build = build
         self._channel: grpc.Channel | None = None
-        self._key = ""
+        self.api_key = ""
         self._given: dict[str, str] = {}
         self._grafana_and_prometheus = {name: str(free_port()) for name in ("GRAFANA_PORT", "PROMETHEUS_PORT")}
         self.settings = Settings(http_port=free_port(), grpc_port=free_port(), gateway_replicas=2)
         self.rest = httpx.Client(base_url=f"http://{HOST}:{self.settings.http_port}", timeout=20.0)
 
-    def start(self) -> None:
-        """Build what is not built, bring everything up, and wait until a bundle answers and all is healthy."""
+    def start(self, *training: str) -> None:
+        """Build what is not built, bring everything up, and wait until a bundle answers and all is healthy.
+
+        Trains with these options while all else runs; a kept project by its own job, and only if no bundle is live.
+        """
         if self._build:
             self.compose("build", timeout_s=START_TIMEOUT_S)
-        self.compose("up", "--detach", timeout_s=START_TIMEOUT_S)
+        if self._keep:
+            self.compose("up", "--detach", timeout_s=START_TIMEOUT_S)
+        else:
+            self.compose("up", "--detach", "--scale", "pipeline=0", timeout_s=START_TIMEOUT_S)
+            command = ("run", "--rm", "-T", "pipeline", "tailrace", "pipeline", *training)
+            self.compose(*command, timeout_s=START_TIMEOUT_S)
         wait_for(lambda: self._is_ready(), START_TIMEOUT_S, f"an answer; see `docker compose -p {self.project} logs`")
         wait_for(self.is_healthy, 180.0, "healthy containers")
-        self._key = self.compose("run", "--rm", "-T", "keys", "show-key").strip()
-        self.rest.headers["authorization"] = f"Bearer {self._key}"
-        self._channel = grpc.intercept_channel(grpc.insecure_channel(self.settings.grpc_address), _WithKey(self._key))
+        self.api_key = self.compose("run", "--rm", "-T", "keys", "show-key").strip()
+        self.rest.headers["authorization"] = f"Bearer {self.api_key}"
+        with_key = _WithKey(self.api_key)
+        self._channel = grpc.intercept_channel(grpc.insecure_channel(self.settings.grpc_address), with_key)
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
         """Run `tailrace ...` in the serving container, or in the edge's with the operator's key where it calls the doors."""
-        service, key = ("edge", ("--key", self._key)) if arguments[0] in CALLS_A_DOOR else ("serve", ())
+        service, key = ("edge", ("--key", self.api_key)) if arguments[0] in CALLS_A_DOOR else ("serve", ())
         command = ["docker", "exec", self.container(service), "tailrace", *arguments, *key]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+
+    def standby(self) -> httpx.Client:
+        """Return a client of the standby's REST door, which is not published, at the address of its container."""
+        read = f'{{{{(index .NetworkSettings.Networks "{self.project}_front").IPAddress}}}}'
+        address = docker("inspect", "--format", read, self.container("standby")).strip()
+        headers = {"authorization": f"Bearer {self.api_key}"}
+        return httpx.Client(base_url=f"http://{address}:18001", headers=headers, timeout=20.0)
 
     def stop(self) -> None:
         """Take it down. Raises AssertionError when a container, a network or an unkept volume remains."""
@@ -112,6 +132,13 @@ class ComposeStack(Stack):
         finally:
             self._given = {}
             self._up()
+
+    def write_surfaces(self, name: str, text: str) -> None:
+        """Replace a file of the mounted folder as an editor does: by another file."""
+        scratch = self._surfaces / f".{name}"
+        scratch.write_text(text)
+        scratch.chmod(0o644)
+        scratch.replace(self._surfaces / name)
 
     def put(self, folder: Path, volume_place: str) -> None:
         """Copy a folder of this machine into a volume that the worker writes."""
@@ -202,6 +229,7 @@ class ComposeStack(Stack):
             "HTTP_PORT": str(settings.http_port),
             "GRPC_PORT": str(settings.grpc_port),
             "GATEWAY_REPLICAS": str(settings.gateway_replicas),
+            "SURFACES_DIR": str(self._surfaces),
             **self._grafana_and_prometheus,
             **self._given,
         }

@@ -56,6 +56,7 @@ class Stack:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: grpc.Channel | None = None
         self.rest = httpx.Client(base_url=f"http://{HOST}:{self.settings.http_port}", timeout=20.0)
+        self.api_key = ""
 
     def new_key(self, key_id: str, *scopes: str) -> str:
         """Make an API key by the operator's command and return it."""
@@ -130,6 +131,10 @@ class Stack:
         return self._channel
 
     # calls
+
+    def standby(self) -> httpx.Client:
+        """Return a client of the standby's REST door, past the edge."""
+        return httpx.Client(base_url=f"http://{HOST}:{self.settings.standby_http_port}", timeout=20.0)
 
     def recommend(self, user_id: str | None = None, **fields: Any) -> dict[str, Any]:
         """Request a recommendation over REST. Fails unless the status is 200."""

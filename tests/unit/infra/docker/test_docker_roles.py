@@ -55,7 +55,9 @@ def test_a_standby_with_a_bad_file_ends_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "surfaces.toml").write_text("cart = [")
     given = {"TAILRACE_STATE_DIR": str(tmp_path), "TAILRACE_SURFACES_FILE": str(tmp_path / "surfaces.toml")}
     command = [sys.executable, "-m", "infra.local.standby"]
-    ended = subprocess.run(command, env={**inherited_environment(), **given}, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, env={**inherited_environment(), **given}, capture_output=True, text=True, check=False
+    )
 
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"surfaces file {tmp_path}/surfaces.toml: text: not TOML")
