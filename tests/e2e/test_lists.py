@@ -42,4 +42,5 @@ def test_lists_of_many_users_items_and_popularity_at_both_doors(stack: Stack) ->
         lambda: "1682" in rest_items(stack.rest.get("/v1/popular", params={"window": "1h", "k": 50}).json()),
         what="what is popular this hour",
     )
-    assert "1682" in rpc_items(stack.rpc.Popular(pb.PopularRequest(window="1h", request=pb.RecommendRequest(k=50))))
+    hour = pb.PopularRequest(window="1h", request=pb.RecommendRequest(k=50))
+    wait_for(lambda: "1682" in rpc_items(stack.rpc.Popular(hour)), what="the same of the other gateway")

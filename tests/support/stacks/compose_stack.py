@@ -120,7 +120,7 @@ class ComposeStack(Stack):
         )
 
     def _log(self) -> str:
-        return "\n".join(docker("logs", self.container(service)) for service in ("serve", "standby"))
+        return "".join(docker("logs", self.container(service)) for service in ("serve", "standby"))
 
     @contextmanager
     def given(self, **variables: str) -> Iterator[None]:
