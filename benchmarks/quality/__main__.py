@@ -147,5 +147,5 @@ def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[P
 
 
 if __name__ == "__main__":
-    commands = {"cold-items": "cold_items", "warm-start": "warm_start", "weights": "weights", "dislikes": "dislikes"}
+    commands = {"warm-start": "warm_start", "weights": "weights", "dislikes": "dislikes"}
     run_named({name: f"benchmarks.quality.{module}" for name, module in commands.items()}, main)

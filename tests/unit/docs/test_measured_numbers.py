@@ -213,24 +213,6 @@ def pipeline_lines() -> Iterator[str]:
             yield f"| {events:,} | {items:,} | {' | '.join(f'{number:,}' if number else '' for number in tokens)} |"
 
 
-def cold_lines() -> Iterator[str]:
-    """A line for each baseline, then for each model and lift: recall with its interval, the gain over the nearest text, and what trained items lose."""
-    run = result("cold-items")
-    scopes = ("all", "among_cold")
-    recalls = {(row["model"], row["lift"], row["scope"]): row for row in run["rows"]}
-    gained = {(row["model"], row["lift"], row["scope"]): row for row in run["gains"] if row["over"] == "nearest_text"}
-    for name in ("popularity", "nearest_text", "nearest_embedding"):
-        cells = (f"{row['recall10']:.4f} ({_low_high(row)}) | " for row in (recalls[name, None, one] for one in scopes))
-        yield f"| {name.replace('_', ' ')} | | {' | '.join(cells)} | |"
-    for row in run["ordinary"]:
-        cells = (
-            f"{recalls[place]['recall10']:.4f} ({_low_high(recalls[place])}) | {gained[place]['gain']:+.4f} ({_low_high(gained[place], '+')})"
-            for place in ((row["model"], row["lift"], scope) for scope in scopes)
-        )
-        yield f"| {row['model']} | {row['lift']:g} | {' | '.join(cells)} | {row['before']:.4f} to {row['ndcg10']:.4f} ({_low_high(row, '+')}) |"
-    yield f"{run['num_cold_items']} of {run['num_items']:,} items, {run['num_cases']:,} events of theirs, and {run['num_ordinary_cases']:,} of trained items"
-
-
 def dislike_lines() -> Iterator[str]:
     """What learning against low ratings is worth, by measure."""
     names = {
@@ -258,11 +240,6 @@ def warm_lines() -> Iterator[str]:
                 cells = " | ".join(f"{row[kind]:.4f}" for kind in ("live", "whole", "warm"))
                 share = times[row["new_share"], row["model"]]
                 yield f"| {data} | {row['new_share']:.1%} | {row['model']} | {cells} | {kept} | {share:.0%} |"
-
-
-def _low_high(row: dict[str, Any], sign: str = "") -> str:
-    low, high = row["ci95"]
-    return f"{low:{sign}.4f} to {high:{sign}.4f}"
 
 
 def fault_page() -> Iterator[str]:
@@ -327,7 +304,6 @@ COMPUTED = {
         serve_ratios,
         quality_lines,
         variant_lines,
-        cold_lines,
         dislike_lines,
         warm_lines,
         engine_lines,
