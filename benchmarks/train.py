@@ -1,13 +1,12 @@
 """Training over workers: the losses of each layout beside one process's, what it takes, and what a killed rank changes.
 
-    python -m benchmarks.train --json OUT [--only layouts kills gradients compile text] [--tokenized FOLDER] [--epochs N]
+    python -m benchmarks.train --json OUT [--only layouts kills gradients text] [--tokenized FOLDER] [--epochs N]
 
 Data: what the last `tailrace pipeline` wrote to the state folder, or `--tokenized`; the decoder's recipe is the one that the pipeline takes for it. Parts that `--only` does not name stay in the file as they are.
 
 layouts    each layout trains the decoder from the same seed. `loss_difference` is the largest relative one of any epoch's mean loss from the first layout's. `seconds` include the start of the processes
 kills      the first layout of several workers again while ranks are killed (SIGKILL) at random epochs: `is_same` says whether all losses and weights are bit for bit those of the undisturbed run
 gradients  two workers with DDP: other buckets, other numbers in which gradients are averaged
-compile    a step with and without `torch.compile`
 text       some steps of a text checkpoint of 135 M parameters, in the same layouts, and in the first with its weights moved by rounding; bf16 where the processor has AMX
 """
 
@@ -29,7 +28,6 @@ import structlog
 import torch
 
 from benchmarks.load.command import about_run, at_least_one, command_of, newest_tokens, report_parser, write_report
-from benchmarks.training.compiled import measure_compiled
 from benchmarks.training.text_steps import TextSteps, measure_text, options_of, precision_here
 from models.decoder.weights import load_decoder
 from pipelines.runner.stage import Progress, silent
@@ -81,10 +79,6 @@ def _gradients(_options: argparse.Namespace, tokenized: Path, recipe: TrainOptio
         yield given | _train(team, tokenized, recipe, scratch / str(index), silent)
 
 
-def _compiled(_options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, _scratch: Path) -> Rows:
-    yield measure_compiled(tokenized, recipe)
-
-
 def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, scratch: Path) -> Rows:
     folder = checkpoint_folder(_CHECKPOINT, load_settings().state_dir / "cache")
     steps = TextSteps(folder, tokenized, _STEPS, batch_tokens=64, max_items=15)
@@ -97,7 +91,7 @@ def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, s
 
 def _compared(row: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, float]:
     """Return how far a row's losses are from the first row's of its part, where it has any."""
-    if "losses" not in row:
+    if "losses" not in row:  # of kills
         return {}
     first = [*before, row][0]["losses"]
     return {"loss_difference": max(abs(ours / one - 1) for ours, one in zip(row["losses"], first, strict=True))}
@@ -177,7 +171,7 @@ _GRADIENTS: tuple[dict[str, Any], ...] = (
     {"compression": "fp16"},
     {"compression": "powersgd"},
 )
-_PARTS = {"layouts": _layouts, "kills": _killed, "gradients": _gradients, "compile": _compiled, "text": _text}
+_PARTS = {"layouts": _layouts, "kills": _killed, "gradients": _gradients, "text": _text}
 
 if __name__ == "__main__":
     main()

@@ -147,5 +147,4 @@ def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[P
 
 
 if __name__ == "__main__":
-    commands = {"warm-start": "warm_start", "weights": "weights", "dislikes": "dislikes"}
-    run_named({name: f"benchmarks.quality.{module}" for name, module in commands.items()}, main)
+    run_named({"warm-start": "benchmarks.quality.warm_start", "dislikes": "benchmarks.quality.dislikes"}, main)

@@ -25,17 +25,13 @@ from rich.console import Console
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
-from benchmarks.quality.trained_pair import cpu_s_of, fit_pair
+from benchmarks.quality.trained_pair import cpu_s_of, fit_pair, scorers_of
 from infra.local.servers.store import feature_store
 from models.catalogue import load_catalogue
-from models.decoder.weights import load_decoder
-from models.student import read_student
 from pipelines.data.examples import Split, read_cases, read_split
 from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
-from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.metrics import gains, interval, rank_labels
-from pipelines.scoring.student import StudentScorer
 from pipelines.training.recipes import Recipe, choose, data_size, read_recipes
 from pipelines.training.start.warm_start import WarmStart
 from services.errors import TailraceError
@@ -119,17 +115,11 @@ def without_newest(tokenized: Path, share: float, out: Path) -> None:
 
 def judge(tokenized: Path, recipe: Recipe, folder: Path) -> Trained:
     """Rank the labels of both splits with what `fit_pair` wrote."""
-    catalogue = load_catalogue(folder / "catalogue.parquet")
-    decoder = load_decoder(folder / "decoder", torch.float32, "cpu")
     repeats = bool(read_split(tokenized)["repeats"])
-    scorers = {
-        "decoder": decoder_scorer(decoder, catalogue, recipe.train.max_items, recipe.train.stride),
-        "student": StudentScorer(read_student(folder / "student.safetensors")),
-    }
     cases = {name: read_cases(tokenized, split) for name, split in _SPLITS.items()}
     ndcg = {
         (model, name): gains(rank_labels(scorer, of_split).as_served(repeats=repeats), 10)
-        for model, scorer in scorers.items()
+        for model, scorer in scorers_of(folder, recipe).items()
         for name, of_split in cases.items()
     }
     return Trained(ndcg=ndcg, cpu_s=cpu_s_of(folder))

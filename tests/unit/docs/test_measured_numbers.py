@@ -339,7 +339,6 @@ IN_WORDS: list[tuple[str, str, str, str]] = [
     (BENCHMARKS, "quality-beauty-codes", "runs", "the decoder of {num_parameters[decoder][all]:,} parameters"),
     (BENCHMARKS, "quality-nested", "nested", f"| MovieLens-100k | {NESTED}"),
     (BENCHMARKS, "quality-nested-beauty", "nested", f"| Amazon Beauty | {NESTED}"),
-    (BENCHMARKS, "quality-weights", "rows", "| {model} | {labels} | {even:.4f} | {rated:.4f} | {ci95[0]:+.4f} to {ci95[1]:+.4f} |"),
     (BENCHMARKS, "engine-validity", "", "A million final beams over {catalogues} catalogues"),
     (BENCHMARKS, "variants", "", "Amazon Beauty, {num_users:,} users, a decoder of {num_parameters:,} parameters"),
     (BENCHMARKS, "variants", "qat_minus_ptq", "{difference:+.1%} ({low:+.1%} to {high:+.1%}) over rounding alone"),
@@ -363,10 +362,8 @@ IN_WORDS: list[tuple[str, str, str, str]] = [
     (BENCHMARKS, "experiments", "reports.intervals", "the truth at every look in {covered_share:.1%} of {num}"),
     (BENCHMARKS, "experiments", "reports.mismatch", "found in {found_of_1000} of 1,000, with {false_alarms_of_1000} false"),
     (BENCHMARKS, "experiments", "off-policy.logs", "| {log} | {refused} of {num} | {ips[covered_share]:.1%} | {snips[covered_share]:.1%} | {doubly_robust[covered_share]:.1%} |"),
-    (BENCHMARKS, "experiments", "join", "{num_impressions:,} impressions and {num_events:,} events in {join_s:.1f} s"),
     (BENCHMARKS, "release", "cases", "| {name} | {rolled_back_after_s:.0f s} | {live_after_s:.0f s} | {num_lost} of {num_requests:,} | {num_refused} |"),
     (BENCHMARKS, "release", "", "worse in {false_alarms_of_1000} of 1,000 releases"),
-    (BENCHMARKS, "release", "racing_promoters", "of {num} promoters at once {num_won} wins, and {num_told} are told"),
     (BENCHMARKS, "release", "same_version", "{num_users:,} users, at both doors and the standby, before and after a restart: {num_changes} changes"),
     ("docs/capacity.md", "capacity", "store.by_kind.history", "A history takes {mean_bytes:,} bytes, the mean over MovieLens' {rows} users"),
     ("docs/capacity.md", "capacity", "store.by_kind.list", "A stored list of 100 items takes {mean_bytes:,} bytes"),
@@ -398,7 +395,7 @@ def test_pages_print_what_is_on_file(page: str, lines: Callable[[], Iterable[str
 
 
 def test_what_must_hold_held() -> None:
-    """No acknowledged event was lost or counted twice, no beam was invalid, tables were joined whole, and a killed training ended the same."""
+    """No acknowledged event was lost or counted twice, no beam was invalid, and a killed training ended the same."""
     fates = [
         row[sent][fate]
         for row in result("faults")["rows"]
@@ -412,5 +409,4 @@ def test_what_must_hold_held() -> None:
         "No acknowledged event was lost or counted twice in any row, whether sent alone or in batches of 500." in page
     )
     assert (judged["beams"] >= 1_000_000, judged["invalid"]) == (True, 0)
-    assert result("experiments")["join"]["is_equal"]
     assert all(one["is_same"] for one in result("train")["parts"]["kills"]["rows"])
