@@ -28,7 +28,7 @@ import structlog
 import torch
 
 from benchmarks.load.command import about_run, at_least_one, command_of, newest_tokens, report_parser, write_report
-from benchmarks.training.text_steps import TextSteps, measure_text, options_of, precision_here
+from benchmarks.train.text_steps import TextSteps, measure_text, options_of, precision_here
 from models.decoder.weights import load_decoder
 from pipelines.runner.stage import Progress, silent
 from pipelines.training.fit.checkpoints import Checkpoints
