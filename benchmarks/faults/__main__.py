@@ -2,7 +2,6 @@
 
     python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--state FOLDER] [--logs FOLDER]
     python -m benchmarks.faults --nodes 3 --rate 20 ...     a cluster: head, and one gateway and one LLM replica on each other node
-    python -m benchmarks.faults --compose PROJECT --key-file FILE --rate 20 ...     a compose stack that runs already
 
 Each row: healthy seconds, the fault, then time to recover, with recommendations through both doors at a fixed rate throughout
 (three of four at high priority, one at normal, all with the client that products install, which retries), an event
@@ -22,16 +21,15 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.faults.batch_probe import BatchProbe
-from benchmarks.faults.compose import COMPOSE_FAULTS, compose_scene
 from benchmarks.faults.event_probe import EventProbe
 from benchmarks.faults.kinds import FAULTS, NODE_FAULTS, Fault
 from benchmarks.faults.nodes.layout import Layout
 from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layout_of
-from benchmarks.faults.page import matrix
+from benchmarks.faults.page import matrix, priorities
 from benchmarks.faults.rows import DEADLINE_MS, NODE_PHASES, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
 from benchmarks.load.audience import RequestMix
-from benchmarks.load.command import about_run, above_zero, report_parser, run_named, write_report
+from benchmarks.load.command import about_run, above_zero, report_parser, write_report
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
 from services.errors import EnvironmentFault, TailraceError
 from services.settings.settings import load_settings
@@ -105,7 +103,7 @@ class _Matrix:
 
     def report(self) -> dict[str, Any]:
         """Show the matrix, and return what every results file has."""
-        print(matrix(self.rows))
+        print(matrix(self.rows), *(priorities(row) for row in self.rows if "low" in row["by_priority"]), sep="\n\n")
         for what in ("lost", "doubled"):
             print(f"{what}: {sum(row[sent][what] for row in self.rows for sent in ('events', 'batches'))}")
         about = {"rate_rps": self._options.rate, "deadline_ms": DEADLINE_MS, "phases": asdict(self._phases)}
@@ -143,14 +141,6 @@ async def measure_nodes(layout: Layout, options: argparse.Namespace) -> dict[str
     return run.report() | found
 
 
-async def measure_compose(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the rows of a compose stack."""
-    run = _Matrix(options, COMPOSE_FAULTS, NODE_PHASES)
-    async with compose_scene(options.compose, options.key_file.read_text().strip()) as scene:
-        await run.run(scene, run.names)
-    return run.report()
-
-
 def _recovery(row: dict[str, Any]) -> str:
     return "-" if row["recovery_s"] is None else f"{row['recovery_s']:.1f}"
 
@@ -159,9 +149,7 @@ def main() -> None:
     """Measure, print the matrix, write the JSON."""
     options = _options()
     try:
-        if options.compose is not None:
-            report = asyncio.run(measure_compose(options))
-        elif options.nodes is not None:
+        if options.nodes is not None:
             with layout_of(options.nodes) as layout:
                 report = asyncio.run(measure_nodes(layout, options))
         else:
@@ -177,32 +165,20 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = report_parser(__doc__)
-    known = list({**FAULTS, **NODE_FAULTS, **COMPOSE_FAULTS})
-    parser.add_argument("--fault", nargs="+", action="extend", choices=known, help="only these")
+    parser.add_argument("--fault", nargs="+", action="extend", choices=list(FAULTS | NODE_FAULTS), help="only these")
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
-    stack = parser.add_mutually_exclusive_group()
-    stack.add_argument("--nodes", type=int, metavar="N", help="a cluster of N nodes, 3 or more, in network namespaces")
-    stack.add_argument("--compose", metavar="PROJECT", help="a compose project that runs; its containers are killed")
-    parser.add_argument("--key-file", type=Path, help="with --compose: a file with the operator's API key")
+    parser.add_argument("--nodes", type=int, metavar="N", help="a cluster of N nodes, 3 or more, in network namespaces")
     state_dir = load_settings().state_dir
     parser.add_argument("--state", type=Path, default=state_dir, help="state folder whose bundle and store are copied")
     parser.add_argument("--logs", type=Path, help="folder for the stack's logs")
     options = parser.parse_args()
-    faults, stack_is = FAULTS, "without --nodes"
-    if options.nodes is not None:
-        faults, stack_is = NODE_FAULTS, "with --nodes"
-    if options.compose is not None:
-        faults, stack_is = COMPOSE_FAULTS, "with --compose"
+    faults, stack_is = (FAULTS, "without --nodes") if options.nodes is None else (NODE_FAULTS, "with --nodes")
     if unknown := [name for name in options.fault or () if name not in faults]:
         parser.error(f"argument --fault: {', '.join(unknown)}: no fault {stack_is}")
-    if (options.compose is None) != (options.key_file is None):
-        parser.error("arguments --compose and --key-file: give both or none")
-    if options.key_file is not None and not options.key_file.is_file():
-        parser.error(f"argument --key-file: there is no file {options.key_file}")
     if options.nodes is not None and options.nodes < _FEWEST_NODES:
         parser.error(f"argument --nodes: a head and two nodes with replicas are {_FEWEST_NODES} at least")
     return options
 
 
 if __name__ == "__main__":
-    run_named({"page": "benchmarks.faults.page"}, main)
+    main()

@@ -1,7 +1,5 @@
-"""The fault matrix as a Markdown table: `python -m benchmarks.faults page FAULTS.json`. Printed, for a page."""
+"""The fault matrix as Markdown tables, as a page has them."""
 
-import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,17 +20,6 @@ def priorities(row: dict[str, Any]) -> str:
     ]
     head = "| callers | requests | answered | in time | p99 ms | answered by |"
     return "\n".join([head, "|---|---|---|---|---|---|", *lines])
-
-
-def main() -> None:
-    """Print the matrix, and the classes of the spike."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=argparse.FileType(), help="a results file, such as those in benchmarks/results")
-    rows = json.load(parser.parse_args().file)["rows"]
-    print(matrix(rows))
-    for row in rows:
-        if "low" in row["by_priority"]:
-            print(f"\n{priorities(row)}")
 
 
 def _line(row: dict[str, Any]) -> str:
