@@ -176,12 +176,11 @@ async def _show_again(rest: RestClient, item_id: str, hidden: _Hidden) -> None:
 
 async def _background(askers: _Askers, audience: Audience, rate_rps: float) -> None:
     """Ask both doors and the standby for users of every tier at a fixed rate, until cancelled."""
-    mixed, numbers, doors = audience.asks("mixed"), count(), askers.ask
-    assert mixed is not None, "`popular` needs no known user"
+    numbers, doors = count(), askers.ask
 
     async def send(_number: int) -> RequestOutcome:
         number = next(numbers)
-        await doors[number // len(TIERS) % len(doors)]({**mixed(number), "k": _K, "deadline_ms": _DEADLINE_MS})
+        await doors[number // len(TIERS) % len(doors)]({**audience.mixed(number), "k": _K, "deadline_ms": _DEADLINE_MS})
         return RequestOutcome(is_ok=True, tier="", reason="")
 
     while True:

@@ -28,7 +28,6 @@ from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layou
 from benchmarks.faults.page import matrix, priorities
 from benchmarks.faults.rows import DEADLINE_MS, NODE_PHASES, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
-from benchmarks.load.audience import RequestMix
 from benchmarks.load.command import about_run, above_zero, report_parser, write_report
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
 from services.errors import EnvironmentFault, TailraceError
@@ -40,14 +39,13 @@ _FEWEST_NODES = 3
 async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, fault: Fault) -> dict[str, Any]:
     """Run one row on a healthy stack, and return its numbers."""
     planned = plan_row(rate_rps, phases, is_spike=fault.is_spike)
-    crowd = RequestMix(scene.audience, len(planned))
     probe = EventProbe(scene.events, scene.audience.item_ids[0])
     batches = BatchProbe(scene.batches, scene.audience.item_ids[0], scene.num_events)
     restarts = scene.processes.num_restarts()
 
     async def send(number: int) -> RequestOutcome:
         caller = scene.doors[planned[number].priority][door_of(number)]
-        return await caller.recommend({**crowd.ask(number), "deadline_ms": DEADLINE_MS})
+        return await caller.recommend({**scene.audience.mixed(number), "deadline_ms": DEADLINE_MS})
 
     async def harm() -> float:
         """Begin and end the fault on time; return when it ended, in seconds from the row's start."""

@@ -13,7 +13,7 @@ DEADLINE_MS = 200
 _SPIKE_FACTOR = 12
 _DOORS = ("REST", "gRPC")
 _HIGH_OF = 4
-"""One of so many requests is of normal priority, the others of high; another one each time, for the crowd repeats itself too."""
+"""One of so many requests is of normal priority, the others of high; another one each time, for the mix of tiers repeats itself too."""
 
 
 @dataclass(frozen=True, slots=True)

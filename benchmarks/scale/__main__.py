@@ -5,7 +5,6 @@
 | axis | p99_ms | loop_ms | other fields |
 |---|---|---|---|
 | items | a request's way through the student | processor time of the gateway's loop for it | the student's own time and memory, its recall |
-| popularity (distinct items of one log partition) | a publication by the worker's applying thread | its processor time | |
 | users | a read of a gateway's from a store of so many users | its processor time | the store's memory and start |
 | replicas (gateways of a whole stack) | a request over REST, 50 a second | processor time of all gateways for it | start of the stack |
 | catalogue (items of 8 partitions on one worker) | | the workers' processor time for an event, 2,000 a second | freshness, restart |
@@ -35,7 +34,6 @@ from services.settings.settings import inherited_environment
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)
 AXES = {
     "items": (("items",), _SIZES),
-    "popularity": (("popularity",), _SIZES),
     "users": (("users",), _SIZES),
     "replicas": (("replicas",), (1, 2, 3)),
     "catalogue": (("stream", "catalogue"), _SIZES),

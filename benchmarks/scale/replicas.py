@@ -9,7 +9,7 @@ import sys
 import time
 
 from benchmarks.capacity.footprint import find_groups, memory_mb, used_by
-from benchmarks.load.audience import RequestMix, find_audience
+from benchmarks.load.audience import find_audience
 from benchmarks.load.clients import RestClient
 from benchmarks.load.open_loop import percentile, run_load
 from benchmarks.load.own_stack import require_ready, stack_for
@@ -32,11 +32,11 @@ def main(num_replicas: int) -> None:
 async def _measure(settings: Settings) -> dict[str, float]:
     async with RestClient(settings.http_host, settings.http_port) as rest:
         await require_ready(rest)
-        mix = RequestMix(await find_audience(rest), _NUM_REQUESTS)
-        await run_load(lambda number: rest.recommend(mix.ask(number)), _RATE_RPS, _NUM_WARM)
+        audience = await find_audience(rest)
+        await run_load(lambda number: rest.recommend(audience.mixed(number)), _RATE_RPS, _NUM_WARM)
         groups = find_groups(settings.state_dir.absolute())
         with used_by(groups) as usage:
-            load = await run_load(lambda number: rest.recommend(mix.ask(number)), _RATE_RPS, _NUM_REQUESTS)
+            load = await run_load(lambda number: rest.recommend(audience.mixed(number)), _RATE_RPS, _NUM_REQUESTS)
     return {
         "p99_ms": percentile([shot.latency_ms for shot in load.shots], 0.99),
         "loop_ms": 1_000 * usage.cpu_s["gateway"] / _NUM_REQUESTS,

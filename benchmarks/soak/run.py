@@ -12,7 +12,6 @@ from rich.console import Console
 
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.scene import HOST, Scene
-from benchmarks.load.audience import RequestMix
 from benchmarks.load.clients import RestClient
 from benchmarks.load.open_loop import Shot, run_schedule
 from benchmarks.soak.ledger import Account, Explained, account_for
@@ -104,10 +103,8 @@ async def soak(scene: Scene, plan: Plan, console: Console) -> dict[str, Any]:
 
 async def _traffic(scene: Scene, plan: Plan, closing: AsyncExitStack) -> Traffic:
     text = await closing.enter_async_context(RestClient(HOST, scene.settings.http_port, scene.operator_key))
-    num_requests = round(plan.rate_rps * plan.total_s)
-    crowd = RequestMix(scene.audience, num_requests, is_long_tail=True)
     model = scene.settings.text_path.rpartition("/")[2]
-    return Traffic(scene, crowd, products_of(scene), text, model, plan.seed)
+    return Traffic(scene, products_of(scene), text, model, plan.seed)
 
 
 async def _load(course: _Course, traffic: Traffic) -> None:

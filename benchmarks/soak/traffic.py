@@ -13,7 +13,6 @@ from typing import Any
 
 import tailrace_client
 from benchmarks.faults.scene import Scene
-from benchmarks.load.audience import RequestMix
 from benchmarks.load.clients import ProductCaller, RestClient
 from benchmarks.load.open_loop import RequestOutcome
 from benchmarks.soak.ledger import Answered, Ledger
@@ -75,7 +74,6 @@ class Traffic:
     """Sends the requests of one run, and keeps the ledger of events and the answers to look up."""
 
     scene: Scene
-    crowd: RequestMix
     products: Sequence[AsyncClient]
     text: RestClient
     model: str
@@ -106,8 +104,10 @@ class Traffic:
         return outcome
 
     def _ask(self, number: int) -> dict[str, Any]:
-        """Ask in turn for the crowd and for a user whose events are being sent."""
-        return self.crowd.ask(number) if number % 2 else {"user_id": self.user_ids[number // 2 % _NUM_USERS], "k": 10}
+        """Ask in turn for eight users whose events are being sent, and for two of each tier: four over either door."""
+        if number // 8 % 2:
+            return self.scene.audience.mixed(number)
+        return {"user_id": self.user_ids[number % _NUM_USERS], "k": 10}
 
     async def _record(self, request: Request) -> RequestOutcome:
         draw = random.Random(f"{self.seed} {request.number}")
