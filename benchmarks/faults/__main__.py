@@ -28,9 +28,9 @@ from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layou
 from benchmarks.faults.page import matrix, priorities
 from benchmarks.faults.rows import DEADLINE_MS, NODE_PHASES, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
-from benchmarks.load.command import about_run, above_zero, report_parser, write_report
+from benchmarks.load.command import about_run, above_zero, exit_on_errors, report_parser, write_report
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
-from services.errors import EnvironmentFault, TailraceError
+from services.errors import EnvironmentFault
 from services.settings.settings import load_settings
 
 _FEWEST_NODES = 3
@@ -146,16 +146,12 @@ def _recovery(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print the matrix, write the JSON."""
     options = _options()
-    try:
+    with exit_on_errors():
         if options.nodes is not None:
             with layout_of(options.nodes) as layout:
                 report = asyncio.run(measure_nodes(layout, options))
         else:
             report = asyncio.run(measure(options))
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
-    except asyncio.CancelledError:
-        sys.exit("stopped")
     write_report(options.json, report)
     if ended_early := report.get("ended_early"):
         sys.exit(f"error: the other rows were not run: {ended_early}")

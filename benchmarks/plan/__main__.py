@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.load.command import about_run, write_report
+from benchmarks.load.command import about_run, exit_on_errors, write_report
 from benchmarks.plan.fit import fit, fit_with_interval, without_device
 from benchmarks.plan.runs import Run, predict, read_runs
 from pipelines.planner.step_time import FITTED, Constants, fitted
-from services.errors import ConfigError, TailraceError
+from services.errors import ConfigError
 
 _NUM_HALVES = 20
 _SOURCE = "training runs of MPT models on llm-foundry's benchmark page (mosaicml/llm-foundry, scripts/train/benchmarking, Apache-2.0)"
@@ -29,7 +29,7 @@ _SOURCE = "training runs of MPT models on llm-foundry's benchmark page (mosaicml
 def main() -> None:
     """Judge or fit, print, write the JSON."""
     options = _parse()
-    try:
+    with exit_on_errors():
         runs, bad = read_runs(options.runs)
         for row in bad:
             print(f"line {row.line} is left out: {row.problem}", file=sys.stderr)
@@ -47,8 +47,6 @@ def main() -> None:
         report["bad_rows"] = [{"line": row.line, "problem": row.problem} for row in bad]
         if options.cross:
             report["cross"] = {"halves": random_halves(runs), "without_device": list(without_each(runs))}
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
     print(report)
     write_report(options.json, about_run("plan") | report)
 

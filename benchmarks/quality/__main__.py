@@ -10,7 +10,6 @@ runs; its numbers mean nothing. docs/benchmarks.md says how to read the file.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from benchmarks.load.command import about_run, at_least_one, report_parser, run_named, write_report
+from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, run_named, write_report
 from benchmarks.quality.nested import measure_nested, summarise_nested
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
@@ -42,7 +41,6 @@ from pipelines.training import train_student
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
 from pipelines.training.recipes import choose, data_size, read_recipes
-from services.errors import TailraceError
 from services.settings.settings import load_settings
 
 
@@ -50,7 +48,7 @@ def main() -> None:
     """Train and evaluate each split and seed, then write what they come to."""
     options = parse()
     console = Console(stderr=True)
-    try:
+    with exit_on_errors():
         settings = with_own_store(load_settings(), options.state)
         chosen, places = list(pipeline_options(options, settings.state_dir)), Places.from_settings(settings)
         with feature_store(settings, console.print):
@@ -58,8 +56,6 @@ def main() -> None:
                 found = summarise_nested([measure_nested(one, places, console) for one in chosen])
             else:
                 found = summarise([measure(one, places, console) for one in chosen])
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
     write_report(options.json, about_run("quality") | found)
 
 

@@ -9,7 +9,6 @@ dislikes were learned and are never shown to them again. `difference` is against
 """
 
 import argparse
-import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, write_report
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.trained_pair import fit_pair, scorers_of
 from infra.local.servers.store import feature_store
@@ -34,7 +33,6 @@ from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import Recipe, choose, data_size, read_recipes
 from pipelines.training.train_student import Inputs, fit_and_save, without_targets
 from services.contracts.event_roles import parse_event_roles
-from services.errors import TailraceError
 from services.settings.settings import load_settings
 
 _LOW, _HIGH = (1.0, 2.0), 4.0
@@ -57,7 +55,7 @@ def main() -> None:
     console = Console(stderr=True)
     torch.set_num_threads(1)
     settings = with_own_store(load_settings(), options.state)
-    try:
+    with exit_on_errors():
         with feature_store(settings, console.print):
             places, wanted = Places.from_settings(settings), PipelineOptions(with_live_log=False, until="ingest")
             ingested = run_pipeline(wanted, places, console).stages[-1].path
@@ -69,8 +67,6 @@ def main() -> None:
                 given = parse_event_roles(f"{roles}[types.{_HELD_OUT}]\nrole = 'ignored'\n")
                 tokens[name] = run_pipeline(wanted, replace(places, event_roles=given), console).stages[-1].path
         found = {name: _found(folder, events, settings.state_dir, options, console) for name, folder in tokens.items()}
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
     rows = [row for model in found["dropped"] for row in compare(model, *(found[name][model] for name in tokens))]
     write_report(options.json, about_run("quality dislikes") | {"weight": options.weight, "rows": rows})
 

@@ -10,7 +10,6 @@ the mean over the seeds. `kept` is that of warm over that of whole, with the 95 
 
 import argparse
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, write_report
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.trained_pair import cpu_s_of, fit_pair, scorers_of
@@ -34,7 +33,6 @@ from pipelines.run import run_pipeline
 from pipelines.scoring.metrics import gains, interval, rank_labels
 from pipelines.training.recipes import Recipe, choose, data_size, read_recipes
 from pipelines.training.start.warm_start import WarmStart
-from services.errors import TailraceError
 from services.settings.settings import load_settings
 
 _SPLITS = {"test": Split.TEST, "validation": Split.VALID}
@@ -46,11 +44,9 @@ def main() -> None:
     options = _options()
     console = Console(stderr=True)
     torch.set_num_threads(1)
-    try:
+    with exit_on_errors():
         tokenized, state = _tokenize(options, console)
         runs = list(_runs(tokenized, state, options, console))
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
     write_report(options.json, about_run("quality warm-start") | summarise(runs))
 
 

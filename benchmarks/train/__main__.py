@@ -27,7 +27,15 @@ from typing import Any
 import structlog
 import torch
 
-from benchmarks.load.command import about_run, at_least_one, command_of, newest_tokens, report_parser, write_report
+from benchmarks.load.command import (
+    about_run,
+    at_least_one,
+    command_of,
+    exit_on_errors,
+    newest_tokens,
+    report_parser,
+    write_report,
+)
 from benchmarks.train.text_steps import TextSteps, measure_text, options_of, precision_here
 from models.decoder.weights import load_decoder
 from pipelines.runner.stage import Progress, silent
@@ -35,7 +43,6 @@ from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import choose, data_size, read_recipes
 from pipelines.training.train_decoder import TrainOptions, read_training, train
 from pipelines.training.workers.team import Team
-from services.errors import TailraceError
 from services.llm.text.checkpoint import checkpoint_folder
 from services.settings.settings import load_settings
 
@@ -52,7 +59,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found = json.loads(options.json.read_text()) if options.json.exists() else {}
     parts: dict[str, Any] = found.get("parts", {})
-    try:
+    with exit_on_errors():
         tokenized = options.tokenized or newest_tokens(load_settings().state_dir)
         recipe = choose(read_recipes(epochs=options.epochs), data_size(tokenized))
         of_decoder = replace(recipe.train, fit=replace(recipe.train.fit, validate_every=1))
@@ -64,8 +71,6 @@ def main() -> None:
                     rows.append(row | _compared(row, rows))
                     parts[name] = about | {"load_average": os.getloadavg(), "rows": rows}
                     write_report(options.json, about_run("train") | {"parts": parts})
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
 
 
 def _layouts(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> Rows:

@@ -11,7 +11,6 @@ the parent's NDCG@10 and of int8's.
 
 import argparse
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.load.command import about_run, command_of, report_parser, write_report
+from benchmarks.load.command import about_run, command_of, exit_on_errors, report_parser, write_report
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from infra.local.servers.store import feature_store
@@ -36,7 +35,6 @@ from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
 from pipelines.training.recipes import choose, data_size, read_recipes
 from pipelines.training.train_decoder import TrainOptions
-from services.errors import TailraceError
 from services.settings.settings import load_settings
 
 RECIPES = Path(__file__).with_name("ten_million.toml")
@@ -49,7 +47,7 @@ def main() -> None:
     options = parse()
     console = Console(stderr=True)
     torch.set_num_threads(1)
-    try:
+    with exit_on_errors():
         settings = with_own_store(load_settings(), options.state)
         places, version = Places.from_settings(settings), options.version
         if version is None:
@@ -63,8 +61,6 @@ def main() -> None:
         )
         found = optimize(version, wanted, places, console)
         parent = BundleStore.of(places).open(version)
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
     write_report(options.json, about_run("variants") | {"dtype": options.dtype} | summarise(parent, found))
 
 

@@ -68,10 +68,10 @@ def grid() -> list[dict[str, str]]:
         ({"GPU": "tpu_v4"}, "GPU: 'tpu_v4' is no device of the table"),
         ({"# GPUs": "0"}, "# GPUs: '0' is no whole number from 1 on"),
         ({"SeqLen (T)": "2k"}, "SeqLen (T): '2k' is no whole number"),
-        ({"Precision": "int4"}, "Precision: 'int4' ends in none of bf16, fp16, fp8, fp32"),
+        ({"Precision": "int4"}, "Precision: 'int4' is none of bf16, fp16, fp8, fp32"),
         ({"Precision": "amp_fp8"}, "Precision: a100-80 has no products in fp8"),
         ({"Sharding Strategy": "ZERO"}, "Sharding Strategy: 'ZERO' is none of FULL_SHARD"),
-        ({"Activation Checkpointing": "maybe"}, "Activation Checkpointing: 'maybe' is neither True nor False"),
+        ({"Activation Checkpointing": "maybe"}, "Activation Checkpointing: 'maybe' is none of true, yes"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named_and_the_others_stay(
