@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -25,6 +25,8 @@ _PAUSE_S = 0.005
 _GIVE_UP_S = 10.0
 _HIDDEN_S = 5.0
 _LATE_S = 1.0
+Ask = Callable[[RequestFields], Awaitable[set[str] | None]]
+"""Asks a door, and returns the items of its answer, None for a refusal."""
 
 
 @dataclass(slots=True)
@@ -55,23 +57,15 @@ class Sightings:
                 for one in self.hidden[item_id]
             )
 
-
-class _Askers:
-    """The doors that are asked: REST and gRPC through the edge, and the standby."""
-
-    def __init__(self, doors: Sequence[DoorClient], seen: Sightings) -> None:
-        self._seen = seen
-        self.ask = [partial(self._ask, door) for door in doors]
-
-    async def _ask(self, door: DoorClient, ask: RequestFields) -> set[str] | None:
-        """Return the items of an answer, None for a refusal."""
+    async def ask(self, door: DoorClient, ask: RequestFields) -> set[str] | None:
+        """Ask a door; return the items of its answer, None for a refusal."""
         asked_s = time.perf_counter()
         outcome = await door.recommend(ask)
         if not outcome.is_ok:
-            self._seen.num_refused += 1
+            self.num_refused += 1
             return None
         item_ids = set(outcome.item_ids)
-        self._seen.look(item_ids, outcome.tier, asked_s, time.perf_counter())
+        self.look(item_ids, outcome.tier, asked_s, time.perf_counter())
         return item_ids
 
 
@@ -90,14 +84,14 @@ async def measure_hides(
         RestClient(*standby_address) as standby,
     ):
         audience = await find_audience(rest)
-        askers = _Askers((rest, rpc, standby), seen)
-        background = asyncio.create_task(_background(askers, audience, rate_rps))
+        doors = [partial(seen.ask, door) for door in (rest, rpc, standby)]
+        background = asyncio.create_task(_background(doors, audience, rate_rps))
         again: set[asyncio.Task[None]] = set()
         try:
             for number in range(num_changes):
                 if number == num_changes // 10 and killed:
                     StackProcesses(settings.state_dir).kill(killed)
-                gone_ms.append(1_000 * await _hide(rest, askers, audience, number, seen, again))
+                gone_ms.append(1_000 * await _hide(rest, doors, audience, number, seen, again))
         finally:
             await asyncio.gather(*again)
             background.cancel()
@@ -110,7 +104,7 @@ async def measure_hides(
 
 async def _hide(
     rest: RestClient,
-    askers: _Askers,
+    doors: Sequence[Ask],
     audience: Audience,
     number: int,
     seen: Sightings,
@@ -124,7 +118,7 @@ async def _hide(
     acknowledged_s = await _put(rest, item_id, {"available": False})
     hidden = _Hidden(acknowledged_s)
     seen.hidden.setdefault(item_id, []).append(hidden)
-    gone_s = max(await asyncio.gather(*(_gone_s(one, ask, item_id, acknowledged_s) for one in askers.ask)))
+    gone_s = max(await asyncio.gather(*(_gone_s(door, ask, item_id, acknowledged_s) for door in doors)))
     task = asyncio.create_task(_show_again(rest, item_id, hidden))
     again.add(task)
     task.add_done_callback(again.discard)
@@ -151,14 +145,14 @@ async def _put(rest: RestClient, item_id: str, fields: dict[str, Any]) -> float:
     sys.exit(f"error: item {item_id} was refused for {_GIVE_UP_S:g} s")
 
 
-async def _gone_s(ask_door: Any, ask: RequestFields, item_id: str, acknowledged_s: float) -> float:
+async def _gone_s(door: Ask, ask: RequestFields, item_id: str, acknowledged_s: float) -> float:
     """Return when the first of the last answers without the item was asked for."""
     first_without_s, num_without = acknowledged_s, 0
     while num_without < _NUM_WITHOUT:
         asked_s = time.perf_counter()
         if asked_s > acknowledged_s + _GIVE_UP_S:
             sys.exit(f"error: item {item_id} was shown for {_GIVE_UP_S:g} s")
-        items = await ask_door(ask)
+        items = await door(ask)
         if items is None or item_id in items:
             num_without = 0 if items is not None else num_without
         else:
@@ -174,9 +168,9 @@ async def _show_again(rest: RestClient, item_id: str, hidden: _Hidden) -> None:
     await _put(rest, item_id, {})
 
 
-async def _background(askers: _Askers, audience: Audience, rate_rps: float) -> None:
+async def _background(doors: Sequence[Ask], audience: Audience, rate_rps: float) -> None:
     """Ask both doors and the standby for users of every tier at a fixed rate, until cancelled."""
-    numbers, doors = count(), askers.ask
+    numbers = count()
 
     async def send(_number: int) -> RequestOutcome:
         number = next(numbers)

@@ -3,7 +3,7 @@
     python -m benchmarks.engine kv-kinds --bundle PATH --json OUT
 
 `--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of the state folder it lies in. Rankings: each
-user's ten best, masked, against those of `model`; NDCG and HR on the labels.
+user's ten best, masked, against those of `model`.
 All in fp32 on plain torch, so that only the KV data type differs.
 """
 
@@ -21,8 +21,7 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
 from models.registry import BundleStore
-from pipelines.data.examples import Cases, Split, read_cases
-from pipelines.scoring.metrics import hit_rate, ndcg
+from pipelines.data.examples import Split, read_cases
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig, KvKind
 from services.llm.engine.engine import Engine
@@ -55,7 +54,6 @@ def _rankings(path: Path, tokenized: Path) -> list[dict[str, Any]]:
     tops = {kind: _tops(decoder, items, kind, prompts, cases.histories) for kind in KINDS}
     return [
         {"kv_kind": kind, "users": len(cases), "depth": catalogue.depth}
-        | _quality(top, cases)
         | {"overlap@10": _overlap(top, tops["model"])}
         | _capacity(decoder, kind)
         for kind, top in tops.items()
@@ -75,13 +73,6 @@ def _tops(
         while engine.has_work:
             tops += [outcome.item_indices for outcome in engine.step(0.0)]
     return tops
-
-
-def _quality(tops: list[np.ndarray], cases: Cases) -> dict[str, float]:
-    """Return the masked metrics; a label outside the top ten counts 0, as in the full protocol."""
-    places = [np.flatnonzero(top == target) for top, target in zip(tops, cases.targets, strict=True)]
-    ranks = np.array([1 + place[0] if len(place) else np.inf for place in places])
-    return {"ndcg@10": round(ndcg(ranks, _K), 5), "hr@10": round(hit_rate(ranks, _K), 5)}
 
 
 def _overlap(tops: list[np.ndarray], exact: list[np.ndarray]) -> float:

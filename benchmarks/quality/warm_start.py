@@ -78,30 +78,15 @@ def without_newest(tokenized: Path, share: float, out: Path) -> None:
     rng, rows = np.random.default_rng(0), []
     examples = pl.read_parquet(tokenized / "examples.parquet")
     for row in examples.filter(pl.col("split") == Split.TRAIN).iter_rows(named=True):
-        items, weights, counts, dislikes = (row[name] for name in ("history", "weights", "counts", "dislikes"))
+        items, weights = row["history"], row["weights"]
         kept = int(len(items) * (1 - share) + rng.random())
+        known = row | {name: row[name] and row[name][:kept] for name in ("history", "weights", "counts")}
+        known["dislikes"] = row["dislikes"] and [one for one in row["dislikes"] if one["place"] < kept]
         if kept:
-            rows.append(
-                row
-                | {
-                    "history": items[:kept],
-                    "weights": weights and weights[:kept],
-                    "counts": counts and counts[:kept],
-                    "dislikes": dislikes and [one for one in dislikes if one["place"] < kept],
-                }
-            )
+            rows.append(known)
         if 2 <= kept < len(items) and (weights is None or weights[kept]):
-            rows.append(
-                row
-                | {
-                    "split": Split.VALID,
-                    "history": items[:kept],
-                    "target": items[kept],
-                    "weights": None,
-                    "counts": None,
-                    "dislikes": None,
-                }
-            )
+            none = dict.fromkeys(("weights", "counts", "dislikes"))
+            rows.append(known | {"split": Split.VALID, "target": items[kept]} | none)
     pl.DataFrame(rows, schema=examples.schema).write_parquet(out / "examples.parquet")
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     learned = np.concatenate([row["history"] for row in rows if row["split"] == Split.TRAIN])

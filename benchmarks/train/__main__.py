@@ -20,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, MutableMapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from benchmarks.load.command import (
     report_parser,
     write_report,
 )
-from benchmarks.train.text_steps import TextSteps, measure_text, options_of, precision_here
+from benchmarks.train.text_steps import TextSteps, do_steps, precision_here
 from models.decoder.weights import load_decoder
 from pipelines.runner.stage import Progress, silent
 from pipelines.training.fit.checkpoints import Checkpoints
@@ -89,9 +90,11 @@ def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, s
     steps = TextSteps(folder, tokenized, _STEPS, batch_tokens=64, max_items=15)
     moved = replace(steps, moved_by=_ROUNDING)
     for index, (team, what) in enumerate([*((team, steps) for team in _LAYOUTS), (_LAYOUTS[0], moved)]):
-        row = measure_text(replace(team, precision=precision_here()), what, scratch / str(index))
-        print(f"{team.workers} x {team.parallel}: {row['seconds_of_steps']:.0f} s", file=sys.stderr)
-        yield options_of(what) | row
+        own, saved = replace(team, precision=precision_here()), Checkpoints(scratch / str(index), "train", every_s=1e6)
+        row: dict[str, Any] = own.fit(partial(do_steps, what, saved), saved, silent)
+        print(f"{own.workers} x {own.parallel}: {row['seconds_of_steps']:.0f} s", file=sys.stderr)
+        about = {"workers": own.workers, "parallel": own.parallel, "precision": own.precision}
+        yield asdict(what) | {"checkpoint": folder.name, "tokenized": tokenized.name} | about | row
 
 
 def _compared(row: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, float]:
