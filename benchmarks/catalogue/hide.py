@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import time
+from asyncio import Task
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from benchmarks.faults.processes import StackProcesses
 from benchmarks.load.audience import TIERS, Audience, find_audience
 from benchmarks.load.clients import DoorClient, GrpcClient, RequestFields, RestClient
 from benchmarks.load.open_loop import RequestOutcome, percentile, run_load
+from benchmarks.load.own_stack import require_ready
 from services.settings.settings import Settings
 
 _K = 20
@@ -83,10 +85,11 @@ async def measure_hides(
         GrpcClient(settings.grpc_address) as rpc,
         RestClient(*standby_address) as standby,
     ):
+        await require_ready(rest)
         audience = await find_audience(rest)
         doors = [partial(seen.ask, door) for door in (rest, rpc, standby)]
         background = asyncio.create_task(_background(doors, audience, rate_rps))
-        again: set[asyncio.Task[None]] = set()
+        again: set[Task[None]] = set()
         try:
             for number in range(num_changes):
                 if number == num_changes // 10 and killed:
@@ -103,12 +106,7 @@ async def measure_hides(
 
 
 async def _hide(
-    rest: RestClient,
-    doors: Sequence[Ask],
-    audience: Audience,
-    number: int,
-    seen: Sightings,
-    again: set[asyncio.Task[None]],
+    rest: RestClient, doors: Sequence[Ask], audience: Audience, number: int, seen: Sightings, again: set[Task[None]]
 ) -> float:
     """Hide the first item of an answer; return the seconds until no door has it any more. It is shown again after some seconds."""
     asks = audience.asks(TIERS[number % len(TIERS)]) or audience.asks("popular")

@@ -18,8 +18,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks.faults.batch_probe import BatchProbe
 from benchmarks.faults.event_probe import EventProbe
 from benchmarks.faults.kinds import FAULTS, NODE_FAULTS, Fault
@@ -74,73 +72,63 @@ async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, faul
     return {"fault": name, **row, "batches": batches.result(), "restarts": restarted}
 
 
-class _Matrix:
-    """The rows of one run, each measured on a stack that is healthy first."""
-
-    def __init__(self, options: argparse.Namespace, faults: Mapping[str, Fault], phases: Phases) -> None:
-        self._options, self._faults, self._phases = options, faults, phases
-        self._console = Console(stderr=True)
-        self.names = options.fault or list(faults)
-        self.rows: list[dict[str, Any]] = []
-
-    def note(self, line: str) -> None:
-        """Print a line."""
-        self._console.print(line, highlight=False)
-
-    async def run(self, scene: Scene, names: Sequence[str]) -> None:
-        """Run these rows one after another, and leave a line about each."""
-        for name in names:
-            await scene.until_healthy()
-            fault = self._faults[name]
-            row = await run_row(name, scene, self._options.rate, fault.phases or self._phases, fault)
-            self.note(
-                f"{name:18}  available {100 * row['availability']:6.2f}%  in time {100 * row['deadline_met']:6.2f}%"
-                f"  p99 {row['p99_ms']:.0f} ms  back {_recovery(row)} s"
-            )
-            self.rows.append(row)
-
-    def report(self) -> dict[str, Any]:
-        """Show the matrix, and return what every results file has."""
-        print(matrix(self.rows), *(priorities(row) for row in self.rows if "low" in row["by_priority"]), sep="\n\n")
-        for what in ("lost", "doubled"):
-            print(f"{what}: {sum(row[sent][what] for row in self.rows for sent in ('events', 'batches'))}")
-        about = {"rate_rps": self._options.rate, "deadline_ms": DEADLINE_MS, "phases": asdict(self._phases)}
-        return about_run("faults") | about | {"rows": self.rows}
+async def run_rows(
+    scene: Scene, faults: Mapping[str, Fault], phases: Phases, rate_rps: float, rows: list[dict[str, Any]]
+) -> None:
+    """Add these faults' rows, each measured on a stack that is healthy first, and print a line about each."""
+    for name, fault in faults.items():
+        await scene.until_healthy()
+        row = await run_row(name, scene, rate_rps, fault.phases or phases, fault)
+        recovered = "-" if row["recovery_s"] is None else f"{row['recovery_s']:.1f}"
+        _note(
+            f"{name:18}  available {100 * row['availability']:6.2f}%  in time {100 * row['deadline_met']:6.2f}%"
+            f"  p99 {row['p99_ms']:.0f} ms  back {recovered} s"
+        )
+        rows.append(row)
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run the rows of one machine: connection faults on a stack behind proxies, the others on one without."""
-    run = _Matrix(options, FAULTS, PHASES)
-    for is_wired in (False, True):
-        names = [name for name in FAULTS if name in run.names and FAULTS[name].is_wired is is_wired]
-        if names:
-            run.note(f"starting a separate stack{', behind proxies' if is_wired else ''} ...")
-            logs = options.logs and options.logs / ("wired" if is_wired else "direct")
+    rows: list[dict[str, Any]] = []
+    for is_wired, where in ((False, "direct"), (True, "wired")):
+        faults = {name: FAULTS[name] for name in options.fault if FAULTS[name].is_wired is is_wired}
+        if faults:
+            _note(f"starting a separate stack, {where} ...")
+            logs = options.logs and options.logs / where
             async with scene_from(options.state.absolute(), logs, is_wired=is_wired) as scene:
-                await run.run(scene, names)
-    return run.report()
+                await run_rows(scene, faults, PHASES, options.rate, rows)
+    return _report(rows, options, PHASES)
 
 
 async def measure_nodes(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:
     """Run the rows of a cluster."""
-    run = _Matrix(options, NODE_FAULTS, NODE_PHASES)
-    run.note(f"starting a cluster of {layout.num_nodes} nodes ...")
+    _note(f"starting a cluster of {layout.num_nodes} nodes ...")
+    rows: list[dict[str, Any]] = []
     ended_early, answered = None, {}
     try:
         async with cluster_scene(layout, options.state.absolute(), options.logs) as scene:
-            await run.run(scene, run.names)
+            await run_rows(scene, {name: NODE_FAULTS[name] for name in options.fault}, NODE_PHASES, options.rate, rows)
             if isinstance(scene.processes, ClusterProcesses):
                 answered = scene.processes.answered_by_node()
     except EnvironmentFault as error:
-        if not run.rows:
+        if not rows:
             raise
         ended_early = str(error)
     found = {"num_nodes": layout.num_nodes, "answered_by_node": answered, "ended_early": ended_early}
-    return run.report() | found
+    return _report(rows, options, NODE_PHASES) | found
 
 
-def _recovery(row: dict[str, Any]) -> str:
-    return "-" if row["recovery_s"] is None else f"{row['recovery_s']:.1f}"
+def _report(rows: Sequence[dict[str, Any]], options: argparse.Namespace, phases: Phases) -> dict[str, Any]:
+    """Show the matrix, and return what every results file has."""
+    print(matrix(rows), *(priorities(row) for row in rows if "low" in row["by_priority"]), sep="\n\n")
+    for what in ("lost", "doubled"):
+        print(f"{what}: {sum(row[sent][what] for row in rows for sent in ('events', 'batches'))}")
+    about = {"rate_rps": options.rate, "deadline_ms": DEADLINE_MS, "phases": asdict(phases)}
+    return about_run("faults") | about | {"rows": rows}
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -169,6 +157,7 @@ def _options() -> argparse.Namespace:
     faults, stack_is = (FAULTS, "without --nodes") if options.nodes is None else (NODE_FAULTS, "with --nodes")
     if unknown := [name for name in options.fault or () if name not in faults]:
         parser.error(f"argument --fault: {', '.join(unknown)}: no fault {stack_is}")
+    options.fault = options.fault or list(faults)
     if options.nodes is not None and options.nodes < _FEWEST_NODES:
         parser.error(f"argument --nodes: a head and two nodes with replicas are {_FEWEST_NODES} at least")
     return options

@@ -140,16 +140,9 @@ def read_runs(path: Path) -> tuple[list[Run], list[BadRow]]:
 
 def predict(run: Run, constants: Constants | None = None) -> Predicted:
     """Return the planner's MFU for a run, counted as the page counts it. Gradients travel in bf16 there."""
-    gpus = Gpus(run.device, run.num_gpus)
+    gpus, gathers = Gpus(run.device, run.num_gpus), max(run.gathers, 1)
     step = step_time(
-        run.shape,
-        run.layout,
-        run.length,
-        gpus,
-        dtype=run.dtype,
-        reduce_bytes=2,
-        gathers=max(run.gathers, 1),
-        constants=constants,
+        run.shape, run.layout, run.length, gpus, dtype=run.dtype, reduce_bytes=2, gathers=gathers, constants=constants
     )
     return Predicted(*(published_mfu(run, seconds) for seconds in (step.total_s, step.high_s, step.low_s)))
 

@@ -71,9 +71,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--recipes", type=Path, metavar="FILE", help="recipes other than the shipped ones")
     depth = "tokens of an item, 1 to 4 (default: 1; from 100,000 items on 1 or 3, by validation)"
     parser.add_argument("--code-depth", type=int, metavar="N", help=depth)
-    nested = (
-        "hold each user's last label out, run the whole flow, and compare what it publishes with what its gate judged"
-    )
+    nested = "hold last labels out, run the whole flow, and compare what it publishes with what its gate judged"
     parser.add_argument("--nested", action="store_true", help=nested)
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
     options = parser.parse_args(arguments)
@@ -90,10 +88,8 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
     assert report.evaluation is not None
     at = {stage.stage: stage.path for stage in report.stages}
     recipe = choose(options.recipes, data_size(at["tokenize"]))
-    stages, key = (
-        StageCache(places.stages_dir),
-        content_key(asdict(recipe.distill), [at["tokenize"].name], [train_student]),
-    )
+    stages = StageCache(places.stages_dir)
+    key = content_key(asdict(recipe.distill), [at["tokenize"].name], [train_student])
     saved, device = Checkpoints(stages.checkpoint_dir(ALONE, key), ALONE, 60.0), choose_device(options.device)
     with Bars(console) as bars:
         show = bars.begin(ALONE)

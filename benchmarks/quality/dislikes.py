@@ -21,17 +21,18 @@ from rich.console import Console
 from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, write_report
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.trained_pair import fit_pair, scorers_of
+from benchmarks.quality.variants import ALONE, train_alone
 from infra.local.servers.store import feature_store
 from models.catalogue import load_catalogue
 from models.student import read_student
 from pipelines.data.examples import Cases, Split, read_cases
 from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
+from pipelines.runner.stage import silent
 from pipelines.scoring.metrics import Scorer, gains, interval, rank_labels
 from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import Recipe, choose, data_size, read_recipes
-from pipelines.training.train_student import Inputs, fit_and_save, without_targets
 from services.contracts.event_roles import parse_event_roles
 from services.settings.settings import load_settings
 
@@ -118,12 +119,11 @@ def _found(
 
 def _fit_alone(tokenized: Path, recipe: Recipe, folder: Path) -> Path:
     """Train a student without a decoder unless the folder has it, and return its file."""
-    path = folder / "alone.safetensors"
+    path = folder / f"{ALONE}.safetensors"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         saved = Checkpoints(folder / "saved" / "alone", "distill", 60.0)
-        inputs, options = Inputs(tokenized, 1, torch.device("cpu")), without_targets(recipe.distill)
-        fit_and_save(inputs, None, options, path, saved)
+        train_alone(tokenized, recipe.distill, folder, saved, torch.device("cpu"), silent)
     return path
 
 

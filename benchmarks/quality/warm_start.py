@@ -37,6 +37,7 @@ from services.settings.settings import load_settings
 
 _SPLITS = {"test": Split.TEST, "validation": Split.VALID}
 _NEW_SHARES = (0.005, 0.02)
+_KINDS = ("live", "whole", "warm")
 
 
 def main() -> None:
@@ -112,20 +113,17 @@ def summarise(runs: list[Run]) -> dict[str, Any]:
     for new_share in dict.fromkeys(run.new_share for run in runs):
         of_share = [run for run in runs if run.new_share == new_share]
         for model, split in of_share[0].whole.ndcg:
-            live, whole, warm = (
-                np.mean([getattr(run, kind).ndcg[model, split] for run in of_share], axis=0)
-                for kind in ("live", "whole", "warm")
-            )
-            low, high = interval(warm - whole, seed=0)
-            of_seeds = [
-                float(run.warm.ndcg[model, split].mean() / run.whole.ndcg[model, split].mean()) for run in of_share
-            ]
+            by_user = {
+                kind: np.mean([getattr(run, kind).ndcg[model, split] for run in of_share], axis=0) for kind in _KINDS
+            }
+            mean = {kind: float(gained.mean()) for kind, gained in by_user.items()}
+            difference = interval(by_user["warm"] - by_user["whole"], seed=0)
+            pairs = [(run.warm.ndcg[model, split], run.whole.ndcg[model, split]) for run in of_share]
             rows.append(
-                {"new_share": new_share, "model": model, "split": split}
-                | {"live": float(live.mean()), "whole": float(whole.mean()), "warm": float(warm.mean())}
-                | {"kept": float(warm.mean() / whole.mean())}
-                | {"ci95": [1 + low / float(whole.mean()), 1 + high / float(whole.mean())]}
-                | {"kept_by_seed": of_seeds, "num_users": len(whole)}
+                {"new_share": new_share, "model": model, "split": split, **mean, "kept": mean["warm"] / mean["whole"]}
+                | {"ci95": [1 + bound / mean["whole"] for bound in difference]}
+                | {"kept_by_seed": [float(warm.mean() / whole.mean()) for warm, whole in pairs]}
+                | {"num_users": len(by_user["whole"])}
             )
         for model in ("decoder", "student"):
             whole_s, warm_s = (fmean(getattr(run, kind).cpu_s[model] for run in of_share) for kind in ("whole", "warm"))

@@ -71,9 +71,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     given.add_argument("--sequences", type=Path, metavar="FOLDER", help="sequences of items by user, in time order")
     given.add_argument("--version", help="a bundle in the state folder, instead of a training")
     parser.add_argument("--state", type=Path, metavar="FOLDER", help="folder of stage outputs, bundles and store")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the engine's arithmetic"
-    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the arithmetic")
     parser.add_argument("--recipes", default="", help="names of recipes, separated by commas; default: all")
     parser.add_argument("--budget", default=DEFAULT_BUDGET, help="share of NDCG@10 that a variant may lose")
     return parser.parse_args(arguments)
@@ -109,8 +107,6 @@ def summarise(parent: Bundle, found: Optimised) -> dict[str, Any]:
     """Return the rows with what each is beside the engine's own int8, and which are accepted."""
     rows, own = [], next(row for row in found.rows if row.name == OWN_INT8)
     for row in (found.parent, *found.rows):
-        gains = found.gains[row.name]
-        difference, low, high = relative_difference(gains, found.gains[OWN_INT8])
         verdict = found.verdicts.get(row.name)
         rows.append(
             asdict(row)
@@ -119,7 +115,7 @@ def summarise(parent: Bundle, found: Optimised) -> dict[str, Any]:
                 "times_as_fast_as_int8": own.request_ms / row.request_ms,
                 "share_of_int8_bytes": row.weight_bytes / own.weight_bytes,
             }
-            | {"from_int8": {"difference": difference, "low": low, "high": high}}
+            | {"from_int8": _between(found, row.name, OWN_INT8)}
         )
     accepted = [
         row["name"]
