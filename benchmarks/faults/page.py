@@ -31,7 +31,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _mix(part: dict[str, Any]) -> str:
-    named = {"failed" if tier == "none" else tier: share for tier, share in part["tiers"].items()}
+    named = {"failed" if tier == "none" else tier: share for tier, share in part["tiers"].items() if share >= 0.005}
     return ", ".join(f"{tier} {share:.0%}" for tier, share in sorted(named.items(), key=lambda one: -one[1]))
 
 

@@ -112,7 +112,7 @@ def quality_rows() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def quality_lines() -> Iterator[str]:
-    """A line for each model with its interval in both splits, one for each length of history, and one for each policy of routing."""
+    """A line for each model with its interval in both splits, one for each length of history, and what routing comes to: no decoder."""
     rows, run = quality_rows(), result("quality")
     for model, name in MODELS.items():
         cells = (
@@ -121,13 +121,12 @@ def quality_lines() -> Iterator[str]:
         )
         yield f"| {name} | {' | '.join(cells)} |"
     for row in run["gain"]:
-        if row["slice"] == "all" or row["slice"].startswith("history"):
+        if row["slice"] == "all" or (row["slice"].startswith("history") and row["split"] == "leave-one-out"):
             gain = f"{row['llm_minus_student']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
             yield f"| {SPLITS[row['split']]} | {row['slice']} | {row['num_cases']} | {gain} | {row['llm_minus_student_std']:.4f} |"
-    for row in run["routing"]:
-        per_ms = "" if row["ndcg_per_decoder_ms"] is None else f"{row['ndcg_per_decoder_ms']:.4f}"
-        cost = f"{row['ndcg10']:.4f} | {row['decoder_ms_per_request']:.2f} | {per_ms}"
-        yield f"| {SPLITS[row['split']]} | {row['policy']} | {cost} | {100 * row['llm_share']:.0f} % |"
+    assert not any(row["llm_share"] for row in run["routing"] if row["policy"] == "routed")
+    costs = (row["decoder_ms_per_request"] for row in run["routing"] if row["policy"] == "always-llm")
+    yield f"its requests would cost {' and '.join(f'{ms:.2f}' for ms in costs)} ms"
 
 
 def variant_lines() -> Iterator[str]:
@@ -197,7 +196,7 @@ def scale_lines() -> Iterator[str]:
 
 
 def pipeline_lines() -> Iterator[str]:
-    """A line for each point: processor seconds and memory of each stage; then the tokens of training."""
+    """A line for each point: processor seconds and memory of each stage."""
     rows = result("pipeline")["rows"]
     stages = dict.fromkeys(row["stage"] for row in rows)
     for events, items in dict.fromkeys((row["events"], row["items"]) for row in rows):
@@ -208,9 +207,6 @@ def pipeline_lines() -> Iterator[str]:
             for row in measured
         )
         yield f"| {events:,} | {items:,} | {' | '.join(cells)} |"
-        tokens = [point[name]["tokens_per_cpu_s"] if name in point else None for name in ("train", "distill")]
-        if any(tokens):
-            yield f"| {events:,} | {items:,} | {' | '.join(f'{number:,}' if number else '' for number in tokens)} |"
 
 
 def dislike_lines() -> Iterator[str]:
