@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from infra.local.supervisor.processes import REPLICA
 from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import HOST, free_port
-from tests.support.stacks.stack import ROOT, START_TIMEOUT_S, Stack
+from tests.support.stacks.stack import AGAIN_WHEN_REFUSED, ROOT, START_TIMEOUT_S, Stack
 from tests.support.wait import wait_for
 
 SERVICES = {
@@ -60,7 +60,9 @@ class ComposeStack(Stack):
         wait_for(self.is_healthy, 180.0, "healthy containers")
         self._key = self.compose("run", "--rm", "-T", "keys", "show-key").strip()
         self.rest.headers["authorization"] = f"Bearer {self._key}"
-        self._channel = grpc.intercept_channel(grpc.insecure_channel(self.settings.grpc_address), _WithKey(self._key))
+        self._channel = grpc.intercept_channel(
+            grpc.insecure_channel(self.settings.grpc_address, options=[AGAIN_WHEN_REFUSED]), _WithKey(self._key)
+        )
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
         """Run `tailrace ...` in the serving container, or in the edge's with the operator's key where it calls the doors."""
