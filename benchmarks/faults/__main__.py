@@ -93,7 +93,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     for is_wired, where in ((False, "direct"), (True, "wired")):
         faults = {name: FAULTS[name] for name in options.fault if FAULTS[name].is_wired is is_wired}
         if faults:
-            _note(f"starting a separate stack, {where} ...")
+            _note(f"starting a separate stack{', behind proxies' if is_wired else ''} ...")
             logs = options.logs and options.logs / where
             async with scene_from(options.state.absolute(), logs, is_wired=is_wired) as scene:
                 await run_rows(scene, faults, PHASES, options.rate, rows)
