@@ -31,7 +31,7 @@ status: $(INSTALLED) ## show each part, its port and its health
 
 test: $(INSTALLED) ## run all that a change must pass, the whole stack included
 	$(UNIT) tests/unit
-	$(BIN)/pytest -n 2 --dist loadfile tests/integration tests/gpu
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/gpu
 	$(BIN)/pytest tests/e2e
 
 test-unit: $(INSTALLED) ## run the pure tests: no server, no compiler, no Ray

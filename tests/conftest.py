@@ -41,6 +41,11 @@ EMBEDDED_ONLY = {
     "test_doors.py::test_status_shows_every_part": "is about `tailrace status`",
 }
 """By file, or by file and test, why end-to-end tests run against the embedded stack alone; the others run against compose too."""
+LONGEST = (
+    *("test_workers.py", "test_worker_faults.py", "test_offline_pipeline.py", "test_erasure.py"),
+    *("test_deployments.py", "test_judge.py", "test_release.py", "test_object_store.py", "test_impressions.py"),
+)
+"""What takes half a minute and more, the longest first: several processes begin with these, so that none is left with one at the end."""
 SHORT_TRAINING = ("--epochs", "1", "--student-epochs", "1", "--no-refit", "--force")
 
 
@@ -72,6 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if reason := EMBEDDED_ONLY.get(item.path.name) or EMBEDDED_ONLY.get(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=lambda item: [name in getattr(item, "fixturenames", ()) for name in ("interrupted", "stack")])
+    if hasattr(config, "workerinput"):  # one of several processes
+        items.sort(key=lambda item: next((at for at, part in enumerate(LONGEST) if part in item.nodeid), len(LONGEST)))
 
 
 @pytest.fixture(scope="session")

@@ -76,7 +76,7 @@ def test_events_count_at_once_and_towards_the_first_training(shop: Stack) -> Non
     shop.sees_click(OTHER, "lamp-1")
 
     assert (answer["tier"], answer["reason"]) == ("popular", "not_trained")
-    assert "lamp-1" not in items_of(shop, "/v1/recommendations", user_id=USER, k=8)
+    assert "lamp-1" not in rest_items(shop.known(USER, k=8, deadline_ms=2_000))
     assert wait_for(
         lambda: items_of(shop, "/v1/recommendations", user_id="third", k=1) == ["lamp-1"], 60.0, "a popular item"
     )

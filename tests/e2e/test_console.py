@@ -132,7 +132,7 @@ def test_a_click_is_an_event_and_the_list_changes(page: Page, stack: Stack) -> N
 
     assert clicked not in item_ids(page)
     assert page.locator("#items .moved:not(:empty)").count() >= 1, "no new item is marked"
-    assert "5 events" in page.locator("#history-note").inner_text()
+    expect(page.locator("#history-note")).to_contain_text("5 events")
     expect(page.locator("#live")).to_contain_text("was seen after")
 
 
@@ -149,7 +149,11 @@ def test_switching_parts_off_shifts_the_tiers(page: Page, browser: Browser, stac
         for window in (page, other):
             expect(window.locator("#switch-llm")).to_have_attribute("aria-checked", "false")
         expect(other.locator("#switch-llm small")).to_contain_text("back in")
-    assert {tuple(stack.rest.get("/console/live").json()["drills"]) for _ in range(6)} == {("llm",)}
+    agreed = {("llm",)}
+    wait_for(
+        lambda: {tuple(stack.rest.get("/console/live").json()["drills"]) for _ in range(6)} == agreed,
+        what="the drill at every gateway",
+    )
     page.get_by_role("switch", name="Language model").click()
     until_tier(page, "Language model")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.gateway.browser import FAINT, NAMELESS, TOO_WIDE, chromium, quiet_page
+from tests.support.gateway.browser import FAINT, LAYOUTS, NAMELESS, TOO_WIDE, chromium, quiet_page
 from tests.support.stacks.stack import Stack, new_user_id, rest_items
 from tests.support.wait import wait_for
 
@@ -172,8 +172,7 @@ def test_a_user_is_erased_after_a_second_question(page: Page, stack: Stack) -> N
     expect(page.locator("#receipt")).to_contain_text("What remains, and until when")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "scheme"), LAYOUTS)
 def test_the_filled_editor_is_legible_and_fits(browser: Browser, stack: Stack, width: int, scheme: Any) -> None:
     """With items found, a preview and a note every control has a name, every text its contrast, and nothing sticks out."""
     viewport = {"width": width, "height": 900}

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from models.canary import Stage
 from models.registry import BundleStore
 from models.release_report import GuardReport, ReleaseReport
-from tests.support.gateway.browser import FAINT, NAMELESS, TOO_WIDE, chromium, quiet_page
+from tests.support.gateway.browser import FAINT, LAYOUTS, NAMELESS, TOO_WIDE, chromium, quiet_page
 from tests.support.stacks.stack import Stack
 
 WAIT_MS = 90_000
@@ -81,8 +81,7 @@ def test_a_release_is_begun_moved_and_ended(stack: Stack, store: BundleStore) ->
         expect(name.locator("details li").first).to_contain_text("seen enough")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "scheme"), LAYOUTS)
 def test_a_release_under_way_is_legible_and_fits(stack: Stack, store: BundleStore, width: int, scheme: Any) -> None:
     """With the verdict's guards, every control has a name, every text its contrast, and nothing sticks out."""
     store.release(COPY, [Stage(0.01, 600.0), Stage(0.2, 3_600.0)], since_ms=2**50)

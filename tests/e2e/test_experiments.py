@@ -13,7 +13,7 @@ import pytest
 from services.contracts import recommend_pb2 as pb
 from services.contracts.experiments import Experiment, read_experiments
 from tests.support.servers import HOST
-from tests.support.stacks.stack import Stack
+from tests.support.stacks.stack import Stack, admitted
 from tests.support.wait import wait_for
 
 SURFACES = """
@@ -92,7 +92,8 @@ def test_a_variant_is_the_same_everywhere_and_is_in_the_log(
         assert on_home(stack, user_id, stack.settings.standby_http_port) == expected
         request_id = uuid.uuid4().hex
         answer = answers[request_id] = stack.recommend(user_id, surface="home", request_id=request_id)
-        assert stack.click(user_id, answer["items"][0]["item_id"], request_id=request_id).is_success
+        first = answer["items"][0]["item_id"]
+        assert admitted(lambda u=user_id, i=first, r=request_id: stack.click(u, i, request_id=r)).is_success  # type: ignore[misc]
 
     variants = {request_id: experiment.variant_of(user) for request_id, user in zip(answers, users, strict=True)}
     for request_id, answer in answers.items():

@@ -20,15 +20,18 @@ from tests.support.wait import wait_for
 
 HOST = "127.0.0.1"
 _GIVEN_PORTS = set[int]()
+_PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_NUM_PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 
 def free_port() -> int:
     """Return a port that nobody listens on now, which this process did not return before.
 
-    It lies below those that the kernel gives to connections, one of which may take a port between this probe and the server's start.
+    Nobody takes it between this probe and the server's start: it lies below the ports that stacks take and those that the kernel gives
+    to connections, and each of several processes of tests has every n-th one.
     """
     draw = random.SystemRandom()
-    while (port := draw.randrange(12_000, 32_000)) in _GIVEN_PORTS or not _is_free(port):
+    while (port := draw.randrange(10_000 + _PROCESS, 18_000, _NUM_PROCESSES)) in _GIVEN_PORTS or not _is_free(port):
         pass
     _GIVEN_PORTS.add(port)
     return port

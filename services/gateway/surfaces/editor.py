@@ -139,9 +139,17 @@ class SurfacesEditor:
             raise InvalidRequest(
                 "text", f"written in a way that cannot be added to ({error})", "make the change by hand"
             ) from error
-        if self.fields(changed, surface) != wanted:
+        if _beside_form(changed, surface) != _beside_form(text, surface) or self.fields(changed, surface) != wanted:
             raise InvalidRequest("text", "written in a way that cannot be added to", "make the change by hand")
         return changed
+
+
+def _beside_form(text: str, surface: str) -> tuple[dict[str, Any], ...]:
+    """Return what the form of this surface does not show of a text, in plain values: other surfaces, other fields, other rules."""
+    plain = tomlkit.parse(text).unwrap()
+    own = plain.pop(surface, {})
+    rules = {name: value for name, value in own.pop("rules", {}).items() if name not in FORM_RULES}
+    return plain, {name: value for name, value in own.items() if name not in FORM_FIELDS}, rules
 
 
 def _set(table: Any, name: str, value: Any) -> None:

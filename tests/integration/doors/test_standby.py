@@ -185,4 +185,6 @@ async def test_without_any_server_the_edge_answers(scene: EdgeScene) -> None:
     assert (answer.json()["error"]["code"], answer.json()["error"]["request_id"]) == ("unavailable", 'a, "b" %s')
     assert len(unnamed.json()["error"]["request_id"]) == len(str(uuid.uuid4()))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert (scene.folder / "edge.log").read_text().count("Server rest/ray is DOWN") == 1
+    log = scene.folder / "edge.log"
+    await until(lambda: "Server rest/ray is DOWN" in log.read_text())
+    assert log.read_text().count("Server rest/ray is DOWN") == 1

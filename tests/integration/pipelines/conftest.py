@@ -5,23 +5,36 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
 from redis import Redis
 from rich.console import Console
 
+from pipelines.codes.options import CodesOptions
+from pipelines.codes.tokenize import tokenize
 from pipelines.evaluation.gate import GateOptions
 from pipelines.features import point_in_time
 from pipelines.options import PipelineOptions, Places, PrecomputeOptions
 from pipelines.run import PipelineReport, run_pipeline
 from pipelines.training.recipes import Recipe
+from pipelines.training.train_decoder import TrainOptions
+from pipelines.training.workers.team import ONE, Team
 from services.settings.settings import Settings
 from tests.support.gateway.rows import declare_whole
 from tests.support.servers import HOST, Server, valkey_server
-from tests.support.training.synthetic import raw_events, raw_items
+from tests.support.training.synthetic import (
+    histories_from,
+    raw_events,
+    raw_items,
+    write_ingested,
+    write_with_dislikes,
+)
+from tests.support.training.teams import Undisturbed, trained
 from tests.unit.pipelines.conftest import SMALL_DECODER, SMALL_STUDENT
 
 
@@ -95,3 +108,32 @@ def copied_state(
         return places_in(folder, store)
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens of the ring at depth 1, in `tokens`, and at depth 2, in `deep`; the same with weights of labels and dislikes in `weighted` and `weighted-deep`."""
+    folder = tmp_path_factory.mktemp("data")
+    plain, weighted = write_ingested(folder / "ingest"), write_with_dislikes(folder / "weighted-ingest")
+    for name, ingested, depth in (
+        ("tokens", plain, 1),
+        ("deep", plain, 2),
+        ("weighted", weighted, 1),
+        ("weighted-deep", weighted, 2),
+    ):
+        (folder / name).mkdir()
+        tokenize(ingested, histories_from(ingested), 1_000, folder / name, CodesOptions(depth=depth))
+    torch.set_num_threads(1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Trains without faults, once for all tests that compare with it: the folder, and the losses by epoch."""
+
+    @cache
+    def once(tokens: str, options: TrainOptions, team: Team = ONE) -> tuple[Path, dict[str, float]]:
+        out = tmp_path_factory.mktemp("undisturbed")
+        return out, trained(data / tokens, options, out, team)
+
+    return once

@@ -18,6 +18,13 @@ FLAGS = (
     "--disable-sync",
 )
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+LAYOUTS = [
+    (390, "dark"),
+    (1280, "light"),
+    pytest.param(390, "light", marks=pytest.mark.grid),
+    pytest.param(1280, "dark", marks=pytest.mark.grid),
+]
+"""Widths in pixels, with colour schemes: what fits depends on the width and what is legible on the scheme, so that two of the four pairs have all."""
 
 NAMELESS = """() => [...document.querySelectorAll("button, a[href], input, canvas, dialog, [role]:not([role=status]), [tabindex='0']")]
   .filter((element) => {

@@ -39,6 +39,26 @@ PORTS = (
 )
 PORTS_WIDTH = 64
 """As wide as Ray's own windows, so that no two overlap; the system assigns none of these ports to others."""
+AGAIN_WHEN_REFUSED = (
+    "grpc.service_config",
+    json.dumps(
+        {
+            "methodConfig": [
+                {
+                    "name": [{"service": "tailrace.v1.Recommender"}],
+                    "retryPolicy": {
+                        "maxAttempts": 5,
+                        "initialBackoff": "0.1s",
+                        "maxBackoff": "1s",
+                        "backoffMultiplier": 2,
+                        "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
+                    },
+                }
+            ]
+        }
+    ),
+)
+"""A channel's option: what a gateway on full cores refuses is sent again, as `admitted` does over REST."""
 STANDBY_ACTIVE = "tailrace_standby_active"
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -69,7 +89,7 @@ class Stack:
         wait_for(lambda: self._is_ready() or not self.is_running, START_TIMEOUT_S, "the stack's start")
         if not self._is_ready():
             raise AssertionError(f"`tailrace up` ended:\n{self.output}")
-        self._channel = grpc.insecure_channel(self.settings.grpc_address)
+        self._channel = grpc.insecure_channel(self.settings.grpc_address, options=[AGAIN_WHEN_REFUSED])
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
         """Run `tailrace ...` against this stack."""

@@ -5,6 +5,7 @@ that this processor supports is used without a compiler; otherwise GCC builds on
 linked against the OpenMP runtime that torch has loaded, so that both share one thread pool; without OpenMP it runs single-threaded.
 """
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -12,7 +13,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +79,7 @@ def suitable(machine: str, flags: Set[str]) -> tuple[Target, ...]:
 
 
 def built_library(cache: Path, prebuilt: Path = PREBUILT) -> Path:
-    """Return the path of a library for this processor: from `prebuilt`, else from `cache`, built if it is absent.
+    """Return the path of a library for this processor: from `prebuilt`, else from `cache`, built if it is absent, once by processes that start together.
 
     Raises BuildFailedError.
     """
@@ -89,7 +91,9 @@ def built_library(cache: Path, prebuilt: Path = PREBUILT) -> Path:
     made_with = (compiler, _run(compiler, "--version"), _processor(), str(_loaded_openmp()))
     library = cache / f"{_name(*made_with, *_NATIVE)}.so"
     if not library.exists():
-        _build(compiler, _NATIVE, library)
+        with _turn_in(cache):
+            if not library.exists():
+                _build(compiler, _NATIVE, library)
     return library
 
 
@@ -136,6 +140,24 @@ def _build(compiler: str, options: Sequence[str], library: Path) -> None:
             made.replace(library)
     except OSError as error:
         raise BuildFailedError(f"{library.parent} is not writable ({error})") from error
+
+
+@contextmanager
+def _turn_in(cache: Path) -> Iterator[None]:
+    """Wait while another process builds in this folder; where it cannot be locked, each builds for itself."""
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+    try:
+        folder = os.open(cache, os.O_RDONLY)
+    except OSError:
+        yield  # the build says what is wrong
+        return
+    try:
+        with suppress(OSError):  # NFS locks no folder
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _find_compiler() -> str:

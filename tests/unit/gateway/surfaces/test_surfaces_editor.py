@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.contracts.filters import Condition, OneOf
@@ -188,6 +188,7 @@ FIELDS = st.fixed_dictionaries(
     surface=st.sampled_from(["cart", "new"]),
     edits=st.lists(FIELDS, min_size=1, max_size=4),
 )
+@example(text="cart.k = 4\n", surface="cart", edits=[{"deadline_ms": 1}, {"blocks": [{"key": "brand", "eq": "b"}]}])
 def test_a_form_changes_its_fields_and_nothing_else(text: str, surface: str, edits: list[dict[str, Any]]) -> None:
     """However often it is changed: TOML's own reader finds the fields that were given, all others as before, and other surfaces too. A surface of dotted keys may be refused, whole."""
     editor, changed = SurfacesEditor(Surfaces(None)), text

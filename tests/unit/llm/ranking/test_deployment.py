@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from services.contracts.rank import RankRequest, RankResult
 from services.llm.engine.kv.cache import KvCache
 from services.llm.ranking import deployment
 from services.llm.ranking.deployment import LlmDeployment
+from services.llm.serving.card import limits_of
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.reply import Refusal, RefusalKind
 from services.settings.settings import Settings
@@ -34,9 +36,13 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(state_dir=tmp_path, bundle_poll_s=0.02, kv_num_blocks=64, max_waiting=16, kv_kind="int8")
 
 
+limits_measured_once = cache(limits_of)
+
+
 @pytest.fixture
-def replica(settings):
-    """A replica that starts with no bundle."""
+def replica(settings, monkeypatch):
+    """A replica that starts with no bundle. The machine's limits, which take a second to measure, are those of the first one here."""
+    monkeypatch.setattr(deployment, "limits_of", limits_measured_once)
     replica = LlmDeployment(settings)
     yield replica
     replica.__del__()

@@ -107,7 +107,7 @@ def learn(
 @pytest.mark.parametrize(
     ("depth", "decoder", "student"),
     [
-        pytest.param(1, DECODER, STUDENT, id="depth 1"),
+        pytest.param(1, DECODER, STUDENT, id="depth 1", marks=pytest.mark.grid),
         pytest.param(
             1,
             replace(DECODER, sample_items=12),

@@ -6,6 +6,7 @@ On a processor with AMX the other tests of the library run it natively.
 import logging
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,13 @@ SOURCE = Path(library.__file__).parent / "forward.cpp"
 STEPS = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@cache
 def emulating(folder: Path, *options: str) -> Path:
-    """Build the library with emulated tiles; skip if that is not possible."""
+    """Build the library with emulated tiles, once; skip if that is not possible."""
     if "avx512bw" not in compiler.processor_flags():
         pytest.skip("the emulated tiles use panels packed with AVX-512")
     defined = f'-DTAILRACE_EMULATED_TILES="{HEADER}"'
-    target = Target("emulated", platform.machine(), ("-march=native", "-O1", defined, *options))
+    target = Target("emulated", platform.machine(), ("-march=native", "-O0", defined, *options))
     try:
         return compiler.build_ahead(target, folder)
     except compiler.BuildFailedError as why:
@@ -111,7 +113,7 @@ def test_refused_or_wrong_tiles_are_not_used_and_logged(folder, caplog, cause, a
 def test_the_real_instructions_are_compiled(tmp_path) -> None:
     """For a processor with AMX the compiler emits its instructions for bf16 and int8, and releases the registers."""
     assembly = tmp_path / "forward.s"
-    options = ("-O2", "-std=c++17", "-march=sapphirerapids", "-w", "-S", str(SOURCE), "-o", str(assembly))
+    options = ("-O0", "-std=c++17", "-march=sapphirerapids", "-w", "-S", str(SOURCE), "-o", str(assembly))
     try:
         subprocess.run(("g++", *options), check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.decoder.decoder import Decoder
+from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu.compiler import BuildFailedError, built_library
 from services.llm.engine.cpu.forward import CpuForward
 from services.llm.engine.cpu.library import Library
@@ -26,10 +27,10 @@ SHAPES = settings(max_examples=15, suppress_health_check=[HealthCheck.function_s
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Library:
-    """The library, built here; skipped without a compiler."""
+def library() -> Library:
+    """The library for this processor; skipped without a compiler."""
     try:
-        return Library(built_library(tmp_path_factory.getbasetemp() / "kernels"))
+        return Library(built_library(EngineConfig().kernel_cache))
     except BuildFailedError as why:
         pytest.skip(str(why))
 

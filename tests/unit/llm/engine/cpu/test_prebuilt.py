@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[5]
 
 @pytest.fixture(scope="module")
 def own_target() -> Target:
-    """The best target of this processor."""
+    """The least of the targets of this processor, which is found where the better ones are absent, and built soonest."""
     found = suitable(platform.machine(), compiler.processor_flags())
-    return found[0] if found else pytest.skip("no target for this processor")
+    return found[-1] if found else pytest.skip("no target for this processor")
 
 
 def run_prebuild(*words: str) -> "subprocess.CompletedProcess[str]":

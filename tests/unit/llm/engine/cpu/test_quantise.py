@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.decoder.decoder import Decoder
 from services.errors import ConfigError
+from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu import compiler
 from services.llm.engine.cpu.forward import CpuForward
 from services.llm.engine.cpu.library import Library, MatrixStruct
@@ -25,19 +26,24 @@ from tests.support.engine.steps import BLOCK, CPU, ODD, decoder_of, decoders, pl
 
 SHAPES = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TARGETS = compiler.suitable(platform.machine(), compiler.processor_flags())
-"""Classes of processors that this one belongs to, the most capable first: of these every run has the first and the last, which share no code."""
+"""Classes of processors that this one belongs to, the most capable first: of these every run has the last, beside the library of this processor, which shares no code with it."""
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(target, id=target.name, marks=[pytest.mark.grid] if target in TARGETS[1:-1] else [])
-        for target in TARGETS
+        pytest.param(None, id="own"),
+        *(
+            pytest.param(target, id=target.name, marks=[pytest.mark.grid] if target in TARGETS[:-1] else [])
+            for target in TARGETS
+        ),
     ],
 )
 def library(request, tmp_path_factory) -> Library:
-    """The library for each class of processors that this one belongs to; skipped without a compiler."""
+    """The library for this processor, and for each class of processors that it belongs to; skipped without a compiler."""
     try:
+        if request.param is None:
+            return Library(compiler.built_library(EngineConfig().kernel_cache))
         return Library(compiler.build_ahead(request.param, tmp_path_factory.getbasetemp() / "targets"))
     except compiler.BuildFailedError as why:
         pytest.skip(str(why))

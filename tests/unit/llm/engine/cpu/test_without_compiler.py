@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -71,17 +72,29 @@ def test_what_the_compiled_kernels_cannot_do_is_logged(ranked, caplog, knobs, li
 
 
 @pytest.mark.native
-def test_a_library_is_built_once(tmp_path) -> None:
-    """The second start finds the first one's library; no scratch files are left."""
+def test_a_library_is_built_once(tmp_path, monkeypatch) -> None:
+    """Of starts at the same time one builds it, of other sources another one; later ones find it; no scratch files are left."""
+    sources, cache, build, built = tmp_path / "sources", tmp_path / "cache", compiler._build, []
+    sources.mkdir()
+    (sources / "short.cpp").write_text('extern "C" int one() { return 1; }\n')
+    monkeypatch.setattr(compiler, "_SOURCES", sources)
+    monkeypatch.setattr(compiler, "_MAIN", sources / "short.cpp")
+    monkeypatch.setattr(compiler, "_build", lambda *given: (built.append(given[-1]), build(*given)))
+
+    def start(_number: int) -> Path:
+        return compiler.built_library(cache)
+
     try:
-        first = compiler.built_library(tmp_path)
+        with ThreadPoolExecutor(4) as starts:
+            found = {*starts.map(start, range(4)), start(4)}
     except compiler.BuildFailedError as why:
         pytest.skip(str(why))
-    made = first.stat().st_mtime_ns
+    (sources / "more.h").touch()
+    other = start(5)
 
-    assert compiler.built_library(tmp_path) == first
-    assert first.stat().st_mtime_ns == made
-    assert list(tmp_path.iterdir()) == [first]
+    assert found == {built[0]}
+    assert built == [built[0], other]
+    assert sorted(cache.iterdir()) == sorted(built)
 
 
 @pytest.mark.native
