@@ -39,19 +39,14 @@ def main() -> None:
 
 
 def counts(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return how many plants there are and how many were named, by kind too; how many healthy ones there are and how many were accused."""
+    """Return how many plants there are and how many were named, how many healthy ones there are and how many were accused."""
     planted = [row for row in rows if row["kind"] != _NONE]
     healthy = [row for row in rows if row["kind"] == _NONE]
-    by_kind = {}
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        own = [row["bottleneck"] == kind for row in rows if row["kind"] == kind]
-        by_kind[kind] = {"plants": len(own), "named": sum(own)}
     return {
         "plants": len(planted),
         "named": sum(row["bottleneck"] == row["kind"] for row in planted),
         "healthy": len(healthy),
         "accused": sum(row["bottleneck"] != _NONE for row in healthy),
-        "by_kind": by_kind,
     }
 
 

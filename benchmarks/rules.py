@@ -65,7 +65,7 @@ def main() -> None:
     parser = report_parser(__doc__)
     parser.add_argument("--rounds", type=at_least_one, default=300, help="requests of each kind and tier")
     parser.add_argument(
-        "--items", type=at_least_one, default=1_000_000, help="items of the columns that are compiled over"
+        "--items", type=at_least_one, default=1_000_000, help="items that expressions are compiled over"
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -53,10 +53,12 @@ def main(options: list[str]) -> None:
         _compile([*runtime, *dev], _LINUX, "--output-file", chosen, *options)
         held = ("--constraint", chosen)
         brought = _compile([_TORCH], _LINUX, *held).keys() - _compile([_TORCH], _WITHOUT_CUDA, *held).keys()
-        unhashed = {_TORCH} | (brought - {name_of(line) for line in dev})
-        leave_out = [option for name in sorted(unhashed) for option in ("--no-emit-package", name)]
         lock, done = _HEADER, set[str]()
         for part, wanted in ((IMAGE_PART, image), (SERVERS_PART, runtime), (DEV_PART, [*runtime, *dev])):
+            named = {name_of(line) for line in wanted} - {
+                _TORCH
+            }  # a tool may be what torch's wheel for CUDA brings: Triton
+            leave_out = [word for name in sorted(({_TORCH} | brought) - named) for word in ("--no-emit-package", name)]
             pins = _compile(wanted, _LINUX, *held, "--generate-hashes", *leave_out)
             lock += f"{part}\n" + "".join(pins[name] for name in sorted(pins.keys() - done))
             done |= pins.keys()

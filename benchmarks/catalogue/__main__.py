@@ -18,9 +18,8 @@ import sys
 
 from benchmarks.catalogue.hide import measure_hides
 from benchmarks.catalogue.size import measure_size
-from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
-from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from benchmarks.load.own_stack import add_stack_options, stack_for
 from infra.local.supervisor.ports import of_running_stack
 from services.settings.settings import load_settings
 
@@ -39,7 +38,6 @@ def main() -> None:
         sys.exit("error: faults kill parts of the stack; give --up for one of your own, or --faults 0")
     report = about_run("catalogue") | {"background_rps": options.rate}
     with stack_for(settings, is_started=options.up):
-        asyncio.run(_ready(options.url))
         settings = of_running_stack(settings)
         report["hide"] = asyncio.run(measure_hides(settings, options.url, options.changes, options.rate))
         for name, part in (("redis_kill", "store"), ("worker_takeover", "worker")) if options.faults else ():
@@ -48,11 +46,6 @@ def main() -> None:
     if options.items:
         report["size"] = measure_size(options.items)
     write_report(options.json, report)
-
-
-async def _ready(address: tuple[str, int]) -> None:
-    async with RestClient(*address) as rest:
-        await require_ready(rest)
 
 
 if __name__ == "__main__":

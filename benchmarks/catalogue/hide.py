@@ -4,8 +4,9 @@ import asyncio
 import json
 import sys
 import time
+from asyncio import Task
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -15,6 +16,7 @@ from benchmarks.faults.processes import StackProcesses
 from benchmarks.load.audience import TIERS, Audience, find_audience
 from benchmarks.load.clients import DoorClient, GrpcClient, RequestFields, RestClient
 from benchmarks.load.open_loop import RequestOutcome, percentile, run_load
+from benchmarks.load.own_stack import require_ready
 from services.settings.settings import Settings
 
 _K = 20
@@ -25,6 +27,8 @@ _PAUSE_S = 0.005
 _GIVE_UP_S = 10.0
 _HIDDEN_S = 5.0
 _LATE_S = 1.0
+Ask = Callable[[RequestFields], Awaitable[set[str] | None]]
+"""Asks a door, and returns the items of its answer, None for a refusal."""
 
 
 @dataclass(slots=True)
@@ -55,23 +59,15 @@ class Sightings:
                 for one in self.hidden[item_id]
             )
 
-
-class _Askers:
-    """The doors that are asked: REST and gRPC through the edge, and the standby."""
-
-    def __init__(self, doors: Sequence[DoorClient], seen: Sightings) -> None:
-        self._seen = seen
-        self.ask = [partial(self._ask, door) for door in doors]
-
-    async def _ask(self, door: DoorClient, ask: RequestFields) -> set[str] | None:
-        """Return the items of an answer, None for a refusal."""
+    async def ask(self, door: DoorClient, ask: RequestFields) -> set[str] | None:
+        """Ask a door; return the items of its answer, None for a refusal."""
         asked_s = time.perf_counter()
         outcome = await door.recommend(ask)
         if not outcome.is_ok:
-            self._seen.num_refused += 1
+            self.num_refused += 1
             return None
         item_ids = set(outcome.item_ids)
-        self._seen.look(item_ids, outcome.tier, asked_s, time.perf_counter())
+        self.look(item_ids, outcome.tier, asked_s, time.perf_counter())
         return item_ids
 
 
@@ -89,15 +85,16 @@ async def measure_hides(
         GrpcClient(settings.grpc_address) as rpc,
         RestClient(*standby_address) as standby,
     ):
+        await require_ready(rest)
         audience = await find_audience(rest)
-        askers = _Askers((rest, rpc, standby), seen)
-        background = asyncio.create_task(_background(askers, audience, rate_rps))
-        again: set[asyncio.Task[None]] = set()
+        doors = [partial(seen.ask, door) for door in (rest, rpc, standby)]
+        background = asyncio.create_task(_background(doors, audience, rate_rps))
+        again: set[Task[None]] = set()
         try:
             for number in range(num_changes):
                 if number == num_changes // 10 and killed:
                     StackProcesses(settings.state_dir).kill(killed)
-                gone_ms.append(1_000 * await _hide(rest, askers, audience, number, seen, again))
+                gone_ms.append(1_000 * await _hide(rest, doors, audience, number, seen, again))
         finally:
             await asyncio.gather(*again)
             background.cancel()
@@ -109,12 +106,7 @@ async def measure_hides(
 
 
 async def _hide(
-    rest: RestClient,
-    askers: _Askers,
-    audience: Audience,
-    number: int,
-    seen: Sightings,
-    again: set[asyncio.Task[None]],
+    rest: RestClient, doors: Sequence[Ask], audience: Audience, number: int, seen: Sightings, again: set[Task[None]]
 ) -> float:
     """Hide the first item of an answer; return the seconds until no door has it any more. It is shown again after some seconds."""
     asks = audience.asks(TIERS[number % len(TIERS)]) or audience.asks("popular")
@@ -124,7 +116,7 @@ async def _hide(
     acknowledged_s = await _put(rest, item_id, {"available": False})
     hidden = _Hidden(acknowledged_s)
     seen.hidden.setdefault(item_id, []).append(hidden)
-    gone_s = max(await asyncio.gather(*(_gone_s(one, ask, item_id, acknowledged_s) for one in askers.ask)))
+    gone_s = max(await asyncio.gather(*(_gone_s(door, ask, item_id, acknowledged_s) for door in doors)))
     task = asyncio.create_task(_show_again(rest, item_id, hidden))
     again.add(task)
     task.add_done_callback(again.discard)
@@ -151,14 +143,14 @@ async def _put(rest: RestClient, item_id: str, fields: dict[str, Any]) -> float:
     sys.exit(f"error: item {item_id} was refused for {_GIVE_UP_S:g} s")
 
 
-async def _gone_s(ask_door: Any, ask: RequestFields, item_id: str, acknowledged_s: float) -> float:
+async def _gone_s(door: Ask, ask: RequestFields, item_id: str, acknowledged_s: float) -> float:
     """Return when the first of the last answers without the item was asked for."""
     first_without_s, num_without = acknowledged_s, 0
     while num_without < _NUM_WITHOUT:
         asked_s = time.perf_counter()
         if asked_s > acknowledged_s + _GIVE_UP_S:
             sys.exit(f"error: item {item_id} was shown for {_GIVE_UP_S:g} s")
-        items = await ask_door(ask)
+        items = await door(ask)
         if items is None or item_id in items:
             num_without = 0 if items is not None else num_without
         else:
@@ -174,14 +166,13 @@ async def _show_again(rest: RestClient, item_id: str, hidden: _Hidden) -> None:
     await _put(rest, item_id, {})
 
 
-async def _background(askers: _Askers, audience: Audience, rate_rps: float) -> None:
+async def _background(doors: Sequence[Ask], audience: Audience, rate_rps: float) -> None:
     """Ask both doors and the standby for users of every tier at a fixed rate, until cancelled."""
-    mixed, numbers, doors = audience.asks("mixed"), count(), askers.ask
-    assert mixed is not None, "`popular` needs no known user"
+    numbers = count()
 
     async def send(_number: int) -> RequestOutcome:
         number = next(numbers)
-        await doors[number // len(TIERS) % len(doors)]({**mixed(number), "k": _K, "deadline_ms": _DEADLINE_MS})
+        await doors[number // len(TIERS) % len(doors)]({**audience.mixed(number), "k": _K, "deadline_ms": _DEADLINE_MS})
         return RequestOutcome(is_ok=True, tier="", reason="")
 
     while True:

@@ -89,9 +89,7 @@ def _state_of(number: int) -> ItemState:
 def main() -> None:
     """Start as a gateway does and print what that took."""
     num_items, broker, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    load_catalogue(
-        folder / "catalogue.parquet"
-    )  # a gateway has read such a file before; a small one leaves no room that counts
+    load_catalogue(folder / "catalogue.parquet")  # as a gateway has before; a small one leaves no room that counts
     catalogue = catalogue_of(num_items)
     catalogue.index_of  # noqa: B018 - fills the cached property
     plain = LiveItems().lay(catalogue)

@@ -76,21 +76,16 @@ def _report(options: argparse.Namespace, comparison: Comparison) -> dict[str, An
 
 def _options() -> argparse.Namespace:
     parser = report_parser(__doc__)
-    parser.add_argument(
-        "--model", metavar="FOLDER", help=f"or a GGUF file, or a package; on a CPU {_MODEL} if not given"
-    )
-    parser.add_argument(
-        "--peers", type=_peers, default=",".join(_PEERS), help=f"which of {', '.join(_PEERS)}; empty for none"
-    )
+    parser.add_argument("--model", metavar="FOLDER", help=f"or a GGUF file, or a package; on a CPU else {_MODEL}")
+    peers = ",".join(_PEERS)
+    parser.add_argument("--peers", type=_peers, default=peers, help=f"which of {peers}; empty for none")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--case", nargs="+", default=[], metavar="NAME", help="only these cases")
     parser.add_argument("--rounds", type=at_least_one, default=3, help="rounds; in each, every engine runs every case")
-    parser.add_argument(
-        "--threads", type=at_least_one, default=len(os.sched_getaffinity(0)), help="threads of each engine"
-    )
-    parser.add_argument(
-        "--settings", choices=["benchmark", "product"], default="benchmark", help="limits of the GPU cases' engines"
-    )
+    threads = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=at_least_one, default=threads, help="threads of each engine")
+    limits = ("benchmark", "product")
+    parser.add_argument("--settings", choices=limits, default=limits[0], help="limits of the GPU cases' engines")
     parser.add_argument("--tiny", action="store_true", help="the GPU cases at their smallest, on any device")
     options = parser.parse_args()
     if options.model is None and options.device == "cpu" and not options.tiny:

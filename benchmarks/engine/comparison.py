@@ -6,8 +6,9 @@ error and not run again; an engine that does not start is recorded too, and cost
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,6 @@ _MAX_RUNS_A_ROUND = 3
 _RUNS_APART = 10
 _REFERENCE_CASE = "decode-8"
 _LIMITS = {"do": "limits", "effort": 2}
-
-
-class Progress:
-    """Lines on standard error for `total` steps: a bare GPU machine has nothing that draws bars."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-
-    def begin(self, what: str) -> None:
-        """Print the step that begins now."""
-        self._done += 1
-        print(f"{self._done}/{self._total} {what}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,26 +86,27 @@ class Comparison:
         wanted = [case for case in cases if not options.names or case.name in options.names]
         if not wanted:
             return []
-        progress = Progress(len(entries) * (1 + len(wanted) * (options.rounds + 1)))
-        runner = _CaseRunner(words, progress)
-        engines = self._start(entries, progress)
+        begin = _announced(len(entries) * (1 + len(wanted) * (options.rounds + 1)))
+        engines = self._start(entries, begin)
         try:
             measured = [Measured(case, name) for case in wanted for name in engines]
             for one in measured:
-                runner.warm_up(engines[one.engine], one)
+                begin(f"warming up {one.case.name} on {one.engine}")
+                _warm_up(engines[one.engine], one, words)
             for round_number in range(options.rounds):
                 for one in measured if round_number % 2 == 0 else reversed(measured):
-                    runner.run_round(engines[one.engine], one, round_number)
+                    begin(f"round {round_number + 1}: {one.case.name} on {one.engine}")
+                    _run_round(engines[one.engine], one, words, round_number)
         finally:
             for engine in engines.values():
                 engine.stop()
         self.measured += measured
         return measured
 
-    def _start(self, entries: dict[str, Entry], progress: Progress) -> dict[str, EngineProcess]:
+    def _start(self, entries: dict[str, Entry], begin: Callable[[str], None]) -> dict[str, EngineProcess]:
         engines = {}
         for name, entry in entries.items():
-            progress.begin(f"loading {name}")
+            begin(f"loading {name}")
             engine = EngineProcess(entry)
             try:
                 engine.wait_until_ready()
@@ -143,45 +132,42 @@ class Comparison:
             reference.stop()
 
 
-@dataclass(slots=True)
-class _CaseRunner:
-    """Runs one case on one engine."""
+def _announced(total: int) -> Callable[[str], None]:
+    """Return what prints a line for each of `total` steps as it begins: a bare GPU machine has nothing that draws bars."""
+    numbers = count(1)
+    return lambda what: print(f"{next(numbers)}/{total} {what}", file=sys.stderr, flush=True)
 
-    words: Sequence[int]
-    progress: Progress
 
-    def warm_up(self, engine: EngineProcess, one: Measured) -> None:
-        """Run once without recording it."""
-        self.progress.begin(f"warming up {one.case.name} on {one.engine}")
+def _warm_up(engine: EngineProcess, one: Measured, words: Sequence[int]) -> None:
+    """Run a case once without recording it."""
+    try:
+        engine.ask(one.case.ask(draw_prompts(one.case, words, -1)))
+    except EngineFailed as error:
+        one.error = str(error)
+
+
+def _run_round(engine: EngineProcess, one: Measured, words: Sequence[int], round_number: int) -> None:
+    """Run a case until enough time is spent, with new prompts each time."""
+    spent_s = 0.0
+    for repeat in range(_MAX_RUNS_A_ROUND):
+        if one.error is not None or spent_s > _ENOUGH_S:
+            break
+        prompts = draw_prompts(one.case, words, _RUNS_APART * round_number + repeat)
         try:
-            engine.ask(one.case.ask(draw_prompts(one.case, self.words, -1)))
+            run = _run_beside_limits(engine, one, one.case.ask(prompts))
         except EngineFailed as error:
             one.error = str(error)
+        else:
+            one.runs.append({**run, "prompts": prompts})
+            spent_s += run["seconds"]
 
-    def run_round(self, engine: EngineProcess, one: Measured, round_number: int) -> None:
-        """Run until enough time is spent, with new prompts each time."""
-        self.progress.begin(f"round {round_number + 1}: {one.case.name} on {one.engine}")
-        spent_s = 0.0
-        for repeat in range(_MAX_RUNS_A_ROUND):
-            if one.error is not None or spent_s > _ENOUGH_S:
-                break
-            prompts = draw_prompts(one.case, self.words, _RUNS_APART * round_number + repeat)
-            try:
-                run = self._run(engine, one, one.case.ask(prompts))
-            except EngineFailed as error:
-                one.error = str(error)
-            else:
-                one.runs.append({**run, "prompts": prompts})
-                spent_s += run["seconds"]
 
-    def _run(self, engine: EngineProcess, one: Measured, ask: dict[str, Any]) -> dict[str, Any]:
-        """Run once. For our engine, measure the machine's limits before and after; the higher one counts."""
-        if not one.engine.startswith(OURS):
-            return engine.ask(ask)
-        before = engine.ask(_LIMITS)
-        run = engine.ask(ask)
-        after = engine.ask(_LIMITS)
-        return {**run, "limits": {name: max(before[name], after[name]) for name in ("bytes_per_s", "flops_per_s")}}
+def _run_beside_limits(engine: EngineProcess, one: Measured, ask: dict[str, Any]) -> dict[str, Any]:
+    """Run once. For our engine, measure the machine's limits before and after; the higher one counts."""
+    if not one.engine.startswith(OURS):
+        return engine.ask(ask)
+    before, run, after = engine.ask(_LIMITS), engine.ask(ask), engine.ask(_LIMITS)
+    return {**run, "limits": {name: max(before[name], after[name]) for name in ("bytes_per_s", "flops_per_s")}}
 
 
 def words_of(model: Path) -> Sequence[int]:

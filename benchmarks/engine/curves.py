@@ -155,23 +155,15 @@ def flatness(rows: list[dict[str, Any]], figure: str) -> dict[str, float]:
 
 def catalogue_costs(num_items: int) -> list[dict[str, Any]]:
     """Measure catalogues of this many items at each depth, evenly spread and, at depth 3, skewed."""
-    shapes = [(1, 1.0), (2, 1.0), (3, 1.0), (3, 2.0), (4, 1.0)]
-    return [_costs(num_items, depth, skew) for depth, skew in shapes]
-
-
-def _costs(num_items: int, depth: int, skew: float) -> dict[str, Any]:
-    items = random_items(num_items, depth, skew=skew)
-    began = time.perf_counter()
-    trie = Trie(items, torch.device("cpu"))
-    ItemMasks(trie)
-    build_s = time.perf_counter() - began
-    return {
-        "num_items": num_items,
-        "depth": depth,
-        "skew": skew,
-        "build_s": round(build_s, 3),
-        "trie_mb": round(trie.num_bytes / 1e6, 1),
-    }
+    rows = []
+    for depth, skew in ((1, 1.0), (2, 1.0), (3, 1.0), (3, 2.0), (4, 1.0)):
+        items = random_items(num_items, depth, skew=skew)
+        began = time.perf_counter()
+        trie = Trie(items, torch.device("cpu"))
+        ItemMasks(trie)
+        cost = {"build_s": round(time.perf_counter() - began, 3), "trie_mb": round(trie.num_bytes / 1e6, 1)}
+        rows.append({"num_items": num_items, "depth": depth, "skew": skew, **cost})
+    return rows
 
 
 def random_items(num_items: int, depth: int, seed: int = 0, skew: float = 1.0) -> ItemCodes:

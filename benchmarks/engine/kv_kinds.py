@@ -1,10 +1,9 @@
 """The KV cache's data types: their cost in quality and their gain in capacity.
 
-    python -m benchmarks.engine kv-kinds --bundle PATH --json OUT [--checkpoint PATH]
+    python -m benchmarks.engine kv-kinds --bundle PATH --json OUT
 
 `--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of the state folder it lies in. Rankings: each
-user's ten best, masked, against those of `model`; NDCG and HR on the labels. With `--checkpoint` (a Hugging Face folder) also: the
-perplexity of this repository's pages.
+user's ten best, masked, against those of `model`.
 All in fp32 on plain torch, so that only the KV data type differs.
 """
 
@@ -16,50 +15,31 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from tokenizers import Tokenizer
-from torch.nn import functional
 
-from benchmarks.engine.process import ROOT
 from benchmarks.load.command import about_run, newest_tokens, report_parser, write_report
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
 from models.registry import BundleStore
-from pipelines.data.examples import Cases, Split, read_cases
-from pipelines.scoring.metrics import hit_rate, ndcg
+from pipelines.data.examples import Split, read_cases
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig, KvKind
 from services.llm.engine.engine import Engine
-from services.llm.engine.forward.layers import LayerLoop, StepInputs
-from services.llm.engine.forward.ops import TorchOps
-from services.llm.engine.forward.torch_attention import TorchAttention
-from services.llm.engine.forward.weights import join_weights
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.plan import Chunk, StepPlan
-from services.llm.engine.sequence import Sequence
 
 KINDS: tuple[KvKind, ...] = ("model", "int8", "fp8")
 _K = 10
 _CPU = torch.device("cpu")
-_WINDOW_TOKENS = 512
-_MAX_WINDOWS = 6
-_BLOCK_TOKENS = 16
 
 
 def main() -> None:
     """Measure all data types and write them."""
     parser = report_parser(__doc__)
     parser.add_argument("--bundle", type=Path, required=True, metavar="PATH", help="a published bundle")
-    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="a Hugging Face folder with its tokenizer.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    shown: dict[str, Any] = {
-        **about_run("engine kv-kinds"),
-        "rankings": _rankings(options.bundle, newest_tokens(options.bundle.absolute().parent.parent)),
-    }
-    if options.checkpoint is not None:
-        shown["text"] = _text(options.checkpoint)
-    write_report(options.json, shown)
+    rankings = _rankings(options.bundle, newest_tokens(options.bundle.absolute().parent.parent))
+    write_report(options.json, about_run("engine kv-kinds") | {"rankings": rankings})
 
 
 def _rankings(path: Path, tokenized: Path) -> list[dict[str, Any]]:
@@ -74,7 +54,6 @@ def _rankings(path: Path, tokenized: Path) -> list[dict[str, Any]]:
     tops = {kind: _tops(decoder, items, kind, prompts, cases.histories) for kind in KINDS}
     return [
         {"kv_kind": kind, "users": len(cases), "depth": catalogue.depth}
-        | _quality(top, cases)
         | {"overlap@10": _overlap(top, tops["model"])}
         | _capacity(decoder, kind)
         for kind, top in tops.items()
@@ -96,13 +75,6 @@ def _tops(
     return tops
 
 
-def _quality(tops: list[np.ndarray], cases: Cases) -> dict[str, float]:
-    """Return the masked metrics; a label outside the top ten counts 0, as in the full protocol."""
-    places = [np.flatnonzero(top == target) for top, target in zip(tops, cases.targets, strict=True)]
-    ranks = np.array([1 + place[0] if len(place) else np.inf for place in places])
-    return {"ndcg@10": round(ndcg(ranks, _K), 5), "hr@10": round(hit_rate(ranks, _K), 5)}
-
-
 def _overlap(tops: list[np.ndarray], exact: list[np.ndarray]) -> float:
     """Return the mean share of the exact items that were found."""
     shares = [len(np.intersect1d(top, wanted)) / len(wanted) for top, wanted in zip(tops, exact, strict=True)]
@@ -113,50 +85,3 @@ def _capacity(decoder: Decoder, kind: KvKind) -> dict[str, float]:
     """Return how many tokens this cache holds in the bytes of one in bf16."""
     plain, own = (KvCache(decoder.config, 1, 16, torch.bfloat16, _CPU, one).bytes_per_token for one in ("model", kind))
     return {"tokens_per_byte_to_bf16": round(plain / own, 3)}
-
-
-def _text(checkpoint: Path) -> dict[str, Any]:
-    decoder = load_decoder(checkpoint, torch.float32, "cpu")
-    windows = read_windows(checkpoint / "tokenizer.json")
-    rows = [
-        {"kv_kind": kind, "perplexity": round(perplexity(decoder, kind, windows), 4)} | _capacity(decoder, kind)
-        for kind in KINDS
-    ]
-    return {
-        "checkpoint": checkpoint.name,
-        "tokens": sum(len(window) for window in windows),
-        "window_tokens": len(windows[0]),
-        "kinds": rows,
-    }
-
-
-def read_windows(tokenizer: Path) -> list[list[int]]:
-    """Cut the Markdown files below docs into windows of 512 tokens, spread evenly over all of them."""
-    text = "\n\n".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
-    tokens = Tokenizer.from_file(str(tokenizer)).encode(text).ids
-    windows = [tokens[at : at + _WINDOW_TOKENS] for at in range(0, len(tokens) - _WINDOW_TOKENS + 1, _WINDOW_TOKENS)]
-    return windows[:: -(-len(windows) // _MAX_WINDOWS)]
-
-
-@torch.inference_mode()
-def perplexity(decoder: Decoder, kind: KvKind, windows: list[list[int]]) -> float:
-    """Return exp of the mean negative log-likelihood of each window's tokens after its first."""
-    weights = join_weights(decoder)
-    cache = KvCache(decoder.config, _WINDOW_TOKENS // _BLOCK_TOKENS, _BLOCK_TOKENS, torch.float32, _CPU, kind)
-    attention = TorchAttention(_WINDOW_TOKENS, _WINDOW_TOKENS, _BLOCK_TOKENS, _CPU, decoder.config.window)
-    forward = LayerLoop(weights, cache, TorchOps(), attention)
-    losses = []
-    for window in track(windows, f"perplexity, {kind}".ljust(20), console=Console(stderr=True)):
-        tokens_T, positions_T = torch.tensor(window), torch.arange(len(window))
-        pages = forward.prepare(StepPlan(chunks=[Chunk(_in_order(window), 0, len(window))]))
-        hidden_TD = forward.hidden(StepInputs(tokens_T, positions_T, positions_T, pages, None))
-        logits_TV = forward.logits(hidden_TD, 0, decoder.config.vocab_size)
-        losses.append(functional.cross_entropy(logits_TV[:-1], tokens_T[1:]))
-    return float(torch.stack(losses).mean().exp())
-
-
-def _in_order(window: list[int]) -> Sequence:
-    """A sequence whose blocks are 0, 1, 2, ..., so that a token's slot is its position."""
-    sequence = Sequence(request_id="w", order=0, tokens=window, priority=0, arrival_s=0.0, deadline_s=None)
-    sequence.block_table = list(range(-(-len(window) // _BLOCK_TOKENS)))
-    return sequence

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ class TailraceEngine:
             self._add(str(number), prompt, ask, number)
         if ask["do"] == "stream":
             return {"streams": self._arrivals(len(ask["prompts"]), began_s)}
-        outcomes, steps = drain(self._engine, clock_of(self._device))
+        outcomes, steps = drain(self._engine, Clock(self._device))
         outcomes.sort(key=lambda outcome: int(outcome.request_id))
         if ask["do"] == "rank":
             outputs = [self._codes.codes[outcome.item_indices].tolist() for outcome in outcomes]
@@ -130,54 +130,28 @@ def item_codes(table: CodeTable) -> ItemCodes:
     return ItemCodes(codes=table.codes, level_sizes=sizes, token_offsets=table.token_offsets)
 
 
-class Clock(Protocol):
-    """Time stamps, and the seconds between them."""
+class Clock:
+    """Time stamps on a device: the host's time, or on CUDA that of the current stream, which runs behind the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._stamps: list[Any] = []
 
     def stamp(self) -> None:
         """Record a time stamp after all work started so far."""
-        ...
-
-    def intervals(self) -> list[float]:
-        """Return the seconds from each stamp to the next."""
-        ...
-
-
-class HostClock:
-    """For a device that has finished when the call returns."""
-
-    def __init__(self) -> None:
-        self._stamps: list[float] = []
-
-    def stamp(self) -> None:
-        """Read the clock."""
-        self._stamps.append(time.perf_counter())
-
-    def intervals(self) -> list[float]:
-        """Return the seconds from each stamp to the next."""
-        return [after - before for before, after in pairwise(self._stamps)]
-
-
-class CudaClock:
-    """For the current CUDA stream, which runs behind the host."""
-
-    def __init__(self) -> None:
-        self._stamps: list[torch.cuda.Event] = []
-
-    def stamp(self) -> None:
-        """Record a CUDA event."""
+        if not self._is_cuda:
+            self._stamps.append(time.perf_counter())
+            return
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         self._stamps.append(event)
 
     def intervals(self) -> list[float]:
-        """Wait for the device, and return the seconds from each stamp to the next."""
+        """Return the seconds from each stamp to the next, on CUDA after a wait for the device."""
+        if not self._is_cuda:
+            return [after - before for before, after in pairwise(self._stamps)]
         torch.cuda.synchronize()
         return [before.elapsed_time(after) / 1_000 for before, after in pairwise(self._stamps)]
-
-
-def clock_of(device: torch.device) -> Clock:
-    """Return a clock that measures what this device does."""
-    return CudaClock() if device.type == "cuda" else HostClock()
 
 
 def drain(engine: Engine, clock: Clock) -> tuple[list[EngineOutcome], dict[str, dict[str, float]]]:

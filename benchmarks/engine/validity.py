@@ -9,7 +9,7 @@ the next one starts, and both are stepped alternately, as in a reload.
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import torch
@@ -48,11 +48,8 @@ def main() -> None:
         count = Count()
         for outcome_beams in judged(options.beams, count):
             progress.advance(bar, outcome_beams)
-    shown = {
-        **about_run("engine validity"),
-        "seconds": round(time.perf_counter() - began, 1),
-    } | count.as_dict()
-    write_report(options.json, shown)
+    seconds = round(time.perf_counter() - began, 1)
+    write_report(options.json, about_run("engine validity") | {"seconds": seconds} | asdict(count))
 
 
 @dataclass(slots=True)
@@ -66,10 +63,6 @@ class Count:
     repeated: int = 0
     short: int = 0
     """Rankings with fewer items than beams although more may be shown."""
-
-    def as_dict(self) -> dict[str, int]:
-        """Return all counts by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""Whether verdicts, intervals, estimates and the join are right, on data whose truth is known."""
+"""Whether verdicts, intervals and estimates are right, on data whose truth is known."""

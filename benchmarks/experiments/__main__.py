@@ -1,20 +1,18 @@
-"""Verdicts on canaries, reports, off-policy estimates and the join, against simulations whose truth is known.
+"""Verdicts on canaries, reports and off-policy estimates, against simulations whose truth is known.
 
-    python -m benchmarks.experiments --json OUT [--only release|worse|reports|off-policy|join] [--num N] [--processes N]
+    python -m benchmarks.experiments --json OUT [--only release|worse|reports|off-policy] [--num N] [--processes N]
 
 `release`: an equal candidate, five guards, a look each minute of a day: how often it is found worse. `worse`: how soon worse ones are. `reports`: the same for A/A
 experiments with daily looks, intervals, users divided wrongly. `off-policy`: how often intervals hold the truth, by kind of log, and which logs are
-refused. `join`: 10^5 impressions with late, doubled and foreign clicks, equal to a slow search. With `--only` the file's other parts stay. A quarter of an hour on one core.
+refused. With `--only` the file's other parts stay. A quarter of an hour on one core.
 """
 
 import json
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.experiments.joined import joined
 from benchmarks.experiments.policies import coverage
 from benchmarks.experiments.release import detections, false_alarms
 from benchmarks.experiments.reports import a_a, always_covered, mismatches
@@ -38,12 +36,9 @@ def main() -> None:
         report[name] = {**found, "seconds": round(time.monotonic() - started, 1)}
         print(json.dumps({name: report[name]}, indent=1))
         write_report(options.json, report)
-    if not report.get("join", {}).get("is_equal", True):
-        sys.exit("the join is not the truth")
 
 
 _PARTS: Mapping[str, Callable[[Namespace], dict[str, Any]]] = {
-    "join": lambda options: joined(seed=options.num),
     "off-policy": lambda options: {"logs": [coverage(kind, max(1, options.num // 2)) for kind in _LOGS]},
     "reports": lambda options: {
         "a_a": a_a(options.num),

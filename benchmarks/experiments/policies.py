@@ -100,7 +100,6 @@ def coverage(kind: str, num: int) -> dict[str, Any]:
     for name in ("ips", "snips", "doubly_robust"):
         intervals = [(getattr(one, name), truth) for one, truth in answered]
         row[name] = _cover(intervals) if intervals else None
-    row["example_of_refusal"] = next((one.refusal for one, *_ in found if one.refusal), None)
     return row
 
 

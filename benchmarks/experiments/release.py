@@ -1,15 +1,16 @@
 """How often the verdict finds an equal candidate worse within a day of looks, and how soon it finds a worse one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.experiments.traffic import GUARDS, Traffic, looks
 from pipelines.experiments.verdict import Outcome, verdict
 
+Found = TypeVar("Found")
 DAY = Traffic(rate=1, minutes=1_440, num_users=5_000)
 _HALF_HOUR = Traffic(rate=50, minutes=30)
 _LIMIT_S = 600
@@ -35,7 +36,7 @@ def found_after_s(traffic: Traffic, seed: int) -> tuple[int, str] | None:
 
 def false_alarms(num: int, processes: int, traffic: Traffic = DAY) -> dict[str, Any]:
     """Return how many equal candidates were found worse, with the reasons."""
-    found = [one for one in _each(traffic, num, processes) if one]
+    found = [one for one in each(partial(found_after_s, traffic), num, processes) if one]
     return {
         f"false_alarms_of_{num}": len(found),
         "requests_per_s": traffic.rate,
@@ -45,17 +46,17 @@ def false_alarms(num: int, processes: int, traffic: Traffic = DAY) -> dict[str, 
     }
 
 
-def _each(traffic: Traffic, num: int, processes: int) -> list[tuple[int, str] | None]:
-    """Return what was found in each of `num` releases, by so many processes."""
+def each(find: Callable[[int], Found], num: int, processes: int) -> list[Found]:
+    """Return what is found with each of `num` seeds, by so many processes."""
     with get_context("spawn").Pool(processes) as pool:
-        return pool.map(partial(found_after_s, traffic), range(num), chunksize=10)
+        return pool.map(find, range(num), chunksize=10)
 
 
 def detections(num: int, processes: int) -> list[dict[str, Any]]:
     """Return a row for each way to be worse: how many of `num` were found within ten minutes, and when."""
     rows = []
     for name, traffic in WORSE.items():
-        times = [one[0] for one in _each(traffic, num, processes) if one]
+        times = [one[0] for one in each(partial(found_after_s, traffic), num, processes) if one]
         rows.append(
             {
                 "name": name,

@@ -2,7 +2,6 @@
 
     python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--state FOLDER] [--logs FOLDER]
     python -m benchmarks.faults --nodes 3 --rate 20 ...     a cluster: head, and one gateway and one LLM replica on each other node
-    python -m benchmarks.faults --compose PROJECT --key-file FILE --rate 20 ...     a compose stack that runs already
 
 Each row: healthy seconds, the fault, then time to recover, with recommendations through both doors at a fixed rate throughout
 (three of four at high priority, one at normal, all with the client that products install, which retries), an event
@@ -19,21 +18,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks.faults.batch_probe import BatchProbe
-from benchmarks.faults.compose import COMPOSE_FAULTS, compose_scene
 from benchmarks.faults.event_probe import EventProbe
 from benchmarks.faults.kinds import FAULTS, NODE_FAULTS, Fault
 from benchmarks.faults.nodes.layout import Layout
 from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layout_of
-from benchmarks.faults.page import matrix
+from benchmarks.faults.page import matrix, priorities
 from benchmarks.faults.rows import DEADLINE_MS, NODE_PHASES, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
-from benchmarks.load.audience import RequestMix
-from benchmarks.load.command import about_run, above_zero, report_parser, run_named, write_report
+from benchmarks.load.command import about_run, above_zero, exit_on_errors, report_parser, write_report
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
-from services.errors import EnvironmentFault, TailraceError
+from services.errors import EnvironmentFault
 from services.settings.settings import load_settings
 
 _FEWEST_NODES = 3
@@ -42,14 +37,13 @@ _FEWEST_NODES = 3
 async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, fault: Fault) -> dict[str, Any]:
     """Run one row on a healthy stack, and return its numbers."""
     planned = plan_row(rate_rps, phases, is_spike=fault.is_spike)
-    crowd = RequestMix(scene.audience, len(planned))
     probe = EventProbe(scene.events, scene.audience.item_ids[0])
     batches = BatchProbe(scene.batches, scene.audience.item_ids[0], scene.num_events)
     restarts = scene.processes.num_restarts()
 
     async def send(number: int) -> RequestOutcome:
         caller = scene.doors[planned[number].priority][door_of(number)]
-        return await caller.recommend({**crowd.ask(number), "deadline_ms": DEADLINE_MS})
+        return await caller.recommend({**scene.audience.mixed(number), "deadline_ms": DEADLINE_MS})
 
     async def harm() -> float:
         """Begin and end the fault on time; return when it ended, in seconds from the row's start."""
@@ -78,98 +72,74 @@ async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, faul
     return {"fault": name, **row, "batches": batches.result(), "restarts": restarted}
 
 
-class _Matrix:
-    """The rows of one run, each measured on a stack that is healthy first."""
-
-    def __init__(self, options: argparse.Namespace, faults: Mapping[str, Fault], phases: Phases) -> None:
-        self._options, self._faults, self._phases = options, faults, phases
-        self._console = Console(stderr=True)
-        self.names = options.fault or list(faults)
-        self.rows: list[dict[str, Any]] = []
-
-    def note(self, line: str) -> None:
-        """Print a line."""
-        self._console.print(line, highlight=False)
-
-    async def run(self, scene: Scene, names: Sequence[str]) -> None:
-        """Run these rows one after another, and leave a line about each."""
-        for name in names:
-            await scene.until_healthy()
-            fault = self._faults[name]
-            row = await run_row(name, scene, self._options.rate, fault.phases or self._phases, fault)
-            self.note(
-                f"{name:18}  available {100 * row['availability']:6.2f}%  in time {100 * row['deadline_met']:6.2f}%"
-                f"  p99 {row['p99_ms']:.0f} ms  back {_recovery(row)} s"
-            )
-            self.rows.append(row)
-
-    def report(self) -> dict[str, Any]:
-        """Show the matrix, and return what every results file has."""
-        print(matrix(self.rows))
-        for what in ("lost", "doubled"):
-            print(f"{what}: {sum(row[sent][what] for row in self.rows for sent in ('events', 'batches'))}")
-        about = {"rate_rps": self._options.rate, "deadline_ms": DEADLINE_MS, "phases": asdict(self._phases)}
-        return about_run("faults") | about | {"rows": self.rows}
+async def run_rows(
+    scene: Scene, faults: Mapping[str, Fault], phases: Phases, rate_rps: float, rows: list[dict[str, Any]]
+) -> None:
+    """Add these faults' rows, each measured on a stack that is healthy first, and print a line about each."""
+    for name, fault in faults.items():
+        await scene.until_healthy()
+        row = await run_row(name, scene, rate_rps, fault.phases or phases, fault)
+        recovered = "-" if row["recovery_s"] is None else f"{row['recovery_s']:.1f}"
+        _note(
+            f"{name:18}  available {100 * row['availability']:6.2f}%  in time {100 * row['deadline_met']:6.2f}%"
+            f"  p99 {row['p99_ms']:.0f} ms  back {recovered} s"
+        )
+        rows.append(row)
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run the rows of one machine: connection faults on a stack behind proxies, the others on one without."""
-    run = _Matrix(options, FAULTS, PHASES)
-    for is_wired in (False, True):
-        names = [name for name in FAULTS if name in run.names and FAULTS[name].is_wired is is_wired]
-        if names:
-            run.note(f"starting a separate stack{', behind proxies' if is_wired else ''} ...")
-            logs = options.logs and options.logs / ("wired" if is_wired else "direct")
+    rows: list[dict[str, Any]] = []
+    for is_wired, where in ((False, "direct"), (True, "wired")):
+        faults = {name: FAULTS[name] for name in options.fault if FAULTS[name].is_wired is is_wired}
+        if faults:
+            _note(f"starting a separate stack{', behind proxies' if is_wired else ''} ...")
+            logs = options.logs and options.logs / where
             async with scene_from(options.state.absolute(), logs, is_wired=is_wired) as scene:
-                await run.run(scene, names)
-    return run.report()
+                await run_rows(scene, faults, PHASES, options.rate, rows)
+    return _report(rows, options, PHASES)
 
 
 async def measure_nodes(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:
     """Run the rows of a cluster."""
-    run = _Matrix(options, NODE_FAULTS, NODE_PHASES)
-    run.note(f"starting a cluster of {layout.num_nodes} nodes ...")
+    _note(f"starting a cluster of {layout.num_nodes} nodes ...")
+    rows: list[dict[str, Any]] = []
     ended_early, answered = None, {}
     try:
         async with cluster_scene(layout, options.state.absolute(), options.logs) as scene:
-            await run.run(scene, run.names)
+            await run_rows(scene, {name: NODE_FAULTS[name] for name in options.fault}, NODE_PHASES, options.rate, rows)
             if isinstance(scene.processes, ClusterProcesses):
                 answered = scene.processes.answered_by_node()
     except EnvironmentFault as error:
-        if not run.rows:
+        if not rows:
             raise
         ended_early = str(error)
     found = {"num_nodes": layout.num_nodes, "answered_by_node": answered, "ended_early": ended_early}
-    return run.report() | found
+    return _report(rows, options, NODE_PHASES) | found
 
 
-async def measure_compose(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the rows of a compose stack."""
-    run = _Matrix(options, COMPOSE_FAULTS, NODE_PHASES)
-    async with compose_scene(options.compose, options.key_file.read_text().strip()) as scene:
-        await run.run(scene, run.names)
-    return run.report()
+def _report(rows: Sequence[dict[str, Any]], options: argparse.Namespace, phases: Phases) -> dict[str, Any]:
+    """Show the matrix, and return what every results file has."""
+    print(matrix(rows), *(priorities(row) for row in rows if "low" in row["by_priority"]), sep="\n\n")
+    for what in ("lost", "doubled"):
+        print(f"{what}: {sum(row[sent][what] for row in rows for sent in ('events', 'batches'))}")
+    about = {"rate_rps": options.rate, "deadline_ms": DEADLINE_MS, "phases": asdict(phases)}
+    return about_run("faults") | about | {"rows": rows}
 
 
-def _recovery(row: dict[str, Any]) -> str:
-    return "-" if row["recovery_s"] is None else f"{row['recovery_s']:.1f}"
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """Measure, print the matrix, write the JSON."""
     options = _options()
-    try:
-        if options.compose is not None:
-            report = asyncio.run(measure_compose(options))
-        elif options.nodes is not None:
+    with exit_on_errors():
+        if options.nodes is not None:
             with layout_of(options.nodes) as layout:
                 report = asyncio.run(measure_nodes(layout, options))
         else:
             report = asyncio.run(measure(options))
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
-    except asyncio.CancelledError:
-        sys.exit("stopped")
     write_report(options.json, report)
     if ended_early := report.get("ended_early"):
         sys.exit(f"error: the other rows were not run: {ended_early}")
@@ -177,32 +147,21 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = report_parser(__doc__)
-    known = list({**FAULTS, **NODE_FAULTS, **COMPOSE_FAULTS})
-    parser.add_argument("--fault", nargs="+", action="extend", choices=known, help="only these")
+    parser.add_argument("--fault", nargs="+", action="extend", choices=list(FAULTS | NODE_FAULTS), help="only these")
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
-    stack = parser.add_mutually_exclusive_group()
-    stack.add_argument("--nodes", type=int, metavar="N", help="a cluster of N nodes, 3 or more, in network namespaces")
-    stack.add_argument("--compose", metavar="PROJECT", help="a compose project that runs; its containers are killed")
-    parser.add_argument("--key-file", type=Path, help="with --compose: a file with the operator's API key")
+    parser.add_argument("--nodes", type=int, metavar="N", help="a cluster of N nodes, 3 or more, in network namespaces")
     state_dir = load_settings().state_dir
     parser.add_argument("--state", type=Path, default=state_dir, help="state folder whose bundle and store are copied")
     parser.add_argument("--logs", type=Path, help="folder for the stack's logs")
     options = parser.parse_args()
-    faults, stack_is = FAULTS, "without --nodes"
-    if options.nodes is not None:
-        faults, stack_is = NODE_FAULTS, "with --nodes"
-    if options.compose is not None:
-        faults, stack_is = COMPOSE_FAULTS, "with --compose"
+    faults, stack_is = (FAULTS, "without --nodes") if options.nodes is None else (NODE_FAULTS, "with --nodes")
     if unknown := [name for name in options.fault or () if name not in faults]:
         parser.error(f"argument --fault: {', '.join(unknown)}: no fault {stack_is}")
-    if (options.compose is None) != (options.key_file is None):
-        parser.error("arguments --compose and --key-file: give both or none")
-    if options.key_file is not None and not options.key_file.is_file():
-        parser.error(f"argument --key-file: there is no file {options.key_file}")
+    options.fault = options.fault or list(faults)
     if options.nodes is not None and options.nodes < _FEWEST_NODES:
         parser.error(f"argument --nodes: a head and two nodes with replicas are {_FEWEST_NODES} at least")
     return options
 
 
 if __name__ == "__main__":
-    run_named({"page": "benchmarks.faults.page"}, main)
+    main()

@@ -29,8 +29,7 @@ def _wire(part: str, wire: Wire) -> Fault:
     )
 
 
-def kill(name: str) -> Fault:
-    """Return the fault that kills these processes."""
+def _kill(name: str) -> Fault:
     return Fault(lambda scene: asyncio.to_thread(scene.processes.kill, name))
 
 
@@ -39,29 +38,29 @@ def _step(method: str) -> Callable[[Scene], Awaitable[None]]:
     return lambda scene: asyncio.to_thread(getattr(scene.processes, method))
 
 
-async def nothing(_: Scene) -> None:
+async def _nothing(_: Scene) -> None:
     """No fault: health, and the spike, which is load."""
 
 
 FAULTS = {
-    "none": Fault(nothing, nothing),
+    "none": Fault(_nothing, _nothing),
     **{
         f"{part}-{wire}": _wire(part, wire)
         for part in ("store", "broker")
         for wire in (Wire.STOP, Wire.HANG, Wire.SLOW, Wire.RESET)
     },
-    **{f"{name}-killed": kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
+    **{f"{name}-killed": _kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
     "llm-hung": Fault(_step("freeze_llm"), _step("thaw_llm")),
     "llm-stalls": Fault(_step("stall_llm")),
-    "low-priority-spike": Fault(nothing, nothing, is_spike=True),
+    "low-priority-spike": Fault(_nothing, _nothing, is_spike=True),
 }
 
 _REPLACEMENT = Phases(before_s=8.0, during_s=240.0, after_s=12.0)
 """The longest that all nodes may take, one after another."""
 NODE_FAULTS = {
-    "none": Fault(nothing, nothing),
-    **{f"{name}-killed": kill(name) for name in ("gateway", "llm", "worker", "edge", "standby", "ingress", "raylet")},
-    **{f"{name}-killed": kill(name) for name in ("store", "head", "first-node", "last-node")},
+    "none": Fault(_nothing, _nothing),
+    **{f"{name}-killed": _kill(name) for name in ("gateway", "llm", "worker", "edge", "standby", "ingress", "raylet")},
+    **{f"{name}-killed": _kill(name) for name in ("store", "head", "first-node", "last-node")},
     "first-node-cut": Fault(_step("cut_first_node"), _step("mend_first_node")),
     "all-replaced": Fault(_step("replace_all"), phases=_REPLACEMENT),
 }

@@ -1,7 +1,5 @@
-"""The fault matrix as a Markdown table: `python -m benchmarks.faults page FAULTS.json`. Printed, for a page."""
+"""The fault matrix as Markdown tables, as a page has them."""
 
-import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,17 +22,6 @@ def priorities(row: dict[str, Any]) -> str:
     return "\n".join([head, "|---|---|---|---|---|---|", *lines])
 
 
-def main() -> None:
-    """Print the matrix, and the classes of the spike."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=argparse.FileType(), help="a results file, such as those in benchmarks/results")
-    rows = json.load(parser.parse_args().file)["rows"]
-    print(matrix(rows))
-    for row in rows:
-        if "low" in row["by_priority"]:
-            print(f"\n{priorities(row)}")
-
-
 def _line(row: dict[str, Any]) -> str:
     recovery = "not in this row" if row["recovery_s"] is None else f"{row['recovery_s']:.1f} s"
     return (
@@ -44,7 +31,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _mix(part: dict[str, Any]) -> str:
-    named = {"failed" if tier == "none" else tier: share for tier, share in part["tiers"].items()}
+    named = {"failed" if tier == "none" else tier: share for tier, share in part["tiers"].items() if share >= 0.005}
     return ", ".join(f"{tier} {share:.0%}" for tier, share in sorted(named.items(), key=lambda one: -one[1]))
 
 

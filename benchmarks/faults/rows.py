@@ -13,7 +13,7 @@ DEADLINE_MS = 200
 _SPIKE_FACTOR = 12
 _DOORS = ("REST", "gRPC")
 _HIGH_OF = 4
-"""One of so many requests is of normal priority, the others of high; another one each time, for the crowd repeats itself too."""
+"""One of so many requests is of normal priority, the others of high; another one each time, for the mix of tiers repeats itself too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Phases:
 PHASES = Phases()
 """Those of the published matrix."""
 NODE_PHASES = Phases(before_s=8.0, during_s=20.0, after_s=42.0)
-"""Longer, for a cluster or containers: there are a thousand requests in a row at a lower rate."""
+"""Longer, for a cluster: there are a thousand requests in a row at a lower rate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,19 +14,19 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.faults.event_probe import Event
 from benchmarks.faults.processes import StackProcesses
 from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
 from benchmarks.load.audience import Audience, find_audience
 from benchmarks.load.clients import Caller, GrpcClient, ProductCaller, RestClient
-from benchmarks.load.keys import CallerKeys, write_caller_keys
+from benchmarks.load.keys import write_caller_keys
 from benchmarks.load.scoring import tier_weights
 from infra.local.commands.down import stop_stack
 from infra.local.commands.up import spawn_stack, until_ready
@@ -51,34 +51,18 @@ _PORTS = (
 )
 
 
-class Processes(Protocol):
-    """The stack's processes; what else a fault does to them is a method of its own."""
-
-    def kill(self, name: str) -> None:
-        """Kill these at once."""
-        ...
-
-    def is_healthy(self) -> bool:
-        """Whether every part is healthy."""
-        ...
-
-    def num_restarts(self) -> dict[str, int]:
-        """How often each part was started again."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Scene:
     """A running stack with its proxies ("store" and "broker", or none), callers and processes.
 
     `doors` holds the callers of one priority, one per door: products with their client, and for low priority, whose wave would
     cost the product's client a whole core, the minimal ones. `events` sends once, `batches`, one a door, as often as products do.
-    `operator_key` has every scope. `num_events` returns how many events of a user the store has.
+    `operator_key` has every scope. `features` reads the store.
     """
 
     settings: Settings
     wires: dict[str, TcpProxy]
-    processes: Processes
+    processes: StackProcesses
     doors: dict[Priority, tuple[Caller, ...]]
     operator_key: str
     events: AsyncClient
@@ -86,8 +70,12 @@ class Scene:
     rest: RestClient
     audience: Audience
     weights: dict[str, float]
-    num_events: Callable[[str], Awaitable[int]]
+    features: FeatureReader
     healthy_within_s: float = 120.0
+
+    async def num_events(self, user_id: str) -> int:
+        """Return how many events of a user the store has."""
+        return (await self.features.read(user_id, "", _READ_S)).num_events
 
     async def num_doubled(self, events: Sequence[Event]) -> int:
         """Return how many of these events, each of a user of its own, the store has more than once."""
@@ -174,14 +162,31 @@ async def started_scene(
         await asyncio.to_thread(until_ready, settings, child, output)
     except EnvironmentFault as error:
         raise EnvironmentFault(f"the stack did not start:\n{output.getvalue()[-2_000:]}") from error
-    weights = tier_weights(BundleStore.of(settings).live().report())
     features = FeatureReader(RepoAddress(settings.feature_repo_dir, settings.redis_address), settings.topic_partitions)
     closing.push_async_callback(features.close)
-
-    async def num_events(user_id: str) -> int:
-        return (await features.read(user_id, "", _READ_S)).num_events
-
-    return await called_scene(closing, settings, processes, wires, keys, weights, num_events)
+    key, rest, rpc = keys.by_priority[Priority.HIGH], (settings.http_host, settings.http_port), settings.grpc_address
+    addresses = f"http://{settings.http_host}:{settings.http_port}", f"grpc://{rpc}"
+    doors: dict[Priority, tuple[Caller, ...]] = {}
+    for priority, own in keys.by_priority.items():
+        callers: tuple[Caller, ...] = (RestClient(*rest, own), GrpcClient(rpc, own))
+        if priority is not Priority.LOW:
+            callers = tuple(ProductCaller(address, own) for address in addresses)
+        doors[priority] = tuple([await closing.enter_async_context(caller) for caller in callers])
+    once = CallOptions(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
+    probe = await closing.enter_async_context(RestClient(*rest, key))
+    return Scene(
+        settings=settings,
+        wires=wires,
+        processes=processes,
+        doors=doors,
+        operator_key=keys.operator,
+        events=await closing.enter_async_context(AsyncClient(addresses[0], api_key=key, options=once)),
+        batches=tuple([await closing.enter_async_context(AsyncClient(one, api_key=key)) for one in addresses]),
+        rest=probe,
+        audience=await find_audience(probe, map(str, range(1, _USERS_TO_TRY))),
+        weights=tier_weights(BundleStore.of(settings).live().report()),
+        features=features,
+    )
 
 
 def _stop(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
@@ -193,32 +198,3 @@ def _stop(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
         child.kill()
         child.wait()
         stop_stack(settings)
-
-
-async def called_scene(
-    closing: AsyncExitStack,
-    settings: Settings,
-    processes: Processes,
-    wires: dict[str, TcpProxy],
-    keys: CallerKeys,
-    weights: dict[str, float],
-    num_events: Callable[[str], Awaitable[int]],
-) -> Scene:
-    """Return a running stack, at the doors of these settings, with its callers."""
-    rest, rpc = (settings.http_host, settings.http_port), settings.grpc_address
-    addresses = f"http://{settings.http_host}:{settings.http_port}", f"grpc://{rpc}"
-    doors: dict[Priority, tuple[Caller, ...]] = {}
-    for priority, key in keys.by_priority.items():
-        callers: tuple[Caller, ...] = (RestClient(*rest, key), GrpcClient(rpc, key))
-        if priority is not Priority.LOW:
-            callers = tuple(ProductCaller(address, key) for address in addresses)
-        doors[priority] = tuple([await closing.enter_async_context(caller) for caller in callers])
-    once = CallOptions(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
-    key = keys.by_priority[Priority.HIGH]
-    events = await closing.enter_async_context(AsyncClient(addresses[0], api_key=key, options=once))
-    batches = [await closing.enter_async_context(AsyncClient(address, api_key=key)) for address in addresses]
-    probe = await closing.enter_async_context(RestClient(*rest, key))
-    audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
-    return Scene(
-        settings, wires, processes, doors, keys.operator, events, tuple(batches), probe, audience, weights, num_events
-    )

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from benchmarks.engine.cases import code_table
 from benchmarks.engine.shapes import SHAPES, random_decoder
-from benchmarks.engine.tailrace import HostClock, clock_of, drain, item_codes
+from benchmarks.engine.tailrace import Clock, drain, item_codes
 from benchmarks.load.command import write_report
 from pipelines.profiler.record import of_engine, record
 from pipelines.profiler.report import RankProfile, as_json, as_lines, profile_of
@@ -129,7 +129,7 @@ def _torch(q: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
 def _seconds(work: Callable[[], object], runs: int, device: torch.device) -> float:
     """Return the mean time of a run, after one that compiles."""
     work()
-    clock = clock_of(device)
+    clock = Clock(device)
     clock.stamp()
     for _ in range(runs):
         work()
@@ -164,9 +164,9 @@ def step_rows(
     rows, profiles, draw = [], {}, np.random.default_rng(0)
     for name in ("texts", "ranking"):
         _add(engine, name, sizes, draw)
-        drain(engine, HostClock())
+        drain(engine, Clock(device))
         _add(engine, name, sizes, draw)
-        _, steps = drain(engine, clock_of(device))
+        _, steps = drain(engine, Clock(device))
         for kind, spent in steps.items():
             row = _row(f"{name}: {kind}", spent["seconds"], spent["num_bytes"], spent["flops"], limits)
             rows.append(row | {"steps": spent["steps"]})

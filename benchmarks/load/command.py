@@ -10,7 +10,9 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,19 @@ def run_named(modules: Mapping[str, str], default: Callable[[], None]) -> None:
         import_module(modules[name]).main()
     else:
         default()
+
+
+@contextmanager
+def exit_on_errors() -> Iterator[None]:
+    """End the program with a line for an error that names its fix, or for SIGTERM."""
+    from services.errors import TailraceError  # not at the top: see above
+
+    try:
+        yield
+    except TailraceError as error:
+        sys.exit(f"error: {error}")
+    except CancelledError:
+        sys.exit("stopped")
 
 
 def _number(text: str) -> float:

@@ -6,8 +6,7 @@ Events are synthetic (tables.py) with a fixed seed. Each stage of each point is 
 `--limit-s`, on what the stages before it wrote; a real Valkey holds the features. `train` and `distill` do one epoch of the shipped recipe for
 data of that size and validate once: poor models rank at the usual cost. `precompute` makes the usual 300 lists.
 
-cpu_s are processor seconds of a stage's own processes, not Valkey's: unlike `seconds` they hardly grow with other work on the same cores. tokens_per_cpu_s are
-the tokens of all steps of `train`, and of both models of `distill`, by the cpu_s of the whole stage.
+cpu_s are processor seconds of a stage's own processes, not Valkey's: unlike `seconds` they hardly grow with other work on the same cores.
 rss_mb is the largest memory of the largest process of a stage, its libraries included (`distill` has two processes, and `tokenize` joins in one of its own).
 Where a stage was not measured in time, neither are those after it. Rows that OUT has already are kept.
 """
@@ -28,7 +27,7 @@ from benchmarks.scale import servers
 from services.settings.settings import inherited_environment
 
 STAGES = ("ingest", "features", "tokenize", "train", "distill", "evaluate", "precompute")
-FIELDS = ("events", "items", "stage", "seconds", "cpu_s", "rss_mb", "tokens_per_cpu_s")
+FIELDS = ("events", "items", "stage", "seconds", "cpu_s", "rss_mb")
 _POINTS = (
     (10_000, 1_000),
     (100_000, 10_000),

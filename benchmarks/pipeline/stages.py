@@ -20,7 +20,6 @@ from pipelines.run import flow
 from pipelines.runner.bars import Bars
 from pipelines.stages import ModelRun
 from pipelines.training.recipes import read_recipes
-from pipelines.training.train_decoder import read_training
 from services.settings.settings import load_settings
 
 
@@ -48,7 +47,7 @@ def main() -> None:
     with Bars(Console(file=StringIO())) as bars:
         for output in flow(ModelRun(options=options, places=Places.from_settings(settings)), bars):
             if output.stage == name:
-                print(json.dumps(taken.row(_num_tokens(name, output.path))))
+                print(json.dumps(taken.row()))
                 return
             taken = _Taken()
 
@@ -64,21 +63,10 @@ class _Taken:
         """Let the kernel forget the largest memory so far."""
         Path("/proc/self/clear_refs").write_text("5")
 
-    def row(self, num_tokens: int) -> dict[str, float]:
+    def row(self) -> dict[str, float]:
         """Return the seconds, those of the processor and the largest memory, with processes that were started and have ended."""
         cpu_s = sum(os.times()[:4]) - self.began_cpu_s
         status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
         rss_kb = max(int(status["VmHWM"].split()[0]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-        row = {"seconds": round(time.perf_counter() - self.began_s, 2), "cpu_s": round(cpu_s, 2)}
-        row |= {"rss_mb": round(rss_kb / 1_024)}
-        return row | {"tokens_per_cpu_s": round(num_tokens / cpu_s)} if num_tokens else row
-
-
-def _num_tokens(stage: str, out: Path) -> int:
-    """Return the tokens of all steps: of the decoder, or of the student and of its twin, which is trained where there is a teacher."""
-    if stage == "train":
-        return int(read_training(out)["num_tokens"])
-    if stage == "distill":
-        fits = json.loads((out / "distillation.json").read_text())
-        return int(fits["student"]["num_tokens"] + (fits["options"]["teacher_weight"] > 0) * fits["twin"]["num_tokens"])
-    return 0
+        seconds = round(time.perf_counter() - self.began_s, 2)
+        return {"seconds": seconds, "cpu_s": round(cpu_s, 2), "rss_mb": round(rss_kb / 1_024)}

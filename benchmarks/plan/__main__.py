@@ -1,12 +1,10 @@
 """The planner's prediction of MFU against published training runs.
 
-    python -m benchmarks.plan --runs CSV --json OUT [--cross] [--rows]
+    python -m benchmarks.plan --runs CSV --json OUT [--cross]
     python -m benchmarks.plan --runs CSV --fit
 
 Judges the constants of pipelines/planner/fitted.json on the file's runs, those left out that the constants were fitted to; rows that cannot be read are named. The
-columns are those of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU types but one, and judges on the rest;
-`--rows` also writes each run with its prediction. `--fit` fits the constants
-again, to the half of the runs that their hashes choose, and writes them.
+columns are those of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU types but one, and judges on the rest. `--fit` fits the constants again, to the half of the runs that their hashes choose, and writes them.
 """
 
 import argparse
@@ -18,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.load.command import about_run, write_report
+from benchmarks.load.command import about_run, exit_on_errors, write_report
 from benchmarks.plan.fit import fit, fit_with_interval, without_device
 from benchmarks.plan.runs import Run, predict, read_runs
 from pipelines.planner.step_time import FITTED, Constants, fitted
-from services.errors import ConfigError, TailraceError
+from services.errors import ConfigError
 
 _NUM_HALVES = 20
 _SOURCE = "training runs of MPT models on llm-foundry's benchmark page (mosaicml/llm-foundry, scripts/train/benchmarking, Apache-2.0)"
@@ -31,7 +29,7 @@ _SOURCE = "training runs of MPT models on llm-foundry's benchmark page (mosaicml
 def main() -> None:
     """Judge or fit, print, write the JSON."""
     options = _parse()
-    try:
+    with exit_on_errors():
         runs, bad = read_runs(options.runs)
         for row in bad:
             print(f"line {row.line} is left out: {row.problem}", file=sys.stderr)
@@ -49,11 +47,7 @@ def main() -> None:
         report["bad_rows"] = [{"line": row.line, "problem": row.problem} for row in bad]
         if options.cross:
             report["cross"] = {"halves": random_halves(runs), "without_device": list(without_each(runs))}
-        if options.rows:
-            report["rows"] = [_row(run) for run in judged]
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
-    print({name: value for name, value in report.items() if name != "rows"})
+    print(report)
     write_report(options.json, about_run("plan") | report)
 
 
@@ -110,7 +104,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, required=True, metavar="CSV", help="published runs")
     parser.add_argument("--json", type=Path, metavar="OUT", help="the results file")
     parser.add_argument("--cross", action="store_true", help="judge fits to other halves and to other GPU types, too")
-    parser.add_argument("--rows", action="store_true", help="also write each judged run with its prediction")
     parser.add_argument("--fit", action="store_true", help="fit the constants again and write them")
     options = parser.parse_args()
     if not options.fit and options.json is None:
@@ -131,20 +124,6 @@ def _write_constants(runs: Sequence[Run]) -> None:
 
 def _fields(constants: Constants) -> dict[str, Any]:
     return {name: getattr(constants, name) for name in Constants.__dataclass_fields__}
-
-
-def _row(run: Run) -> dict[str, Any]:
-    made = predict(run)
-    return {
-        "line": run.line,
-        "model": run.model,
-        "device": run.device.name,
-        "num_gpus": run.num_gpus,
-        "measured_mfu": run.mfu,
-        "predicted_mfu": _points(made.mfu),
-        "low": _points(made.low),
-        "high": _points(made.high),
-    }
 
 
 def _points(value: Any) -> float:

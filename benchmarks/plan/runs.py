@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from models.errors import InvalidRequest
 from pipelines.planner.devices import Device, Gpus, device_named
@@ -18,6 +19,7 @@ from pipelines.planner.shapes import DecoderShape
 from pipelines.planner.step_time import Constants, step_time
 from services.errors import ConfigError
 
+Value = TypeVar("Value")
 Row = Mapping[str, str]
 """The text of each column."""
 COLUMNS = (
@@ -54,6 +56,7 @@ _SHARDING = {"FULL_SHARD": 2, "SHARD_GRAD_OP": 1, "NO_SHARD": 0}
 """How often weights are gathered for a micro-batch."""
 _YES_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _MFU_RANGE = (1.0, 100.0)
+_CHECKPOINTING = "Activation Checkpointing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,16 +140,9 @@ def read_runs(path: Path) -> tuple[list[Run], list[BadRow]]:
 
 def predict(run: Run, constants: Constants | None = None) -> Predicted:
     """Return the planner's MFU for a run, counted as the page counts it. Gradients travel in bf16 there."""
-    gpus = Gpus(run.device, run.num_gpus)
+    gpus, gathers = Gpus(run.device, run.num_gpus), max(run.gathers, 1)
     step = step_time(
-        run.shape,
-        run.layout,
-        run.length,
-        gpus,
-        dtype=run.dtype,
-        reduce_bytes=2,
-        gathers=max(run.gathers, 1),
-        constants=constants,
+        run.shape, run.layout, run.length, gpus, dtype=run.dtype, reduce_bytes=2, gathers=gathers, constants=constants
     )
     return Predicted(*(published_mfu(run, seconds) for seconds in (step.total_s, step.high_s, step.low_s)))
 
@@ -161,7 +157,8 @@ def published_mfu(run: Run, seconds: float) -> float:
 
 def _run_of(line: int, row: Row) -> Run:
     """Read one row. Raises ValueError naming the column."""
-    device, dtype = _device(row, "GPU"), _dtype(row, "Precision")
+    device, precision = _device(row, "GPU"), row["Precision"].lower().replace("-", "_")
+    dtype = _one_of(row, "Precision", _DTYPES, precision.rpartition("_")[2])
     if dtype not in device.flops_per_s:
         raise ValueError(f"Precision: {device.name} has no products in {dtype}")
     num_parameters, length = _count(row, "NumParams"), _count(row, "SeqLen (T)")
@@ -175,8 +172,8 @@ def _run_of(line: int, row: Row) -> Run:
         micro_batch=_count(row, "MicroBatchSize"),
         accumulation=_count(row, "GradAccum"),
         dtype=dtype,
-        gathers=_gathers(row, "Sharding Strategy"),
-        is_checkpointed=_flag(row, "Activation Checkpointing"),
+        gathers=_one_of(row, "Sharding Strategy", _SHARDING, row["Sharding Strategy"].upper()),
+        is_checkpointed=_one_of(row, _CHECKPOINTING, _YES_NO, row[_CHECKPOINTING].lower()),
         num_parameters=num_parameters,
         mfu=_percent(row, "MFU"),
     )
@@ -239,22 +236,7 @@ def _device(row: Row, column: str) -> Device:
         raise ValueError(error.summary) from error
 
 
-def _dtype(row: Row, column: str) -> str:
-    word = row[column].lower().replace("-", "_").rpartition("_")[2]
-    if word not in _DTYPES:
-        raise ValueError(f"{column}: {row[column]!r} ends in none of {', '.join(_DTYPES)}")
-    return _DTYPES[word]
-
-
-def _gathers(row: Row, column: str) -> int:
-    name = row[column].upper()
-    if name not in _SHARDING:
-        raise ValueError(f"{column}: {row[column]!r} is none of {', '.join(_SHARDING)}")
-    return _SHARDING[name]
-
-
-def _flag(row: Row, column: str) -> bool:
-    word = row[column].lower()
-    if word not in _YES_NO:
-        raise ValueError(f"{column}: {row[column]!r} is neither True nor False")
-    return _YES_NO[word]
+def _one_of(row: Row, column: str, values: Mapping[str, Value], word: str) -> Value:
+    if word not in values:
+        raise ValueError(f"{column}: {row[column]!r} is none of {', '.join(values)}")
+    return values[word]

@@ -10,7 +10,6 @@ runs; its numbers mean nothing. docs/benchmarks.md says how to read the file.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from benchmarks.load.command import about_run, at_least_one, report_parser, run_named, write_report
+from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, run_named, write_report
 from benchmarks.quality.nested import measure_nested, summarise_nested
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
@@ -42,7 +41,6 @@ from pipelines.training import train_student
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
 from pipelines.training.recipes import choose, data_size, read_recipes
-from services.errors import TailraceError
 from services.settings.settings import load_settings
 
 
@@ -50,7 +48,7 @@ def main() -> None:
     """Train and evaluate each split and seed, then write what they come to."""
     options = parse()
     console = Console(stderr=True)
-    try:
+    with exit_on_errors():
         settings = with_own_store(load_settings(), options.state)
         chosen, places = list(pipeline_options(options, settings.state_dir)), Places.from_settings(settings)
         with feature_store(settings, console.print):
@@ -58,8 +56,6 @@ def main() -> None:
                 found = summarise_nested([measure_nested(one, places, console) for one in chosen])
             else:
                 found = summarise([measure(one, places, console) for one in chosen])
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
     write_report(options.json, about_run("quality") | found)
 
 
@@ -75,9 +71,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--recipes", type=Path, metavar="FILE", help="recipes other than the shipped ones")
     depth = "tokens of an item, 1 to 4 (default: 1; from 100,000 items on 1 or 3, by validation)"
     parser.add_argument("--code-depth", type=int, metavar="N", help=depth)
-    nested = (
-        "hold each user's last label out, run the whole flow, and compare what it publishes with what its gate judged"
-    )
+    nested = "hold last labels out, run the whole flow, and compare what it publishes with what its gate judged"
     parser.add_argument("--nested", action="store_true", help=nested)
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
     options = parser.parse_args(arguments)
@@ -94,10 +88,8 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
     assert report.evaluation is not None
     at = {stage.stage: stage.path for stage in report.stages}
     recipe = choose(options.recipes, data_size(at["tokenize"]))
-    stages, key = (
-        StageCache(places.stages_dir),
-        content_key(asdict(recipe.distill), [at["tokenize"].name], [train_student]),
-    )
+    stages = StageCache(places.stages_dir)
+    key = content_key(asdict(recipe.distill), [at["tokenize"].name], [train_student])
     saved, device = Checkpoints(stages.checkpoint_dir(ALONE, key), ALONE, 60.0), choose_device(options.device)
     with Bars(console) as bars:
         show = bars.begin(ALONE)
@@ -147,5 +139,4 @@ def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[P
 
 
 if __name__ == "__main__":
-    commands = {"cold-items": "cold_items", "warm-start": "warm_start", "weights": "weights", "dislikes": "dislikes"}
-    run_named({name: f"benchmarks.quality.{module}" for name, module in commands.items()}, main)
+    run_named({"warm-start": "benchmarks.quality.warm_start", "dislikes": "benchmarks.quality.dislikes"}, main)

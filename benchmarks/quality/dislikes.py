@@ -9,8 +9,7 @@ dislikes were learned and are never shown to them again. `difference` is against
 """
 
 import argparse
-import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,25 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, write_report
 from benchmarks.quality.own_store import with_own_store
-from benchmarks.quality.trained_pair import fit_pair
-from benchmarks.quality.weights import HIGH, rating_tables, tokenized_by
+from benchmarks.quality.trained_pair import fit_pair, scorers_of
+from benchmarks.quality.variants import ALONE, train_alone
 from infra.local.servers.store import feature_store
 from models.catalogue import load_catalogue
-from models.decoder.weights import load_decoder
 from models.student import read_student
 from pipelines.data.examples import Cases, Split, read_cases
-from pipelines.scoring.beams import decoder_scorer
+from pipelines.options import PipelineOptions, Places
+from pipelines.run import run_pipeline
+from pipelines.runner.stage import silent
 from pipelines.scoring.metrics import Scorer, gains, interval, rank_labels
 from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import Recipe, choose, data_size, read_recipes
-from pipelines.training.train_student import Inputs, fit_and_save, without_targets
 from services.contracts.event_roles import parse_event_roles
-from services.errors import TailraceError
 from services.settings.settings import load_settings
 
-_LOW = (1.0, 2.0)
+_LOW, _HIGH = (1.0, 2.0), 4.0
 _EVERY = 5
 _HELD_OUT = "held-out"
 
@@ -58,30 +56,31 @@ def main() -> None:
     console = Console(stderr=True)
     torch.set_num_threads(1)
     settings = with_own_store(load_settings(), options.state)
-    try:
+    with exit_on_errors():
         with feature_store(settings, console.print):
-            ratings, items = rating_tables(settings, console)
-            events = hold_out(ratings)
+            places, wanted = Places.from_settings(settings), PipelineOptions(with_live_log=False, until="ingest")
+            ingested = run_pipeline(wanted, places, console).stages[-1].path
+            events = hold_out(ingested / "events.parquet", settings.state_dir / "dislikes")
+            wanted = replace(wanted, events=events, items=ingested / "items.parquet", until="tokenize")
             tokens = {}
             for name, weight in (("dropped", 0.0), ("against", options.weight)):
                 roles = "".join(f"[types.rating-{low:g}]\nrole = 'negative'\nweight = {weight}\n" for low in _LOW)
                 given = parse_event_roles(f"{roles}[types.{_HELD_OUT}]\nrole = 'ignored'\n")
-                tokens[name] = tokenized_by(settings, (events, items), given, console)
+                tokens[name] = run_pipeline(wanted, replace(places, event_roles=given), console).stages[-1].path
         found = {name: _found(folder, events, settings.state_dir, options, console) for name, folder in tokens.items()}
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
     rows = [row for model in found["dropped"] for row in compare(model, *(found[name][model] for name in tokens))]
     write_report(options.json, about_run("quality dislikes") | {"weight": options.weight, "rows": rows})
 
 
-def hold_out(ratings: Path) -> Path:
-    """Write the ratings where every fifth user's low ones are of a type of their own."""
-    events = pl.read_parquet(ratings)
+def hold_out(ratings: Path, out: Path) -> Path:
+    """Write the events with each rating as a type, every fifth user's low ones of a type of their own; return the table's path."""
+    out.mkdir(parents=True, exist_ok=True)
+    events = pl.read_parquet(ratings).select("user_id", "item_id", "event_time", "value")
     every = events.select(pl.col("user_id").unique().sort()).gather_every(_EVERY)["user_id"]
     is_held_out = pl.col("value").is_in(_LOW) & pl.col("user_id").is_in(every.implode())
-    kind = pl.when(is_held_out).then(pl.lit(_HELD_OUT)).otherwise("event_type")
-    path = ratings.parent / "dislikes.parquet"
-    events.with_columns(event_type=kind).write_parquet(path)
+    kind = pl.concat_str(pl.lit("rating-"), pl.col("value").cast(pl.Int64))
+    path = out / "ratings.parquet"
+    events.with_columns(event_type=pl.when(is_held_out).then(pl.lit(_HELD_OUT)).otherwise(kind)).write_parquet(path)
     return path
 
 
@@ -101,20 +100,17 @@ def _found(
 ) -> dict[str, Found]:
     recipe = choose(read_recipes(epochs=options.epochs, student_epochs=options.epochs), data_size(tokenized))
     folder = state / "dislikes" / tokenized.name
-    catalogue = load_catalogue(tokenized / "catalogue.parquet")
-    scorers: dict[str, Scorer] = {}
     if options.alone:
-        path = _fit_alone(tokenized, recipe, folder)
+        scorers: dict[str, Scorer] = {"student": StudentScorer(read_student(_fit_alone(tokenized, recipe, folder)))}
     else:
         fit_pair(tokenized, recipe, folder, console)
-        decoder, path = load_decoder(folder / "decoder", torch.float32, "cpu"), folder / "student.safetensors"
-        scorers["decoder"] = decoder_scorer(decoder, catalogue, recipe.train.max_items, recipe.train.stride)
-    scorers["student"] = StudentScorer(read_student(path))
+        scorers = scorers_of(folder, recipe)
+    index = load_catalogue(tokenized / "catalogue.parquet").index_of
     test, table = read_cases(tokenized, Split.TEST), pl.read_parquet(events)
     high = _rated_high(test, table)
     is_held_out = pl.col("event_type") == _HELD_OUT
     low = pl.col("value").is_in(_LOW)
-    groups = [_disliked(test, table.filter(low & one), catalogue.index_of) for one in (is_held_out, ~is_held_out)]
+    groups = [_disliked(test, table.filter(low & one), index) for one in (is_held_out, ~is_held_out)]
     return {
         model: Found(gains(rank_labels(scorer, high).masked, 10), *(_mean_ranks(scorer, group) for group in groups))
         for model, scorer in scorers.items()
@@ -123,12 +119,11 @@ def _found(
 
 def _fit_alone(tokenized: Path, recipe: Recipe, folder: Path) -> Path:
     """Train a student without a decoder unless the folder has it, and return its file."""
-    path = folder / "alone.safetensors"
+    path = folder / f"{ALONE}.safetensors"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         saved = Checkpoints(folder / "saved" / "alone", "distill", 60.0)
-        inputs, options = Inputs(tokenized, 1, torch.device("cpu")), without_targets(recipe.distill)
-        fit_and_save(inputs, None, options, path, saved)
+        train_alone(tokenized, recipe.distill, folder, saved, torch.device("cpu"), silent)
     return path
 
 
@@ -141,7 +136,7 @@ def _mean_ranks(scorer: Scorer, disliked: Cases) -> np.ndarray:
 def _rated_high(test: Cases, events: pl.DataFrame) -> Cases:
     newest = events.filter(pl.col("value") > max(_LOW)).sort("event_time").group_by("user_id").last()
     rating_of = dict(newest.select("user_id", "value").iter_rows())
-    places = [place for place, user_id in enumerate(test.user_ids) if rating_of[user_id] >= HIGH]
+    places = [place for place, user_id in enumerate(test.user_ids) if rating_of[user_id] >= _HIGH]
     return _taken(test, places, test.targets[places])
 
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from models.catalogue import load_catalogue
+from models.decoder.weights import load_decoder
+from models.student import read_student
 from pipelines.runner.stage import Progress
+from pipelines.scoring.beams import decoder_scorer
+from pipelines.scoring.metrics import Scorer
+from pipelines.scoring.student import StudentScorer
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import Recipe
 from pipelines.training.start.warm_start import WarmStart
@@ -37,6 +43,15 @@ def fit_pair(tokenized: Path, recipe: Recipe, out: Path, console: Console, start
     shutil.copyfile(tokenized / "catalogue.parquet", out / "catalogue.parquet")
     spent_s = {"decoder": decoder_s, "student": time.process_time() - began_s - decoder_s}
     (out / _TIMES).write_text(json.dumps(spent_s))
+
+
+def scorers_of(out: Path, recipe: Recipe) -> dict[str, Scorer]:
+    """Return what ranks with the `decoder` and with the `student` that `fit_pair` wrote."""
+    catalogue, decoder = load_catalogue(out / "catalogue.parquet"), load_decoder(out / "decoder", torch.float32, "cpu")
+    return {
+        "decoder": decoder_scorer(decoder, catalogue, recipe.train.max_items, recipe.train.stride),
+        "student": StudentScorer(read_student(out / "student.safetensors")),
+    }
 
 
 def cpu_s_of(out: Path) -> dict[str, float]:

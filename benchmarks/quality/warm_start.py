@@ -10,7 +10,6 @@ the mean over the seeds. `kept` is that of warm over that of whole, with the 95 
 
 import argparse
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,27 +21,23 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, at_least_one, exit_on_errors, report_parser, write_report
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
-from benchmarks.quality.trained_pair import cpu_s_of, fit_pair
+from benchmarks.quality.trained_pair import cpu_s_of, fit_pair, scorers_of
 from infra.local.servers.store import feature_store
 from models.catalogue import load_catalogue
-from models.decoder.weights import load_decoder
-from models.student import read_student
 from pipelines.data.examples import Split, read_cases, read_split
 from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
-from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.metrics import gains, interval, rank_labels
-from pipelines.scoring.student import StudentScorer
 from pipelines.training.recipes import Recipe, choose, data_size, read_recipes
 from pipelines.training.start.warm_start import WarmStart
-from services.errors import TailraceError
 from services.settings.settings import load_settings
 
 _SPLITS = {"test": Split.TEST, "validation": Split.VALID}
 _NEW_SHARES = (0.005, 0.02)
+_KINDS = ("live", "whole", "warm")
 
 
 def main() -> None:
@@ -50,11 +45,9 @@ def main() -> None:
     options = _options()
     console = Console(stderr=True)
     torch.set_num_threads(1)
-    try:
+    with exit_on_errors():
         tokenized, state = _tokenize(options, console)
         runs = list(_runs(tokenized, state, options, console))
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
     write_report(options.json, about_run("quality warm-start") | summarise(runs))
 
 
@@ -86,30 +79,15 @@ def without_newest(tokenized: Path, share: float, out: Path) -> None:
     rng, rows = np.random.default_rng(0), []
     examples = pl.read_parquet(tokenized / "examples.parquet")
     for row in examples.filter(pl.col("split") == Split.TRAIN).iter_rows(named=True):
-        items, weights, counts, dislikes = (row[name] for name in ("history", "weights", "counts", "dislikes"))
+        items, weights = row["history"], row["weights"]
         kept = int(len(items) * (1 - share) + rng.random())
+        known = row | {name: row[name] and row[name][:kept] for name in ("history", "weights", "counts")}
+        known["dislikes"] = row["dislikes"] and [one for one in row["dislikes"] if one["place"] < kept]
         if kept:
-            rows.append(
-                row
-                | {
-                    "history": items[:kept],
-                    "weights": weights and weights[:kept],
-                    "counts": counts and counts[:kept],
-                    "dislikes": dislikes and [one for one in dislikes if one["place"] < kept],
-                }
-            )
+            rows.append(known)
         if 2 <= kept < len(items) and (weights is None or weights[kept]):
-            rows.append(
-                row
-                | {
-                    "split": Split.VALID,
-                    "history": items[:kept],
-                    "target": items[kept],
-                    "weights": None,
-                    "counts": None,
-                    "dislikes": None,
-                }
-            )
+            none = dict.fromkeys(("weights", "counts", "dislikes"))
+            rows.append(known | {"split": Split.VALID, "target": items[kept]} | none)
     pl.DataFrame(rows, schema=examples.schema).write_parquet(out / "examples.parquet")
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     learned = np.concatenate([row["history"] for row in rows if row["split"] == Split.TRAIN])
@@ -119,17 +97,11 @@ def without_newest(tokenized: Path, share: float, out: Path) -> None:
 
 def judge(tokenized: Path, recipe: Recipe, folder: Path) -> Trained:
     """Rank the labels of both splits with what `fit_pair` wrote."""
-    catalogue = load_catalogue(folder / "catalogue.parquet")
-    decoder = load_decoder(folder / "decoder", torch.float32, "cpu")
     repeats = bool(read_split(tokenized)["repeats"])
-    scorers = {
-        "decoder": decoder_scorer(decoder, catalogue, recipe.train.max_items, recipe.train.stride),
-        "student": StudentScorer(read_student(folder / "student.safetensors")),
-    }
     cases = {name: read_cases(tokenized, split) for name, split in _SPLITS.items()}
     ndcg = {
         (model, name): gains(rank_labels(scorer, of_split).as_served(repeats=repeats), 10)
-        for model, scorer in scorers.items()
+        for model, scorer in scorers_of(folder, recipe).items()
         for name, of_split in cases.items()
     }
     return Trained(ndcg=ndcg, cpu_s=cpu_s_of(folder))
@@ -141,20 +113,17 @@ def summarise(runs: list[Run]) -> dict[str, Any]:
     for new_share in dict.fromkeys(run.new_share for run in runs):
         of_share = [run for run in runs if run.new_share == new_share]
         for model, split in of_share[0].whole.ndcg:
-            live, whole, warm = (
-                np.mean([getattr(run, kind).ndcg[model, split] for run in of_share], axis=0)
-                for kind in ("live", "whole", "warm")
-            )
-            low, high = interval(warm - whole, seed=0)
-            of_seeds = [
-                float(run.warm.ndcg[model, split].mean() / run.whole.ndcg[model, split].mean()) for run in of_share
-            ]
+            by_user = {
+                kind: np.mean([getattr(run, kind).ndcg[model, split] for run in of_share], axis=0) for kind in _KINDS
+            }
+            mean = {kind: float(gained.mean()) for kind, gained in by_user.items()}
+            difference = interval(by_user["warm"] - by_user["whole"], seed=0)
+            pairs = [(run.warm.ndcg[model, split], run.whole.ndcg[model, split]) for run in of_share]
             rows.append(
-                {"new_share": new_share, "model": model, "split": split}
-                | {"live": float(live.mean()), "whole": float(whole.mean()), "warm": float(warm.mean())}
-                | {"kept": float(warm.mean() / whole.mean())}
-                | {"ci95": [1 + low / float(whole.mean()), 1 + high / float(whole.mean())]}
-                | {"kept_by_seed": of_seeds, "num_users": len(whole)}
+                {"new_share": new_share, "model": model, "split": split, **mean, "kept": mean["warm"] / mean["whole"]}
+                | {"ci95": [1 + bound / mean["whole"] for bound in difference]}
+                | {"kept_by_seed": [float(warm.mean() / whole.mean()) for warm, whole in pairs]}
+                | {"num_users": len(by_user["whole"])}
             )
         for model in ("decoder", "student"):
             whole_s, warm_s = (fmean(getattr(run, kind).cpu_s[model] for run in of_share) for kind in ("whole", "warm"))

@@ -4,7 +4,6 @@
 
     cases             versions of the live bundle with a known fault, for half of the users, at `--rate` requests a second over both doors
     false_alarms      the verdict on equal candidates through the usual stages, `--simulations` times
-    racing_promoters  twenty promoters of one name at once
     same_version      `--users` users at both doors and the standby, before and after the gateways were killed
 
 Starts a stack of its own, in TAILRACE_STATE_DIR with its live bundle, to which it adds the versions.
@@ -22,7 +21,6 @@ from benchmarks.release.candidates import make_candidates
 from benchmarks.release.cases import CASES, run_case, run_moves
 from benchmarks.release.equal import false_alarms
 from benchmarks.release.load import Audience
-from benchmarks.release.promoters import race
 from benchmarks.release.same_version import measure
 from infra.local.supervisor.ports import of_running_stack
 from models.registry import BundleStore
@@ -43,7 +41,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run this case alone; moves: the last one; none: no case")
     options = parser.parse_args()
     settings = load_settings().model_copy(update={"release_look_s": _LOOK_S})
-    report = about_run("release") | {"rate_rps": options.rate, "look_s": _LOOK_S, "racing_promoters": race()}
+    report = about_run("release") | {"rate_rps": options.rate, "look_s": _LOOK_S}
     store = BundleStore.of(settings)
     versions = make_candidates(store)
     with stack_for(settings, is_started=True):

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from multiprocessing import get_context
 from typing import Any
 
+from benchmarks.experiments.release import each
 from benchmarks.experiments.traffic import Traffic, looks
 from models.canary import Canary, Stage
 from pipelines.experiments.verdict import Outcome
@@ -31,8 +31,7 @@ def found_worse(seed: int) -> str | None:
 
 def false_alarms(num: int, processes: int) -> Mapping[str, Any]:
     """Return how many of `num` equal candidates were found worse, and why."""
-    with get_context("spawn").Pool(processes) as pool:
-        reasons = [one for one in pool.map(found_worse, range(num), chunksize=10) if one]
+    reasons = [one for one in each(found_worse, num, processes) if one]
     return {
         f"false_alarms_of_{num}": len(reasons),
         "num_stages": len(STAGES),

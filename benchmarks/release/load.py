@@ -48,10 +48,6 @@ class Audience:
         return outcome
 
     async def _click(self, user_id: str, item_id: str, request_id: str) -> None:
-        event = {
-            "user_id": user_id,
-            "item_id": item_id,
-            "event_time_ms": time.time_ns() // 1_000_000,
-            "request_id": request_id,
-        }
+        now_ms = time.time_ns() // 1_000_000
+        event = {"user_id": user_id, "item_id": item_id, "event_time_ms": now_ms, "request_id": request_id}
         await self.rest.call(b"POST", b"/v1/events", json.dumps(event).encode())

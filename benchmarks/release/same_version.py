@@ -1,29 +1,24 @@
 """The same user gets the same version: at both doors, from whichever gateway, at the standby, and after all of them have started again."""
 
 import asyncio
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-import grpc
-
 from benchmarks.faults.processes import StackProcesses
-from benchmarks.load.clients import GrpcClient, RestClient
 from infra.local.commands.status import inspect_stack
 from models.canary import Canary, Stage
 from models.registry import BundleStore
-from services.contracts import recommend_pb2 as pb
 from services.contracts.batch import MAX_BATCH
 from services.contracts.experiments import place_of
 from services.settings.settings import Settings
+from tailrace_client import AsyncClient, Recommendation, TailraceError
 
 _AT_ONCE = 4
 _DEADLINE_MS = 5_000
 _TRIES = 20
 _RETRY_S = 1.0
-Versions = list[str]
-Ask = Callable[[list[str]], Any]
 
 
 async def measure(settings: Settings, store: BundleStore, version: str, num_users: int) -> Mapping[str, Any]:
@@ -35,19 +30,16 @@ async def measure(settings: Settings, store: BundleStore, version: str, num_user
     assert live is not None
     users = [f"same-{number}" for number in range(num_users)]
     right = [_right(canary, live, user) for user in users]
-    changes: dict[str, int] = {}
-    async with (
-        RestClient(settings.http_host, settings.http_port) as rest,
-        GrpcClient(settings.grpc_address) as rpc,
-    ):
-        changes["rest"] = _num_changed(right, await _ask_all(users, _over_rest(rest)))
-        changes["grpc"] = _num_changed(right, await _ask_all(users, _over_grpc(rpc.stub)))
-    async with RestClient(settings.inner_host, settings.standby_http_port) as standby:
-        changes["standby"] = _num_changed(right, await _ask_all(users, _over_rest(standby)))
+    rest = f"http://{settings.http_host}:{settings.http_port}"
+    doors = {
+        "rest": rest,
+        "grpc": f"grpc://{settings.grpc_address}",
+        "standby": f"http://{settings.inner_host}:{settings.standby_http_port}",
+    }
+    changes = {door: _num_changed(right, await _versions_at(address, users)) for door, address in doors.items()}
     StackProcesses(settings.state_dir).kill("serve")
     await _until_healthy(settings)
-    async with RestClient(settings.http_host, settings.http_port) as rest:
-        changes["rest_after_restart"] = _num_changed(right, await _ask_all(users, _over_rest(rest)))
+    changes["rest_after_restart"] = _num_changed(right, await _versions_at(rest, users))
     store.end_canary(version, by="benchmark", note="measured")
     shares = sum(one == version for one in right) / num_users
     return {
@@ -71,51 +63,25 @@ def _right(canary: Canary, live: str, user_id: str) -> str:
     return canary.version if place_of(canary.salt, user_id) < canary.stages[0].share else live
 
 
-def _num_changed(right: Versions, found: Versions) -> int:
+def _num_changed(right: list[str], found: list[str]) -> int:
     return sum(one != other for one, other in zip(right, found, strict=True))
 
 
-async def _ask_all(users: list[str], ask: Ask) -> Versions:
-    """Return the version that answered each user, some calls at a time."""
+async def _versions_at(address: str, users: list[str]) -> list[str]:
+    """Return the version that answered each user at a door, some calls at a time."""
     places = asyncio.Semaphore(_AT_ONCE)
+    async with AsyncClient(address) as client:
 
-    async def answered(part: list[str]) -> Versions:
-        async with places:
-            for _ in range(_TRIES):
-                found: Versions | None = await ask(part)
-                if found is not None:
-                    return found
-                await asyncio.sleep(_RETRY_S)
-            raise SystemExit(f"error: no answer for {part[0]} and those after in {_TRIES} tries")
+        async def answered(part: list[str]) -> list[str]:
+            async with places:
+                for _ in range(_TRIES):
+                    with suppress(TailraceError):
+                        answers = await client.recommend_batch(part, k=1, deadline_ms=_DEADLINE_MS)
+                        found = [one.bundle_version for one in answers if isinstance(one, Recommendation)]
+                        if len(found) == len(part):
+                            return found
+                    await asyncio.sleep(_RETRY_S)
+                raise SystemExit(f"error: no answer for {part[0]} and those after in {_TRIES} tries")
 
-    parts = [users[start : start + MAX_BATCH] for start in range(0, len(users), MAX_BATCH)]
-    return [one for found in await asyncio.gather(*map(answered, parts)) for one in found]
-
-
-def _over_rest(rest: RestClient) -> Ask:
-    async def ask(users: list[str]) -> Versions | None:
-        body = {"requests": [{"user_id": user, "k": 1} for user in users], "deadline_ms": _DEADLINE_MS}
-        status, text = await rest.call(b"POST", b"/v1/recommendations:batch", json.dumps(body).encode())
-        if status != 200:
-            return None
-        answers = json.loads(text)["answers"]
-        return [one["bundle_version"] for one in answers] if all("bundle_version" in one for one in answers) else None
-
-    return ask
-
-
-def _over_grpc(rpc: Any) -> Ask:
-    async def ask(users: list[str]) -> Versions | None:
-        requests = [pb.RecommendRequest(user_id=user, k=1) for user in users]
-        try:
-            found = await rpc.RecommendBatch(
-                pb.RecommendBatchRequest(requests=requests, deadline_ms=_DEADLINE_MS),
-                metadata=(("x-batch-size", str(len(users))),),
-            )
-        except grpc.aio.AioRpcError:
-            return None
-        if any(one.HasField("error") for one in found.answers):
-            return None
-        return [one.recommendation.bundle_version for one in found.answers]
-
-    return ask
+        parts = [users[start : start + MAX_BATCH] for start in range(0, len(users), MAX_BATCH)]
+        return [one for found in await asyncio.gather(*map(answered, parts)) for one in found]

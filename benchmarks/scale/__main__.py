@@ -5,9 +5,7 @@
 | axis | p99_ms | loop_ms | other fields |
 |---|---|---|---|
 | items | a request's way through the student | processor time of the gateway's loop for it | the student's own time and memory, its recall |
-| popularity (distinct items of one log partition) | a publication by the worker's applying thread | its processor time | |
 | users | a read of a gateway's from a store of so many users | its processor time | the store's memory and start |
-| replicas (gateways of a whole stack) | a request over REST, 50 a second | processor time of all gateways for it | start of the stack |
 | catalogue (items of 8 partitions on one worker) | | the workers' processor time for an event, 2,000 a second | freshness, restart |
 | workers | | as catalogue | freshness, restart |
 | history (events of the log at a restart) | | as catalogue | freshness while popularity is counted again, restart |
@@ -15,7 +13,7 @@
 Each point is measured by a process of its own, with real servers of its own, within `--limit-s`; rss_mb is the memory of what the axis is
 about. A field that an axis does not measure is null, and so are all of a point that was not measured in time. Points that OUT has already
 are kept, so that one axis may be measured again, or another added. `--sizes` replaces each axis'
-own sizes, `--seconds` for how long events come. `replicas` starts its stack from the trained state folder of the settings.
+own sizes, `--seconds` for how long events come.
 """
 
 import argparse
@@ -35,9 +33,7 @@ from services.settings.settings import inherited_environment
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)
 AXES = {
     "items": (("items",), _SIZES),
-    "popularity": (("popularity",), _SIZES),
     "users": (("users",), _SIZES),
-    "replicas": (("replicas",), (1, 2, 3)),
     "catalogue": (("stream", "catalogue"), _SIZES),
     "workers": (("stream", "workers"), (1, 2, 3, 4)),
     "history": (("stream", "history"), (100_000, 1_000_000, 10_000_000)),
@@ -61,9 +57,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--axis", nargs="+", choices=AXES, default=AXES, metavar="NAME", help=f"of {', '.join(AXES)}")
     parser.add_argument("--sizes", nargs="+", type=at_least_one, metavar="N")
     parser.add_argument("--limit-s", type=above_zero, default=300.0, help="seconds for each point")
-    parser.add_argument(
-        "--seconds", type=above_zero, default=20.0, help="of events, for catalogue, workers and history"
-    )
+    parser.add_argument("--seconds", type=above_zero, default=20.0, help="of events")
     return parser.parse_args()
 
 

@@ -55,9 +55,8 @@ def main(num_items: int) -> None:
         )
         requests = np.load(Path(folder) / "requests.npz")
         answers = asyncio.run(_answer_all(live, requests["histories"]))[_NUM_WARM:]
-        hits = [
-            np.isin(top, one.shown[:10]).mean() for top, one in zip(requests["top"][_NUM_WARM:], answers, strict=True)
-        ]
+        best = requests["top"][_NUM_WARM:]
+        hits = [np.isin(top, one.shown[:10]).mean() for top, one in zip(best, answers, strict=True)]
         print_fields(
             **times([one.wall_s for one in answers], [one.loop_s for one in answers]),
             student_ms=float(np.median([one.student_ms for one in answers])),
@@ -87,12 +86,8 @@ async def _answer_all(live: Live, histories: np.ndarray) -> list[_Answered]:
         context = build_context(request, NO_SURFACE, ANYONE, deadline, live, features, timer)
         started = tier.rank(context)
         ranking = (await started if isinstance(started, asyncio.Task) else started).ranking
-        chosen = choose(
-            () if ranking is None else (ranking,),
-            context.masks.showable,
-            context.num_wanted,
-            live.items.columns.available,
-        )
+        rankings = () if ranking is None else (ranking,)
+        chosen = choose(rankings, context.masks.showable, context.num_wanted, live.items.columns.available)
         num_items = len(as_items(chosen, live.items))
         wall_s, loop_s = time.perf_counter() - started_s, time.thread_time() - worked_s
         if num_items != context.num_wanted:

@@ -63,12 +63,11 @@ async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str]) ->
         rest = {one: await closing.enter_async_context(RestClient(host, port, key)) for one, key in keys.items()}
         rpc = {one: await closing.enter_async_context(GrpcClient(options.grpc, key)) for one, key in keys.items()}
         await require_ready(rest[Priority.NORMAL])
-        asks = (await find_audience(rest[Priority.NORMAL])).asks("mixed")
-        assert asks is not None
+        audience = await find_audience(rest[Priority.NORMAL])
 
         def sender(caller: DoorClient) -> Send:
             def send(number: int) -> Awaitable[RequestOutcome]:
-                return caller.recommend({**asks(number), "deadline_ms": options.deadline_ms})
+                return caller.recommend({**audience.mixed(number), "deadline_ms": options.deadline_ms})
 
             return send
 

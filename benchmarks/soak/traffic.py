@@ -7,18 +7,16 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tailrace_client
 from benchmarks.faults.scene import Scene
-from benchmarks.load.audience import RequestMix
-from benchmarks.load.clients import ProductCaller, RestClient
+from benchmarks.load.clients import RestClient
 from benchmarks.load.open_loop import RequestOutcome
 from benchmarks.soak.ledger import Answered, Ledger
 from services.contracts.access import Priority
-from tailrace_client import AsyncClient, TailraceError
+from tailrace_client import TailraceError
 
 DEADLINES_MS = {Priority.HIGH: 200, Priority.NORMAL: 500, Priority.LOW: 100}
 EVENT_DEADLINE_MS = 3_000.0
@@ -75,10 +73,7 @@ class Traffic:
     """Sends the requests of one run, and keeps the ledger of events and the answers to look up."""
 
     scene: Scene
-    crowd: RequestMix
-    products: Sequence[AsyncClient]
     text: RestClient
-    model: str
     seed: int
     ledger: Ledger = field(default_factory=Ledger)
     answered: list[Answered] = field(default_factory=list)
@@ -106,8 +101,10 @@ class Traffic:
         return outcome
 
     def _ask(self, number: int) -> dict[str, Any]:
-        """Ask in turn for the crowd and for a user whose events are being sent."""
-        return self.crowd.ask(number) if number % 2 else {"user_id": self.user_ids[number // 2 % _NUM_USERS], "k": 10}
+        """Ask in turn for eight users whose events are being sent, and for two of each tier: four over either door."""
+        if number // 8 % 2:
+            return self.scene.audience.mixed(number)
+        return {"user_id": self.user_ids[number % _NUM_USERS], "k": 10}
 
     async def _record(self, request: Request) -> RequestOutcome:
         draw = random.Random(f"{self.seed} {request.number}")
@@ -117,7 +114,7 @@ class Traffic:
         ]
         sent = {event.event_id for event in events}
         try:
-            recorded = await self.products[request.door].record(events, deadline_ms=EVENT_DEADLINE_MS)
+            recorded = await self.scene.batches[request.door].record(events, deadline_ms=EVENT_DEADLINE_MS)
         except TailraceError as error:
             self.ledger.refused |= sent
             return RequestOutcome(False, "none", error.code, error.num_attempts)
@@ -128,14 +125,10 @@ class Traffic:
         return RequestOutcome(True, "none", "recorded", recorded.num_attempts)
 
     async def _write(self) -> RequestOutcome:
-        body = {"model": self.model, "prompt": "The river", "max_tokens": _TEXT_TOKENS, "temperature": 0}
+        model = self.scene.settings.text_path.rpartition("/")[2]
+        body = {"model": model, "prompt": "The river", "max_tokens": _TEXT_TOKENS, "temperature": 0}
         status, answer = await self.text.call(b"POST", b"/v1/completions", json.dumps(body).encode())
         if status != 200:
             return RequestOutcome(False, "none", f"http_{status}")
         choice = json.loads(answer)["choices"][0]
         return RequestOutcome(bool(choice["finish_reason"]), "none", str(choice["finish_reason"]))
-
-
-def products_of(scene: Scene) -> list[AsyncClient]:
-    """Return the clients of high priority, one per door."""
-    return [caller.client for caller in scene.doors[Priority.HIGH] if isinstance(caller, ProductCaller)]

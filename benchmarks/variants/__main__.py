@@ -11,7 +11,6 @@ the parent's NDCG@10 and of int8's.
 
 import argparse
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.load.command import about_run, command_of, report_parser, write_report
+from benchmarks.load.command import about_run, command_of, exit_on_errors, report_parser, write_report
 from benchmarks.quality.own_store import with_own_store
 from benchmarks.quality.sequences import as_tables
 from infra.local.servers.store import feature_store
@@ -36,7 +35,6 @@ from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
 from pipelines.training.recipes import choose, data_size, read_recipes
 from pipelines.training.train_decoder import TrainOptions
-from services.errors import TailraceError
 from services.settings.settings import load_settings
 
 RECIPES = Path(__file__).with_name("ten_million.toml")
@@ -49,7 +47,7 @@ def main() -> None:
     options = parse()
     console = Console(stderr=True)
     torch.set_num_threads(1)
-    try:
+    with exit_on_errors():
         settings = with_own_store(load_settings(), options.state)
         places, version = Places.from_settings(settings), options.version
         if version is None:
@@ -63,8 +61,6 @@ def main() -> None:
         )
         found = optimize(version, wanted, places, console)
         parent = BundleStore.of(places).open(version)
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
     write_report(options.json, about_run("variants") | {"dtype": options.dtype} | summarise(parent, found))
 
 
@@ -75,9 +71,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     given.add_argument("--sequences", type=Path, metavar="FOLDER", help="sequences of items by user, in time order")
     given.add_argument("--version", help="a bundle in the state folder, instead of a training")
     parser.add_argument("--state", type=Path, metavar="FOLDER", help="folder of stage outputs, bundles and store")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the engine's arithmetic"
-    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the arithmetic")
     parser.add_argument("--recipes", default="", help="names of recipes, separated by commas; default: all")
     parser.add_argument("--budget", default=DEFAULT_BUDGET, help="share of NDCG@10 that a variant may lose")
     return parser.parse_args(arguments)
@@ -113,8 +107,6 @@ def summarise(parent: Bundle, found: Optimised) -> dict[str, Any]:
     """Return the rows with what each is beside the engine's own int8, and which are accepted."""
     rows, own = [], next(row for row in found.rows if row.name == OWN_INT8)
     for row in (found.parent, *found.rows):
-        gains = found.gains[row.name]
-        difference, low, high = relative_difference(gains, found.gains[OWN_INT8])
         verdict = found.verdicts.get(row.name)
         rows.append(
             asdict(row)
@@ -123,7 +115,7 @@ def summarise(parent: Bundle, found: Optimised) -> dict[str, Any]:
                 "times_as_fast_as_int8": own.request_ms / row.request_ms,
                 "share_of_int8_bytes": row.weight_bytes / own.weight_bytes,
             }
-            | {"from_int8": {"difference": difference, "low": low, "high": high}}
+            | {"from_int8": _between(found, row.name, OWN_INT8)}
         )
     accepted = [
         row["name"]

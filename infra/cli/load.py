@@ -22,14 +22,14 @@ BENCHMARKS = {
     "faults": "what callers see while one part after another fails, on a stack of its own",
     "soak": "whether every promise holds for a long time under faults, on a stack of its own",
     "engine": "the engine beside transformers and vLLM; `engine curves`, `engine validity`, `engine kv-kinds`",
-    "quality": "how well decoder, student and baselines rank; `quality cold-items`, `quality warm-start`, `quality weights`, `quality dislikes`",
+    "quality": "how well decoder, student and baselines rank; `quality warm-start`, `quality dislikes`",
     "variants": "what quantised and pruned variants of a decoder gain and lose beside the engine's int8",
     "pipeline": "what each offline stage takes as the data grows",
     "plan": "how far predictions of training speed are from published runs",
     "scale": "how the cost of serving grows with size",
     "train": "whether workers in any layout learn what one process does, and what a killed one changes",
     "profile": "whether the profiler names planted bottlenecks",
-    "experiments": "whether verdicts, reports, off-policy estimates and the join are right, on known truth",
+    "experiments": "whether verdicts, reports and off-policy estimates are right, on known truth",
     "gpu": "everything that a graphics card must show",
 }
 """By name, the question that it answers."""

@@ -23,6 +23,7 @@ _WRITTEN: Mapping[Kind, str] = {"text": "texts", "number": "numbers", "flag": "t
 _KIND_OF: Mapping[type, Kind] = {str: "text", float: "number", bool: "flag"}
 
 Column = TextColumn | NumberColumn | FlagColumn
+Tables = tuple[Mapping[str, TextColumn], Mapping[str, NumberColumn], Mapping[str, FlagColumn]]
 Revisions = tuple[tuple[Column, int], ...]
 """The columns that an expression reads, with the revision of each."""
 
@@ -32,6 +33,13 @@ class _Compiled:
     mask: np.ndarray
     revisions: Revisions
     num_named: int
+    tables: Tables
+
+    def is_current(self, tables: Tables, num_named: int) -> bool:
+        """Whether nothing that the mask was made of has changed."""
+        if self.num_named != num_named or any(one is not other for one, other in zip(self.tables, tables, strict=True)):
+            return False
+        return all(column.revision == made for column, made in self.revisions)
 
 
 class Expressions:
@@ -70,16 +78,20 @@ class Expressions:
         """
         num_named = self._items.num_named
         columns, found = self.columns, self._kept.get(clause.text)
-        revisions = tuple((column, column.revision) for column in _columns_read(columns, clause))  # before the cells
+        tables = columns.texts, columns.numbers, columns.flags
+        if found is not None and found.is_current(tables, num_named):
+            self._kept.move_to_end(clause.text)
+            return found.mask
+        revisions = tuple((column, column.revision) for column in _columns_read(tables, clause))  # before the cells
         changed = None if found is None else _changed_between(found, revisions, columns.num_items, num_named)
         if found is None or changed is None:
-            found = _Compiled(self._compute(columns, clause, ALL), revisions, num_named)
+            found = _Compiled(self._compute(columns, clause, ALL), revisions, num_named, tables)
             self._keep(clause.text, found)
             return found.mask
         self._kept.move_to_end(clause.text)
         if len(changed):
             found.mask[changed] = self._compute(columns, clause, changed)
-        found.revisions, found.num_named = revisions, num_named
+        found.revisions, found.num_named, found.tables = revisions, num_named, tables
         return found.mask
 
     def _keep(self, text: str, compiled: _Compiled) -> None:
@@ -158,8 +170,7 @@ class Expressions:
                 raise InvalidRequest(f"{path}.range", f"{condition.key} holds {held}", "use eq, in or exists")
 
 
-def _columns_read(columns: ItemColumns, clause: Clause) -> list[Column]:
-    tables: tuple[Mapping[str, Column], ...] = (columns.texts, columns.numbers, columns.flags)
+def _columns_read(tables: Tables, clause: Clause) -> list[Column]:
     keys = dict.fromkeys(condition.key for _, condition in conditions_of(clause, ""))
     return [table[key] for key in keys for table in tables if key in table]
 

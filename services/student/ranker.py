@@ -22,8 +22,8 @@ START_ROW = 0
 """The model's input row for the beginning of a history; item i is row i + 1."""
 _EMBEDDING = "embedding.weight"
 """The tensor of the input rows, which are the output rows too."""
-_BLOCK = 1_024
-"""Items of one block, of which there are at least four for each item wanted."""
+_BLOCK, _LEAST_BLOCK = 1_024, 128
+"""Items of one block, of which there are at least four for each item wanted. Maxima of smaller blocks take longer than a partition of all."""
 _FORMS = {"rows", "embedded"}
 """What a graph may take: rows of its own embedding, or the embeddings of the history from the table."""
 
@@ -81,7 +81,7 @@ class StudentRanker:
         """Return the unit vectors (n, D) float32 of these items (n,); None where none were read."""
         if self._table is not None:
             return _unit(self._table.embedded(items))
-        return None if self._vectors_VD is None else self._vectors_VD[items]
+        return None if self._vectors_VD is None else self._vectors_VD.take(items, axis=0)
 
     def score(self, history: Sequence[int]) -> np.ndarray:
         """Return the logits (num_items,) float32 of all items, by item index."""
@@ -112,12 +112,14 @@ def _unit(rows_ND: np.ndarray) -> np.ndarray:
 def _floor(scores_V: np.ndarray, k: int) -> float:
     """Return a score that at least `k` items reach, and few more; all are reached where there are no more.
 
-    The k-th best of the maxima of equal blocks is one, and costs a pass over the scores instead of a partition of them. All items at or above
-    it are candidates, so ties at the edge are decided by index.
+    The k-th best score is one. So is the k-th best of the maxima of equal blocks, which for large blocks costs a pass over the scores instead
+    of a partition of them. All items at or above it are candidates, so ties at the edge are decided by index.
     """
-    block = min(_BLOCK, len(scores_V) // (4 * k)) if k else 0
-    if block < 2:
+    if not 0 < k < len(scores_V):
         return -np.inf
+    block = min(_BLOCK, len(scores_V) // (4 * k))
+    if block < _LEAST_BLOCK:
+        return float(np.partition(scores_V, len(scores_V) - k)[len(scores_V) - k])
     whole = len(scores_V) // block * block
     maxima = scores_V[:whole].reshape(-1, block).max(axis=1)
     return float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])

@@ -64,6 +64,21 @@ def test_a_killed_worker_loses_no_event(composed: ComposeStack) -> None:
     assert not set(CLICKED) & set(rest_items(composed.recommend(user_id, k=1_000, deadline_ms=4_000)))
 
 
+@pytest.mark.parametrize("part", ["serve", "standby", "edge"])
+def test_a_killed_door_opens_again_and_no_event_is_lost(composed: ComposeStack, part: str) -> None:
+    """While Ray's container is away the standby answers, and Ray without the standby; only the edge closes the doors, until it is back."""
+    user_id = new_user_id()
+    last_ms = record(composed, user_id)
+
+    composed.kill(part)
+    if part == "edge":
+        composed.until_healthy()
+    answer = composed.recommend("1")
+
+    assert answer["items"]
+    assert composed.sees(user_id, last_ms, timeout_s=60.0)["newest_event_time_ms"] == last_ms
+
+
 def test_a_restart_of_the_broker_loses_no_event(composed: ComposeStack) -> None:
     """Events acknowledged while the worker is paused survive the broker's restart on disk."""
     if not composed.keeps_events():

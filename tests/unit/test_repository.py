@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.lock import LOCK, TORCH_LOCK, name_of, pins_of
+from infra.lock import LOCK, SERVERS_PART, TORCH_LOCK, name_of, pins_of
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = r"[a-z0-9.-]+==[0-9][0-9a-z.!]*"
@@ -61,7 +61,7 @@ def test_a_lock_pins_everything_by_hashes_and_names_no_host(lock: Path) -> None:
 
 
 def test_torch_and_what_its_wheel_brings_are_pinned_by_version() -> None:
-    """They have no hashes, since each build has its own. What other packages share with torch is in the lock, by hashes."""
+    """They have no hashes, since each build has its own. What tools share with torch is in the lock too, by hashes; the CPU image has none of it."""
     pins, torch = pins_of(LOCK.read_text()), pins_of(TORCH_LOCK.read_text())
     needed = {name_of(line) for line in requires("torch") or () if "extra ==" not in line}
 
@@ -70,6 +70,7 @@ def test_torch_and_what_its_wheel_brings_are_pinned_by_version() -> None:
     assert {name for name in torch if not name.startswith(("nvidia-", "cuda-"))} == {"torch", "triton"}
     assert "torch" not in pins
     assert all(pins[name].startswith(torch[name].strip()) for name in pins.keys() & torch.keys())
+    assert not pins_of(LOCK.read_text().partition(SERVERS_PART)[0]).keys() & torch.keys()
 
 
 def test_the_lock_covers_what_is_declared() -> None:

@@ -146,9 +146,8 @@ def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: 
         is_masked = order < len(allowed)
         order, scores = order[is_masked], scores[is_masked]
     num_seen = 4 * k
-    while np.count_nonzero(allowed[order[:num_seen]]) < k and num_seen < len(order):
+    while len(kept := np.flatnonzero(allowed[order[:num_seen]])[:k]) < k and num_seen < len(order):
         num_seen *= 8
-    kept = np.flatnonzero(allowed[order[:num_seen]])[:k]
     return order[kept], scores[kept]
 
 
@@ -163,8 +162,9 @@ def merge(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, availabl
     for ranking in rankings:
         indices = ranking.indices
         may_be_shown = allowed[indices] & available[indices]
-        for part in parts:
-            may_be_shown &= ~np.isin(indices, part.indices)
+        if parts:  # for some hundred items a loop takes less than np.isin, which sorts
+            taken = {index for part in parts for index in part.indices.tolist()}
+            may_be_shown &= np.array([index not in taken for index in indices.tolist()], dtype=bool)
         kept = np.flatnonzero(may_be_shown)[: k - num_taken]
         if len(kept):
             scores = ranking.scores[kept]

@@ -73,9 +73,11 @@ class Live:
         """Return the unit vectors (n, D) of these items (n,) by index, zeros for those that the bundle lacks; None where its student has none, or it has no student."""
         if self.student is None:
             return None
+        if items.max(initial=0) < self.items.num_known:
+            return self.student.vectors(items)
         is_known = items < self.items.num_known
         found = self.student.vectors(np.where(is_known, items, 0))
-        return found if found is None or is_known.all() else found * is_known[:, None]
+        return found if found is None else found * is_known[:, None]
 
     def llm_pays(self, num_history: int) -> bool:
         """Whether the bundle's evaluation shows a gain of the LLM for histories of this many known items, or has not looked."""

@@ -13,7 +13,5 @@ def decay(slate: Slate, rules: Rules, known: Known) -> np.ndarray | None:
     """Return the candidates' factors (n,); None where nothing was shown."""
     if rules.decay is None or not known.shown:
         return None
-    times_of = {known.index(item_id): times for item_id, times in known.shown.items()}
-    times = np.array([times_of.get(index, 0) for index in slate.indices.tolist()])
-    factors: np.ndarray = rules.decay ** np.minimum(_MAX_TIMES, times)
-    return factors
+    factor_of = {known.index(item_id): rules.decay ** min(_MAX_TIMES, times) for item_id, times in known.shown.items()}
+    return np.array([factor_of.get(index, 1.0) for index in slate.indices.tolist()])

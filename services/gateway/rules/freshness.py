@@ -10,6 +10,8 @@ from services.gateway.rules.slate import Known, Slate
 
 PUBLISHED = "published_ms"
 _HOUR_MS = 3_600_000.0
+_LONG_AGO = -1e9
+"""In half-lives: nothing is left."""
 
 
 def freshen(slate: Slate, rules: Rules, known: Known) -> np.ndarray | None:
@@ -17,6 +19,7 @@ def freshen(slate: Slate, rules: Rules, known: Known) -> np.ndarray | None:
     column, rule = known.expressions.columns.numbers.get(PUBLISHED), rules.freshness
     if column is None or rule is None:
         return None
-    age_h = np.maximum(0.0, known.now_ms - column.numbers[slate.indices]) / _HOUR_MS
-    factors = 1.0 + (rule.factor - 1.0) * np.exp2(-age_h / rule.half_life_h)
-    return np.where(np.isnan(factors), 1.0, factors)
+    half_lives = (column.numbers[slate.indices] - known.now_ms) / (rule.half_life_h * _HOUR_MS)
+    half_lives = np.minimum(0.0, np.fmax(half_lives, _LONG_AGO))  # fmax: without a time, as if long ago
+    factors: np.ndarray = 1.0 + (rule.factor - 1.0) * np.exp2(half_lives)
+    return factors

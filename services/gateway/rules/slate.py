@@ -53,6 +53,10 @@ class Slate:
         order = (-scores).argsort(kind="stable")
         return Slate(self.indices[order], scores[order], self.num_wanted, self.pinned)
 
+    def only(self, places: Sequence[int]) -> "Slate":
+        """Return the candidates of these places (from 0) in this order."""
+        return Slate(self.indices[places], self.scores[places], self.num_wanted, self.pinned)
+
     def led_by(self, places: Sequence[int]) -> "Slate":
         """Return the candidates of these places (from 0) first, and the others behind them in their order."""
         is_left = np.ones(len(self.indices), dtype=bool)

@@ -123,7 +123,8 @@ def apply_rules(
             orders.append((rule.name, []))
             order = _noting(rule.order(slate, order, rules, known), orders[-1][1])
     if orders:
-        slate = slate.led_by(list(islice(order, slate.num_free)))
+        listed = list(islice(order, slate.num_free))
+        slate = slate.only(listed) if exploration is None else slate.led_by(listed)
     explored, propensity = None, None
     if exploration is not None:
         found, propensity = explore(slate, exploration, rules, known, draw)
@@ -168,6 +169,8 @@ def _joined(parts: Sequence[ItemRanking]) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices and scores of all parts."""
     if not parts:
         return np.empty(0, dtype=np.int64), np.empty(0)
+    if len(parts) == 1:
+        return parts[0].indices, parts[0].scores
     return np.concatenate([one.indices for one in parts]), np.concatenate([one.scores for one in parts])
 
 

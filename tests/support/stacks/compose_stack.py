@@ -12,7 +12,6 @@ import grpc
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.faults.compose import ComposeProcesses, docker
 from infra.local.supervisor.processes import REPLICA
 from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import HOST, free_port
@@ -31,6 +30,7 @@ SERVICES = {
 CALLS_A_DOOR = {"explain"}
 METERED = ("serve", "standby", "edge", "worker")
 LABEL = "com.docker.compose.project"
+_SERVICE = "com.docker.compose.service"
 _READ_METRICS = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
 _LIST_REPLICAS = "import psutil, json; print(json.dumps({p.pid: ' '.join(p.cmdline()) for p in psutil.process_iter()}))"
 
@@ -251,3 +251,42 @@ def why_not() -> str | None:
     if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
         return "no Docker engine answers; start it, and see that you may use its socket"
     return None
+
+
+def docker(*words: str) -> str:
+    """Run docker and return its output. Raises AssertionError with its errors."""
+    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"docker {words[0]}: {done.stderr.strip()}"
+    return done.stdout
+
+
+class ComposeProcesses:
+    """The containers of one project."""
+
+    def __init__(self, project: str) -> None:
+        self._project = project
+
+    def kill(self, service: str) -> None:
+        """Kill everything in the container but its init, which then ends: Docker does not start again what `docker kill` ended."""
+        docker("exec", "--detach", self.container(service), "sh", "-c", "kill -9 -1")
+
+    def container(self, service: str) -> str:
+        """Return the id of a service's container, running or not."""
+        return str(self._services()[service]["Id"])
+
+    def is_healthy(self) -> bool:
+        """Whether every container on the way of a request or an event runs and is healthy."""
+        states = [one["State"] for one in self._services().values()]
+        return all(state["Running"] and state["Health"]["Status"] == "healthy" for state in states)
+
+    def num_restarts(self) -> dict[str, int]:
+        """How often Docker has started each service's container again."""
+        return {name: one["RestartCount"] for name, one in self._services().items()}
+
+    def _services(self) -> dict[str, Any]:
+        """Return the containers by service, as `docker inspect` describes them. Raises AssertionError when one is absent."""
+        ids = docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={self._project}").split()
+        found = json.loads(docker("inspect", *ids)) if ids else []
+        services = {one["Config"]["Labels"][_SERVICE]: one for one in found}
+        assert services.keys() >= {*SERVICES.values()}, f"the project {self._project} has only {', '.join(services)}"
+        return {name: services[name] for name in SERVICES.values()}

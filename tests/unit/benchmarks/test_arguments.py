@@ -37,8 +37,6 @@ def test_an_invalid_argument_is_quoted(read: Callable[[str], object], wrong: tup
         ("faults", "--nodes 2", "a head and two nodes with replicas are 3 at least"),
         ("faults", "--fault first-node-cut", "no fault without --nodes"),
         ("faults", "--nodes 3 --fault store-hang", "no fault with --nodes"),
-        ("faults", "--compose shop --key-file key --fault store-hang", "no fault with --compose"),
-        ("faults", "--compose shop", "--compose and --key-file: give both or none"),
         ("quality", "--sequences shop --items i.csv", "--sequences: not together with --events and --items; leave"),
         ("quality", "--seeds 0", "argument --seeds: '0' is not a whole number from 1 on"),
         ("variants", "", "one of the arguments --sequences --version is required"),

@@ -9,20 +9,20 @@ from benchmarks.quality.dislikes import Found, compare, hold_out
 
 
 def test_every_fifth_users_low_ratings_are_of_a_type_of_their_own(tmp_path: Path) -> None:
-    """Their high ones, and those of the other users, keep their type."""
+    """Their high ones, and those of the other users, are of their rating's type."""
     users, values = [f"u{number}" for number in range(10)], [1.0, 2.0, 3.0]
-    rows = [(user, value, f"rating-{value:g}") for user in users for value in values]
-    pl.DataFrame(rows, schema=["user_id", "value", "event_type"], orient="row").write_parquet(
-        tmp_path / "ratings.parquet"
-    )
+    rows = [(user, "i", 0, value) for user in users for value in values]
+    schema = ["user_id", "item_id", "event_time", "value"]
+    pl.DataFrame(rows, schema=schema, orient="row").write_parquet(tmp_path / "events.parquet")
 
-    changed = pl.read_parquet(hold_out(tmp_path / "ratings.parquet"))
+    changed = pl.read_parquet(hold_out(tmp_path / "events.parquet", tmp_path / "out"))
 
     held_out = changed.filter(pl.col("event_type") == "held-out")
     assert held_out.select("user_id", "value").rows() == [
         (user, value) for user in ("u0", "u5") for value in (1.0, 2.0)
     ]
     assert changed.height - held_out.height == 26
+    assert set(changed["event_type"]) == {"held-out", "rating-1", "rating-2", "rating-3"}
 
 
 def test_a_difference_is_by_user() -> None:

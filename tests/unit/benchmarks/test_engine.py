@@ -12,7 +12,7 @@ import benchmarks.engine.tailrace
 from benchmarks.engine.cases import code_table
 from benchmarks.engine.catalogue import CodeTrie
 from benchmarks.engine.shapes import random_decoder
-from benchmarks.engine.tailrace import TailraceEngine, drain, item_codes
+from benchmarks.engine.tailrace import Clock, TailraceEngine, drain, item_codes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 
@@ -80,11 +80,10 @@ def drain_that_fails(engine: Engine, _clock: object) -> None:
     raise RuntimeError("out of memory")
 
 
-class DoublingClock:
+class DoublingClock(Clock):
     """A clock with 1, 2, 4 and so on seconds between its stamps, so that a sum identifies its terms."""
 
-    def __init__(self) -> None:
-        self.num_stamps = 0
+    num_stamps = 0
 
     def stamp(self) -> None:
         """Count."""
@@ -104,7 +103,7 @@ def test_each_kind_of_step_gets_the_time_between_its_start_and_the_next(is_async
     engine = Engine(decoder, config, items=items, bundle_version="v1")
     engine.add_rank("a", [1, 2, 3], k=5, beam_width=8)
 
-    outcomes, steps = drain(engine, DoublingClock())
+    outcomes, steps = drain(engine, DoublingClock(torch.device("cpu")))
 
     assert [len(outcome.item_indices) for outcome in outcomes] == [5]
     assert {kind: (one["steps"], one["seconds"]) for kind, one in steps.items()} == {

@@ -6,12 +6,10 @@ import pytest
 
 import tailrace_client
 from benchmarks.faults.batch_probe import Batch, BatchProbe, BatchUser
-from benchmarks.faults.compose import ComposeProcesses
 from benchmarks.faults.event_probe import Event, EventProbe
 from benchmarks.faults.rows import Phases, Planned, row_of
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot
 from services.contracts.access import Priority
-from services.errors import EnvironmentFault
 from tailrace_client import Recorded, TailraceError
 
 PHASES = Phases(before_s=2, during_s=3, after_s=5)
@@ -44,12 +42,6 @@ def test_a_row_of_the_matrix() -> None:
     lost = row_of(planned, Load(healthy, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
     assert lost["events"]["lost"] == 1
     assert (lost["answers_recovered_s"], lost["recovery_s"]) == (0, None)
-
-
-def test_a_compose_project_that_does_not_run_is_named() -> None:
-    """With what it lacks."""
-    with pytest.raises(EnvironmentFault, match="'shop' has no container of redis"):
-        ComposeProcesses("shop", lambda *_: "").is_healthy()
 
 
 class ForgetfulDoor:

@@ -68,10 +68,10 @@ def grid() -> list[dict[str, str]]:
         ({"GPU": "tpu_v4"}, "GPU: 'tpu_v4' is no device of the table"),
         ({"# GPUs": "0"}, "# GPUs: '0' is no whole number from 1 on"),
         ({"SeqLen (T)": "2k"}, "SeqLen (T): '2k' is no whole number"),
-        ({"Precision": "int4"}, "Precision: 'int4' ends in none of bf16, fp16, fp8, fp32"),
+        ({"Precision": "int4"}, "Precision: 'int4' is none of bf16, fp16, fp8, fp32"),
         ({"Precision": "amp_fp8"}, "Precision: a100-80 has no products in fp8"),
         ({"Sharding Strategy": "ZERO"}, "Sharding Strategy: 'ZERO' is none of FULL_SHARD"),
-        ({"Activation Checkpointing": "maybe"}, "Activation Checkpointing: 'maybe' is neither True nor False"),
+        ({"Activation Checkpointing": "maybe"}, "Activation Checkpointing: 'maybe' is none of true, yes"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named_and_the_others_stay(
@@ -151,7 +151,7 @@ def test_the_interval_grows_with_the_scatter_of_the_runs(write: Write) -> None:
 
 def judged(monkeypatch: pytest.MonkeyPatch, runs: Path, out: Path) -> dict[str, Any]:
     """Run the command and read its file."""
-    monkeypatch.setattr(sys, "argv", ["benchmarks.plan", "--runs", str(runs), "--json", str(out), "--rows"])
+    monkeypatch.setattr(sys, "argv", ["benchmarks.plan", "--runs", str(runs), "--json", str(out)])
     command.main()
     report: dict[str, Any] = json.loads(out.read_text())
     return report
@@ -168,7 +168,7 @@ def test_the_command_judges_the_stored_constants(write: Write, tmp_path: Path, m
     assert report["median_error_points"] == report["p90_error_points"] == 2
     assert report["share_within_interval"] == 1
     assert 2 < report["median_half_width_points"] < 8
-    assert report["num_judged"] == len(report["rows"]) == len(rows)
+    assert report["num_judged"] == len(rows)
     assert [row["line"] for row in report["bad_rows"]] == [len(rows) + 2]
 
 
@@ -182,4 +182,3 @@ def test_runs_that_were_fitted_to_are_not_judged(write: Write, tmp_path: Path, m
     report = judged(monkeypatch, path, tmp_path / "out.json")
 
     assert (report["num_judged"], report["num_fitted_rows"]) == (1, 1)
-    assert report["rows"][0]["measured_mfu"] == 50

@@ -112,7 +112,7 @@ def quality_rows() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def quality_lines() -> Iterator[str]:
-    """A line for each model with its interval in both splits, one for each length of history, and one for each policy of routing."""
+    """A line for each model with its interval in both splits, one for each length of history, and what routing comes to: no decoder."""
     rows, run = quality_rows(), result("quality")
     for model, name in MODELS.items():
         cells = (
@@ -121,13 +121,12 @@ def quality_lines() -> Iterator[str]:
         )
         yield f"| {name} | {' | '.join(cells)} |"
     for row in run["gain"]:
-        if row["slice"] == "all" or row["slice"].startswith("history"):
+        if row["slice"] == "all" or (row["slice"].startswith("history") and row["split"] == "leave-one-out"):
             gain = f"{row['llm_minus_student']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
             yield f"| {SPLITS[row['split']]} | {row['slice']} | {row['num_cases']} | {gain} | {row['llm_minus_student_std']:.4f} |"
-    for row in run["routing"]:
-        per_ms = "" if row["ndcg_per_decoder_ms"] is None else f"{row['ndcg_per_decoder_ms']:.4f}"
-        cost = f"{row['ndcg10']:.4f} | {row['decoder_ms_per_request']:.2f} | {per_ms}"
-        yield f"| {SPLITS[row['split']]} | {row['policy']} | {cost} | {100 * row['llm_share']:.0f} % |"
+    assert not any(row["llm_share"] for row in run["routing"] if row["policy"] == "routed")
+    costs = (row["decoder_ms_per_request"] for row in run["routing"] if row["policy"] == "always-llm")
+    yield f"its requests would cost {' and '.join(f'{ms:.2f}' for ms in costs)} ms"
 
 
 def variant_lines() -> Iterator[str]:
@@ -197,7 +196,7 @@ def scale_lines() -> Iterator[str]:
 
 
 def pipeline_lines() -> Iterator[str]:
-    """A line for each point: processor seconds and memory of each stage; then the tokens of training."""
+    """A line for each point: processor seconds and memory of each stage."""
     rows = result("pipeline")["rows"]
     stages = dict.fromkeys(row["stage"] for row in rows)
     for events, items in dict.fromkeys((row["events"], row["items"]) for row in rows):
@@ -208,27 +207,6 @@ def pipeline_lines() -> Iterator[str]:
             for row in measured
         )
         yield f"| {events:,} | {items:,} | {' | '.join(cells)} |"
-        tokens = [point[name]["tokens_per_cpu_s"] if name in point else None for name in ("train", "distill")]
-        if any(tokens):
-            yield f"| {events:,} | {items:,} | {' | '.join(f'{number:,}' if number else '' for number in tokens)} |"
-
-
-def cold_lines() -> Iterator[str]:
-    """A line for each baseline, then for each model and lift: recall with its interval, the gain over the nearest text, and what trained items lose."""
-    run = result("cold-items")
-    scopes = ("all", "among_cold")
-    recalls = {(row["model"], row["lift"], row["scope"]): row for row in run["rows"]}
-    gained = {(row["model"], row["lift"], row["scope"]): row for row in run["gains"] if row["over"] == "nearest_text"}
-    for name in ("popularity", "nearest_text", "nearest_embedding"):
-        cells = (f"{row['recall10']:.4f} ({_low_high(row)}) | " for row in (recalls[name, None, one] for one in scopes))
-        yield f"| {name.replace('_', ' ')} | | {' | '.join(cells)} | |"
-    for row in run["ordinary"]:
-        cells = (
-            f"{recalls[place]['recall10']:.4f} ({_low_high(recalls[place])}) | {gained[place]['gain']:+.4f} ({_low_high(gained[place], '+')})"
-            for place in ((row["model"], row["lift"], scope) for scope in scopes)
-        )
-        yield f"| {row['model']} | {row['lift']:g} | {' | '.join(cells)} | {row['before']:.4f} to {row['ndcg10']:.4f} ({_low_high(row, '+')}) |"
-    yield f"{run['num_cold_items']} of {run['num_items']:,} items, {run['num_cases']:,} events of theirs, and {run['num_ordinary_cases']:,} of trained items"
 
 
 def dislike_lines() -> Iterator[str]:
@@ -258,11 +236,6 @@ def warm_lines() -> Iterator[str]:
                 cells = " | ".join(f"{row[kind]:.4f}" for kind in ("live", "whole", "warm"))
                 share = times[row["new_share"], row["model"]]
                 yield f"| {data} | {row['new_share']:.1%} | {row['model']} | {cells} | {kept} | {share:.0%} |"
-
-
-def _low_high(row: dict[str, Any], sign: str = "") -> str:
-    low, high = row["ci95"]
-    return f"{low:{sign}.4f} to {high:{sign}.4f}"
 
 
 def fault_page() -> Iterator[str]:
@@ -327,7 +300,6 @@ COMPUTED = {
         serve_ratios,
         quality_lines,
         variant_lines,
-        cold_lines,
         dislike_lines,
         warm_lines,
         engine_lines,
@@ -363,7 +335,6 @@ IN_WORDS: list[tuple[str, str, str, str]] = [
     (BENCHMARKS, "quality-beauty-codes", "runs", "the decoder of {num_parameters[decoder][all]:,} parameters"),
     (BENCHMARKS, "quality-nested", "nested", f"| MovieLens-100k | {NESTED}"),
     (BENCHMARKS, "quality-nested-beauty", "nested", f"| Amazon Beauty | {NESTED}"),
-    (BENCHMARKS, "quality-weights", "rows", "| {model} | {labels} | {even:.4f} | {rated:.4f} | {ci95[0]:+.4f} to {ci95[1]:+.4f} |"),
     (BENCHMARKS, "engine-validity", "", "A million final beams over {catalogues} catalogues"),
     (BENCHMARKS, "variants", "", "Amazon Beauty, {num_users:,} users, a decoder of {num_parameters:,} parameters"),
     (BENCHMARKS, "variants", "qat_minus_ptq", "{difference:+.1%} ({low:+.1%} to {high:+.1%}) over rounding alone"),
@@ -387,10 +358,8 @@ IN_WORDS: list[tuple[str, str, str, str]] = [
     (BENCHMARKS, "experiments", "reports.intervals", "the truth at every look in {covered_share:.1%} of {num}"),
     (BENCHMARKS, "experiments", "reports.mismatch", "found in {found_of_1000} of 1,000, with {false_alarms_of_1000} false"),
     (BENCHMARKS, "experiments", "off-policy.logs", "| {log} | {refused} of {num} | {ips[covered_share]:.1%} | {snips[covered_share]:.1%} | {doubly_robust[covered_share]:.1%} |"),
-    (BENCHMARKS, "experiments", "join", "{num_impressions:,} impressions and {num_events:,} events in {join_s:.1f} s"),
     (BENCHMARKS, "release", "cases", "| {name} | {rolled_back_after_s:.0f s} | {live_after_s:.0f s} | {num_lost} of {num_requests:,} | {num_refused} |"),
     (BENCHMARKS, "release", "", "worse in {false_alarms_of_1000} of 1,000 releases"),
-    (BENCHMARKS, "release", "racing_promoters", "of {num} promoters at once {num_won} wins, and {num_told} are told"),
     (BENCHMARKS, "release", "same_version", "{num_users:,} users, at both doors and the standby, before and after a restart: {num_changes} changes"),
     ("docs/capacity.md", "capacity", "store.by_kind.history", "A history takes {mean_bytes:,} bytes, the mean over MovieLens' {rows} users"),
     ("docs/capacity.md", "capacity", "store.by_kind.list", "A stored list of 100 items takes {mean_bytes:,} bytes"),
@@ -422,7 +391,7 @@ def test_pages_print_what_is_on_file(page: str, lines: Callable[[], Iterable[str
 
 
 def test_what_must_hold_held() -> None:
-    """No acknowledged event was lost or counted twice, no beam was invalid, tables were joined whole, and a killed training ended the same."""
+    """No acknowledged event was lost or counted twice, no beam was invalid, and a killed training ended the same."""
     fates = [
         row[sent][fate]
         for row in result("faults")["rows"]
@@ -436,5 +405,4 @@ def test_what_must_hold_held() -> None:
         "No acknowledged event was lost or counted twice in any row, whether sent alone or in batches of 500." in page
     )
     assert (judged["beams"] >= 1_000_000, judged["invalid"]) == (True, 0)
-    assert result("experiments")["join"]["is_equal"]
     assert all(one["is_same"] for one in result("train")["parts"]["kills"]["rows"])

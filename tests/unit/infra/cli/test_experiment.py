@@ -8,9 +8,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from benchmarks.experiments.clicks import make_log, truth_of
 from infra.cli.main import app
 from services.errors import ConfigError
+from tests.support.click_log import make_log, truth_of
 from tests.support.joined_table import write_table
 
 

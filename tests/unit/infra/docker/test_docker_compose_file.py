@@ -68,6 +68,15 @@ def test_every_service_is_confined_and_bounded(name: str) -> None:
     assert ("restart" in service) == ("test" in service["healthcheck"]) == (name not in ONE_SHOT)
 
 
+@pytest.mark.parametrize("name", ["keys", "serve-gpu"])
+def test_a_build_has_the_bases_of_the_dockerfile(name: str) -> None:
+    """Both base images are given with a value, since docker-compose 1.29 passes others as empty, and by default are those of the Dockerfile."""
+    given = {key: default_of(value) for key, value in SERVICES[name]["build"]["args"].items() if key.endswith("_IMAGE")}
+
+    assert given == dict(re.findall(r"^ARG (\w+_IMAGE)=(\S+)$", DOCKERFILE, flags=re.MULTILINE))
+    assert len(given) == 2
+
+
 def test_networks_lead_only_where_they_must() -> None:
     """Doors and watchers are published on loopback only; store and broker are on an internal network alone, without the edge."""
     for name, service in SERVICES.items():

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.experiments.clicks import Log, Truth, make_log, truth_of
 from pipelines.experiments.join import DAY_MS, SKEW_MS, WINDOW_MS, join
 from services.errors import DataError
+from tests.support.click_log import Log, Truth, make_log, truth_of
 
 
 def joined(log: Log, folder: Path) -> pl.DataFrame:
@@ -30,9 +30,10 @@ def clicked(table: pl.DataFrame) -> Truth:
     }
 
 
-def test_the_join_is_the_truth(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num", [3_000, pytest.param(100_000, marks=pytest.mark.grid)])
+def test_the_join_is_the_truth(tmp_path: Path, num: int) -> None:
     """Late, early, doubled and foreign clicks, visitors and repeated request ids join as a slow search finds them, over several days."""
-    log = make_log(3_000, seed=1)
+    log = make_log(num, seed=1)
 
     table = joined(log, tmp_path)
 

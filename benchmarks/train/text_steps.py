@@ -5,8 +5,7 @@ All of its layers are trained; its vocabulary becomes the items'. Module-level, 
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from torch import nn
 from models.catalogue import load_catalogue
 from models.decoder.decoder import Decoder
 from pipelines.data.examples import read_labelled_sequences
-from pipelines.runner.stage import Progress, silent
+from pipelines.runner.stage import Progress
 from pipelines.training.fit.batches import Batch, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
@@ -25,7 +24,6 @@ from pipelines.training.fit.fitting import FitOptions, Task, fit
 from pipelines.training.fit.parallel import Group, Loss
 from pipelines.training.speed import speed_of, training_flops
 from pipelines.training.train_decoder import TrainOptions, first_decoder, next_token_loss
-from pipelines.training.workers.team import Team
 
 _STEPS_TOGETHER = 5
 """Whose mean loss is noted."""
@@ -52,13 +50,6 @@ def precision_here() -> str:
     """Return bf16 where the processor multiplies bf16 matrices (AMX), else fp32."""
     flags = Path("/proc/cpuinfo")
     return "bf16" if flags.exists() and "amx_bf16" in flags.read_text() else "fp32"
-
-
-def measure_text(team: Team, steps: TextSteps, folder: Path) -> dict[str, Any]:
-    """Return what the steps of this team took, and their losses."""
-    saved = Checkpoints(folder, "train", every_s=1e6)
-    about: dict[str, Any] = team.fit(partial(do_steps, steps, saved), saved, silent)
-    return {"workers": team.workers, "parallel": team.parallel, "precision": team.precision} | about
 
 
 def do_steps(steps: TextSteps, checkpoints: Checkpoints, *, progress: Progress, group: Group) -> dict[str, Any]:
@@ -102,8 +93,3 @@ def do_steps(steps: TextSteps, checkpoints: Checkpoints, *, progress: Progress, 
         "load_average": os.getloadavg()[0],
         **speed_of(fitted.num_tokens, fitted.flops, fitted.seconds, _CPU, group),
     }
-
-
-def options_of(steps: TextSteps) -> dict[str, Any]:
-    """Return what was trained, for the results file."""
-    return asdict(steps) | {"checkpoint": steps.checkpoint.name, "tokenized": steps.tokenized.name}

@@ -1,13 +1,12 @@
 """Training over workers: the losses of each layout beside one process's, what it takes, and what a killed rank changes.
 
-    python -m benchmarks.train --json OUT [--only layouts kills gradients compile text] [--tokenized FOLDER] [--epochs N]
+    python -m benchmarks.train --json OUT [--only layouts kills gradients text] [--tokenized FOLDER] [--epochs N]
 
 Data: what the last `tailrace pipeline` wrote to the state folder, or `--tokenized`; the decoder's recipe is the one that the pipeline takes for it. Parts that `--only` does not name stay in the file as they are.
 
 layouts    each layout trains the decoder from the same seed. `loss_difference` is the largest relative one of any epoch's mean loss from the first layout's. `seconds` include the start of the processes
 kills      the first layout of several workers again while ranks are killed (SIGKILL) at random epochs: `is_same` says whether all losses and weights are bit for bit those of the undisturbed run
 gradients  two workers with DDP: other buckets, other numbers in which gradients are averaged
-compile    a step with and without `torch.compile`
 text       some steps of a text checkpoint of 135 M parameters, in the same layouts, and in the first with its weights moved by rounding; bf16 where the processor has AMX
 """
 
@@ -21,23 +20,30 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, MutableMapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 import torch
 
-from benchmarks.load.command import about_run, at_least_one, command_of, newest_tokens, report_parser, write_report
-from benchmarks.training.compiled import measure_compiled
-from benchmarks.training.text_steps import TextSteps, measure_text, options_of, precision_here
+from benchmarks.load.command import (
+    about_run,
+    at_least_one,
+    command_of,
+    exit_on_errors,
+    newest_tokens,
+    report_parser,
+    write_report,
+)
+from benchmarks.train.text_steps import TextSteps, do_steps, precision_here
 from models.decoder.weights import load_decoder
 from pipelines.runner.stage import Progress, silent
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.recipes import choose, data_size, read_recipes
 from pipelines.training.train_decoder import TrainOptions, read_training, train
 from pipelines.training.workers.team import Team
-from services.errors import TailraceError
 from services.llm.text.checkpoint import checkpoint_folder
 from services.settings.settings import load_settings
 
@@ -54,7 +60,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found = json.loads(options.json.read_text()) if options.json.exists() else {}
     parts: dict[str, Any] = found.get("parts", {})
-    try:
+    with exit_on_errors():
         tokenized = options.tokenized or newest_tokens(load_settings().state_dir)
         recipe = choose(read_recipes(epochs=options.epochs), data_size(tokenized))
         of_decoder = replace(recipe.train, fit=replace(recipe.train.fit, validate_every=1))
@@ -66,8 +72,6 @@ def main() -> None:
                     rows.append(row | _compared(row, rows))
                     parts[name] = about | {"load_average": os.getloadavg(), "rows": rows}
                     write_report(options.json, about_run("train") | {"parts": parts})
-    except TailraceError as error:
-        sys.exit(f"error: {error}")
 
 
 def _layouts(options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, scratch: Path) -> Rows:
@@ -81,23 +85,21 @@ def _gradients(_options: argparse.Namespace, tokenized: Path, recipe: TrainOptio
         yield given | _train(team, tokenized, recipe, scratch / str(index), silent)
 
 
-def _compiled(_options: argparse.Namespace, tokenized: Path, recipe: TrainOptions, _scratch: Path) -> Rows:
-    yield measure_compiled(tokenized, recipe)
-
-
 def _text(options: argparse.Namespace, tokenized: Path, _recipe: TrainOptions, scratch: Path) -> Rows:
     folder = checkpoint_folder(_CHECKPOINT, load_settings().state_dir / "cache")
     steps = TextSteps(folder, tokenized, _STEPS, batch_tokens=64, max_items=15)
     moved = replace(steps, moved_by=_ROUNDING)
     for index, (team, what) in enumerate([*((team, steps) for team in _LAYOUTS), (_LAYOUTS[0], moved)]):
-        row = measure_text(replace(team, precision=precision_here()), what, scratch / str(index))
-        print(f"{team.workers} x {team.parallel}: {row['seconds_of_steps']:.0f} s", file=sys.stderr)
-        yield options_of(what) | row
+        own, saved = replace(team, precision=precision_here()), Checkpoints(scratch / str(index), "train", every_s=1e6)
+        row: dict[str, Any] = own.fit(partial(do_steps, what, saved), saved, silent)
+        print(f"{own.workers} x {own.parallel}: {row['seconds_of_steps']:.0f} s", file=sys.stderr)
+        about = {"workers": own.workers, "parallel": own.parallel, "precision": own.precision}
+        yield asdict(what) | {"checkpoint": folder.name, "tokenized": tokenized.name} | about | row
 
 
 def _compared(row: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, float]:
     """Return how far a row's losses are from the first row's of its part, where it has any."""
-    if "losses" not in row:
+    if "losses" not in row:  # of kills
         return {}
     first = [*before, row][0]["losses"]
     return {"loss_difference": max(abs(ours / one - 1) for ours, one in zip(row["losses"], first, strict=True))}
@@ -177,7 +179,7 @@ _GRADIENTS: tuple[dict[str, Any], ...] = (
     {"compression": "fp16"},
     {"compression": "powersgd"},
 )
-_PARTS = {"layouts": _layouts, "kills": _killed, "gradients": _gradients, "compile": _compiled, "text": _text}
+_PARTS = {"layouts": _layouts, "kills": _killed, "gradients": _gradients, "text": _text}
 
 if __name__ == "__main__":
     main()

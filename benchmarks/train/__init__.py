@@ -1,0 +1,1 @@
+"""Training over workers: whether each layout learns what one process does."""
