@@ -31,10 +31,14 @@ def test_each_request_is_counted_once_and_leaves_an_impression(stack: Stack) -> 
 
 def test_the_doors_serve_the_metrics_of_the_whole_node(stack: Stack) -> None:
     """`/metrics` at the door renders the families of the gateways and of the engine, as the node's endpoint does."""
-    text = stack.rest.get("/metrics").text
+    # an engine has counts once it was asked
+    stack.recommend(recent_item_ids=["50", "181", "172", "174"], deadline_ms=4_000)
+    names = ("tailrace_requests_total", "tailrace_stage_seconds_bucket", "vllm:num_requests_running")
+    text = wait_for(
+        lambda: shown if all(name in (shown := stack.rest.get("/metrics").text) for name in names) else None,
+        what=f"the metrics {names}",
+    )
 
-    for name in ("tailrace_requests_total", "tailrace_stage_seconds_bucket", "vllm:num_requests_running"):
-        assert name in text
     assert len(re.findall(r"^tailrace_bundle_info\{.*\} 1\.0$", text, re.MULTILINE)) == 1
 
 
