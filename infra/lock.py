@@ -55,9 +55,7 @@ def main(options: list[str]) -> None:
         brought = _compile([_TORCH], _LINUX, *held).keys() - _compile([_TORCH], _WITHOUT_CUDA, *held).keys()
         lock, done = _HEADER, set[str]()
         for part, wanted in ((IMAGE_PART, image), (SERVERS_PART, runtime), (DEV_PART, [*runtime, *dev])):
-            named = {name_of(line) for line in wanted} - {
-                _TORCH
-            }  # a tool may be what torch's wheel for CUDA brings: Triton
+            named = {name_of(line) for line in wanted} - {_TORCH}  # a tool may be what CUDA's wheel brings: Triton
             leave_out = [word for name in sorted(({_TORCH} | brought) - named) for word in ("--no-emit-package", name)]
             pins = _compile(wanted, _LINUX, *held, "--generate-hashes", *leave_out)
             lock += f"{part}\n" + "".join(pins[name] for name in sorted(pins.keys() - done))
