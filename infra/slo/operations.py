@@ -25,6 +25,11 @@ class Alert:
     summary: str
 
 
+_REFUSED_FILES = " or ".join(
+    f'label_replace(max(tailrace_{file}_file_state) > 0, "file", "{file}", "", "")'
+    for file in ("keys", "surfaces", "experiments")
+)
+
 ALERTS = (
     Alert(
         name="TailraceTargetDown",
@@ -158,6 +163,13 @@ ALERTS = (
         lasts="0s",
         severity="ticket",
         summary="{{ $labels.task }} failed in the background of a gateway, and is as it was before",
+    ),
+    Alert(
+        name="TailraceFileRefused",
+        expr=_REFUSED_FILES,
+        lasts="1m",
+        severity="ticket",
+        summary="The file of {{ $labels.file }} is refused: what it was before holds, but no gateway starts with it",
     ),
     Alert(
         name="TailraceImpressionsLost",

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 from services.observability.metrics import (
+    AccessMetrics,
     BackgroundMetrics,
     EdgeMetrics,
     EngineMetrics,
@@ -35,6 +36,7 @@ def exported() -> dict[str, set[str]]:
     """Return every series name that our processes may export, with its labels."""
     registry = CollectorRegistry()
     holders = (
+        AccessMetrics(registry),
         GatewayMetrics(registry),
         TextMetrics(registry),
         StreamMetrics(registry),
