@@ -151,9 +151,16 @@ def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: 
     return order[kept], scores[kept]
 
 
-def merge(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, available: np.ndarray) -> Sequence[ItemRanking]:
-    """Take the first k allowed items over the rankings in turn, none twice: what is left of each. Later rankings are drawn only when needed.
+def merge(
+    rankings: Iterable[ItemRanking],
+    allowed: np.ndarray,
+    k: int,
+    available: np.ndarray,
+    num_enough: int | None = None,
+) -> Sequence[ItemRanking]:
+    """Take the first k allowed items over the rankings in turn, none twice: what is left of each.
 
+    Later rankings are drawn only where those before have fewer than `num_enough` such items (None: fewer than k).
     `available` (at least as many items, bool) is the live catalogue now: what was hidden since `allowed` was made is left out too.
     A later ranking's scores are moved down where needed, so that scores never rise along the list.
     """
@@ -173,7 +180,7 @@ def merge(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int, availabl
                 scores = np.minimum(scores + min(0.0, last - scores[0]), last)  # the sum may round up
             parts.append(ItemRanking(ranking.tier, indices[kept], np.minimum.accumulate(scores)))
             num_taken += len(kept)
-        if num_taken == k:
+        if num_taken >= (k if num_enough is None else min(k, num_enough)):
             break
     return parts
 

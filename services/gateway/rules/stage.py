@@ -23,6 +23,8 @@ from services.gateway.rules.pin import pin
 from services.gateway.rules.slate import Known, Slate
 
 _OF_SHARES = frozenset({Tier.POPULAR, Tier.SIMILAR})
+_ENOUGH_A_PLACE = 5
+"""Candidates for each place of the list: where the tiers before rank so many, rules need none of the next."""
 _LEAST_SHARE = 1e-12
 """What a share counts as at least: its logarithm must be finite."""
 
@@ -104,7 +106,8 @@ def apply_rules(
     answer, they never rise along the list. `draw`, uniform in [0, 1), decides what exploration shows.
     """
     scaled = (_as_logs(one) for one in rankings) if rules.reorder else rankings
-    parts = merge(scaled, known.showable, num_candidates, known.available)
+    num_enough = _ENOUGH_A_PLACE * num_wanted if exploration is None else num_candidates
+    parts = merge(scaled, known.showable, num_candidates, known.available, num_enough)
     before = slate = Slate(*_joined(parts), num_wanted)
     if rules.pins:
         slate = pin(slate, rules, known)
