@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.contracts.recommend import Tier
-from services.gateway.request.candidates import ItemRanking, best_allowed, choose, merge_history
+from services.gateway.request.candidates import ItemRanking, best_allowed, choose, merge, merge_history
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,15 @@ def test_the_list_is_the_first_k_allowed_over_all_rankings(
 
 
 def test_later_rankings_are_not_computed_when_the_list_is_full() -> None:
-    """A ranking that is not needed is never drawn from the iterator."""
+    """A ranking that is not needed is never drawn from the iterator; nor is one where those before have enough."""
 
     def rankings():  # type: ignore[no-untyped-def]  # a generator that must not be drawn twice
         yield ItemRanking.in_order(Tier.LLM, {1: 0.5, 2: 0.4})
         raise AssertionError
 
     assert len(choose(rankings(), np.ones(5, dtype=bool), 2, np.ones(9, dtype=bool))) == 2
+    (part,) = merge(rankings(), np.ones(5, dtype=bool), 5, np.ones(9, dtype=bool), num_enough=2)
+    assert part.indices.tolist() == [1, 2]
 
 
 @given(st.permutations(range(40)), st.sets(st.integers(0, 39)), st.integers(1, 6))
