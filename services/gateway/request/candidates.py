@@ -164,6 +164,7 @@ def merge(
     `available` (at least as many items, bool) is the live catalogue now: what was hidden since `allowed` was made is left out too.
     A later ranking's scores are moved down where needed, so that scores never rise along the list.
     """
+    num_enough = k if num_enough is None else min(k, num_enough)
     parts: list[ItemRanking] = []
     num_taken = 0
     for ranking in rankings:
@@ -180,7 +181,7 @@ def merge(
                 scores = np.minimum(scores + min(0.0, last - scores[0]), last)  # the sum may round up
             parts.append(ItemRanking(ranking.tier, indices[kept], np.minimum.accumulate(scores)))
             num_taken += len(kept)
-        if num_taken >= (k if num_enough is None else min(k, num_enough)):
+        if num_taken >= num_enough:
             break
     return parts
 

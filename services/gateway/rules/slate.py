@@ -53,7 +53,7 @@ class Slate:
         order = (-scores).argsort(kind="stable")
         return Slate(self.indices[order], scores[order], self.num_wanted, self.pinned)
 
-    def only(self, places: Sequence[int]) -> "Slate":
+    def only(self, places: Sequence[int] | np.ndarray) -> "Slate":
         """Return the candidates of these places (from 0) in this order."""
         return Slate(self.indices[places], self.scores[places], self.num_wanted, self.pinned)
 
@@ -61,8 +61,7 @@ class Slate:
         """Return the candidates of these places (from 0) first, and the others behind them in their order."""
         is_left = np.ones(len(self.indices), dtype=bool)
         is_left[places] = False
-        order = np.concatenate((np.array(places, dtype=np.int64), np.flatnonzero(is_left)))
-        return Slate(self.indices[order], self.scores[order], self.num_wanted, self.pinned)
+        return self.only(np.concatenate((np.array(places, dtype=np.int64), np.flatnonzero(is_left))))
 
     def places(self, items: Collection[int]) -> dict[int, int]:
         """Return the place (from 1) that each of these items has in the whole, however many are wanted."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.access import Priority
@@ -188,7 +188,6 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=30)
 @given(CHANGES)
 def test_texts_of_new_items_are_composed_where_their_words_changed_alone(changes: list[tuple[str, Any]]) -> None:
     """After each change what is known is what would be found from the start; where no new item's words changed, no text is read."""
