@@ -1,11 +1,11 @@
-"""Searches the decoder's recipe by the validation labels alone.
+"""Searches the decoder's recipe, using only the validation labels.
 
     python -m pipelines.search --trials N [--tokenized FOLDER] [--recipes FILE] [--epochs N] [--device auto] [--seed 0]
 
-The data is what the last `tailrace pipeline` (`--until tokenize` is enough) wrote to the state folder, or `--tokenized`. The test labels
-take no part: the search works on a copy without them. The first trial is the recipe that the pipeline would take, from `--recipes`; one
-that validates below the median of those before it at the same epoch ends early. Trials are kept in the state folder, so that a killed
-search, started again, goes on, also within the trial that it was in, until N have ended in all. The best recipe is printed as TOML for
+The data is the output of the last `tailrace pipeline` in the state folder (`--until tokenize` is enough), or `--tokenized`. The
+search works on a copy without the test labels. The first trial is the recipe that the pipeline would use, from `--recipes`; a
+trial that validates below the median of earlier trials at the same epoch ends early. Trials are kept in the state folder, so a
+killed search resumes, also within a trial, until N trials have ended. The best recipe is printed as TOML for
 `tailrace pipeline --recipes FILE`.
 """
 
@@ -63,7 +63,7 @@ def main() -> None:
 def search(
     tokenized: Path, base: Recipe, folder: Path, num_trials: int, device: torch.device | None = None
 ) -> "optuna.Study":
-    """Go on until so many trials around this recipe have ended. `folder` keeps those of all searches, each by its data, recipe and training code."""
+    """Run trials until `num_trials` have ended. `folder` keeps the trials of all searches, by data, recipe and training code."""
     import optuna
     from optuna.trial import TrialState
 
@@ -76,7 +76,7 @@ def search(
         direction="maximize",
         pruner=optuna.pruners.MedianPruner(),
     )
-    # by the number of trials, so that a search that goes on draws what it has not drawn yet
+    # seeded by the number of trials, so that a resumed search draws new recipes
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))
     if not study.trials:
         study.enqueue_trial(_values(base.train))
@@ -166,7 +166,7 @@ def _values(base: TrainOptions) -> dict[str, Any]:
 
 
 def as_toml(recipe: Recipe) -> Iterator[str]:
-    """Yield the lines of a file of recipes that holds this one alone."""
+    """Yield the lines of a recipe file with only this recipe."""
     yield from ("[[recipe]]", f"name = {json.dumps(recipe.name)}")
     yield from _changes("decoder", TrainOptions(), replace(recipe.train, mask_seen=True))  # decided by the data
     yield from _changes("student", DistillOptions(), replace(recipe.distill, mask_seen=True))

@@ -34,7 +34,7 @@ class CodeBook:
         return tuple(len(level.prices_S) for level in self.levels)
 
     def append(self, texts: Sequence[str], taken: np.ndarray) -> np.ndarray:
-        """Return codes (N, depth) for new items by their texts, beside the `taken` ones, which stay."""
+        """Return codes (N, depth) for new items from their texts. The `taken` codes stay as they are."""
         return place(self.levels, self.encoder.encode(texts), taken)
 
     def save(self, path: Path) -> None:
@@ -81,7 +81,7 @@ def make_codes(embeddings_ND: np.ndarray, size: int, depth: int, seed: int) -> t
 
 
 def describe(codes: np.ndarray, level_sizes: Sequence[int]) -> dict[str, Any]:
-    """Return balance, dead codes and collisions: by level how full the fullest code is beside the mean and how many have no item."""
+    """Return balance, unused codes and collisions; balance is by level the size of the largest code over the mean."""
     levels = []
     for number, size in enumerate(level_sizes):
         loads = np.bincount(codes[:, number], minlength=size)

@@ -1,10 +1,10 @@
-"""An embedding of each item from its text and from who uses it, such that a new item has one from its text alone.
+"""Embeds each item from its text and from its users; a new item needs only its text.
 
-Training takes both parts too: the text's (pipelines.training.start.text_rows) and that of use (pipelines.training.start.from_interactions).
+Training uses both parts too: text (pipelines.training.start.text_rows) and use (pipelines.training.start.from_interactions).
 
-Text: hashed words and pairs of words, weighted by rarity, reduced by a truncated SVD. Use: the truncated SVD of users by items, on training
-events only. What use says of an item is predicted from its text by ridge regression, and the more events an item has, the more its own
-use counts. Both parts are of length 1.
+Text: hashed words and pairs of words, weighted by rarity, reduced by a truncated SVD. Use: the truncated SVD of users by items,
+on training events only. Ridge regression predicts an item's use part from its text; the more events an item has, the more its
+own use counts. Both parts have length 1.
 
 Shape suffixes: N items, W hashed words, T size of the text part, U size of the part of use.
 """
@@ -61,7 +61,7 @@ class ItemEncoder:
 
 
 def texts_of(items: pl.DataFrame) -> list[str]:
-    """Return each item's title, categories and text as one text, in the order of the rows. A title that is the id describes nothing and is left out."""
+    """Join title, categories and text of each item, in row order. A title that equals the id describes nothing and is skipped."""
     rows = items.select("item_id", "title", "categories", "text").iter_rows()
     return [
         " ".join(("" if title == item_id else title, *categories, text if text and text != title else ""))
@@ -70,12 +70,12 @@ def texts_of(items: pl.DataFrame) -> list[str]:
 
 
 def save_texts(texts: Sequence[str], tokenized: Path) -> None:
-    """Write the items' texts, in the catalogue's order, beside it."""
+    """Write the items' texts, in the catalogue's order, next to the catalogue."""
     pl.DataFrame({"text": texts}, schema={"text": pl.String}).write_parquet(tokenized / _TEXTS)
 
 
 def read_texts(tokenized: Path) -> list[str]:
-    """Read what `save_texts` wrote; nothing where there is no file."""
+    """Read the texts that `save_texts` wrote; empty without a file."""
     path = tokenized / _TEXTS
     return pl.read_parquet(path)["text"].to_list() if path.exists() else []
 
@@ -143,7 +143,7 @@ def _svd(matrix: sparse.csr_matrix, size: int, seed: int) -> tuple[np.ndarray, n
     from sklearn.utils.extmath import randomized_svd
 
     rank = min(size, *matrix.shape)
-    with threadpool_limits(1):  # sums in one order: a fit that goes on has the vectors that it began with
+    with threadpool_limits(1):  # fixed summation order: a resumed fit has the vectors that it began with
         left, strengths, right = randomized_svd(matrix, rank, random_state=seed)
     return left.astype(np.float32), strengths.astype(np.float32), right.astype(np.float32)
 

@@ -1,7 +1,8 @@
-"""A path of its own for each item: at the last level an item takes the cheapest code that no other item with the same prefix has.
+"""Gives each item a unique path: at the last level an item takes the cheapest code that is free under its prefix.
 
-Items that share a prefix choose in their order. Where all last codes of a prefix are taken, the item goes to the next cheapest code of the level
-before, and where that level has no room either, of the one before it: many items may have one text. Paths that are taken stay taken, so new items never move old ones.
+Items that share a prefix choose in item order. If all last codes of a prefix are taken, the item moves to the next cheapest
+code one level up, and if that level is full too, one level further up: many items may have the same text. New items never move
+existing items.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ _CHUNK = 8_192
 
 
 def place(levels: Sequence[CodeLevel], embeddings_ND: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Return the path (N, depth) int32 of each item, none of them among `taken` (M, depth). Raises StageFailed when no path is left."""
+    """Return a path (N, depth) int32 for each item, disjoint from `taken` (M, depth). Raises StageFailed when no path is left."""
     used = _Used(levels, taken)
     starts = range(0, len(embeddings_ND), _CHUNK)
     placed = [_place_some(levels, embeddings_ND[start : start + _CHUNK], used) for start in starts]
@@ -35,7 +36,7 @@ def _place_some(levels: Sequence[CodeLevel], embeddings_ND: np.ndarray, used: "_
 
 
 def _place_elsewhere(levels: Sequence[CodeLevel], embedding_D: np.ndarray, path: np.ndarray, used: "_Used") -> None:
-    """Change as few of the last codes as needed: the last but one to the cheapest with room, else the one before it too."""
+    """Change as few trailing codes as needed: the second-last code to the cheapest with room, else the code before it too."""
     residuals_1D = [embedding_D[None]]
     for number, level in enumerate(levels[:-2]):
         residuals_1D.append(level.leave(residuals_1D[-1], path[number : number + 1]))

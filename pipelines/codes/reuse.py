@@ -41,14 +41,14 @@ def new_codes(
     options: CodesOptions,
     kept: KeptCodes | None,
 ) -> tuple[CodeBook, np.ndarray]:
-    """Return the code book and the items' codes: of the kept one, where there is one of this depth, else of a new one."""
+    """Return the code book and the items' codes; the kept code book is reused if it has this depth."""
     if kept is None or len(kept.book.levels) != depth:
         return make_code_book(texts, sequences, depth, options)
     return kept.book, extended_codes(item_ids, texts, kept)
 
 
 def extended_codes(item_ids: Sequence[str], texts: Sequence[str], kept: KeptCodes) -> np.ndarray:
-    """Return each item's code: the kept one, or a new one beside all kept ones, also those of items that are gone."""
+    """Return each item's code: the kept code, or a new code distinct from all kept codes, including codes of removed items."""
     old = np.array([kept.catalogue.index_of.get(item_id, -1) for item_id in item_ids], dtype=np.int64)
     codes = np.empty((len(item_ids), kept.catalogue.depth), dtype=np.int32)
     codes[old >= 0] = kept.catalogue.codes[old[old >= 0]]

@@ -2,18 +2,18 @@
 
     catalogue.parquet   every item, also those without events (models.catalogue)
     examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows),
-                        weights (of each item of a training row with what weight it is learned from, 0: it is not; null: all with 1),
-                        counts (what each of them counts in popularity and similar items; null: all 1),
-                        dislikes (of a training row {item, place, weight}: the item that is learned against, how many items of the history came before,
-                        and how much; null: none),
-                        idle_s (seconds from the user's event before to the target, null in training rows)
-    split.json          the kind of the split, the cuts of global-time, and whether the data has repeats, with the reason (pipelines.scoring.repeats)
+                        weights (of each item of a training row: its training weight, 0 for excluded items; null: all 1),
+                        counts (the weight of each item in popularity and similar items; null: all 1),
+                        dislikes (of a training row {item, place, weight}: the item to learn against, its position in the
+                        history, its weight; null if there are no dislikes),
+                        idle_s (seconds from the user's previous event to the target, null in training rows)
+    split.json          the kind of the split, the cuts of global-time, and whether users repeat items (pipelines.scoring.repeats)
     item_texts.parquet  the text of each item, in the catalogue's order
     codes.json          the codes' depth and why, their balance, dead codes and collisions
     code_book.safetensors   where the depth is above 1 (pipelines.codes)
 
-Codes of depth 1 are one token an item. Everything after this stage reads the depth from the catalogue. How histories
-are read is an argument, `read_histories`.
+Codes of depth 1 are one token per item. Later stages read the depth from the catalogue. The argument `read_histories` reads
+the histories.
 """
 
 import json
@@ -91,7 +91,7 @@ def tokenize(
 
 
 def _save_refit(catalogue: Catalogue, examples: pl.DataFrame, texts: list[str], out: Path) -> None:
-    """Write the folder of what learns from all events, beside the files that it shares."""
+    """Write the folder for the stages that learn from all events, with links to the shared files."""
     folder = out / REFIT
     folder.mkdir(exist_ok=True)
     save_texts(texts, folder)
@@ -103,7 +103,7 @@ def _save_refit(catalogue: Catalogue, examples: pl.DataFrame, texts: list[str], 
 
 
 def describe_split(tokenized: Path) -> list[str]:
-    """Return a sentence on seen items, after one on the global time split: what was learned, validated and tested when."""
+    """Return a sentence on the periods of a global time split, and a sentence on seen items."""
     about = read_split(tokenized)
     if about["kind"] == SplitKind.LEAVE_ONE_OUT:
         return [describe_repeats(about)]
@@ -139,7 +139,7 @@ def describe_codes(tokenized: Path) -> str:
     dead = "+".join(str(level["dead"]) for level in report["levels"])
     fullest = ", ".join(f"{level['fullest_to_mean']:.1f}" for level in report["levels"])
     sizes = " x ".join(str(level["size"]) for level in report["levels"])
-    apart = f"{report['collisions_before_last_level']} items differ in the last level alone"
+    apart = f"{report['collisions_before_last_level']} items differ only in the last level"
     return f"{chosen}: {sizes}, {dead} dead, the fullest of each level {fullest} times the mean; {apart}"
 
 
@@ -152,7 +152,7 @@ def with_histories(rows: pl.DataFrame, read_histories: ReadHistories) -> pl.Data
 
 
 def to_indices(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
-    """Replace item ids by indices in the catalogue's order; a history's items outside the catalogue are left out."""
+    """Replace item ids by indices in the catalogue's order; items outside the catalogue are dropped from histories."""
     ordered = items["item_id"].sort()
     index = pl.int_range(len(ordered), dtype=pl.Int32, eager=True)
     return rows.select(
@@ -202,9 +202,10 @@ def with_dislikes(
     items: pl.DataFrame,
     cuts: Cuts | None = None,
 ) -> pl.DataFrame:
-    """Add `dislikes`: each in the training row of its user that holds the event before it, so that no row learns against what came after a label that judges it.
+    """Add `dislikes` to the training row that holds the user's previous event, so that no row learns from events after its label.
 
-    One that a positive event of the training rows takes back is left out. Those before all events of a user are in the first row.
+    A dislike is skipped if a later positive event of the training rows revokes it. Dislikes before all events of a user are in
+    the first row.
     """
     if cuts is not None:
         dislikes = dislikes.filter(pl.col("event_time") < cuts.valid_from)
@@ -253,7 +254,7 @@ def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:
 
 
 def num_events(examples: pl.DataFrame, num_items: int) -> np.ndarray:
-    """Return each item's number of training events (num_items,), each by what it counts."""
+    """Return each item's weighted number of training events (num_items,)."""
     rows = examples.filter((pl.col("split") == Split.TRAIN) & (pl.col("history").list.len() > 0))
     trained = rows["history"].explode().to_numpy()
     if not rows["counts"].is_not_null().any():

@@ -1,7 +1,8 @@
-"""Ranks the test users' labels with the models of the live bundle, and compares the new ones with them user by user.
+"""Ranks the test labels with the live bundle's models, and compares the new models with them user by user.
 
-The champion is the pair of that bundle that its gate judged: the one that serves has learned the newest event of each user who did nothing since, which are test labels now.
-It ranks the items that its own catalogue has; an item that it lacks comes last.
+The champion is the bundle's evaluated pair, not its serving pair: the serving pair has learned the newest event of each user,
+and for users without newer events that event is a test label now. The champion ranks the items of its own catalogue; an item
+outside it ranks last.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ log = structlog.get_logger()
 
 
 def compare(challenger: Trained, held_out: HeldOut, evaluated: Path, champion: Bundle) -> list[dict[str, Any]]:
-    """Return rows {model, champion, num_users, champion_ndcg, challenger_ndcg, low, high}; the last two bound the difference at 95 %, paired.
+    """Return rows {model, champion, num_users, champion_ndcg, challenger_ndcg, low, high}; low and high bound the paired difference (95 %).
 
-    A champion that cannot be read is logged, and nothing is compared.
+    An unreadable champion is logged, and the comparison is skipped.
     """
     now = load_catalogue(challenger.tokenized / "catalogue.parquet")
     cases, ranks = held_out.open(f"comparison with {champion.version}"), read_ranks(evaluated)

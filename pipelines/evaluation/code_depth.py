@@ -1,4 +1,4 @@
-"""Which depth of codes serves: where two are possible, a decoder of each is trained and the one with the higher validation NDCG@10, as served, is taken.
+"""Chooses the depth of codes: if two are possible, a decoder of each is trained, and the higher validation NDCG@10 as served wins.
 
 depth.json   ndcg10 by depth, the number of cases, and the chosen depth
 """

@@ -35,15 +35,15 @@ def decoder_ms(
     stride: int,
     repeats: bool,
 ) -> dict[str, float]:
-    """Return, by slice of the length of history, the median milliseconds over users drawn from it.
+    """Return the median milliseconds of one request by slice of history length, over users sampled from the slice.
 
     Args:
         decoder_dir: Its checkpoint.
         catalogue: The items.
-        histories: Those of the test cases.
-        slices: By name, which test cases belong to it.
+        histories: The histories of the test cases.
+        slices: By name, a mask over the test cases.
         max_items: The prompt's window in items.
-        stride: By how many items that moves.
+        stride: The number of items by which the window moves.
         repeats: Whether seen items are ranked too.
     """
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)

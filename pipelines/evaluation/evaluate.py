@@ -1,12 +1,12 @@
-"""Stage 6: evaluates decoder and student beside their baselines, under one protocol.
+"""Stage 6: evaluates decoder, student and baselines under one protocol.
 
-    report.json      metrics by model, and the decoder's gain over its student by slice, with what it costs
+    report.json      metrics by model, and the decoder's gain over its student by slice, with its cost
     ranks.parquet    by model, the rank of each test case's label as served
     slices.parquet   by slice, whether each test case belongs to it
 
-The label of the test split (pipelines.data.examples) is ranked among ALL items, with the items of the history removed
-(masked) and without; where the data has repeats the main metrics are those without. Baselines learn from the same training sequences as the models.
-Beside the ranks, the lists that would be shown are measured (variety.py).
+The label of the test split (pipelines.data.examples) is ranked among ALL items, masked (items of the history removed) and
+unmasked; if users repeat items, the main metrics are unmasked. Baselines learn from the same training sequences as the models.
+The variety of the lists is measured too (variety.py).
 """
 
 import json
@@ -42,13 +42,13 @@ _RANKS, _SLICES = "ranks.parquet", "slices.parquet"
 _PROTOCOL = "{split}, all items ranked, test split, mean rank on ties; ndcg@10_interval: 95 % bootstrap"
 _SPLITS = {
     SplitKind.LEAVE_ONE_OUT: "leave one out by time",
-    SplitKind.GLOBAL_TIME: "one cut in time for all users, models trained on what is before it",
+    SplitKind.GLOBAL_TIME: "one cut in time for all users, models trained on earlier events",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The folders of what is evaluated, and the prompt's shape."""
+    """The folders of the evaluated models, and the prompt's shape."""
 
     tokenized: Path
     decoder_dir: Path

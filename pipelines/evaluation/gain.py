@@ -1,11 +1,12 @@
-"""The gain of one model over another on the same users, by slice: paired, so that what is hard for both counts for neither. Pure; numpy only.
+"""The paired gain of one model over another on the same users, by slice. Pure; numpy only.
 
-A slice is a share of the test cases, by what is known of the user (history length, time since the last event) or of the label (how often training
-saw it).
+A slice is a subset of the test cases, by properties of the user (history length, time since the last event) or of the label
+(its number of training events).
 
-What a request's routing may depend on is the slices by length of history. The decoder pays in one where its gain is worth its processor time: NDCG@10 less a
-price for each millisecond. Validation labels choose the slices where that is above 0; test labels judge those, by Holm's method (1979), so of all runs
-in which the decoder is worth nothing anywhere at most 2.5 % call it for some histories, however many slices there are.
+Routing may depend only on slices by history length. The decoder pays in a slice if its gain in NDCG@10 exceeds a price for each
+millisecond of processor time. Validation labels choose the slices where the net gain is above 0; test labels then test these
+slices by Holm's method (1979). If the decoder has no net gain anywhere, at most 2.5 % of runs route any slice to it, for any
+number of slices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from pipelines.scoring.metrics import interval
 MIN_CASES = 30
 """Of fewer cases the bootstrap knows too little: of a single one it has no width at all."""
 _LEVEL = 0.025
-"""Of the one-sided tests of all slices together."""
+"""Family-wise level of the one-sided tests over all slices."""
 _LENGTHS = (0, 10, 50, 200)
 """From how many known items on a history belongs to the next slice."""
 _HEAD, _TORSO = 0.5, 0.9
@@ -43,7 +44,7 @@ HISTORIES = {
 
 
 def slices_of(cases: Cases, popularity: np.ndarray) -> dict[str, np.ndarray]:
-    """Return, by slice, which cases belong to it (bool). `popularity` is each item's number of training events. Empty slices are left out."""
+    """Return a mask over the cases for each non-empty slice. `popularity` is each item's number of training events."""
     lengths = np.array([len(history) for history in cases.histories])
     named = {"all": np.ones(len(cases), dtype=bool)}
     for name, (first, last) in HISTORIES.items():
@@ -80,7 +81,7 @@ def gain_by_slice(llm: np.ndarray, student: np.ndarray, slices: Mapping[str, np.
 def with_cost(
     rows: Sequence[Mapping[str, Any]], validated: Sequence[Mapping[str, Any]], decoder_ms: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """Return the rows, those of history lengths with `decoder_ms` of one request and `valid_llm_minus_student`, the same difference on validation labels (None: of too few).
+    """Add `decoder_ms` of one request and `valid_llm_minus_student` (None: too few labels) to the rows of history lengths.
 
     `validated` are the rows of the validation labels.
     """
@@ -113,7 +114,7 @@ def weigh(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> list[d
 
 
 def histories_that_pay(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> list[str]:
-    """Return the slices by length of history in which the decoder is shown to be worth its time."""
+    """Return the slices by history length in which the decoder's gain is significant after the price of its time."""
     return [row["slice"] for row in weigh(rows, price_ndcg_per_ms) if row["pays"]]
 
 
@@ -123,14 +124,14 @@ def llm_pays(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> lis
 
 
 def describe_gain(rows: Sequence[Mapping[str, Any]], price_ndcg_per_ms: float) -> str:
-    """Return a sentence: for which lengths of history the decoder is worth its time."""
+    """Return a sentence that names the history lengths for which the decoder is worth its time."""
     better = [f"{row['slice']} ({row['net']:+.4f})" for row in weigh(rows, price_ndcg_per_ms) if row["pays"]]
     found = ", ".join(better) if better else "none"
     return f"the decoder's NDCG@10 above its student's, less {price_ndcg_per_ms:g} a millisecond of its time, is shown to be above 0 for: {found}"
 
 
 def _p_value(net: float, std_error: float, num_cases: int) -> float:
-    """Return how likely a mean of at least this is where the true one is 0: a one-sided t-test."""
+    """Return the p-value of a one-sided t-test against a true mean of 0."""
     if not std_error:
         return 0.0 if net > 0 else 1.0
     return float(stdtr(num_cases - 1, -net / std_error))

@@ -1,7 +1,7 @@
-"""The gate before publication: decoder and student each against a floor, the live bundle's and the reference's. Pure.
+"""The gate before publication: tests decoder and student against a floor, the live bundle and the reference. Pure.
 
-The live bundle is another one each night, so small losses add up; the reference is moved by a person alone, and its bound has no interval: with enough
-nights chance would pass what it forbids.
+The live bundle changes each night, so small losses add up. Only a person moves the reference, and its bound has no interval:
+over many nights, chance would otherwise let a forbidden loss pass.
 """
 
 import math
@@ -17,19 +17,19 @@ BASELINES = ("popularity", "bigram", "item_knn")
 MODELS = ("decoder", "student")
 """What is judged."""
 BEST = "best"
-NOT_PUBLISHED = "nothing was published (--force publishes all the same)"
+NOT_PUBLISHED = "nothing was published (--force publishes anyway)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions:
-    """The bounds, as shares.
+    """The bounds, as fractions.
 
     Args:
-        baseline: Of which the floors are shares; `best` is the best of all.
-        decoder_floor: The decoder's NDCG@10 must be above this share of the baseline's.
+        baseline: The baseline of the floors; `best` is the best baseline.
+        decoder_floor: The decoder's NDCG@10 must exceed this fraction of the baseline's.
         student_floor: The same for the student.
-        max_loss: A model is refused when it is worse than the live bundle's by more than this share, and its 95 % interval is below 0.
-        max_reference_loss: A model is refused when it is worse than the reference's by more than this share.
+        max_loss: A model fails if its loss against the live bundle exceeds this fraction and the 95 % interval is below 0.
+        max_reference_loss: A model fails if its loss against the reference exceeds this fraction.
     """
 
     baseline: str = BEST
@@ -114,7 +114,7 @@ def next_steps(
         steps.append(
             f"--baseline {beaten[-1]} asks for less: both models beat {' and '.join(beaten)}"
             if beaten
-            else "no baseline is beaten by both models, so --baseline is no way on: look at what the run found of events and roles"
+            else "no baseline is beaten by both models, so --baseline cannot help: check the run's counts of events and roles"
         )
     epochs = {"decoder": "--epochs", "student": "--student-epochs"}
     steps += [f"{epochs[name]} trains the {name} longer, --{name}-floor asks for less of it" for name in low]

@@ -1,9 +1,10 @@
-"""The test labels of a run: read here alone, at most once a run, and each time with a line in `test_set.jsonl` beside the stages.
+"""Reads the test labels of a run, at most once a run, and appends a line to `test_set.jsonl` each time.
 
-Whoever chooses among many models by their test scores fits the test set, so the record says how often each label was opened, when and by which command.
-A label is a user and an item: `test_labels/` has the hashes of all labels of each test set, under the name that the lines have, so a user's new event ends the
-count of that user's label alone. A run whose models were scored before, and which has no live bundle to compare with, opens nothing. Of more than `MOST_USERS`
-users some are taken, evenly and always the same: to rank 10^6 items for a user with every model takes 16 ms.
+Choosing among many models by their test scores overfits the test set, so the file records how often each label was opened, when
+and by which command. A label is a user and an item: `test_labels/` has the hashes of all labels of each test set, named as in
+the lines, so a user's new event resets the count of only that user's label. A run whose models were scored before, without a
+live bundle to compare with, does not open the labels. Above `MOST_USERS` users, a fixed, evenly spaced sample is used: ranking
+10^6 items for a user with every model takes 16 ms.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ _LABELS = "test_labels"
 MOST_USERS = 50_000
 _NUM_LISTED = 20
 _SHOWN = ("at", "command", "purpose")
-"""What the record has of an opening's line."""
+"""One line of the record: an opening of the test set."""
 
 
 class HeldOut:
@@ -114,7 +115,7 @@ class HeldOut:
 
 
 def read_ledger(path: Path) -> list[dict[str, str]]:
-    """Read all lines, oldest first; one that a power loss cut off is left out."""
+    """Read all lines, oldest first; a line truncated by a power loss is skipped."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:

@@ -1,8 +1,9 @@
-"""What the top ten of all test users hold, hits or not: how much of the catalogue, and whose mix of popular and rare items. Pure; numpy only.
+"""Coverage and calibration of the test users' top ten lists. Pure; numpy only.
 
-Coverage is the share of the catalogue that is in at least one list. Calibration is C_KL of Steck, "Calibrated Recommendations" (RecSys 2018, equations 5 and 6),
-over the shelves head, torso, tail and new instead of genres, which not all data has: with p the shares of the user's history and q those of the list,
-sum(p * ln(p / (.99 q + .01 p))), the mean over users. It is 0 where each list has its user's own mix, and at most ln(100) = 4.6.
+Coverage is the fraction of the catalogue in at least one list. Calibration is C_KL of Steck, "Calibrated Recommendations"
+(RecSys 2018, equations 5 and 6), over the popularity groups head, torso, tail and new instead of genres, which some data sets
+lack: with p the distribution of the user's history and q that of the list, sum(p * ln(p / (.99 q + .01 p))), the mean over
+users. It is 0 if each list has its user's own mix, and at most ln(100) = 4.6.
 """
 
 import math
@@ -16,7 +17,7 @@ from pipelines.scoring.metrics import Scorer, interval
 
 _LENGTH = 10
 _SMOOTHING = 0.01
-"""Steck's alpha: the history's share in the list's mix, so that an absent shelf is no infinite divergence."""
+"""Steck's alpha: the weight of the history in the list's mix, which keeps the divergence finite for an absent group."""
 
 
 class ListedScorer:
@@ -69,7 +70,7 @@ def best_items(scores: np.ndarray, excluded: Sequence[int] | np.ndarray) -> np.n
     ranked[np.asarray(excluded, dtype=np.int64)] = -np.inf
     size = max(1, math.isqrt(len(ranked) // _LENGTH))
     highest = np.fmax.reduceat(ranked, np.arange(0, len(ranked), size))
-    blocks = _highest(highest)  # any other block's items have ten above or beside them
+    blocks = _highest(highest)  # items of any other block have at least ten items above or equal to them
     items = (blocks[:, None] * size + np.arange(size)).ravel()
     items = items[items < len(ranked)]
     best = items[_highest(ranked[items])]

@@ -21,7 +21,7 @@ def as_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def as_markdown(found: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
-    """Return the report as Markdown; `pictures` are file names by metric, shown beside the differences."""
+    """Return the report as Markdown; `pictures` are file names by metric, shown next to the differences."""
     blocks = ["# Experiment report"]
     for title, rows, sentences in _parts(found):
         blocks.append(f"## {title}")

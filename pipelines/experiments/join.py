@@ -1,11 +1,12 @@
-"""Impressions joined with the clicks that followed: one row for each shown item, one Parquet file for each day (UTC) of impressions.
+"""Joins impressions with the clicks that followed: one row per shown item, one Parquet file per day (UTC) of impressions.
 
-A click with a `request_id` belongs to that request's impression of the item; one without to the newest impression of the item to the same user. Both within
-a window after it was shown. Left out are clicks after the window, before the impression, of items that it did not show, of other users, of requests
-that are not in the log, and repeated event ids (the earliest counts). Repeated impressions count once.
+A click with a `request_id` belongs to that request's impression of the item; a click without it belongs to the newest impression
+of the item to the same user. Both must fall within a window after the impression. Excluded are clicks after the window, before
+the impression, on items that the impression lacks, by other users, of requests that are not in the log, and repeated event ids
+(the earliest counts). Repeated impressions count once.
 
-One day is in memory at a time, with the window around it. A day whose window has passed does not change any more, unless events come late: joining
-it again replaces its file. Columns that the impressions lack, from before they were recorded, are null. User ids are the product's own.
+One day and its window are in memory at a time. A day whose window has passed changes only if events come late: joining it again
+replaces its file. Columns that old impressions lack are null. User ids are the product's own.
 
 | column | content |
 |---|---|
@@ -64,7 +65,7 @@ IMPRESSION = ["request_id", "user_id", "shown_time_ms"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """One day: its file, its impressions, and of the clicks of its hours and the window after them those that joined it."""
+    """One day: its file, its impressions, and the clicks within its hours and window that joined it."""
 
     path: Path
     num_impressions: int
@@ -199,11 +200,11 @@ def earliest(clicks: pl.DataFrame) -> pl.DataFrame:
 
 
 def followed(items: pl.DataFrame, clicks: pl.DataFrame, window_ms: int) -> pl.DataFrame:
-    """Return what belongs to which shown item: the one rule by which all that judges by clicks joins them.
+    """Return the clicks of each shown item. Every click-based evaluation joins by this rule.
 
     Args:
         items: A row for each item of each impression: the columns of `IMPRESSION`, and `item_id`.
-        clicks: A row for each event id: `user_id, item_id, event_time_ms, value, request_id`. Ids may be texts or numbers, in both tables the same.
+        clicks: A row for each event id: `user_id, item_id, event_time_ms, value, request_id`. Ids have the same type in both tables.
         window_ms: How long after an impression a click still belongs to it.
 
     Returns:

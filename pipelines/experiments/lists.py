@@ -77,9 +77,9 @@ def read_lists(
 
     Args:
         table: The folder that `join` writes, or one file of it.
-        by: The column that names the variants compared: `variant`, or for example `bundle_version`.
-        experiment: Of which experiment the variant is, where `by` is `variant`; None: the whole column.
-        segments: Columns by which users are also looked at apart.
+        by: The column that names the compared variants: `variant`, or for example `bundle_version`.
+        experiment: The experiment to read if `by` is `variant`; None: the whole column.
+        segments: Columns that divide users into separately reported segments.
 
     Raises:
         DataError: There is no file, a column is missing, or no list is in a variant.
@@ -122,7 +122,7 @@ def read_lists(
 
 
 def _cut(table: pl.LazyFrame, name: str) -> float | None:
-    """Return where a column is cut off; None where nothing is."""
+    """Return the value at which a column is clipped; None without clipping."""
     column = pl.col(name)
     cut, most = table.filter(column > 0).select(at=column.quantile(CUT), most=column.max()).collect().row(0)
     return None if cut == most else float(cut)
@@ -182,7 +182,7 @@ def _escaped(text: str) -> str:
 
 
 def sums_by_day(lists: Lists, metric: str, users: pl.DataFrame | None = None) -> list[dict[str, UserSums]]:
-    """Return by day, of all days so far, each variant's sums; of `users`, rows of `lists.users`, or of all. Users without exposure are left out."""
+    """Return each variant's cumulative sums by day, for the rows `users` of `lists.users` or for all. Users without exposure are skipped."""
     rows, names = lists.users if users is None else users, METRICS[metric]
     found: list[dict[str, UserSums]] = [{} for _ in lists.days]
     for (variant,), part in rows.group_by("variant"):

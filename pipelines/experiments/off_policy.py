@@ -1,11 +1,12 @@
-"""What a policy would have earned that did not serve, from what was logged: inverse propensities, and what they cannot know.
+"""Off-policy evaluation: estimates the value of a policy that did not serve from logged propensities, or refuses to.
 
-Each list is weighted by the policy's probability of it over the probability with which it was shown: the estimates are IPS (Horvitz and Thompson 1952),
-SNIPS (Swaminathan and Joachims, NeurIPS 2015) and doubly robust (Dudik, Langford and Li, ICML 2011), with 95 % intervals by users, for one look.
+A list's weight is the policy's probability of it over its logged propensity. The estimates are IPS (Horvitz and Thompson 1952),
+SNIPS (Swaminathan and Joachims, NeurIPS 2015) and doubly robust (Dudik, Langford and Li, ICML 2011), with 95 % intervals by
+users, for one look.
 
-The weights also say what the log supports. If every list of the policy might have been shown, they are 1 on average; what is short of 1 is the policy's share that
-the log never shows, of which no estimate knows anything. Then there is a refusal in the place of numbers, and so there is where nothing was drawn at random.
-Pure; numpy only, but for `read_logged`.
+The mean weight also measures support. It is 1 if the log could have shown every list of the policy; a mean below 1 is the
+fraction of the policy that the log never shows, about which no estimate can say anything. Then the result is a refusal, as it is
+for a log without random draws. Pure; numpy only, except `read_logged`.
 """
 
 import math
@@ -21,9 +22,9 @@ from services.errors import DataError
 
 _NORMAL = 1.959964
 _REFUSED_AT = 2.575829
-"""Standard errors by which the mean weight may be below 1: 99 %, on two sides."""
+"""Standard errors by which the mean weight may be below 1: 99 %, two-sided."""
 MAX_SUPPORT_ERROR = 0.2
-"""Half width of the support's interval from which on nothing can be said of it."""
+"""Largest half width of the support's interval that still allows an estimate."""
 MIN_EFFECTIVE = 100.0
 _LIST = ["request_id", "user_id", "shown_time_ms"]
 
@@ -34,11 +35,11 @@ class Logged:
 
     Args:
         user: Number of the user.
-        reward: What the list earned.
-        propensity: With which probability it was shown (NaN: not recorded).
-        probability: With which the policy shows it.
-        reward_of_shown: A model's prediction for the list that was shown; None: no model.
-        reward_of_policy: Its prediction for the policy's lists, on average.
+        reward: The list's reward.
+        propensity: Probability with which the list was shown (NaN: not recorded).
+        probability: Probability with which the policy shows it.
+        reward_of_shown: A model's predicted reward of the shown list; None: no model.
+        reward_of_policy: The model's mean predicted reward of the policy's lists.
     """
 
     user: np.ndarray
@@ -90,7 +91,7 @@ def estimate(logged: Logged) -> OffPolicy:
         raise DataError("propensity", "the log has one outside of 0 to 1", "0.25: what was shown had a chance above 0")
     if not known.any() or (logged.propensity[known] >= 1).all():
         return refused(
-            "the log is deterministic: no list was drawn at random, so there are no propensities and no estimate"
+            "the log is deterministic: no list was drawn at random, so propensities and estimates do not exist"
         )
     if not known.all():
         return refused(
@@ -107,8 +108,8 @@ def estimate(logged: Logged) -> OffPolicy:
     effective = float(weight.sum() ** 2 / (weight @ weight)) if weight.any() else 0.0
     if support.value + _REFUSED_AT * error < 1:
         return refused(
-            f"no support: {1 - support.value:.1%} of what the policy shows ({max(0.0, 1 - support.high):.1%} to "
-            f"{min(1.0, 1 - support.low):.1%}) is never shown by the log",
+            f"no support: {1 - support.value:.1%} of the policy's lists ({max(0.0, 1 - support.high):.1%} to "
+            f"{min(1.0, 1 - support.low):.1%}) never occur in the log",
             support,
             effective,
         )

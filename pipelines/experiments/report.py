@@ -1,7 +1,7 @@
-"""What an experiment showed: each variant, and its difference to the control with intervals that hold over all looks. Pure.
+"""The report of an experiment: each variant's difference to the control, with intervals valid at every look. Pure.
 
-The report may be read every day, and the experiment ended by what it says. Clicks decide; the other metrics, each at the same level, explain. Segments are many
-tests of clicks at once: their p-values are corrected by Holm's method, which holds however they depend on each other.
+The report may be read every day, and may end the experiment on any day. Clicks decide; the other metrics, each at the same
+level, explain. Segments are many simultaneous tests of clicks: Holm's method corrects their p-values under any dependence.
 """
 
 import math
@@ -52,13 +52,13 @@ def difference(candidate: UserSums, control: UserSums, effect: float = EFFECT, a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is compared.
+    """The comparison to make.
 
     Args:
-        control: The variant that the others are compared with; empty: `control`, else the first by name.
-        shares: By variant, its share of the users; empty: equal ones.
-        segments: Columns, each of which divides the users.
-        effect: Share of the control's value that the tests are made for.
+        control: The baseline variant; empty: `control`, else the first by name.
+        shares: Traffic fraction by variant; empty: equal fractions.
+        segments: Columns that divide the users.
+        effect: Relative effect, as a fraction of the control's value, for which the tests are most powerful.
     """
 
     control: str = ""
@@ -79,7 +79,7 @@ def report(lists: Lists, options: Options) -> dict[str, Any]:
         raise InvalidRequest("control", f"{control} is no variant of the table", f"give one of {', '.join(variants)}")
     if len(variants) < 2:
         raise InvalidRequest(
-            "table", f"has one variant, {control}", "compare two, or give --aa for a test of the method alone"
+            "table", f"has one variant, {control}", "compare two, or give --aa to test only the method"
         )
     sums = {name: sums_by_day(lists, name) for name in METRICS}
     others = [name for name in variants if name != control]
@@ -166,7 +166,7 @@ def _notes(lists: Lists) -> list[str]:
     if several:
         notes.append(f"{several} users were in several variants and count in each: the shares changed, or the hash did")
     if lists.num_outside:
-        notes.append(f"{lists.num_outside} lists are in no variant and left out")
+        notes.append(f"{lists.num_outside} lists without a variant are excluded")
     cuts = {"values of a shown item": lists.cuts["value"], "latencies": lists.cuts["elapsed_ms"]}
     notes += [f"{name} above {cut:g} count as {cut:g}" for name, cut in cuts.items() if cut]
     return notes

@@ -1,15 +1,16 @@
-"""Tests and intervals that may be looked at after every event, with their error held over all looks together. Pure; scipy's functions only.
+"""Sequential tests and intervals: valid at every look, with one error level over all looks. Pure; scipy's functions only.
 
 Means. The estimate of a difference and its variance are compared with a mixture of all differences: Robbins' mixture (Annals of Mathematical Statistics
 41, 1970), as the mixture SPRT of Johari, Pekelis and Walsh (arXiv 1512.04922) and as the one-sided normal mixture with its closed bound of Howard, Ramdas,
 McAuliffe and Sekhon (Annals of Statistics 49, 2021, section 3.2 and equation 14). Estimates are means over many users, so this is asymptotic
 (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, arXiv 2103.06476): values must be bounded or cut off, and there must be some hundred users.
 
-Counts of users. By a salted hash a user is in a variant with a known probability, independently of all others: so are the variants of the users to whom
-something happened, in the order in which it first did, however their events depend on each other. This test is exact for any number of users
-(Lindon and Malek, arXiv 2011.03567, here one-sided), and so is that of a sample-ratio mismatch.
+Counts of users. A salted hash puts each user into a variant with a known probability, independently of all other users. So the
+variants of affected users, in the order of their first event, are independent draws, even if their events depend on each other.
+The test is exact for any number of users (Lindon and Malek, arXiv 2011.03567, here one-sided), as is the test of a sample-ratio
+mismatch.
 
-`effect` is the size that the mixture is made for, in the estimate's unit: found soonest, while all others are found too.
+`effect`, in the estimate's unit, is the size that the mixture detects soonest; it detects all other sizes too.
 """
 
 import math
@@ -26,7 +27,7 @@ _CONCENTRATION = 100.0
 
 
 def log_evidence_above(estimate: float, variance: float, effect: float) -> float:
-    """Return the logarithm of the evidence that what is estimated is above 0: where it is not, it ever exceeds log(1/alpha) in at most alpha of all runs."""
+    """Return the log evidence that the mean is above 0. Under the null it ever exceeds log(1/alpha) in at most alpha of all runs."""
     spread = variance + effect**2
     shift = estimate * effect / math.sqrt(variance * spread)
     upper = float(ndtr(shift))
@@ -54,13 +55,13 @@ def p_value(estimate: float, variance: float, effect: float) -> float:
 
 
 def log_evidence_of_users(candidate: int, control: int, share: float, ratio: float = 1.0) -> float:
-    """Return the logarithm of the evidence that something happens to more than `ratio` times as many of the candidate's users as of the control's.
+    """Return the log evidence that the candidate's rate of affected users exceeds `ratio` times the control's.
 
     Args:
-        candidate: Users of the candidate to whom it happened at least once.
-        control: The same of the control.
-        share: Probability that a user is the candidate's, of those who are in either.
-        ratio: Of the rates; 1: more often than the control's.
+        candidate: Affected users of the candidate.
+        control: Affected users of the control.
+        share: Probability that a user of either variant is the candidate's.
+        ratio: Ratio of the rates; 1: the candidate's rate is higher.
     """
     bound = share * ratio / (share * ratio + 1 - share)
     above = float(betainc(control + 1, candidate + 1, 1 - bound))  # the mixture's part above the bound

@@ -1,11 +1,11 @@
-"""Point-in-time features: Feast's join, and the histories of the rows that it finds.
+"""Point-in-time features: Feast's join, and the histories of the rows that it selects.
 
-Feast's join pairs each requested row with all earlier rows of its user before it keeps the newest; with the lists of item ids in it, that
-takes gigabytes. So Feast joins small columns alone, which decides the row (by its time), and the list of that row is fetched afterwards
-by its exact key.
+Feast's join pairs each requested row with all earlier rows of its user before it keeps the newest; including the lists of item
+ids, that takes gigabytes. So Feast joins small columns only, which selects the row by its time, and the list of that row is
+fetched afterwards by its exact key.
 
-The join runs in a process of its own: its memory is returned before training begins, and duckdb and torch in one process end it with
-pages of warnings about leaked types.
+The join runs in a separate process: its memory is returned before training begins, and a process with both duckdb and torch
+ends with pages of warnings about leaked types.
 """
 
 import multiprocessing

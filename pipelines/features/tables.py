@@ -4,11 +4,10 @@
     latest_history.parquet the newest row of each user
     base_history.parquet   each user's row after the recorded events, without the live log
 
-Events are replayed through the stream worker's own aggregate, so offline features cannot differ from online ones; only the ids of events, by which
-it recognises repetitions, are left out, since there are none among the arrivals. Histories grow by one
-item a row, so the table is written in chunks and compresses to a small part of its size. `serve` copies the table into the feature
-repository, applies that, fills the online store with the base rows, and leaves these beside the live log: the stream worker adds the log,
-also after a loss of the store.
+Events are replayed through the stream worker's own aggregate, so offline and online features are equal. Event ids, which
+detect repetitions, are omitted, since arrivals contain no repetitions. Histories grow by one item a row, so the table is written
+in chunks and compresses well. `serve` copies the table into the feature repository, applies the repository, fills the online
+store with the base rows, and keeps them next to the live log, from which the stream worker rebuilds a lost store.
 """
 
 import gc
@@ -78,7 +77,7 @@ def build_tables(
 
 @contextmanager
 def _no_search_for_cycles() -> Iterator[None]:
-    """Switch Python's garbage collector off inside this block: rows make no cycles, and looking for some among so many takes longer than the replay."""
+    """Disable Python's garbage collector inside this block: rows form no cycles, and scanning them takes longer than the replay."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -89,7 +88,7 @@ def _no_search_for_cycles() -> Iterator[None]:
 
 
 def _changed(rows: Iterable[UserHistory], latest: dict[str, UserHistory]) -> Iterator[UserHistory]:
-    """Record the newest rows, and yield those that differ from the one before by more than their position."""
+    """Record the newest row of each user, and yield rows that differ from the user's previous row in more than the position."""
     for row in rows:
         before = latest.get(row.user_id)
         latest[row.user_id] = row
@@ -110,9 +109,9 @@ def replay(
 
 
 def serve(tables: Path, address: RepoAddress, offline_log_dir: Path, progress: Progress) -> None:
-    """Copy the tables to where they are used, apply the repository, and write the base rows online. Raises DependencyUnavailable.
+    """Copy the tables into the repository, apply it, and write the base rows online. Raises DependencyUnavailable.
 
-    May be repeated. Rows of users whom the stream worker has taken over are left alone: they are newer, and the worker owns them.
+    Safe to repeat. Rows of users that the stream worker owns are newer and stay unchanged.
     """
     apply_repo(address)
     base, ledger = base_table(offline_log_dir), Ledger(offline_log_dir)

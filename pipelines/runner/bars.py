@@ -15,7 +15,7 @@ _COLUMNS = ("hr@5", "ndcg@5", "hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unm
 
 
 class Bars:
-    """One bar for each stage, below each other; a line for each stage where there is no terminal. A context manager."""
+    """A progress bar for each stage; without a terminal, a line for each stage. A context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -65,7 +65,7 @@ def metrics_table(report: Mapping[str, Any]) -> Table:
         *heads[:4],
         "95 %",
         *heads[4:],
-        title=f"{report['dataset']}: test set, items that the user has seen {'ranked too' if report['repeats'] else 'left out, but where unmasked'}",
+        title=f"{report['dataset']}: test set, items that the user has seen {'ranked too' if report['repeats'] else 'skipped unless unmasked'}",
         box=SIMPLE,
         padding=(0, 1, 0, 0),
         pad_edge=False,

@@ -1,10 +1,11 @@
-"""How every stage of the offline pipeline runs: skipped when done, written to a scratch folder, renamed into place.
+"""Runs a stage of the offline pipeline: skip it if done, write to a scratch folder, rename it into place.
 
-A stage's output is `<root>/<stage>/<key>/`, where the key is a hash of the stage's parameters, of its inputs' keys and of the source files
-that it uses, found by their imports. Equal key, equal output: a finished folder is used again, and an unfinished one is never seen, because
-the rename is the last step. Of each stage the outputs that were used last are kept and older ones removed, since a nightly run would fill
-the disk otherwise. A long stage keeps checkpoints in a folder of its own beside, which a kill or an error leaves for the next run with the
-same key; they are removed when a run of that stage finishes. One run at a time works in a folder (`pipelines.runner.run_lock`). This file does not know what any stage does.
+A stage's output is `<root>/<stage>/<key>/`, where the key is a hash of the stage's parameters, of its inputs' keys and of the
+source files that it imports. Equal keys mean equal outputs: a finished folder is reused, and an unfinished folder is never
+visible, because the rename is the last step. The most recently used outputs of a stage are kept and older outputs removed;
+nightly runs would fill the disk otherwise. A long stage keeps checkpoints in a separate folder, which survives a kill or an
+error for the next run with the same key; a finished run removes it. One run at a time works in a folder
+(`pipelines.runner.run_lock`). This file does not know what any stage does.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from models.files import file_sha256, rename_if_absent
 Progress = Callable[[int, int, str], None]
 """Called with the amount done, the total, and a few words of detail."""
 _NUM_KEPT = 5
-"""Outputs kept of one stage beside those of this run: enough to return to what was tried a moment ago."""
+"""Outputs of a stage that are kept in addition to this run's: enough to return to the previous experiments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class StageCache:
         return StageOutput(stage, key, target, skipped=False, seconds=time.perf_counter() - began)
 
     def checkpoint_dir(self, stage: str, key: str) -> Path:
-        """Return where the work with this key keeps what a later run goes on from. The folder may not exist."""
+        """Return the checkpoint folder of the work with this key. It may not exist."""
         return self._root / stage / f".{key}.checkpoints"
 
     def _prune(self, stage: str) -> None:
@@ -90,7 +91,7 @@ def content_key(parameters: Mapping[str, Any], inputs: Sequence[str] = (), code:
 
 
 def sources(code: Sequence[ModuleType]) -> list[ModuleType]:
-    """Return these modules and those of `pipelines` and `models` whose names they hold, and theirs, by name."""
+    """Return these modules and the modules of `pipelines` and `models` that they import, transitively, by name."""
     found: dict[str, ModuleType] = {}
     waiting = list(code)
     while waiting:

@@ -1,6 +1,6 @@
 """The decoder over padded batches with dense causal attention, as training and offline scoring run it: no cache, no blocks.
 
-Padding is at each row's end, so causality alone keeps it out of all real positions.
+Padding is at each row's end, so the causal mask keeps it out of all real positions.
 
 Shape suffixes: B rows, L positions of a row, T = B * L tokens, H heads, G key/value heads, K head size, D hidden, V items.
 """
@@ -18,7 +18,7 @@ from models.prompt import prompt_tokens
 
 
 def causal_attention(num_rows: int) -> Attend:
-    """Return dense attention in which each token attends to itself and to earlier tokens of its own row."""
+    """Return dense attention: each token attends to itself and to earlier tokens of its row."""
 
     def attend(layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
         q_BHLK, k_BGLK, v_BGLK = (x.view(num_rows, -1, *x.shape[1:]).transpose(1, 2) for x in (q_THK, k_TGK, v_TGK))
@@ -41,7 +41,7 @@ def hidden_states(decoder: Decoder, tokens_BL: Tensor) -> Tensor:
 def right_padded(
     rows: Sequence[Sequence[int] | np.ndarray], padding: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return rows of integers as (B, L), filled up at their ends, and the position (B,) of each row's last one."""
+    """Return rows of integers as (B, L), padded at the end, and the position (B,) of each row's last integer."""
     lengths = np.array([len(row) for row in rows])
     padded = np.full((len(rows), lengths.max()), padding, dtype=np.int64)
     for row, values in enumerate(rows):

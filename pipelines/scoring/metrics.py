@@ -29,7 +29,7 @@ class Ranks:
     unmasked: np.ndarray
 
     def as_served(self, *, repeats: bool) -> np.ndarray:
-        """Return the ranks by which a model is judged: where users come back to items, seen ones compete too."""
+        """Return the ranks that evaluation uses: seen items compete too if users repeat items."""
         return self.unmasked if repeats else self.masked
 
 
@@ -46,9 +46,9 @@ def rank_labels(scorer: Scorer, cases: Cases) -> Ranks:
 
 
 def mean_ranks(scores: np.ndarray, target: int, history: np.ndarray) -> tuple[float, float]:
-    """Return the rank from 1 of `target`, and its rank where the history's items have no score. A rank is the mean of its own and its ties'; NaN ranks last.
+    """Return the rank from 1 of `target`, unmasked and with the history's items masked. Ties share their mean rank; NaN ranks last.
 
-    The catalogue is read twice at most, and nothing of its length is copied but comparisons.
+    The catalogue's scores are read at most twice and never copied; only boolean arrays have its length.
     """
     at, seen = scores[target], scores[np.unique(history)]
     above, tied = _above_and_tied(scores, at)
@@ -57,7 +57,7 @@ def mean_ranks(scores: np.ndarray, target: int, history: np.ndarray) -> tuple[fl
         at = -np.inf
         above, tied = _above_and_tied(scores, at)
     seen_above, seen_tied = _above_and_tied(seen, at)
-    tied += seen_above if not at > -np.inf else -seen_tied  # seen items tie with whatever has no score
+    tied += seen_above if not at > -np.inf else -seen_tied  # seen items tie with items without a score
     return unmasked, above - seen_above + (tied + 1) / 2
 
 
@@ -75,7 +75,7 @@ def hit_rate(ranks: np.ndarray, cutoff: int) -> float:
 
 
 def ndcg(ranks: np.ndarray, cutoff: int) -> float:
-    """Return the mean of 1 / log2(1 + rank) over labels within the first `cutoff` ranks, 0 for the others."""
+    """Return the mean over labels of 1 / log2(1 + rank), 0 for a rank beyond `cutoff`."""
     return float(gains(ranks, cutoff).mean())
 
 

@@ -1,7 +1,7 @@
-"""Whether users come back to items, found before any training: the bigram ranks validation labels among all items, with those of the history and without.
+"""Decides before training whether users repeat items: a bigram ranks validation labels among all items, masked and unmasked.
 
-A share of labels that repeat would not do. Masks lose all of these and lift every other label by the seen items above it; which weighs more depends on how well a repeat is
-predicted, and the bigram, which needs no training, has that difference on the same labels.
+The fraction of labels that repeat is not enough. A mask loses these labels and lifts every other label above the seen items;
+which effect is larger depends on how predictable repeats are. The bigram, which needs no training, measures both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ _NUM_CASES = 10_000
 
 
 def find_repeats(sequences: Sequence[np.ndarray], valid: Cases, num_items: int) -> dict[str, Any]:
-    """Return {repeats: whether seen items are learned, judged and shown like others, masked_ndcg10, unmasked_ndcg10: the bigram's on validation labels}.
+    """Return {repeats: whether seen items stay in training, evaluation and answers, masked_ndcg10, unmasked_ndcg10 of the bigram}.
 
-    Where no label repeats, masks cannot lose: nothing is ranked, and both are None.
+    Without repeated labels a mask cannot lose: nothing is ranked, and both values are None.
     """
     cases = sample_cases(valid, _NUM_CASES)
     if not any((history == target).any() for history, target in zip(cases.histories, cases.targets, strict=True)):
@@ -31,7 +31,7 @@ def find_repeats(sequences: Sequence[np.ndarray], valid: Cases, num_items: int) 
 
 
 def describe_repeats(found: Mapping[str, Any]) -> str:
-    """Return a sentence: whether seen items are left out, and why."""
+    """Return a sentence: whether seen items are masked, and why."""
     seen = "are learned and may be shown again" if found["repeats"] else "are left out"
     if found["masked_ndcg10"] is None:
         return f"seen items {seen}: no validation label repeats its user's history"

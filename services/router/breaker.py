@@ -57,7 +57,7 @@ class Breaker:
         return self._num_started
 
     def succeeded(self) -> None:
-        """Close: a request succeeded, whichever it was."""
+        """Close the breaker after any successful request."""
         self._num_failures = 0
         self._opened_at_s = None
         self._open_s = self._first_open_s
@@ -66,7 +66,7 @@ class Breaker:
     def failed(self, now_s: float, number: int | None = None) -> None:
         """Count a failed request towards opening; a breaker that is not closed opens again for the whole time.
 
-        With its `number`, a request that started before the breaker opened says nothing new and is not counted.
+        If `number` is given, a request that started before the breaker opened is not counted.
         """
         if number is not None and self._opened_at_s is not None:
             if number != self._trial:

@@ -17,16 +17,16 @@ from services.router.policy import LlmOutcome
 from services.router.replica import RankSize, Replica, Sent
 
 _ANY = ("",)
-"""The only replica, by no name, while none is known."""
+"""Name of the only replica until replica names are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmView:
     """The LLM tier as the policy sees it, for one request.
 
-    `replicas` are in the order in which they are to be tried: the chosen one first; `breaker_allows` says whether it may get a
-    request. `trial`: a silent replica that is to get a copy, whose answer nobody waits for. `max_in_flight` counts the places that this
-    priority may fill, over all replicas.
+    `replicas` are in the order of attempts, the chosen replica first; `breaker_allows` says whether that replica may get a
+    request. `trial` is a silent replica that gets a copy of the request; its answer is discarded. `max_in_flight` is the
+    number of requests that this priority may have in flight over all replicas.
     """
 
     replicas: tuple[str, ...]
@@ -64,7 +64,7 @@ class LlmGate:
         )
 
     def is_open(self, now_s: float) -> bool:
-        """Whether no replica gets requests at this time, since each one's breaker is open."""
+        """Whether the breaker of every replica is open, so that no replica gets requests."""
         return bool(self._replicas) and all(replica.is_open(now_s) for replica in self._replicas.values())
 
     def started(self, name: str, size: RankSize, now_s: float) -> Sent:
@@ -73,7 +73,7 @@ class LlmGate:
         return self._replica(name).started(name, size, now_s)
 
     def ended(self, outcome: LlmOutcome, sent: Sent, now_s: float, answered_by: str | None = None) -> None:
-        """Record how a request ended. `answered_by`: the replica that answered, which need not be the one chosen."""
+        """Record how a request ended. `answered_by` may differ from the replica that was chosen."""
         self._num_in_flight -= 1
         replica = self._replica(sent.replica)
         replica.left(sent)
@@ -96,14 +96,14 @@ class LlmGate:
     def _choose(self, order: Sequence[str], size: RankSize, budget_s: float, now_s: float) -> tuple[str, float]:
         """Return the replica to try first, and its prediction.
 
-        The first that may get a request, answers, and is predicted to end in time; else the first that may get one (a trial, if it
-        was silent) and is predicted to end in time; else the first that may get one; else the first.
+        In order of preference: a replica that allows requests, answers, and is predicted to end in time; a silent replica that
+        allows a trial and is predicted to end in time; a replica that allows requests; the first replica.
         """
         predicted = [(name, self._replicas[name].predict_s(size, now_s)) for name in order]
-        able = [one for one in predicted if self._replicas[one[0]].allows(now_s)]
-        in_time = [one for one in able if one[1] <= budget_s]
-        answering = [one for one in in_time if self._replicas[one[0]].answers(now_s)]
-        return next(one for group in (answering, in_time, able, predicted) for one in group)
+        able = [(name, predicted_s) for name, predicted_s in predicted if self._replicas[name].allows(now_s)]
+        in_time = [(name, predicted_s) for name, predicted_s in able if predicted_s <= budget_s]
+        answering = [(name, predicted_s) for name, predicted_s in in_time if self._replicas[name].answers(now_s)]
+        return next(replica for group in (answering, in_time, able, predicted) for replica in group)
 
     def _due_for_trial(self, order: Sequence[str], size: RankSize, budget_s: float, now_s: float) -> str | None:
         """Return the first silent replica that may be tried and, if it answers again, is predicted to do so in time."""
@@ -116,7 +116,7 @@ class LlmGate:
         return self._replicas[name]
 
     def _follow(self, names: Sequence[str]) -> None:
-        """Forget replicas that are gone, unless requests to them are in flight, and add new ones."""
+        """Add new replicas; forget stopped ones that have no request in flight."""
         if self._replicas.keys() == set(names):
             return
         self._replicas = {

@@ -1,9 +1,9 @@
-"""Which tier answers, and why: the one place where Tailrace decides to degrade. Pure functions over facts.
+"""Decides which tier answers, and why; the only place where Tailrace decides to degrade. Pure functions over facts.
 
 1. `plan`, before anything is ranked: the best tier that can answer in time.
 2. `fall_back`, after a tier ranked: if it failed, its fallback answers. The popular tier cannot fail.
 
-Knows no clock, no network and no items: only the facts below.
+Does not read a clock, the network or items: only the facts below.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from services.contracts.recommend import Reason, Tier
 class LlmOutcome(StrEnum):
     """How a request to the LLM ended.
 
-    REFUSED: it refused this one request as invalid, which predicts nothing for the next. MISMATCH: it serves another bundle,
-    or none yet. ABANDONED: the caller disconnected.
+    REFUSED: the replica rejected this request as invalid, which predicts nothing for the next request. MISMATCH: the replica
+    serves another bundle, or has not loaded one yet. ABANDONED: the caller disconnected.
     """
 
     IN_TIME = "in_time"
@@ -45,7 +45,7 @@ FALLBACKS: Mapping[Tier, Tier] = {
     Tier.STUDENT: Tier.POPULAR,
     Tier.SIMILAR: Tier.POPULAR,
 }
-"""The tier that answers if this one has no ranking. A remote tier's fallback ranks while the remote tier works."""
+"""The tier that answers if a tier has no ranking. The fallback of a remote tier ranks while the remote tier works."""
 
 
 ASKED: Mapping[Tier, Reason] = {Tier.SIMILAR: Reason.SIMILAR_ASKED, Tier.POPULAR: Reason.POPULAR_ASKED}
@@ -54,7 +54,7 @@ ASKED: Mapping[Tier, Reason] = {Tier.SIMILAR: Reason.SIMILAR_ASKED, Tier.POPULAR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmRule:
-    """For whom the LLM may be called: histories of `min_history` known items and more; with `needs_gain`, where the bundle shows a gain."""
+    """Users for whom the LLM may be called: at least `min_history` known items; with `needs_gain`, only where the bundle shows a gain."""
 
     min_history: int
     needs_gain: bool = True

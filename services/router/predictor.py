@@ -1,11 +1,11 @@
 """Predicts the latency of one LLM replica from its own results. Pure: time is an argument.
 
-A plane through (load, work, seconds), fitted by exponentially weighted moments, plus three times the third quartile of the recent
-errors. One outlier moves neither: a slow result enters the fit at the prediction at most doubled, and up to a quarter of
-the recent errors do not move their third quartile. Slow results whose waits overlap have one cause and count once. A late
-answer is cancelled, so all that is known is a lower bound of its latency. A slope is believed by the spread of load and work that its
-observations have (ridge regression): while all served requests are alike it falls to 0, since none of them could refute it.
-While nothing is observed the prediction decays, so that a replica that was too slow gets a trial again; each failed trial doubles the half-life.
+The prediction is a plane through (load, work, seconds), fitted by exponentially weighted moments, plus three times the third
+quartile of the recent errors. One outlier moves neither: a result counts in the fit as at most twice its prediction, and the
+third quartile ignores the largest quarter of the errors. Slow results whose waits overlap have one cause and count once. A
+late answer is cancelled, so only a lower bound of its latency is known. Ridge regression shrinks a slope to 0 while all served
+requests have the same load and work, since such requests cannot refute it. Without observations the prediction decays, so that
+a replica that was too slow gets another trial; each failed trial doubles the half-life.
 
 Does not know deadlines: the policy decides whether a prediction fits.
 """
@@ -68,12 +68,12 @@ class _Moments:
 
 
 class LatencyPredictor:
-    """Predicts seconds from a request's start to its result, by the number of others in the replica and by its own work.
+    """Predicts seconds from a request's start to its result, from the replica's other requests and the request's own work.
 
     Args:
         first_s: The prediction before anything was observed.
         weight: How much one observation counts (0 to 1).
-        patience_s: The decay's half-life while nothing is observed.
+        patience_s: The decay's half-life without observations.
     """
 
     def __init__(self, first_s: float, weight: float = 0.1, patience_s: float = 1.0) -> None:

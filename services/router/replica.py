@@ -1,10 +1,10 @@
-"""One gateway's view of one LLM replica: its own requests there, the predicted latency, two breakers, whose prompts it holds.
+"""One gateway's view of one LLM replica: requests in flight, predicted latency, two breakers, sessions in its prefix cache.
 
-Errors open the breaker `failures`. A replica that hangs gives none, so there are two more signs. A request is overdue, with
-nothing answered since it was due: the next ones are predicted to take four times as long as it has waited. A request was late,
-with nothing answered since it started: the breaker `silence` opens, and the prediction is four times that wait but for one trial after a
-twentieth of a second, and one after twice as long each time that there was no answer. So callers with more time still go. Where another
-replica can answer, the trial is a copy of a request that goes there.
+Errors open the breaker `failures`. A hung replica returns no error, so two more signs count. If a request is overdue and no
+request was answered since it was due, the next requests are predicted to take four times its wait. If a request was late and no
+request was answered since it started, the breaker `silence` opens, and the prediction is four times that wait. Callers with
+longer deadlines still reach the replica. A trial is allowed after a twentieth of a second, and after twice the previous pause
+when a trial fails. If another replica can answer, the trial is a copy of a request that goes there.
 
 Pure: time is an argument.
 """
@@ -131,7 +131,7 @@ class Replica:
         self.predictor.gave_up(sent.load, now_s - sent.started_s, now_s, sent.work)
 
     def was_left(self, sent: Sent, now_s: float) -> None:
-        """Record a request whose caller did not wait for the result: silence, if it was overdue and nothing was answered meanwhile."""
+        """Record a cancelled request. It counts as silence if it was overdue and the replica answered nothing meanwhile."""
         self.failures.abandoned(sent.failure_number)
         if now_s >= sent.due_s and self._answered_at_s < sent.started_s:
             self._silent_s = max(self._silent_s, now_s - sent.started_s)
@@ -160,7 +160,7 @@ class Replica:
         return max(len(self._in_flight), self._reported.num_running + self._reported.num_waiting)
 
     def _work(self, size: RankSize) -> int:
-        """The tokens to compute, without those that the replica's prefix cache probably holds."""
+        """Tokens to compute, excluding the prefix that the replica's cache probably holds."""
         window_start, num_held = self._prompts.get(size.session, (size.window_start, 0))
         held = min(num_held, size.num_prompt_tokens - 1) if window_start == size.window_start else 0
         return size.num_prompt_tokens - held + size.num_beam_rows

@@ -1,8 +1,8 @@
 """Ranks the catalogue for one history with the distilled student, on ONNX Runtime and numpy: no torch.
 
-It runs in the gateway's process in about a millisecond, and its runtime releases the interpreter lock. It works on
-item indices, and does not know users, bundles or deadlines. There are two forms: the graph of a small catalogue scores all items
-exactly; that of a large one ends at the history's state, and a table beside it (table.py) finds the best items for it.
+It runs in the gateway's process in about a millisecond, and its runtime releases the interpreter lock. It works on item
+indices, and does not know users, bundles or deadlines. For a small catalogue the graph scores all items exactly. For a large
+catalogue the graph returns the history's state, and a table (table.py) finds the best items for that state.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ START_ROW = 0
 _EMBEDDING = "embedding.weight"
 """The tensor of the input rows, which are the output rows too."""
 _BLOCK, _LEAST_BLOCK = 1_024, 128
-"""Items of one block, of which there are at least four for each item wanted. Maxima of smaller blocks take longer than a partition of all."""
+"""Items per block, with at least four blocks for each requested item. Maxima of smaller blocks cost more than one partition."""
 _FORMS = {"rows", "embedded"}
-"""What a graph may take: rows of its own embedding, or the embeddings of the history from the table."""
+"""Inputs of a graph: row indices of its own embedding, or the history's embeddings from the table."""
 
 
 class StudentRanker:
@@ -112,8 +112,8 @@ def _unit(rows_ND: np.ndarray) -> np.ndarray:
 def _floor(scores_V: np.ndarray, k: int) -> float:
     """Return a score that at least `k` items reach, and few more; all are reached where there are no more.
 
-    The k-th best score is one. So is the k-th best of the maxima of equal blocks, which for large blocks costs a pass over the scores instead
-    of a partition of them. All items at or above it are candidates, so ties at the edge are decided by index.
+    The k-th best score is such a bound. So is the k-th best of the maxima of equal blocks, which costs one pass over the scores
+    instead of a partition. All items at or above the bound are candidates, so ties at the bound are decided by index.
     """
     if not 0 < k < len(scores_V):
         return -np.inf

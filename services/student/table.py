@@ -1,4 +1,4 @@
-"""The student's item table of a large catalogue: int8 rows in cells of similar items, of which a ranking scores the best few. Numpy only.
+"""The student's item table of a large catalogue: int8 rows in cells of similar items. A ranking scores the best cells. Numpy only.
 
     <bundle>/student_table/rows.npy       (V, D) int8, cell by cell
                            scales.npy     (V,) float32: row times scale, and its cell's centroid, are the item's embedding
@@ -7,12 +7,13 @@
                            centroids.npy  (C, D) float32: the mean embedding of each cell
                            metric.npy     (D, D) float32: distances after this map decide an item's cell; the directions in which
                                           states differ most are last
-                           leading.npy    (C, N) float32: the centroids after this map, in the last directions alone
+                           leading.npy    (C, N) float32: the centroids after this map, in the last N directions
                            radii.npy      (C,) float32: how far the farthest row of each cell is from its centroid
-                           search.json    how many rows a ranking scores, and the share of the exact top ten that it then finds
+                           search.json    how many rows a ranking scores, and its recall of the exact top ten
 
-The arrays are mapped into memory, so the gateways of one machine share them. An item's score does not depend on which others are scored: the state is
-rounded to integers so small that a float32 holds each product with a row exactly, and each product with a centroid is computed by itself.
+The arrays are mapped into memory, so the gateways of one machine share them. An item's score does not depend on the other
+scored items: the state is rounded to integers small enough that a float32 holds each product with a row exactly, and each
+product with a centroid is computed separately.
 
 Shape suffixes: V items or rows, D hidden, C cells, N leading directions, L items of a history, R some rows.
 """
@@ -34,13 +35,13 @@ _EXACT_BELOW = 2**24
 _CHUNK = 2_048
 """Rows that are converted to float32 at a time: these fit the cache."""
 _CELLS_COMPARED = 4
-"""How many cells are compared whole, for each that is needed if all are of one size."""
+"""Cells whose full centroid is compared, per cell needed if all cells had equal size."""
 _FEW = 4
-"""Up to so many times `num_scored` allowed items are all scored: that costs less than to find the near ones among them."""
+"""If at most this multiple of `num_scored` items is allowed, all of them are scored: cheaper than searching the cells."""
 _DEVIATIONS = 2.0
-"""A cell's best row is taken to be above its centroid by so many deviations of what a vector as long as the radius has along random directions."""
+"""A cell's best row is assumed to exceed its centroid by this many standard deviations along a random direction."""
 _LIST, _GROWTH = 20, 0.3
-"""`num_scored` is for lists of up to so many items; it grows by this power of a longer one's length, which about keeps the share that is found."""
+"""`num_scored` suits lists of this length; it grows with this power of a longer list's length, which keeps recall about equal."""
 _KINDS = {
     "rows": ("i1", 2),
     "scales": ("f4", 1),
@@ -56,7 +57,7 @@ _KINDS = {
 
 @dataclass(frozen=True, eq=False)
 class ItemTable:
-    """All items' embeddings. `num_scored` is about how many rows a ranking scores, `recall` what it found so of the exact top ten."""
+    """The embeddings of all items. `num_scored`: rows that a ranking scores, about; `recall`: of the exact top ten at that number."""
 
     rows_VD: np.ndarray
     scales_V: np.ndarray
@@ -88,7 +89,7 @@ class ItemTable:
 
     @cached_property
     def _leading_ND(self) -> np.ndarray:
-        """What a state's parts in the leading directions are made of."""
+        """Projects a state (D,) onto the leading directions (N,)."""
         return np.linalg.inv(self.metric_DD.astype(np.float64))[-self.leading_CN.shape[1] :].astype(np.float32)
 
     def embedded(self, items_L: np.ndarray) -> np.ndarray:
@@ -118,15 +119,15 @@ class ItemTable:
         else:
             rows_R = self._near_rows(state_D, allowed_V, num_scored, max(1, k, num_scored // 2))
         scores_R = self._score_rows(state_D, rows_R)
-        places = _largest(scores_R, num_best)
-        items_R, scores_R = self.items_V.take(rows_R.take(places)), scores_R.take(places)
+        positions = _largest(scores_R, num_best)
+        items_R, scores_R = self.items_V.take(rows_R.take(positions)), scores_R.take(positions)
         is_allowed_R = allowed_V.take(items_R)
         return _top(items_R[is_allowed_R], scores_R[is_allowed_R], k)
 
     def _near_rows(self, state_D: np.ndarray, allowed_V: np.ndarray, num_rows: int, num_wanted: int) -> np.ndarray:
-        """Return the allowed rows of the best cells: of so many that they hold `num_rows` rows and, of these, `num_wanted` allowed ones.
+        """Return the allowed rows of the best cells, which hold at least `num_rows` rows and `num_wanted` allowed rows.
 
-        At least `num_wanted` are allowed, so there are enough cells.
+        At least `num_wanted` items are allowed, so there are enough cells.
         """
         while True:
             rows_R = self._rows_of(self._best_cells(state_D, num_rows))
@@ -136,9 +137,9 @@ class ItemTable:
             num_rows = min(len(allowed_V), num_rows * (2 + num_wanted // (1 + len(found_R))))
 
     def _best_cells(self, state_D: np.ndarray, num_rows: int) -> np.ndarray:
-        """Return the best cells, in the order of rows: so many that they hold `num_rows` rows.
+        """Return the best cells that together hold `num_rows` rows, in the order of rows.
 
-        They are looked for among the best by the leading directions: to read all centroids takes longer than to score the rows.
+        Leading directions preselect the cells: reading all centroids takes longer than scoring the rows.
         """
         above_C = self.radii_C * np.float32(_DEVIATIONS * np.linalg.norm(state_D) / len(state_D) ** 0.5)
         leading_C = self.leading_CN @ (self._leading_ND @ state_D) + above_C
@@ -153,7 +154,7 @@ class ItemTable:
             num_cells *= 2
 
     def _score_cells(self, state_D: np.ndarray, cells: np.ndarray) -> np.ndarray:
-        """Return the scores of these cells' centroids, each as if it were alone."""
+        """Return the scores of these cells' centroids, each computed separately."""
         scores: np.ndarray = np.vecdot(self.centroids_CD.take(cells, axis=0), state_D)
         return scores
 
@@ -233,18 +234,18 @@ def quantized(own_VD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _top(items_R: np.ndarray, scores_R: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the `k` best items, ties by index, and their scores."""
-    places = _largest(scores_R, k)
-    items_R, scores_R = items_R[places], scores_R[places]
+    positions = _largest(scores_R, k)
+    items_R, scores_R = items_R[positions], scores_R[positions]
     order = np.lexsort((items_R, -scores_R))[:k]
     return items_R[order], scores_R[order]
 
 
 def _largest(scores: np.ndarray, num: int) -> np.ndarray:
-    """Return the places of the `num` largest scores, and of those that equal the least of them."""
+    """Return the positions of the `num` largest scores, and of scores equal to the smallest of them."""
     if num >= len(scores):
         return np.arange(len(scores))
-    place = len(scores) - max(1, num)
-    return np.flatnonzero(scores >= np.partition(scores, place)[place])
+    position = len(scores) - max(1, num)
+    return np.flatnonzero(scores >= np.partition(scores, position)[position])
 
 
 def _mapped(folder: Path, name: str) -> np.ndarray:
