@@ -1,12 +1,12 @@
-"""How soon an erased user is gone: one erasure at a time under load, and many users in one go.
+"""Measures how soon an erasure takes effect: one user at a time under load, and many users at once.
 
     python -m benchmarks.erasure --json OUT [--erasures 100] [--many 10000] [--rate 20] [--url HOST:PORT] [--up]
 
-    one    a new user's event is visible, the user is erased, and answers are requested until one has seen no event of theirs
-    many   so many new users with an event each are erased as fast as the door takes it; then their receipts are read until all
-           are done online, and done in every store
+    one    a new user's event is visible, the user is erased, and answers are requested until an answer has no event of the user
+    many   new users with an event each are erased as fast as the door accepts; then their receipts are read until all are done
+           online, and done in every store
 
-Times count from the acknowledgement of the erasure, of the last one for `many`. The background load is that of benchmarks.freshness.
+Times count from the acknowledgement of the erasure, for `many` of the last erasure. The background load is benchmarks.freshness'.
 Uses the running stack; `--up` starts one and stops it afterwards.
 """
 
@@ -64,7 +64,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _erase_one(rest: RestClient, item_id: str) -> float:
-    """Return the seconds until an answer has seen nothing of a user who had an event. Exits if it never comes to that."""
+    """Return the seconds until an answer has no event of the user. Exits if that never happens."""
     user_id = f"erased-{uuid.uuid4().hex}"
     await _record(rest, [user_id], item_id)
     await answered(rest, user_id, lambda newest_ms: newest_ms is not None)

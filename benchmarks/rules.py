@@ -1,9 +1,10 @@
-"""What filters and rules cost: a request with them beside one without, the rule stage alone, and an expression over a million items.
+"""The cost of filters and rules: a request with and without them, the rule stage only, and an expression over a million items.
 
     python -m benchmarks.rules --json OUT [--rounds 300] [--items 1000000]
 
-Requests without rules, with those of a surface and with the same in their body alternate, one at a time over REST, for each tier of a stack that is started for it, so
-that all meet the same machine. The stage and the expressions need no stack: 200 candidates under all rules at once, and columns with as many items as asked for.
+Requests without rules, with a surface's rules and with the same rules in the body alternate, one at a time over REST, for each
+tier of a stack that the benchmark starts. The stage and the expressions run without a stack: 200 candidates under all rules at
+once, and columns of `--items` items.
 """
 
 import asyncio
@@ -86,7 +87,7 @@ async def _measure_requests(settings: Settings, num_rounds: int) -> list[dict[st
 
 
 async def _case(rest: RestClient, audience: Audience, tier: str, num_rounds: int) -> dict[str, Any] | None:
-    """Time rounds of requests that this tier answers, one of each kind. Rounds of which another tier answered one are left out."""
+    """Time rounds of requests, one of each kind. A round is discarded if another tier answered any of its requests."""
     asks = audience.asks(tier)
     if asks is None:
         print(f"{tier:12} no user for this tier", file=sys.stderr)

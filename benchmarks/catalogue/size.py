@@ -1,7 +1,7 @@
-"""Memory, start and cost of a request with many items of which something is stated: `python -m benchmarks.catalogue.size ITEMS BROKER FOLDER`.
+"""Memory, start and cost of a request with many item states: `python -m benchmarks.catalogue.size ITEMS BROKER FOLDER`.
 
-The parent starts a broker, states all items in a snapshot and changes some afterwards in the topic. A process of its own then starts as a
-gateway does: the catalogue first, then snapshot and the topic's tail. What it takes beside the catalogue counts.
+The parent starts a broker, writes the states of all items to a snapshot, and changes some items in the topic afterwards. A
+separate process then starts as a gateway does: catalogue, snapshot, the topic's tail. Its cost above the catalogue's counts.
 """
 
 import gc
@@ -39,7 +39,7 @@ _HIDDEN_SHARE = 50
 
 
 def measure_size(num_items: int) -> dict[str, Any]:
-    """Return what so many items cost a process."""
+    """Return the cost of this many items for a process."""
     with tempfile.TemporaryDirectory() as folder, servers.broker(settings := servers.settings_in(Path(folder))):
         broker = settings.kafka_bootstrap
         catalogue_of(1_000).save(Path(folder) / "catalogue.parquet")

@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeCases:
-    """Cases for our engine alone, over random weights in the shape of a known model, with the engine configuration for them."""
+    """Cases for our engine only: random weights in the shape of a known model, with their engine configuration."""
 
     shape: str
     config: dict[str, int]
@@ -104,9 +104,9 @@ PRODUCT = {
 
 
 def shape_cases(*, tiny: bool = False, as_product: bool = False) -> tuple[ShapeCases, ...]:
-    """Return the cases for a GPU; `tiny` is the same over a shape and sizes that run anywhere in seconds.
+    """Return the cases for a GPU; `tiny` shrinks shape and sizes so that they run anywhere in seconds.
 
-    `as_product` has the limits of a served engine, where each case else has those that suit it best.
+    `as_product` uses the limits of a served engine instead of the best limits of each case.
     """
     wide = {"max_num_batched_tokens": 8_192, "max_chunk_tokens": 8_192, "max_beam_rows": 2_048, "num_blocks": 4_096}
     many = {

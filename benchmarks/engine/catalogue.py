@@ -47,7 +47,7 @@ class CodeTrie:
 
 
 def mask_scores(trie: CodeTrie, tokens_BL: np.ndarray, scores_BV: Tensor) -> Tensor:
-    """Return log-probabilities over the level's codes that lead to an item, as our engine scores them; -inf for the others."""
+    """Return log-probabilities over the level's codes that lead to an item, as our engine scores them; -inf for all other codes."""
     first = trie.token_offsets[tokens_BL.shape[1]]
     codes = slice(first, first + trie.level_size)
     allowed_BS = torch.from_numpy(trie.allowed(tokens_BL)).to(scores_BV.device)

@@ -133,7 +133,7 @@ class Comparison:
 
 
 def _announced(total: int) -> Callable[[str], None]:
-    """Return what prints a line for each of `total` steps as it begins: a bare GPU machine has nothing that draws bars."""
+    """Return a function that prints a line at the start of each of `total` steps: a bare GPU machine cannot draw bars."""
     numbers = count(1)
     return lambda what: print(f"{next(numbers)}/{total} {what}", file=sys.stderr, flush=True)
 

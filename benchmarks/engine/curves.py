@@ -1,4 +1,4 @@
-"""The cost of a ranking by catalogue size and history length, and what a large catalogue takes.
+"""The cost of a ranking by catalogue size and history length, and the cost of a large catalogue.
 
     python -m benchmarks.engine curves --json OUT [--rounds N]
 
@@ -66,7 +66,7 @@ class RankingRunner:
         return self.rng.integers(0, len(self.items.codes), num_items)
 
     def rank(self, history: np.ndarray, *, k: int = 10, width: int = 32) -> Elapsed:
-        """Rank items outside the history, one request alone, and return the time from request to result."""
+        """Rank items outside the history with one request in flight; return the time from request to result."""
         prompt = prompt_of(self.items, history)
         self.num_asked += 1
         began, began_cpu = time.perf_counter(), time.process_time()

@@ -2,9 +2,8 @@
 
     python -m benchmarks.engine kv-kinds --bundle PATH --json OUT
 
-`--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of the state folder it lies in. Rankings: each
-user's ten best, masked, against those of `model`.
-All in fp32 on plain torch, so that only the KV data type differs.
+`--bundle` is a published bundle; the test cases come from the newest `tokenize` stage of its state folder. Each user's ten best
+items, masked, are compared with those of `model`. All runs use fp32 on plain torch, so only the KV data type differs.
 """
 
 from collections.abc import Iterable
@@ -63,7 +62,7 @@ def _rankings(path: Path, tokenized: Path) -> list[dict[str, Any]]:
 def _tops(
     decoder: Decoder, items: ItemCodes, kind: KvKind, prompts: list[list[int]], histories: Iterable[np.ndarray]
 ) -> list[np.ndarray]:
-    """Return the best ten items after each prompt, without those of its history."""
+    """Return the best ten items after each prompt, excluding the items of its history."""
     config = EngineConfig(kv_kind=kind, cpu_kernels="torch", num_blocks=256)
     engine = Engine(decoder, config, items=items, bundle_version=kind)
     tops = []

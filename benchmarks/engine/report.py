@@ -92,10 +92,10 @@ def _shares(run: Run, kind: str) -> tuple[float, float]:
 
 
 def agreements(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Compare each engine's first outputs with transformers': the share of positions with the same token or item.
+    """Return the fraction of positions at which each engine's first outputs equal those of transformers.
 
-    Greedy texts diverge at the first tie that is broken differently, so a low share alone is no fault: see the gaps. Items are
-    compared as sets.
+    Greedy texts diverge at the first tie that is broken differently, so check the gaps before calling a low fraction a fault.
+    Items are compared as sets.
     """
     theirs = {one.case.name: one.runs[0] for one in measured if one.engine == _REFERENCE and one.runs}
     return [
@@ -145,7 +145,7 @@ def lines(report: Report) -> list[str]:
 
 
 def has_failed(report: Report) -> bool:
-    """Return whether an engine or a case failed; a peer that is not installed is no failure."""
+    """Return whether an engine or a case failed; a peer that is not installed does not count."""
     return bool(report["failed"] or _failed_rows(report))
 
 

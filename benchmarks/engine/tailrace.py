@@ -39,7 +39,7 @@ _SHAPE = "shape:"
 
 
 class TailraceEngine:
-    """One engine over one decoder, with a catalogue beside its text."""
+    """One engine over one decoder, with text and a catalogue."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         torch.set_num_threads(options["threads"])

@@ -54,7 +54,7 @@ def main() -> None:
 
 @dataclass(slots=True)
 class Count:
-    """Counts of what was checked. Each beam of the last level is one item."""
+    """Counts of checked beams. Each beam of the last level is one item."""
 
     beams: int = 0
     rankings: int = 0

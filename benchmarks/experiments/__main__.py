@@ -24,7 +24,7 @@ _LOGS = ("drawn by Plackett-Luce", "hashed variants", "an item is never shown fi
 def main() -> None:
     """Run the parts, print each, write the JSON after each."""
     parser = report_parser(__doc__ or "")
-    parser.add_argument("--only", choices=sorted(_PARTS), help="run one part alone")
+    parser.add_argument("--only", choices=sorted(_PARTS), help="run only one part")
     parser.add_argument("--num", type=at_least_one, default=1_000, help="simulations of a rate (1000)")
     parser.add_argument("--processes", type=at_least_one, default=1, help="that simulate releases (1)")
     options = parser.parse_args()

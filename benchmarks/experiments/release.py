@@ -22,7 +22,7 @@ WORSE: Mapping[str, Traffic] = {
     "latency 20 % longer, a twentieth of the users": replace(_HALF_HOUR, latency_factor=1.2, share=0.05),
     "1 % of calls fail, a twentieth of the users": replace(_HALF_HOUR, added_errors=0.01, share=0.05),
 }
-"""By name. At a click in one of ten lists; half of the users where nothing else is stated."""
+"""Scenarios by name. A click in one of ten lists, and half of the users, unless stated otherwise."""
 
 
 def found_after_s(traffic: Traffic, seed: int) -> tuple[int, str] | None:
@@ -47,7 +47,7 @@ def false_alarms(num: int, processes: int, traffic: Traffic = DAY) -> dict[str, 
 
 
 def each(find: Callable[[int], Found], num: int, processes: int) -> list[Found]:
-    """Return what is found with each of `num` seeds, by so many processes."""
+    """Return the results of `num` seeds, computed by several processes."""
     with get_context("spawn").Pool(processes) as pool:
         return pool.map(find, range(num), chunksize=10)
 

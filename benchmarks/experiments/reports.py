@@ -13,7 +13,7 @@ from pipelines.experiments.verdict import Means
 _NUM_DAYS = 28
 _NUM_LISTS = 60_000
 _WEEKS = Traffic(rate=_NUM_LISTS / _NUM_DAYS / 60, minutes=_NUM_DAYS, num_users=8_000)
-"""Four weeks of few lists: of each look's counts only their number matters, so a minute stands for a day."""
+"""Four weeks of few lists: only the number of counts between looks matters, so a minute represents a day."""
 
 
 def a_a(num: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ GUARDS = (
 """Without budgets: what tolerates nothing has the most false alarms."""
 _DEADLINE_MS = 200.0
 _MOST_VALUE = 200.0
-"""Values are cut off here: a mean of what has no bound needs one."""
+"""Values are clipped here: the test of a mean needs bounded values."""
 _MEANS = ("latency_ms", "clicks", "value", "variety")
 _AFFECTED = ("errors", "deadline_misses", "popular")
 _TIERS = {"llm": 0.2, "student": 0.6, "precomputed": 0.2}
@@ -27,17 +27,17 @@ _TIERS = {"llm": 0.2, "student": 0.6, "precomputed": 0.2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Who comes, and what the candidate changes.
+    """The traffic, and the candidate's effect on it.
 
     Args:
         rate: Requests a second.
-        minutes: How long it lasts; the verdict looks after each.
-        share: The candidate's share of the users.
-        num_users: Of whom each request is one, by activity.
-        clicks: Clicks a list of the control.
-        click_factor: Of the candidate's clicks.
-        latency_factor: Of its latency.
-        added_errors: Share of its calls that fail on top.
+        minutes: Duration; the analysis looks at the counts after each minute.
+        share: The candidate's traffic fraction.
+        num_users: Number of users; each request is drawn from them by activity.
+        clicks: Clicks per list of the control.
+        click_factor: The candidate's clicks over the control's.
+        latency_factor: The candidate's latency over the control's.
+        added_errors: Additional fraction of the candidate's calls that fail.
     """
 
     rate: float
@@ -51,7 +51,7 @@ class Traffic:
 
 
 def looks(traffic: Traffic, seed: int) -> Iterator[Counts]:
-    """Yield the counts since the beginning, after each minute: those of `GUARDS`, and those of the guards of a release."""
+    """Yield the cumulative counts after each minute, for `GUARDS` and for the guards of a release."""
     draw = np.random.default_rng(seed)
     num, users = int(draw.poisson(traffic.rate * 60 * traffic.minutes)), traffic.num_users
     minute = np.sort(draw.integers(0, traffic.minutes, num))

@@ -1,1 +1,1 @@
-"""How the offline pipeline's cost grows with the data: each stage alone, on synthetic events."""
+"""How the offline pipeline's cost grows with the data: each stage separately, on synthetic events."""

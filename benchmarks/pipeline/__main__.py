@@ -1,14 +1,14 @@
-"""How long each stage of the offline pipeline takes, and how much memory, as the data grows.
+"""Time and memory of each stage of the offline pipeline as the data grows.
 
     python -m benchmarks.pipeline --json OUT [--points EVENTSxITEMS ...] [--until STAGE] [--limit-s 300]
 
-Events are synthetic (tables.py) with a fixed seed. Each stage of each point is measured by a process of its own, with one thread and within
-`--limit-s`, on what the stages before it wrote; a real Valkey holds the features. `train` and `distill` do one epoch of the shipped recipe for
-data of that size and validate once: poor models rank at the usual cost. `precompute` makes the usual 300 lists.
+Events are synthetic (tables.py) with a fixed seed. A separate process measures each stage of each point, with one thread and
+within `--limit-s`, on the output of the earlier stages; a real Valkey holds the features. `train` and `distill` run one epoch of
+the shipped recipe for data of that size and validate once: a poor model ranks at the usual cost. `precompute` makes 300 lists.
 
-cpu_s are processor seconds of a stage's own processes, not Valkey's: unlike `seconds` they hardly grow with other work on the same cores.
-rss_mb is the largest memory of the largest process of a stage, its libraries included (`distill` has two processes, and `tokenize` joins in one of its own).
-Where a stage was not measured in time, neither are those after it. Rows that OUT has already are kept.
+cpu_s are processor seconds of a stage's own processes, excluding Valkey; unlike `seconds` they hardly grow with other load.
+rss_mb is the peak memory of the largest process of a stage, libraries included (`distill` has two processes, and `tokenize`
+joins in a separate process). If a stage exceeds its limit, the later stages are skipped. Rows already in OUT are kept.
 """
 
 import argparse

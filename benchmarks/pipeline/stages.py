@@ -1,4 +1,4 @@
-"""One stage of the flow in this process, on what the stages before it left in the state folder of the settings: `main` prints what it took."""
+"""Runs one stage of the flow in this process, on the earlier stages' output in the state folder; `main` prints its cost."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from services.settings.settings import load_settings
 
 
 def main() -> None:
-    """Run the stage of the command line. The flow finds those before it done; none of their time and memory counts."""
+    """Run the stage of the command line. Earlier stages are done already; their time and memory do not count."""
     name, *sizes = sys.argv[1:]
     settings = load_settings()
     events, items = settings.state_dir / EVENTS, settings.state_dir / ITEMS
@@ -64,7 +64,7 @@ class _Taken:
         Path("/proc/self/clear_refs").write_text("5")
 
     def row(self) -> dict[str, float]:
-        """Return the seconds, those of the processor and the largest memory, with processes that were started and have ended."""
+        """Return wall seconds, processor seconds and peak memory, including child processes that have ended."""
         cpu_s = sum(os.times()[:4]) - self.began_cpu_s
         status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
         rss_kb = max(int(status["VmHWM"].split()[0]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)

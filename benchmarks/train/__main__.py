@@ -1,13 +1,17 @@
-"""Training over workers: the losses of each layout beside one process's, what it takes, and what a killed rank changes.
+"""Distributed training: losses of each layout against one process, cost, and the effect of killed ranks.
 
     python -m benchmarks.train --json OUT [--only layouts kills gradients text] [--tokenized FOLDER] [--epochs N]
 
-Data: what the last `tailrace pipeline` wrote to the state folder, or `--tokenized`; the decoder's recipe is the one that the pipeline takes for it. Parts that `--only` does not name stay in the file as they are.
+Data: the output of the last `tailrace pipeline` in the state folder, or `--tokenized`, with the recipe that the pipeline would
+use. Parts that `--only` omits stay in the file unchanged.
 
-layouts    each layout trains the decoder from the same seed. `loss_difference` is the largest relative one of any epoch's mean loss from the first layout's. `seconds` include the start of the processes
-kills      the first layout of several workers again while ranks are killed (SIGKILL) at random epochs: `is_same` says whether all losses and weights are bit for bit those of the undisturbed run
-gradients  two workers with DDP: other buckets, other numbers in which gradients are averaged
-text       some steps of a text checkpoint of 135 M parameters, in the same layouts, and in the first with its weights moved by rounding; bf16 where the processor has AMX
+layouts    each layout trains the decoder from the same seed. `loss_difference` is the largest relative difference of an epoch's
+           mean loss from the first layout's. `seconds` include the start of the processes
+kills      the first layout of several workers again while ranks are killed (SIGKILL) at random epochs: `is_same` says whether
+           all losses and weights equal the undisturbed run's bit for bit
+gradients  two workers with DDP: other bucket sizes, and other data types in gradient reduction
+text       some steps of a text checkpoint of 135 M parameters in the same layouts, and in the first layout with weights
+           perturbed by rounding; bf16 if the processor has AMX
 """
 
 import argparse

@@ -33,9 +33,9 @@ _DESCENT = DescentOptions(learning_rate=1e-5, weight_decay=0.1, warm_up=0.1, ave
 
 @dataclass(frozen=True, slots=True)
 class TextSteps:
-    """What is trained: a checkpoint's folder, the items' tokens, and how many steps of how many positions.
+    """The training job: a checkpoint's folder, the items' tokens, the number of steps and of positions per step.
 
-    `moved_by` is the relative size of random changes to the first weights: what differences of rounding grow to.
+    `moved_by` is the relative size of random perturbations of the initial weights: it shows how rounding differences grow.
     """
 
     checkpoint: Path

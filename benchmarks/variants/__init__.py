@@ -1,1 +1,1 @@
-"""Variants of one decoder beside the engine's own int8."""
+"""Variants of one decoder against the engine's own int8."""

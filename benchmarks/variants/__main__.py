@@ -2,11 +2,14 @@
 
     python -m benchmarks.variants --json OUT (--sequences FOLDER | --version VERSION) [--state FOLDER] [--dtype float32|bfloat16] [--recipes NAMES] [--budget ndcg=1%]
 
-`--sequences` is a folder as benchmarks/quality/sequences.py describes it: the pipeline's stages make its examples and train the decoder of ten_million.toml, which
-takes 5 minutes of one free core on Amazon Beauty, and publish it, without a student, in the state folder's store. `--version` takes one that is there.
-Variants are those of `tailrace optimize`, measured by it: each in the engine of its replica with one thread, on all test users; times are processor time, requests in turns. Differences are paired, of
-each user's NDCG@10, with the 95 % bootstrap interval. `accepted` names the variants that are 1.5 times as fast as int8 or have at most 60 % of its bytes, and whose interval lies above -1 % of
-the parent's NDCG@10 and of int8's.
+`--sequences` is a folder as benchmarks/quality/sequences.py describes it: the pipeline's stages make its examples, train the
+decoder of ten_million.toml (5 minutes of one free core on Amazon Beauty), and publish it without a student in the state folder's
+store. `--version` uses a published version instead.
+
+`tailrace optimize` makes and measures the variants: each in the engine of its replica with one thread, on all test users; times
+are processor time, with requests in turns. Differences of NDCG@10 are paired by user, with the 95 % bootstrap interval.
+`accepted` names the variants that are 1.5 times as fast as int8 or have at most 60 % of its bytes, and whose interval lies above
+-1 % of the parent's NDCG@10 and of int8's.
 """
 
 import argparse
@@ -104,7 +107,7 @@ def publish_decoder(store: BundleStore, tokenized: Path, trained: Path, options:
 
 
 def summarise(parent: Bundle, found: Optimised) -> dict[str, Any]:
-    """Return the rows with what each is beside the engine's own int8, and which are accepted."""
+    """Return the rows with ratios to the engine's own int8, and the names of the accepted variants."""
     rows, own = [], next(row for row in found.rows if row.name == OWN_INT8)
     for row in (found.parent, *found.rows):
         verdict = found.verdicts.get(row.name)

@@ -1,9 +1,9 @@
-"""Stage 9: for the busiest users, the list that the LLM tier would return now, ranked by the same engine.
+"""Stage 9: stores, for the most active users, the list that the LLM tier would return now, ranked by the same engine.
 
     precomputed.parquet   the columns of the view user_recommendations
 
-Histories come from the online store, as a request would read them, and each list carries the version of the row that it was made
-from: after any further event the decoder ranks again. A list holds no item that the user dislikes, and none of the user's history unless the bundle learned repeats.
+Histories come from the online store, as a request would read them, and each list carries the version of its history row: after
+any further event the decoder ranks again. A list excludes the user's dislikes, and the user's history unless users repeat items.
 """
 
 import sys
@@ -110,7 +110,7 @@ def read_rows(folder: Path) -> list[PrecomputedRow]:
 
 
 def batch_engine(ranker: BatchRanker, num_requests: int) -> Engine:
-    """Return an engine in which so many requests may wait."""
+    """Return an engine with room for this many waiting requests."""
     catalogue, decoder = ranker.catalogue, load_decoder(ranker.decoder_dir, torch.float32, "cpu")
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     config = EngineConfig(max_waiting=max(1, num_requests), weight_kind=ranker.weight_kind)
