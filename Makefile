@@ -65,8 +65,9 @@ client: $(INSTALLED) ## build the wheel of the client that callers install, into
 	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && cp -r services/client/. "$$scratch" && \
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist "$$scratch"
 
-docs: $(INSTALLED) ## generate docs/openapi.json
+docs: $(INSTALLED) ## generate docs/openapi.json, and the pages' tables from benchmarks/results
 	$(BIN)/python -m infra.openapi
+	$(BIN)/python -m benchmarks.pages
 
 typescript: $(INSTALLED) ## generate the TypeScript client's types from docs/openapi.json, check it and build services/client-typescript/dist
 	cd services/client-typescript && export PATH="$(CURDIR)/$(BIN):$$PATH" && npm ci --silent && npm run --silent types && npm run --silent build

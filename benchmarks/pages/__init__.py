@@ -1,0 +1,1 @@
+"""Fills the tables of the pages from the files in benchmarks/results."""

@@ -1,0 +1,39 @@
+"""Fill the tables of the pages from benchmarks/results: `python -m benchmarks.pages`.
+
+A page holds a table between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a function of `serving` or `models`.
+"""
+
+import re
+from pathlib import Path
+
+from benchmarks.pages import models, serving
+from benchmarks.pages.table import ROOT
+
+PAGES = ("README.md", "docs/benchmarks.md")
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """Return a page with its tables made from the results files. Raises AttributeError for an unknown table."""
+    return _TABLE.sub(lambda match: f"{match[1]}{_lines(match[2])}\n{match[3]}", text)
+
+
+def table_names(text: str) -> list[str]:
+    """Return the names of a page's tables."""
+    return [name for _, name, _ in _TABLE.findall(text)]
+
+
+def main() -> None:
+    """Rewrite the pages."""
+    for page in PAGES:
+        path = Path(ROOT, page)
+        path.write_text(filled(path.read_text()))
+
+
+def _lines(name: str) -> str:
+    module = serving if hasattr(serving, name) else models
+    return "\n".join(getattr(module, name)())
+
+
+if __name__ == "__main__":
+    main()

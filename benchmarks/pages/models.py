@@ -1,0 +1,231 @@
+"""Tables of model quality: data sets, refit, warm start, engines, variants, experiments."""
+
+from collections.abc import Iterator
+
+from benchmarks.pages.serving import in_time
+from benchmarks.pages.table import interval, optional, percent, result, table
+
+_DATA = {
+    ("quality", "leave-one-out"): "MovieLens-100k",
+    ("quality", "global-time"): "MovieLens-100k, one cut in time",
+    ("quality-yelp", "leave-one-out"): "Yelp",
+    ("quality-lastfm", "leave-one-out"): "LastFM",
+    ("quality-beauty", "leave-one-out"): "Beauty",
+    ("quality-beauty-codes", "leave-one-out"): "Beauty, codes of depth 3",
+}
+_BASELINES = ("item_knn", "bigram", "popularity")
+_VARIANTS = {
+    "quality": "MovieLens-100k",
+    "quality-yelp": "Yelp",
+    "quality-lastfm": "LastFM",
+    "quality-beauty-variants": "Beauty",
+}
+_GAINS = {
+    "quality": "MovieLens-100k",
+    "quality-beauty": "Beauty, student of 44 %",
+    "quality-beauty-lean-student": "Beauty, student of 21 %",
+}
+_NESTED = {"quality-nested": "MovieLens-100k", "quality-nested-beauty": "Beauty"}
+_WARM = {"warm-start": "MovieLens-100k", "warm-start-beauty": "Beauty"}
+_ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
+
+
+def readme() -> Iterator[str]:
+    """The figures of README."""
+    rest = {case["tier"]: case for case in result("serve")["cases"] if case["door"] == "rest"}
+    fresh, (num, met) = result("freshness"), in_time()
+    quality_ = {(row["split"], row["model"]): row for row in result("quality")["rows"]}
+    beams = {row["engine"]: row for row in result("engine")["cases"] if row["name"] == "beams-32"}
+    hits = (f"{quality_['leave-one-out', name]['hr10']:.4f}" for name in ("decoder", "student", "item_knn"))
+    ratios = (f"{beams[name]['ratio_to_best_peer']:.2f}x" for name in _ENGINES[:2])
+    rows = [
+        ("student over REST, p50 / p99", f"{rest['student']['p50_ms']:.1f} / {rest['student']['p99_ms']:.1f} ms"),
+        ("LLM over REST, p50 / p99", f"{rest['llm']['p50_ms']:.1f} / {rest['llm']['p99_ms']:.1f} ms"),
+        ("answers within a deadline of 50 ms", f"{percent(met)} % of {num:,}"),
+        ("event accepted until visible in an answer, p50 / p99", f"{fresh['p50_ms']:.0f} / {fresh['p99_ms']:.0f} ms"),
+        ("HR@10 on MovieLens-100k, decoder / student / item-kNN", " / ".join(hits)),
+        ("32 beams a request against vLLM's CPU build, bf16 / int8", " / ".join(ratios)),
+    ]
+    return table(("figure", "value"), rows)
+
+
+def quality() -> Iterator[str]:
+    """NDCG@10 as served by data set: decoder and student with intervals, and baselines."""
+    rows = []
+    for (name, split), data in _DATA.items():
+        found = {row["model"]: row for row in result(name)["rows"] if row["split"] == split}
+        models = (
+            f"{found[model]['ndcg10']:.4f} ({found[model]['ci95'][0]:.4f} to {found[model]['ci95'][1]:.4f})"
+            for model in ("decoder", "student")
+        )
+        rows.append((data, *models, *(f"{found[model]['ndcg10']:.4f}" for model in _BASELINES)))
+    return table(("data", "decoder", "student", "item-kNN", "bigram", "popularity"), rows)
+
+
+def distillation() -> Iterator[str]:
+    """Students by what they learned from a decoder, and the paired gain of targets and rows."""
+    rows = []
+    for name, data in _VARIANTS.items():
+        run = result(name)
+        served = {row["model"]: row["ndcg10"] for row in run["rows"] if row["split"] == "leave-one-out"}
+        earned = {(row["model"], row["over"]): row for row in run["distillation"] if row["split"] == "leave-one-out"}
+        cells = (f"{served[model]:.4f}" for model in ("distilled", "twin", "student_alone", "graph"))
+        gains = (interval(earned["distilled", over]) for over in ("twin", "student_alone"))
+        rows.append((data, *cells, *gains))
+    head = ("data", "targets and rows", "rows", "neither", "graph", "gain of targets", "gain of targets and rows")
+    return table(head, rows)
+
+
+def decoder_gain() -> Iterator[str]:
+    """The decoder's NDCG@10 minus its student's over all users, leave one out."""
+    rows = []
+    for name, data in _GAINS.items():
+        (gain,) = (row for row in result(name)["gain"] if (row["slice"], row["split"]) == ("all", "leave-one-out"))
+        difference = f"{gain['llm_minus_student']:+.4f} ({gain['low']:+.4f} to {gain['high']:+.4f})"
+        (routed,) = (
+            row for row in result(name)["routing"] if (row["policy"], row["split"]) == ("routed", "leave-one-out")
+        )
+        rows.append((data, f"{gain['num_cases']:,}", difference, percent(routed["llm_share"], 1)))
+    return table(("data", "users", "decoder minus student", "% routed to the LLM"), rows)
+
+
+def refit() -> Iterator[str]:
+    """NDCG@10 of held-out labels by the evaluated pair and by the published pair."""
+    rows = [
+        (
+            data,
+            row["model"],
+            f"{row['unrefitted_ndcg10']:.4f}",
+            f"{row['ndcg10']:.4f}",
+            f"{row['low']:+.4f} to {row['high']:+.4f}",
+        )
+        for name, data in _NESTED.items()
+        for row in result(name)["nested"]
+    ]
+    return table(("data", "model", "evaluated", "published", "difference, 95 %"), rows)
+
+
+def warm_start() -> Iterator[str]:
+    """A warm start against a whole training, with 2 % new events."""
+    rows = []
+    for name, data in _WARM.items():
+        run = result(name)
+        times = {(row["new_share"], row["model"]): row["share_of_time"] for row in run["times"]}
+        largest = max(row["new_share"] for row in run["rows"])
+        for row in run["rows"]:
+            if (row["split"], row["new_share"]) == ("test", largest):
+                kept = f"{row['kept']:.1%} ({row['ci95'][0]:.1%} to {row['ci95'][1]:.1%})"
+                time = f"{times[largest, row['model']]:.0%}"
+                rows.append((data, row["model"], f"{row['whole']:.4f}", f"{row['warm']:.4f}", kept, time))
+    return table(("data", "model", "whole", "warm", "kept", "time"), rows)
+
+
+def engines() -> Iterator[str]:
+    """One row per case: each engine's value, and the ratio to the best peer."""
+    cases = {(row["name"], row["engine"]): row for row in result("engine")["cases"]}
+    rows = []
+    for name in dict.fromkeys(name for name, _ in cases):
+        values = (f"{cases[name, engine]['value']:,.4g}" for engine in _ENGINES)
+        ratios = (f"{cases[name, engine]['ratio_to_best_peer']:.2f}x" for engine in _ENGINES[:2])
+        rows.append((name, cases[name, "tailrace"]["unit"], *values, *ratios))
+    head = ("case", "unit", "bf16", "int8", "transformers", "vLLM", "bf16 to best peer", "int8 to best peer")
+    return table(head, rows)
+
+
+def engine_figures() -> Iterator[str]:
+    """Roofline, curves, validity and numerics of the engine, and the text door's overhead."""
+    run, curves, validity = result("engine"), result("engine-curves"), result("engine-validity")
+    steps = {(row["case"], row["engine"], row["step"]): row for row in run["roofline"]}
+    step, batch = steps["decode-1", "tailrace", "decode"], steps["decode-32", "tailrace", "decode"]
+    prefill = steps["prefill-16x512", "tailrace", "prefill"]
+    states = {row["state"]: row["ms"] for row in curves["history"] if row["history_items"] == 800}
+    kinds = {row["kv_kind"]: row["overlap@10"] for row in result("kv-kinds")["rankings"]}
+    best = {name: percent(row["best_share"], 1) for name, row in run["quality"].items()}
+    error = max(row["logits_max_error"] for row in run["quality"].values())
+    door = [case["door_over_engine"] for case in result("text")["cases"]]
+    rows = [
+        ("decode step of one row, % of memory bandwidth", percent(step["memory_share"], 0)),
+        (
+            "decode step of 32 rows / prefill, % of bf16 peak",
+            f"{percent(batch['compute_share'], 0)} / {percent(prefill['compute_share'], 0)}",
+        ),
+        ("largest error of fp32 logits against transformers", f"{error:.1e}"),
+        (
+            "greedy tokens that are the fp32 model's best, %, bf16 / int8 / vLLM",
+            f"{best['tailrace']} / {best['tailrace-int8']} / {best['vllm']}",
+        ),
+        (
+            "ranking with 800 items of history, ms, cold / one new event",
+            f"{states['cold']:.0f} / {states['new_event']:.0f}",
+        ),
+        ("invalid items in final beams", f"{validity['invalid']} of {validity['beams']:,}"),
+        ("top ten kept with int8 / fp8 KV, %", f"{percent(kinds['int8'], 1)} / {percent(kinds['fp8'], 1)}"),
+        (
+            "text door over the bare engine at 1 / 8 / 32 streams, % of tokens/s",
+            " / ".join(percent(row["tokens_per_s"], 0) for row in door),
+        ),
+    ]
+    return table(("figure", "value"), rows)
+
+
+def variants() -> Iterator[str]:
+    """One row per variant of a decoder."""
+    rows = [
+        (
+            row["name"],
+            f"{row['difference']:+.1%} ({row['low']:+.1%} to {row['high']:+.1%})",
+            f"{row['request_ms']:.2f}",
+            f"{row['weight_bytes'] / 1e6:.1f}",
+            f"{row['times_as_fast_as_int8']:.2f}x",
+            f"{row['share_of_int8_bytes']:.0%}",
+        )
+        for row in result("variants")["rows"]
+    ]
+    return table(("variant", "NDCG@10, difference", "ms", "MB", "speed to int8", "bytes to int8"), rows)
+
+
+def worse_candidates() -> Iterator[str]:
+    """How soon the canary analysis finds simulated worse candidates."""
+    rows = [
+        (
+            case["name"],
+            f"{case['found_within_10_minutes']} of {case['num']}",
+            f"{case['found_within_30_minutes']}",
+            optional(case["median_found_after_s"], ".0f"),
+        )
+        for case in result("experiments")["worse"]["cases"]
+    ]
+    return table(("candidate", "within 10 minutes", "within 30", "median s"), rows)
+
+
+def experiment_figures() -> Iterator[str]:
+    """Error rates and coverage of the statistics, by simulation."""
+    run, release = result("experiments"), result("release")
+    logs = {row["log"]: row for row in run["off-policy"]["logs"]}
+    reports, drawn = run["reports"], logs["drawn by Plackett-Luce"]
+    estimators = ("ips", "snips", "doubly_robust")
+    rows = [
+        ("equal candidate found worse in a day, five guards", f"{run['release']['false_alarms_of_1000']} of 1,000"),
+        (
+            f"equal candidate found worse in a release of {release['num_stages']} stages",
+            f"{release['false_alarms_of_1000']} of 1,000",
+        ),
+        (
+            f"A/A difference in {reports['a_a']['num_looks']} daily looks",
+            f"{reports['a_a']['false_alarms_of_1000']} of 1,000",
+        ),
+        ("intervals that hold the truth at every look, %", percent(reports["intervals"]["covered_share"], 1)),
+        (
+            "sample-ratio mismatch of 52 to 48 found / false alarms",
+            f"{reports['mismatch']['found_of_1000']} / {reports['mismatch']['false_alarms_of_1000']} of 1,000",
+        ),
+        (
+            "off-policy coverage, IPS / SNIPS / doubly robust, %",
+            " / ".join(percent(drawn[name]["covered_share"], 1) for name in estimators),
+        ),
+        (
+            "off-policy estimates refused for a deterministic log",
+            f"{logs['deterministic']['refused']} of {logs['deterministic']['num']}",
+        ),
+    ]
+    return table(("figure", "value"), rows)
