@@ -168,6 +168,8 @@ def group_link(gpus: Gpus, size: int, span: int) -> tuple[str, float]:
     A ring over nodes enters and leaves each by as many network cards as it has members there.
     """
     device = gpus.device
+    if span == 2 and device.pair_link is not None:
+        return device.pair_link
     if span <= device.gpus_per_node:
         return device.node_link, device.node_link_bytes_per_s
     members = max(1, device.gpus_per_node * size // span)
