@@ -86,11 +86,12 @@ def plan_model(
     ] = None,
 ) -> None:
     """Estimate memory, layouts, step time and cost of a model on GPUs, from its config alone."""
+    from pipelines.planner.configs import shape_from
     from pipelines.planner.devices import parse_gpus
     from pipelines.planner.layouts import plan_training
     from pipelines.planner.report import describe_contexts, describe_model, describe_serving, describe_training
     from pipelines.planner.serving import Load, kv_kind_named, plan_serving
-    from pipelines.planner.shapes import DecoderShape, shape_from
+    from pipelines.planner.shapes import DecoderShape
 
     found = parse_gpus(gpus)
     shape = shape_from(model, parameters, flops, None if activation_mb is None else 1e6 * activation_mb)

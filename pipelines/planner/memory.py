@@ -88,11 +88,16 @@ def kept_bytes_per_token(shape: DecoderShape, numbers: Numbers, tensor: int = 1,
     norm = FP32 if fuses_norms else 2 * FP32
     number = _number_bytes(numbers)
     inputs = number * (5 if numbers == "autocast" else 2)
-    attention = 2 * number * (shape.query_width + shape.key_width) + FP32 * shape.num_heads
+    attention = 2 * number * (shape.score_width + _kept_key_width(shape)) + FP32 * shape.num_heads
     if shape.has_qk_norm:
         attention += norm * (shape.query_width + shape.key_width) + FP32 * (shape.num_heads + shape.num_kv_heads)
-    feed_forward = number * shape.ffn_size * (4 if shape.ffn_matrices == 3 else 2)
+    feed_forward = number * shape.active_ffn_size * (4 if shape.ffn_matrices == 3 else 2)
     return shape.hidden_size * (2 * norm + inputs) + 2 * FP32 + (attention + feed_forward) / tensor
+
+
+def _kept_key_width(shape: DecoderShape) -> float:
+    """Return the numbers of all keys that attention keeps: latent attention unpacks one for each query head."""
+    return shape.score_width if shape.latent else float(shape.key_width)
 
 
 def _number_bytes(numbers: Numbers) -> int:
@@ -105,10 +110,16 @@ def chunk_bytes(shape: DecoderShape) -> float:
     return 2 * FP32 * rows * shape.vocab_size
 
 
-def kv_bytes_per_token(shape: DecoderShape, number_bytes: int = BF16, kind: KvKind = "model") -> int:
+def kv_bytes_per_token(shape: DecoderShape, kind: KvKind = "model") -> float:
     """Return the keys and values of one token in all layers, as the engine's pool lays them out: a one-byte kind has an fp32 scale a head."""
-    head_bytes = shape.head_dim * number_bytes if kind == "model" else shape.head_dim + FP32
-    return 2 * shape.num_layers * shape.num_kv_heads * head_bytes
+    if kind == "model":
+        return shape.num_layers * shape.cached_numbers * shape.storage.kv
+    return float(shape.num_layers * (shape.cached_numbers + FP32 * shape.cached_heads))
+
+
+def kv_bytes(shape: DecoderShape, length: float, kind: KvKind = "model") -> float:
+    """Return the keys and values of one context: layers with a sliding window hold its tokens only."""
+    return kv_bytes_per_token(shape, kind) * shape.cached_tokens(length) / shape.num_layers
 
 
 def serving_memory(
@@ -120,11 +131,12 @@ def serving_memory(
     weight_kind: WeightKind = "model",
     kv_kind: KvKind = "model",
 ) -> Memory:
-    """Return the memory of one of `shards` GPUs that serve `rows` contexts of this length together."""
-    matrix_bytes, table_bytes = weight_bytes(weight_kind, BF16)
-    matrices = shape.num_layers * shape.layer_weights
-    weights = matrices * matrix_bytes + table_bytes * (shape.num_parameters - matrices)
-    kv = rows * length * kv_bytes_per_token(shape, kind=kv_kind)
+    """Return the memory of one of `shards` GPUs that serve `rows` contexts of this length together. `weight_kind` packs the weights of a checkpoint that is not quantised."""
+    weights = shape.weight_bytes
+    if weight_kind != "model":
+        matrix_bytes, table_bytes = weight_bytes(weight_kind, BF16)
+        weights = shape.matrix_weights * matrix_bytes + table_bytes * (shape.num_parameters - shape.matrix_weights)
+    kv = rows * kv_bytes(shape, length, kv_kind)
     return Memory({"weights": weights / shards, "KV cache": kv / shards, "framework": FRAMEWORK_BYTES})
 
 
@@ -196,5 +208,5 @@ def _activations(
 
 def kept_by_products(shape: DecoderShape, tensor: int = 1, number_bytes: int = BF16) -> float:
     """Return the results of a layer's products and of attention, bytes a token: what selective checkpointing keeps beside the layer's input."""
-    inner = 2 * shape.query_width + 2 * shape.key_width + (shape.ffn_matrices - 1) * shape.ffn_size
+    inner = 2 * shape.score_width + 2 * _kept_key_width(shape) + (shape.ffn_matrices - 1) * shape.active_ffn_size
     return number_bytes * (inner / tensor + 2 * shape.hidden_size) + FP32 * shape.num_heads / tensor

@@ -11,7 +11,7 @@ from typing import cast, get_args
 from models.errors import InvalidRequest
 from pipelines.planner.devices import Device, Gpus
 from pipelines.planner.layouts import USABLE
-from pipelines.planner.memory import BF16, Memory, kv_bytes_per_token, serving_memory
+from pipelines.planner.memory import BF16, Memory, kv_bytes, serving_memory
 from pipelines.planner.shapes import DecoderShape, Shape
 from services.llm.engine.config import KvKind
 
@@ -117,28 +117,26 @@ def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
 
 def prefill(shape: DecoderShape, device: Device, load: Load, shards: int = 1) -> Phase:
     """Return the prefill of one prompt: every weight once, the head's for the last token alone, attention over the causal half."""
-    products = shape.num_layers * shape.layer_weights * load.prompt + shape.table_parameters
-    flops = 2 * products + 2 * shape.num_layers * shape.query_width * load.prompt**2
-    kv = load.prompt * kv_bytes_per_token(shape, kind=load.kv_kind)
-    return _phase(
-        shape, device, f"prefill of {load.prompt:,} tokens", _weight_bytes(shape) + kv, flops, shards, load.prompt
-    )
+    products = shape.num_layers * shape.active_weights * load.prompt + shape.table_parameters
+    flops = 2 * products + 4 * load.prompt * shape.score_width * shape.attention_pairs(load.prompt)
+    num_bytes = shape.bytes_read_by(load.prompt) + kv_bytes(shape, load.prompt, load.kv_kind)
+    return _phase(shape, device, f"prefill of {load.prompt:,} tokens", num_bytes, flops, shards, load.prompt)
 
 
 def decode(shape: DecoderShape, device: Device, load: Load, rows: float, shards: int = 1) -> Phase:
     """Return one step of `rows` requests, a token each, whose contexts are half way through the output."""
     context = load.prompt + load.output / 2
-    kv = rows * context * kv_bytes_per_token(shape, kind=load.kv_kind)
-    flops = rows * (2 * shape.forward_weights + 4 * shape.num_layers * shape.query_width * context)
-    return _phase(shape, device, f"decode of {rows:,.0f} rows", _weight_bytes(shape) + kv, flops, shards, rows)
+    num_bytes = shape.bytes_read_by(rows) + rows * kv_bytes(shape, context, load.kv_kind)
+    flops = rows * (2 * shape.forward_weights + 4 * shape.cached_score_width * shape.cached_tokens(context))
+    return _phase(shape, device, f"decode of {rows:,.0f} rows", num_bytes, flops, shards, rows)
 
 
 def beam_step(shape: DecoderShape, device: Device, load: Load, rows: float) -> Phase:
     """Return one level of beam search of `rows` requests, whose beams read their common context once."""
     beams = rows * load.beams
-    kv = rows * load.prompt * kv_bytes_per_token(shape, kind=load.kv_kind)
-    flops = beams * (2 * shape.forward_weights + 4 * shape.num_layers * shape.query_width * load.prompt)
-    return _phase(shape, device, f"beams, {beams:,.0f} at a time", _weight_bytes(shape) + kv, flops, 1, beams)
+    num_bytes = shape.bytes_read_by(beams) + rows * kv_bytes(shape, load.prompt, load.kv_kind)
+    flops = beams * (2 * shape.forward_weights + 4 * shape.cached_score_width * shape.cached_tokens(load.prompt))
+    return _phase(shape, device, f"beams, {beams:,.0f} at a time", num_bytes, flops, 1, beams)
 
 
 def _phase(
@@ -160,11 +158,6 @@ def _phase(
     )
 
 
-def _weight_bytes(shape: DecoderShape) -> float:
-    """Return the weights that a step reads: those of the layers and the head."""
-    return BF16 * shape.forward_weights
-
-
 def _shard_sizes(shape: DecoderShape, gpus: Gpus) -> list[int]:
     most = min(gpus.number, gpus.device.gpus_per_node)
     return [size for size in range(1, most + 1) if gpus.number % size == 0 and shape.num_kv_heads % size == 0]
@@ -175,7 +168,7 @@ def _sharding(shape: DecoderShape, gpus: Gpus, load: Load, shards: int) -> Shard
     device, replicas = gpus.device, gpus.number // shards
     length = load.prompt + load.output
     empty = serving_memory(shape, 0, length, shards=shards, kv_kind=load.kv_kind)
-    row = length * kv_bytes_per_token(shape, kind=load.kv_kind) / shards
+    row = kv_bytes(shape, length, load.kv_kind) / shards
     concurrency = max(0, int((USABLE * device.memory_bytes - empty.total) / row))
     memory = serving_memory(shape, max(concurrency, 1), length, shards=shards, kv_kind=load.kv_kind)
     prefill_s = prefill(shape, device, load, shards).seconds

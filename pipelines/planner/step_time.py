@@ -189,9 +189,10 @@ def _decoder_work(
     efficiency = efficiency_of(device, constants)
     bf16 = device.flops_per_s["bf16"] * efficiency
     layer_rate = device.flops_per_s[dtype] * efficiency
-    products = 6 * tokens * layers * shape.layer_weights / layout.tensor * again / layer_rate
+    products = 6 * tokens * layers * shape.active_weights / layout.tensor * again / layer_rate
     products += 6 * tokens * shape.table_parameters / bf16
-    attention = 6 * tokens * layers * shape.query_width * length / layout.tensor / (bf16 * constants.attention)
+    pairs = shape.attention_pairs(length) * layers / shape.num_layers
+    attention = 12 * tokens * shape.score_width * pairs / layout.tensor / (bf16 * constants.attention)
     attention *= _ATTENTION_AGAIN if layout.checkpointing == "full" else 1.0
     numbers: Numbers = "bf16" if layout.shard > 1 else "autocast"
     kept = layers * kept_bytes_per_token(shape, numbers, layout.tensor)
