@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.planner.mesh import Layout
+from pipelines.planner.mesh import Execution, Layout
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 from services.llm.engine.config import KvKind, WeightKind, weight_bytes
 
@@ -18,6 +18,7 @@ FP32, BF16 = 4, 2
 ADAM_BYTES = 2 * FP32
 FRAMEWORK_BYTES = 2e9
 """Assumed, not measured: the device's context, libraries' workspaces, collectives' buffers and what the allocator cannot use."""
+DEFAULTS = Execution()
 _CHUNK_ROWS, _CHUNK_SCORES = 512, 1 << 20
 """A chunk of `pipelines/training/target/softmax.py`: all logits never exist at once."""
 
@@ -50,6 +51,7 @@ def training_memory(
     is_bf16: bool = True,
     fuses_norms: bool = True,
     keeps_average: bool = True,
+    execution: Execution = DEFAULTS,
 ) -> Memory:
     """Return the memory of the fullest GPU of a layout. `length` is a row's tokens.
 
@@ -61,23 +63,39 @@ def training_memory(
     numbers: Numbers = ("bf16" if layout.shard > 1 else "autocast") if is_bf16 else "fp32"
     stages = [
         _stage_memory(
-            shape, layout, length, numbers, is_last=is_last, fuses_norms=fuses_norms, keeps_average=keeps_average
+            shape,
+            layout,
+            length,
+            numbers,
+            is_last=is_last,
+            fuses_norms=fuses_norms,
+            keeps_average=keeps_average,
+            execution=execution,
         )
         for is_last in ((True,) if layout.pipeline == 1 else (False, True))
     ]
     return max(stages, key=lambda memory: memory.total)
 
 
-def stage_parameters(shape: DecoderShape, layout: Layout) -> float:
+def stage_parameters(shape: DecoderShape, layout: Layout, execution: Execution = DEFAULTS) -> float:
     """Return the parameters of one GPU before sharding: a stage's layers, split by tensor parallelism, and the tables that a stage at an end holds."""
     layers = -(-shape.num_layers // layout.pipeline)
-    outside = shape.outside_parameters
+    outside = float(shape.outside_parameters)
     if layout.pipeline > 1 and not shape.is_tied:
         outside -= shape.table_parameters
+    if execution.vocab_parallel:
+        outside /= layout.tensor
     return layers * (shape.layer_weights / layout.tensor + shape.vector_numbers) + outside
 
 
-def kept_bytes_per_token(shape: DecoderShape, numbers: Numbers, tensor: int = 1, *, fuses_norms: bool = True) -> float:
+def kept_bytes_per_token(
+    shape: DecoderShape,
+    numbers: Numbers,
+    tensor: int = 1,
+    *,
+    fuses_norms: bool = True,
+    execution: Execution = DEFAULTS,
+) -> float:
     """Return what one layer keeps of a token for its backward pass.
 
     In bytes a number of the residual stream (D): the input of both norms in fp32 (4 + 4), the inputs of the products in bf16, one for each product under autocast
@@ -92,7 +110,8 @@ def kept_bytes_per_token(shape: DecoderShape, numbers: Numbers, tensor: int = 1,
     if shape.has_qk_norm:
         attention += norm * (shape.query_width + shape.key_width) + FP32 * (shape.num_heads + shape.num_kv_heads)
     feed_forward = number * shape.active_ffn_size * (4 if shape.ffn_matrices == 3 else 2)
-    return shape.hidden_size * (2 * norm + inputs) + 2 * FP32 + (attention + feed_forward) / tensor
+    stream = shape.hidden_size * (2 * norm + inputs) + 2 * FP32
+    return stream / (tensor if execution.sequence_parallel else 1) + (attention + feed_forward) / tensor
 
 
 def _kept_key_width(shape: DecoderShape) -> float:
@@ -162,23 +181,26 @@ def _stage_memory(
     is_last: bool,
     fuses_norms: bool,
     keeps_average: bool,
+    execution: Execution,
 ) -> Memory:
-    parameters, is_sharded = stage_parameters(shape, layout), layout.shard > 1
+    parameters, is_sharded = stage_parameters(shape, layout, execution), layout.shard > 1
     layers = -(-shape.num_layers // layout.pipeline)
     layer, number = shape.layer_weights / layout.tensor, _number_bytes(numbers)
     parts = _states(parameters / layout.shard, keeps_average=keeps_average)
-    if is_sharded:  # two layers, one of them fetched ahead, and what is outside of them; gradients of the largest group in bf16, and in fp32 to be added up
+    if is_sharded and execution.keep_gathered:  # weights and gradients of a stage are whole during a step
+        parts["working weights"] = parts["buffers"] = number * parameters
+    elif is_sharded:  # two layers, one of them fetched ahead, and what is outside of them; gradients of the largest group in bf16, and in fp32 to be added up
         parts["working weights"] = number * (2 * layer + shape.outside_parameters)
         parts["buffers"] = (number + FP32) * max(layer, float(shape.outside_parameters))
     elif numbers == "autocast":
         parts["working weights"] = BF16 * layers * layer
     parts["activations"] = _activations(
-        shape, layout, length, layers, numbers, is_last=is_last, fuses_norms=fuses_norms
+        shape, layout, length, layers, numbers, is_last=is_last, fuses_norms=fuses_norms, execution=execution
     )
     if is_last:
-        tokens = layout.micro_batch * length
-        parts["loss"] = FP32 * (tokens * shape.hidden_size + shape.table_parameters)
-        parts["loss"] += chunk_bytes(shape)
+        tokens, ways = layout.micro_batch * length, layout.tensor if execution.vocab_parallel else 1
+        parts["loss"] = FP32 * (tokens * shape.hidden_size + shape.table_parameters / ways)
+        parts["loss"] += chunk_bytes(shape) / ways
     return Memory(parts | {"framework": FRAMEWORK_BYTES})
 
 
@@ -191,16 +213,19 @@ def _activations(
     *,
     is_last: bool,
     fuses_norms: bool,
+    execution: Execution,
 ) -> float:
     """Return what the layers of a stage keep of all micro-batches that are on their way, and the final norm's part on the last one."""
     residual = BF16 if numbers == "bf16" else FP32
-    whole = kept_bytes_per_token(shape, numbers, layout.tensor, fuses_norms=fuses_norms)
-    waiting = 1 if is_last else min(layout.pipeline, layout.accumulation)
+    whole = kept_bytes_per_token(shape, numbers, layout.tensor, fuses_norms=fuses_norms, execution=execution)
+    waiting = 1.0 if is_last else float(min(layout.pipeline, layout.accumulation))
+    if execution.virtual_stages > 1 and layout.pipeline > 1:  # an interleaved rank starts (P - 1) / V stages more
+        waiting += (layout.pipeline - 1) / (layout.pipeline * execution.virtual_stages) * waiting
     tokens = layout.micro_batch * length
     final = shape.hidden_size * FP32 * (1 if fuses_norms else 2) if is_last else 0
     if layout.checkpointing == "none":
         return tokens * (waiting * layers * whole + final)
-    kept = float(residual * shape.hidden_size)
+    kept = residual * shape.hidden_size / (layout.tensor if execution.sequence_parallel else 1)
     if layout.checkpointing == "selective":
         kept += kept_by_products(shape, layout.tensor, _number_bytes(numbers))
     return tokens * (waiting * layers * kept + max(whole, final))

@@ -18,6 +18,7 @@ from services.llm.engine.config import KvKind
 FACTOR = 1.5
 """Times are within this factor either way: an assumption, as wide as what planners of others were found to be off (45 % in TTFT)."""
 _COMPUTE_SHARE, _MEMORY_SHARE = 0.6, 0.8
+_MAX_TOKENS = 2**24
 _STEP_S = 1e-3
 """Of the host: planning a step and starting it."""
 _ALL_REDUCE_S = {"node": 15e-6, "network": 40e-6}
@@ -39,8 +40,8 @@ class Load:
         if not 0 < self.rate < math.inf:
             raise InvalidRequest("--rate", f"{self.rate:g} is not more than 0", "give requests a second")
         for option, value in (("--prompt", self.prompt), ("--output", self.output), ("--beams", self.beams)):
-            if value < 1:
-                raise InvalidRequest(option, f"{value} is less than 1", "give a number from 1 on")
+            if not 1 <= value <= _MAX_TOKENS:
+                raise InvalidRequest(option, f"{value} is not from 1 to {_MAX_TOKENS:,}", "give a number between")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,19 +101,44 @@ def kv_kind_named(name: str) -> KvKind:
     for kind in get_args(KvKind):
         if kind == name:
             return cast("KvKind", kind)
-    raise InvalidRequest("--kv", f"{name!r} is no kind of KV cache", f"give one of {', '.join(get_args(KvKind))}")
+    raise InvalidRequest("--kv", f"unknown kind {name!r}", f"give one of {', '.join(get_args(KvKind))}")
+
+
+def price_of(value: float | None) -> float | None:
+    """Return the price of a GPU for an hour. Raises InvalidRequest for a negative or infinite price."""
+    if value is not None and not 0 <= value < math.inf:
+        raise InvalidRequest("--price-per-gpu-hour", f"{value:g} is not a price", "give 0 or more")
+    return value
 
 
 def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
-    """Return the plan of a deployment. Raises InvalidRequest for a model that is no decoder."""
+    """Return the plan of a deployment. Raises InvalidRequest for another model than a decoder, and for a rate that these GPUs do not bear."""
     if not isinstance(shape, DecoderShape):
-        raise InvalidRequest("--serve", "this engine serves decoders alone", "give --train for another model")
+        raise InvalidRequest("--serve", "this engine serves decoders only", "give --train for another model")
     ways = tuple(_sharding(shape, gpus, load, shards) for shards in _shard_sizes(shape, gpus))
+    fitting = [way for way in ways if way.concurrency]
+    if fitting and all(way.running is None for way in fitting):
+        number = min(_gpus_for(shape, gpus.device, load, way) for way in fitting)
+        problem = f"{load.rate:g} requests/s exceed every layout of {gpus.number:,} x {gpus.device.name}"
+        raise InvalidRequest("--rate", problem, f"give {number:,} x {gpus.device.name}, or a lower rate")
     rows = max(1, min(32, ways[0].concurrency))
     phases = [prefill(shape, gpus.device, load), decode(shape, gpus.device, load, rows)]
     if load.beams > 1:
         phases.append(beam_step(shape, gpus.device, load, rows=1))
     return ServingPlan(shape=shape, gpus=gpus, load=load, phases=tuple(phases), ways=ways, verdict=_verdict(gpus, ways))
+
+
+def _gpus_for(shape: DecoderShape, device: Device, load: Load, way: Sharding) -> int:
+    """Return the GPUs that bear a load in groups of so many shards: each group at the highest rate that it bears."""
+    prefill_s = prefill(shape, device, load, way.shards).seconds
+    low, high = 0.0, 1 / prefill_s
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_borne = _running(shape, device, load, way.shards, middle, prefill_s, way.concurrency) is not None
+        low, high = (middle, high) if is_borne else (low, middle)
+    if not low:
+        return 2**63
+    return way.shards * math.ceil(load.rate / low)
 
 
 def prefill(shape: DecoderShape, device: Device, load: Load, shards: int = 1) -> Phase:
@@ -218,7 +244,10 @@ def _verdict(gpus: Gpus, ways: tuple[Sharding, ...]) -> str:
     """Compare replicas with shards by output tokens a GPU."""
     fitting = [way for way in ways if way.concurrency]
     if not fitting:
-        return f"It does not fit on {ways[-1].shards} GPUs together; give larger ones"
+        needed = ways[-1].memory.total - ways[-1].memory.parts["framework"]
+        room = USABLE * gpus.device.memory_bytes - ways[-1].memory.parts["framework"]
+        number = math.ceil(needed * ways[-1].shards / room)
+        return f"It does not fit on {ways[-1].shards} GPUs together; {number:,} would hold the weights and one request"
     first, last = fitting[0], fitting[-1]
     if first.shards > 1:
         return f"The weights do not fit on one {gpus.device.name}: it needs {first.shards} shards, which this engine does not offer"
