@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -33,10 +34,10 @@ def fit(runs: Sequence[Run], start: Constants | None = None) -> Constants:
     bounds = np.array([_BOUNDS.get(name, _BOUNDS["efficiency"]) for name in names])
     first = [_EFFICIENCY] * len(chips) + list(_START.values())
     devices = tuple(sorted({run.device.name for run in runs}))
-    kept = {name: getattr(start, name) for name in _PARALLEL} if start else {}
+    kept: dict[str, Any] = {name: getattr(start, name) for name in _PARALLEL} if start else {}
 
     def constants(values: Sequence[float]) -> Constants:
-        named = dict(zip(names, map(float, values), strict=True))
+        named: dict[str, Any] = dict(zip(names, map(float, values), strict=True))
         efficiency = {chip: named.pop(chip) for chip in chips}
         return Constants(efficiency=efficiency, devices=devices, **named, **kept)
 
@@ -51,7 +52,8 @@ def fit_parallel(constants: Constants, cited: Sequence[CitedRun]) -> Constants:
     rows = [run for run in cited if run.group(constants) == "parallel"]
 
     def changed(values: Sequence[float]) -> Constants:
-        return replace(constants, **dict(zip(_PARALLEL, map(float, values), strict=True)))
+        changes: dict[str, Any] = dict(zip(_PARALLEL, map(float, values), strict=True))
+        return replace(constants, **changes)
 
     bounds = np.array(list(_PARALLEL.values()))
     found = least_squares(
@@ -67,13 +69,14 @@ def fit_parallel(constants: Constants, cited: Sequence[CitedRun]) -> Constants:
 def fit_with_intervals(runs: Sequence[Run], cited: Sequence[CitedRun] = CITED_RUNS) -> Constants:
     """Return the constants with an interval for each group: of the fitted runs, of cited ones by sources that a fit has not seen, of chips likewise."""
     constants = fit_parallel(fit(runs), cited)
-    data: tuple[float, float] = shortest_interval(log_errors(runs, constants), COVERAGE)
+    data = shortest_interval(log_errors(runs, constants), COVERAGE)
     cross: dict[Group, list[float]] = {
         "parallel": [*chain(*errors_by_source(constants, cited).values())],
         "unseen": [*chain(*errors_by_chip(constants, runs, cited).values())],
     }
-    few = {group: whole_range(values) for group, values in cross.items() if values}
-    return replace(constants, intervals={"data": data} | few)
+    intervals: dict[Group, tuple[float, float]] = {"data": data}
+    intervals |= {group: whole_range(values) for group, values in cross.items() if values}
+    return replace(constants, intervals=intervals)
 
 
 def errors_by_source(constants: Constants, cited: Sequence[CitedRun]) -> dict[str, list[float]]:

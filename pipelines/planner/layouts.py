@@ -254,7 +254,7 @@ def _refusal(shape: Shape, gpus: Gpus, length: int, smallest: dict[str, Candidat
 def enough_gpus(shape: Shape, gpus: Gpus, length: int) -> int | None:
     """Return the least power of two of GPUs that would train the model with FSDP, a row at a time; None where 65,536 would not."""
     checkpointing: Checkpointing = "none" if isinstance(shape, PlainShape) else "full"
-    for number in (2**power for power in range(1, 17)):
+    for number in (1 << power for power in range(1, 17)):
         layout = Layout(shard=number, checkpointing=checkpointing)
         if number > gpus.number and not why_not(training_memory(shape, layout, length), gpus):
             return number

@@ -57,6 +57,10 @@ class Storage:
     method: str = ""
     """The quantisation in words, empty without."""
 
+    def bytes_of(self, kind: str) -> float:
+        """Return the bytes of a weight of this kind."""
+        return float(getattr(self, kind))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
@@ -218,7 +222,7 @@ class DecoderShape:
     @property
     def weight_bytes(self) -> float:
         """Bytes of all weights as the checkpoint stores them."""
-        return sum(size * getattr(self.storage, kind) for kind, size in self.weights_by_kind.items())
+        return sum(size * self.storage.bytes_of(kind) for kind, size in self.weights_by_kind.items())
 
     def bytes_read_by(self, rows: float) -> float:
         """Return the bytes of the weights that a step of so many rows reads: those of the layers, of the experts in use, and the head."""
@@ -227,7 +231,7 @@ class DecoderShape:
         if self.experts is not None:
             read["experts"] = sizes["experts"] * self.experts.read_by(rows) / self.experts.num
         head = self.table_parameters * (self.storage.embedding if self.is_tied else self.storage.head)
-        return head + sum(size * getattr(self.storage, kind) for kind, size in read.items())
+        return head + sum(size * self.storage.bytes_of(kind) for kind, size in read.items())
 
     def cached_tokens(self, length: float) -> float:
         """Return the tokens that the KV cache holds of a context, added up over the layers: a window's at most."""

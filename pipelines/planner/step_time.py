@@ -231,9 +231,9 @@ def _plain_work(
 
 
 def _held_parameters(shape: Shape, layout: Layout, execution: Execution) -> float:
-    is_plain = isinstance(shape, PlainShape)
-    whole = shape.num_parameters if is_plain else stage_parameters(shape, layout, execution)
-    return whole / layout.shard
+    if isinstance(shape, PlainShape):
+        return shape.num_parameters / layout.shard
+    return stage_parameters(shape, layout, execution) / layout.shard
 
 
 def _collectives(

@@ -13,6 +13,7 @@ from typing import Any
 from pipelines.planner.shapes import DecoderShape, Storage
 
 Raw = Mapping[str, Any]
+_KINDS = ("attention", "ffn", "experts", "shared", "router", "embedding", "head", "vectors")
 _MAX_PATTERNS = 20_000
 _DTYPES = {
     "float64": 8.0,
@@ -134,11 +135,12 @@ def number_bytes_of(raw: Raw) -> float:
     return 2.0
 
 
-def storage_of(shape: DecoderShape, number_bytes: float, raw: Raw | None, layers_of: Mapping[str, range]) -> Storage:
+def storage_of(
+    shape: DecoderShape, number_bytes: float, raw: Raw | None, layers_of: Mapping[str, Sequence[int]]
+) -> Storage:
     """Return the bytes of each kind of weight. `layers_of` names the layers with experts and those without. Raises ValueError naming the key."""
-    plain = Storage(
-        **dict.fromkeys(Storage.__dataclass_fields__.keys() - {"method", "kv"}, number_bytes), kv=max(number_bytes, 2.0)
-    )
+    sizes: dict[str, Any] = dict.fromkeys(_KINDS, number_bytes)
+    plain = Storage(**sizes, kv=max(number_bytes, 2.0))
     if not raw:
         return plain
     method, rules, skipped = _read(raw)
@@ -149,7 +151,7 @@ def storage_of(shape: DecoderShape, number_bytes: float, raw: Raw | None, layers
         size = weights * number_bytes if found is None else found.bytes_of(module.rows, module.columns)
         sums = totals.setdefault(module.kind, [0.0, 0.0])
         sums[0], sums[1] = sums[0] + size, sums[1] + weights
-    means = {kind: size / weights for kind, (size, weights) in totals.items() if weights}
+    means: dict[str, Any] = {kind: size / weights for kind, (size, weights) in totals.items() if weights}
     return replace(plain, **means, method=method)
 
 
@@ -333,7 +335,8 @@ def _torchao(raw: Raw) -> list[tuple[Matches, Format]]:
     kind: Any = raw.get("quant_type")
     options: Raw = _part(raw, "quant_type_kwargs")
     while isinstance(kind, Mapping):  # {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 128}}}
-        options = kind.get("_data") if isinstance(kind.get("_data"), Mapping) else options
+        data = kind.get("_data")
+        options = data if isinstance(data, Mapping) else options
         kind = kind.get("_type") or kind.get("default")
     name = re.sub(r"[^a-z0-9]", "", str(kind).lower())
     match = next((form for start, form in _TORCHAO.items() if start in name), None)
@@ -387,8 +390,8 @@ def _quark(raw: Raw) -> list[tuple[Matches, Format]]:
             f"quantization_config.global_quant_config.weight.dtype: unknown dtype {str(weight.get('dtype'))[:40]!r}"
         )
     group = weight.get("group_size")
-    is_group = isinstance(group, int) and not isinstance(group, bool) and group > 0
-    return _everywhere(Format(bits=int(digits[1]), group=group if is_group else 0, scale_bytes=1 if is_group else 4))
+    size = group if isinstance(group, int) and not isinstance(group, bool) and group > 0 else 0
+    return _everywhere(Format(bits=int(digits[1]), group=size, scale_bytes=1 if size else 4))
 
 
 _METHODS: Mapping[str, Callable[[Raw], list[tuple[Matches, Format]]]] = {
@@ -447,7 +450,7 @@ def _expression(text: str) -> re.Pattern[str]:
         raise ValueError(f"quantization_config: bad regular expression {text[:40]!r} ({error})") from error
 
 
-def _modules(shape: DecoderShape, layers_of: Mapping[str, range | Sequence[int]]) -> Iterator[_Module]:
+def _modules(shape: DecoderShape, layers_of: Mapping[str, Sequence[int]]) -> Iterator[_Module]:
     """Yield every matrix once; of a layer's experts the first, which stands for all."""
     hidden, experts = shape.hidden_size, shape.experts
     for layer in range(shape.num_layers):
