@@ -29,7 +29,7 @@ _SIZES = {
     "positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "experts_per_token": ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "num_experts_per_token"),
-    "expert_size": ("moe_intermediate_size", "expert_intermediate_size"),
+    "expert_size": ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size"),
     "shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
 }
 """A size's names in the families' configs, the first that is set counts."""
@@ -39,10 +39,12 @@ _REFUSED = (
     (re.compile(r"^is_encoder_decoder$|^(en|de)coder_(layers|ffn_dim|attention_heads)$"), "an encoder with a decoder"),
     (re.compile(r"^(mamba|ssm|conv_kernel|linear_(num|key|value|conv)|rwkv|lru_|time_mix|state_size)"), "state-space or linear attention layers"),
     (re.compile(r"^(attn_layer_(period|offset|indices)|layers_block_type|block_types|_block_types|hybrid|full_attention_interval|linear_attn_config|conv_L_cache|attn_type_list)"), "layers without attention"),
-    (re.compile(r"^(block_configs|ffn_multipliers|num_query_heads|hidden_size_per_layer_input|vocab_size_per_layer_input|num_kv_shared_layers|global_head_dim|attention_k_eq_v|index_topk|index_n_heads|compress_ratios)$"), "layers of different sizes or kinds"),
+    (re.compile(r"^(cross_attention_layers|cross_attn_every_n_layers|zero_expert_num|block_configs|ffn_multipliers|num_query_heads|hidden_size_per_layer_input|vocab_size_per_layer_input|num_kv_shared_layers|global_head_dim|attention_k_eq_v|index_topk|index_n_heads|compress_ratios)$"), "layers of different sizes or kinds"),
 )  # fmt: skip
 """Keys of models whose bytes do not follow from one layer's sizes, and what they have."""
 _ENCODERS = {"bert", "roberta", "t5", "bart", "whisper", "vit", "clip", "electra", "deberta", "deberta-v2", "distilbert", "albert", "xlm-roberta", "mt5", "umt5", "marian", "pegasus"}  # fmt: skip
+_OTHER_LAYERS = {"longcat_flash", "openelm", "rwkv", "xlstm", "recurrent_gemma", "mllama", "mllama_text_model", "moshi", "zamba", "zamba2", "zaya", "lfm2", "lfm2_moe", "bamba", "mamba", "mamba2", "falcon_mamba", "falcon_h1", "kimi_linear", "minimax", "minimax_m1", "minimax_text_01", "olmo_hybrid", "nemotron_h", "jamba", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "granitemoehybrid", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "jetmoe", "diffllama", "deepseek_v4", "phi4flash", "plamo2", "hgrn", "retnet"}  # fmt: skip
+"""Families with state-space, recurrent, linear or cross attention, or with layers of several sizes."""
 _HARMLESS = re.compile(
     r"^(architectures|auto_map|model_type|transformers_version|torch_dtype|dtype|use_cache|_.*|.*_token_id|.*_token_index|.*_tokens?_ids?|rope.*|.*rope.*|rotary.*|partial_rotary_factor"
     r"|.*dropout.*|.*_pdrop|initializer.*|init_.*|.*_init.*|.*eps(ilon)?|.*epsilon|hidden_act.*|.*activation.*|act_fn|.*_coef|.*softcap.*|.*_multiplier|output_.*|router_.*|.*scaling.*|logits?_.*"
@@ -51,7 +53,7 @@ _HARMLESS = re.compile(
     r"|use_flash.*|use_cache.*|quantization_config|ep_size|aux_loss.*|swiglu_limit|initial_context_length|experts_per_token|n_ctx|max_seq_len|n_positions|layer_norm.*|norm_type|normalization.*|mlp_type|gradient_checkpointing|chunk_size_feed_forward"
     r"|.*_loss.*|return_dict.*|is_decoder|tie_encoder_decoder|torchscript|language|license|model_max_length|no_rope.*|attn_temperature.*|floor_scale|attn_scale|use_bfloat16|original_.*|for_llm.*|.*version|rmsnorm|multiplicative.*|verbose|logit_scale"
     r"|tensor_parallel.*|sequence_parallel|bidirectional|.*image_.*|.*vision_.*|.*video_.*|.*audio_.*|mm_.*|boi.*|eoi.*|base_model.*|name_or_path|dim_model_base|scale_depth|onnx.*|fp16|bf16|fp32|softmax.*|use_dynamic_ntk|use_logn_attn|no_bias|rms_norm|post_layer_norm|max_length|min_length"
-    r"|attn_config|ffn_config|cla_share_factor|use_mrope|use_parallel_residual|parallel_residual|alpha|layer_type|moe_(aux|z|router|use_aux|use_hard|dropout|capacity|gate|group|norm).*|expert_capacity.*|router.*|position_.*|num_labels|attention_probs.*|nope_layer_interval|sep_token.*|decoder_start.*|forced.*|num_beams.*|repetition.*|length_penalty|bad_words.*|diversity.*|early_stopping|encoder_no.*|exponential.*|no_repeat.*|remove_invalid.*|suppress.*|typical_p|finetuning_task|pruned_heads|cross_attention_hidden_size|add_cross_attention)$"
+    r"|attn_config|ffn_config|cla_share_factor|use_mrope|use_parallel_residual|parallel_residual|alpha|layer_type|moe_(aux|z|router|use_aux|use_hard|dropout|capacity|gate|group|norm).*|expert_capacity.*|router.*|position_.*|num_labels|attention_probs.*|nope_layer_interval|sep_token.*|decoder_start.*|forced.*|num_beams.*|repetition.*|length_penalty|bad_words.*|diversity.*|early_stopping|encoder_no.*|exponential.*|no_repeat.*|remove_invalid.*|suppress.*|typical_p|finetuning_task|pruned_heads|cross_attention_hidden_size|add_cross_attention|offset_alibi|embedding_fraction|learned_pos_emb|cache_implementation|sliding_window_size|max_attn_value|swiglu_alpha|z_loss_weight|.*_multiplier_scale)$"
 )
 _OTHER_PARTS = ("vision_config", "audio_config", "vision_tower_config", "speech_config", "talker_config", "visual", "code2wav_config")  # fmt: skip
 _WINDOWED_TYPES = {"sliding_attention", "chunked_attention", "local", "sliding"}
@@ -109,6 +111,9 @@ def shape_from_config(raw: object, name: str) -> DecoderShape:
     return replace(shape, storage=storage, notes=tuple(_notes(config, shape, quantization)))
 
 
+_UNKNOWN = replace(FAMILIES["llama"], window="all")
+
+
 class _Config:
     """The keys of a decoder's config, with its family's defaults, and a record of those that were read."""
 
@@ -116,9 +121,9 @@ class _Config:
         self.raw, self.outer = raw, outer
         self.model_type = str(raw.get("model_type", "llama"))[:_MAX_SHOWN]
         self.family_name = SAME_AS.get(self.model_type, self.model_type)
-        self.family = FAMILIES.get(self.family_name, FAMILIES["llama"])
+        self.family = FAMILIES.get(self.family_name, _UNKNOWN)
         self.defaults = defaults_of(self.family_name)
-        self.read: set[str] = set()
+        self.read: set[str] = {"num_kv_heads", "num_key_value_heads", "use_qk_norm"}
         self.assumed: dict[str, Any] = {}
         self.dense_layers: Sequence[int] = ()
         self.expert_layers: Sequence[int] = ()
@@ -185,8 +190,11 @@ def _text_part(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _refuse(raw: Mapping[str, Any]) -> None:
     """Refuse models whose bytes do not follow from the sizes of a decoder's layer. Raises ValueError naming the key."""
     way = "plan it with --parameters and --flops"
-    if str(raw.get("model_type")) in _ENCODERS:
-        raise ValueError(f"model_type: {raw['model_type']!r} is not a decoder; {way}")
+    family = str(raw.get("model_type"))
+    if family in _ENCODERS:
+        raise ValueError(f"model_type: {family!r} is not a decoder; {way}")
+    if family in _OTHER_LAYERS:
+        raise ValueError(f"model_type: {family!r} has layers that are not planned from a config; {way}")
     for key, value in raw.items():
         problem = next((problem for pattern, problem in _REFUSED if pattern.match(key)), None)
         if problem and value not in (None, False, 0, [], {}):
@@ -396,6 +404,9 @@ def _windows(config: _Config, family: Family, layers: int) -> Iterator[int]:
 
 
 def _window_size(config: _Config, family: Family) -> int | None:
+    if config.raw.get("use_sliding_window") is False:
+        config.read.add("sliding_window")
+        return None
     chunk = config.whole("attention_chunk_size") if config.family_name == "llama4_text" else None
     local = config.whole("window_size") if config.family_name == "gpt_neo" else None
     is_listed = config.raw.get("layer_types") is not None
@@ -499,6 +510,8 @@ def _notes(config: _Config, shape: DecoderShape, quantization: Mapping[str, Any]
         yield f"model_type {config.model_type!r} is not in the planner's table: planned by its sizes as a Llama-like decoder, biases and norms may differ"
     elif config.model_type not in SERVED:
         yield f"this engine does not serve {config.model_type}, and this trainer does not train it: planned by its shape"
+    if config.model_type in SERVED and 0 < len(shape.windows) < shape.num_layers:
+        yield "this engine frees keys behind a window only where every layer has one: it would hold every token of all layers"
     if shape.experts is not None:
         experts = shape.experts
         yield f"{experts.per_token} of {experts.num} experts a token in {experts.num_layers} of {shape.num_layers} layers, with balanced routing and without expert parallelism"

@@ -257,6 +257,8 @@ def test_keys_that_are_not_read_are_listed() -> None:
     assert [note for note in notes if "side_adapter_rank" in note and "rope_theta" not in note]
     assert unknown.num_parameters == ours("llama", SMALL).num_parameters
     assert "newformer" in unknown.notes[0]
+    assert ours("newformer", SMALL | {"sliding_window": 16}).windows == (16,) * 5
+    assert ours("newformer", SMALL | {"sliding_window": 16, "use_sliding_window": False}).windows == ()
 
 
 @pytest.mark.parametrize(
@@ -272,8 +274,10 @@ def test_keys_that_are_not_read_are_listed() -> None:
         ({"num_local_experts": 4}, "num_experts_per_tok"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
         ({"model_type": "bert"}, "model_type"),
-        ({"model_type": "jamba", "attn_layer_period": 8}, "attn_layer_period"),
-        ({"model_type": "mamba", "state_size": 16}, "state_size"),
+        ({"attn_layer_period": 8}, "attn_layer_period"),
+        ({"model_type": "jamba"}, "model_type"),
+        ({"state_size": 16}, "state_size"),
+        ({"cross_attention_layers": [3]}, "cross_attention_layers"),
         ({"layer_types": ["linear_attention"] * 5}, "layer_types"),
         ({"layer_types": ["sliding_attention"] * 5}, "layer_types"),
         ({"block_configs": [{"ffn": {}}]}, "block_configs"),
