@@ -1,25 +1,38 @@
-"""The planner's prediction of MFU against published training runs.
+"""The planner's prediction of training throughput against published runs.
 
     python -m benchmarks.plan --runs CSV --json OUT [--cross]
     python -m benchmarks.plan --runs CSV --fit
 
-Judges the constants of pipelines/planner/fitted.json on the file's runs, those left out that the constants were fitted to; rows that cannot be read are named. The
-columns are those of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU types but one, and judges on the rest. `--fit` fits the constants again, to the half of the runs that their hashes choose, and writes them.
+Judges the constants of pipelines/planner/fitted.json on the file's runs, except those that the constants were fitted to; rows that cannot be read are named. The
+columns are those of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU types but one, and judges the rest; and counts by group how
+many runs lie in intervals that other runs gave. `--fit` fits the constants to all runs and to the cited ones (cited_runs.py), and writes them.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.load.command import about_run, exit_on_errors, write_report
-from benchmarks.plan.fit import fit, fit_with_interval, without_device
+from benchmarks.plan.cited_runs import CITED_RUNS
+from benchmarks.plan.fit import (
+    COVERAGE,
+    errors_by_chip,
+    errors_by_source,
+    fit,
+    fit_with_intervals,
+    log_errors,
+    share_left_out,
+    shortest_interval,
+    without_device,
+)
 from benchmarks.plan.runs import Run, predict, read_runs
-from pipelines.planner.step_time import FITTED, Constants, fitted
+from pipelines.planner.step_time import FITTED, Constants, Group, fitted
 from services.errors import ConfigError
 
 _NUM_HALVES = 20
@@ -32,21 +45,22 @@ def main() -> None:
     with exit_on_errors():
         runs, bad = read_runs(options.runs)
         for row in bad:
-            print(f"line {row.line} is left out: {row.problem}", file=sys.stderr)
+            print(f"line {row.line} is skipped: {row.problem}", file=sys.stderr)
         if not runs:
             raise ConfigError(f"--runs: {options.runs} has no usable row; give published runs")
         if options.fit:
-            _write_constants(fitted_half(runs))
+            _write_constants(runs)
             return
         used = set(json.loads(FITTED.read_text())["runs"])
         judged = [run for run in runs if run.key not in used]
-        if not judged:
-            raise ConfigError(f"--runs: all rows of {options.runs} were fitted to; give other runs")
-        report = judge(judged, fitted())
+        if not judged and not options.cross:
+            raise ConfigError(f"--runs: all rows of {options.runs} were fitted to; give other runs, or --cross")
+        report = judge(judged, fitted()) if judged else {}
         report |= {"num_rows": len(runs) + len(bad), "num_fitted_rows": len(runs) - len(judged)}
         report["bad_rows"] = [{"line": row.line, "problem": row.problem} for row in bad]
         if options.cross:
             report["cross"] = {"halves": random_halves(runs), "without_device": list(without_each(runs))}
+            report["groups"] = coverage_by_group(runs, report["cross"]["halves"]["share_within_interval"])
     print(report)
     write_report(options.json, about_run("plan") | report)
 
@@ -67,36 +81,56 @@ def judge(runs: Sequence[Run], constants: Constants) -> dict[str, Any]:
     }
 
 
-def fitted_half(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs whose hash is even: about half of them, whatever their order."""
-    return [run for run in runs if int(run.key, 16) % 2 == 0]
-
-
-def random_halves(runs: Sequence[Run]) -> dict[str, float]:
-    """Return the mean and the worst of the errors on one half after a fit to the other, over several random halves."""
+def random_halves(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return errors and coverage on one half of the runs after a fit to the other, over several random halves."""
     rng, found = np.random.default_rng(0), []
     for _ in range(_NUM_HALVES):
         order = rng.permutation(len(runs))
         ours, others = ([runs[index] for index in part] for part in np.array_split(order, 2))
-        found.append(judge(others, fit(ours)))
-    medians, p90s = ([one[name] for one in found] for name in ("median_error_points", "p90_error_points"))
+        constants = fit(ours, fitted())
+        interval = shortest_interval(log_errors(ours, constants), COVERAGE)
+        found.append(judge(others, replace(constants, intervals=dict.fromkeys(("data", "parallel"), interval))))
+    medians, p90s, shares, widths = (
+        [half[name] for half in found]
+        for name in ("median_error_points", "p90_error_points", "share_within_interval", "median_half_width_points")
+    )
     return {
         "number": _NUM_HALVES,
         "median_error_points": _points(np.mean(medians)),
         "worst_median_error_points": max(medians),
         "p90_error_points": _points(np.mean(p90s)),
         "worst_p90_error_points": max(p90s),
+        "share_within_interval": round(float(np.mean(shares)), 3),
+        "least_share_within_interval": min(shares),
+        "median_half_width_points": _points(np.mean(widths)),
+    }
+
+
+def coverage_by_group(runs: Sequence[Run], share_of_halves: float) -> dict[str, dict[str, Any]]:
+    """Return by group how many runs lie in an interval that other halves, sources or chips gave, and the stored interval in percent of throughput."""
+    stored = fitted()
+    by_source, by_chip = errors_by_source(stored, CITED_RUNS), errors_by_chip(stored, runs, CITED_RUNS)
+    shares: dict[Group, tuple[int, float]] = {
+        "data": (len(runs), share_of_halves),
+        "parallel": (sum(map(len, by_source.values())), share_left_out(by_source)),
+        "unseen": (sum(map(len, by_chip.values())), share_left_out(by_chip)),
+    }
+    return {
+        group: {
+            "number": number,
+            "share_within_interval": round(share, 3),
+            "interval_percent": [round(100 * float(np.expm1(end)), 1) for end in stored.intervals[group]],
+        }
+        for group, (number, share) in shares.items()
     }
 
 
 def without_each(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Judge each GPU type by constants from the others, with the interval of a device that was not seen."""
+    """Judge each GPU type by constants from the others, with the stored interval."""
     stored = fitted()
     for name in sorted({run.device.name for run in runs}):
-        others = without_device(runs, name)
-        interval = {"low": stored.low, "high": stored.high, "unseen": stored.unseen}
-        own = [run for run in runs if run.device.name == name]
-        yield {"device": name} | judge(own, Constants(**_fields(others) | interval))
+        constants = replace(without_device(runs, name), intervals=stored.intervals)
+        yield {"device": name} | judge([run for run in runs if run.device.name == name], constants)
 
 
 def _parse() -> argparse.Namespace:
@@ -115,7 +149,7 @@ def _write_constants(runs: Sequence[Run]) -> None:
     found = {
         "source": _SOURCE,
         "command": "python -m benchmarks.plan --runs CSV --fit",
-        "constants": _fields(fit_with_interval(runs)),
+        "constants": _fields(fit_with_intervals(runs)),
         "runs": sorted(run.key for run in runs),
     }
     FITTED.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,54 +1,114 @@
-"""Fits the planner's constants to published runs: a robust least squares of the logarithm of MFU, and the interval in which most runs lie that the fit has not seen."""
+"""Fits the planner's constants to published runs: a robust least squares of the logarithm of throughput, and for each group of runs the interval that holds most of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
 
+from benchmarks.plan.cited_runs import CITED_RUNS, CitedRun, predict_cited
 from benchmarks.plan.runs import Run, predict
-from pipelines.planner.step_time import Constants
+from pipelines.planner.step_time import Constants, Group
 
-COVERAGE = 0.89
-"""Share of the left-out runs that the interval holds. Those are judged by fits to half as many runs as the stored one, which is better: of new runs it holds some 92 %."""
-_NUM_HALVES = 10
+COVERAGE = 0.95
+"""Share of the fitted runs that the interval of FSDP runs holds. It holds about 89 % of runs that a fit to one half has not seen."""
+_FEW = 1.1
+"""The intervals of cited runs hold all errors by this factor: those are of few clusters, whose errors are alike."""
 _START = {"attention": 0.5, "passes": 10.0, "exposed": 1.0}
 _BOUNDS = {"efficiency": (0.2, 1.2), "attention": (0.05, 2.0), "passes": (0.0, 100.0), "exposed": (0.0, 10.0)}
 _EFFICIENCY = 0.7
+_PARALLEL = {"data": (0.3, 1.5), "tensor": (0.5, 1.5), "async_tp": (0.3, 1.0), "pipeline": (0.3, 1.0)}
+"""Bounds of the constants that runs with other kinds of parallelism have: overlapped collectives still cost something."""
+_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _OUTLIER = 0.05
 """Beyond this difference of logarithms a run counts linearly and no longer by its square."""
 
 
-def fit(runs: Sequence[Run]) -> Constants:
-    """Return the constants that fit these runs, without an interval."""
+def fit(runs: Sequence[Run], start: Constants | None = None) -> Constants:
+    """Return the constants that fit these runs, without intervals; those that they do not decide are `start`'s."""
     chips = sorted({run.device.chip for run in runs})
     names = [*chips, *_START]
     bounds = np.array([_BOUNDS.get(name, _BOUNDS["efficiency"]) for name in names])
-    start = [_EFFICIENCY] * len(chips) + list(_START.values())
+    first = [_EFFICIENCY] * len(chips) + list(_START.values())
     devices = tuple(sorted({run.device.name for run in runs}))
+    kept: dict[str, Any] = {name: getattr(start, name) for name in _PARALLEL} if start else {}
 
     def constants(values: Sequence[float]) -> Constants:
-        named = dict(zip(names, map(float, values), strict=True))
+        named: dict[str, Any] = dict(zip(names, map(float, values), strict=True))
         efficiency = {chip: named.pop(chip) for chip in chips}
-        return Constants(efficiency=efficiency, devices=devices, **named)
+        return Constants(efficiency=efficiency, devices=devices, **named, **kept)
 
     found = least_squares(
-        lambda values: log_errors(runs, constants(values)), start, bounds=bounds.T, loss="soft_l1", f_scale=_OUTLIER
+        lambda values: log_errors(runs, constants(values)), first, bounds=bounds.T, loss="soft_l1", f_scale=_OUTLIER
     )
     return constants(found.x)
 
 
-def fit_with_interval(runs: Sequence[Run]) -> Constants:
-    """Return the constants with an interval from runs that a fit had not seen: random halves judge each other, and GPU types all others."""
-    rng, left_out = np.random.default_rng(0), []
-    for _ in range(_NUM_HALVES):
-        halves = [[runs[index] for index in part] for part in np.array_split(rng.permutation(len(runs)), 2)]
-        for ours, others in (halves, halves[::-1]):
-            left_out += log_errors(others, fit(ours))
-    low, high = _shortest_interval(left_out, COVERAGE)
-    constants = replace(fit(runs), low=low, high=high)
-    return replace(constants, unseen=_widening(runs, low, high))
+def fit_parallel(constants: Constants, cited: Sequence[CitedRun]) -> Constants:
+    """Return the constants with those of other kinds of parallelism from these runs."""
+    rows = [run for run in cited if run.group(constants) == "parallel"]
+
+    def changed(values: Sequence[float]) -> Constants:
+        changes: dict[str, Any] = dict(zip(_PARALLEL, map(float, values), strict=True))
+        return replace(constants, **changes)
+
+    bounds = np.array(list(_PARALLEL.values()))
+    found = least_squares(
+        lambda values: cited_errors(rows, changed(values)),
+        bounds.mean(axis=1),
+        bounds=bounds.T,
+        loss="soft_l1",
+        f_scale=2 * _OUTLIER,
+    )
+    return changed(found.x)
+
+
+def fit_with_intervals(runs: Sequence[Run], cited: Sequence[CitedRun] = CITED_RUNS) -> Constants:
+    """Return the constants with an interval for each group: of the fitted runs, of cited ones by sources that a fit has not seen, of chips likewise."""
+    constants = fit_parallel(fit(runs), cited)
+    data = shortest_interval(log_errors(runs, constants), COVERAGE)
+    cross: dict[Group, list[float]] = {
+        "parallel": [*chain(*errors_by_source(constants, cited).values())],
+        "unseen": [*chain(*errors_by_chip(constants, runs, cited).values())],
+    }
+    intervals: dict[Group, tuple[float, float]] = {"data": data}
+    intervals |= {group: whole_range(values) for group, values in cross.items() if values}
+    return replace(constants, intervals=intervals)
+
+
+def errors_by_source(constants: Constants, cited: Sequence[CitedRun]) -> dict[str, list[float]]:
+    """Return the errors of the cited runs on known chips by source, each by a fit to the other sources' runs."""
+    rows = [run for run in cited if run.group(constants) == "parallel"]
+    errors = {}
+    for source in sorted({run.source for run in rows}):
+        own, others = ([run for run in rows if (run.source == source) is is_own] for is_own in (True, False))
+        errors[source] = cited_errors(own, fit_parallel(constants, others)) if others else []
+    return errors
+
+
+def errors_by_chip(constants: Constants, runs: Sequence[Run], cited: Sequence[CitedRun]) -> dict[str, list[float]]:
+    """Return the errors on chips that a fit has not seen: of the cited runs on other chips, and quantiles of each fitted chip's by a fit to the rest."""
+    errors: dict[str, list[float]] = {}
+    for run in cited:
+        if run.group(constants) == "unseen":
+            errors.setdefault(run.device.chip, []).extend(cited_errors([run], constants))
+    chips = sorted({run.device.chip for run in runs})
+    for chip in chips if len(chips) > 1 else ():
+        own, others = ([run for run in runs if (run.device.chip == chip) is is_own] for is_own in (True, False))
+        errors[chip] = [*map(float, np.quantile(log_errors(own, fit(others, constants)), _QUANTILES))]
+    return errors
+
+
+def share_left_out(errors: Mapping[str, Sequence[float]]) -> float:
+    """Return the share of errors that lie in the interval of the other sources' or chips' errors."""
+    inside = []
+    for key, own in errors.items():
+        low, high = whole_range([*chain(*(errors[other] for other in errors if other != key))])
+        inside += [low <= error <= high for error in own]
+    return float(np.mean(inside))
 
 
 def without_device(runs: Sequence[Run], name: str) -> Constants:
@@ -61,19 +121,19 @@ def log_errors(runs: Sequence[Run], constants: Constants) -> list[float]:
     return [math.log(run.mfu / predict(run, constants).mfu) for run in runs]
 
 
-def _widening(runs: Sequence[Run], low: float, high: float) -> float:
-    """Return how much wider the interval must be for as many runs on a chip that the fit has not seen, to a tenth."""
-    needed = []
-    for chip in sorted({run.device.chip for run in runs}):
-        own, others = ([run for run in runs if (run.device.chip == chip) is is_own] for is_own in (True, False))
-        if others:
-            needed += [error / (low if error < 0 else high) for error in log_errors(own, fit(others))]
-    return max(1.0, math.ceil(10 * float(np.quantile(needed, COVERAGE))) / 10) if needed else 1.0
+def cited_errors(runs: Sequence[CitedRun], constants: Constants) -> list[float]:
+    """Return the logarithm of measured by predicted throughput."""
+    return [math.log(run.tokens_per_s / predict_cited(run, constants).mfu) for run in runs]
 
 
-def _shortest_interval(values: Sequence[float], share: float) -> tuple[float, float]:
-    """Return the shortest interval that holds this share of the values: a few far off on one side do not stretch it, as they would by quantiles."""
-    ordered = sorted(values)
+def whole_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return an interval that holds all of a few values, and zero, with a margin."""
+    return _FEW * min(0.0, *values), _FEW * max(0.0, *values)
+
+
+def shortest_interval(values: Sequence[float], share: float) -> tuple[float, float]:
+    """Return the shortest interval that holds this share of the values: a few outliers on one side do not stretch it, as they would by quantiles."""
+    ordered = sorted(map(float, values))
     number = math.ceil(share * len(ordered))
     starts = range(len(ordered) - number + 1)
     first = min(starts, key=lambda start: ordered[start + number - 1] - ordered[start])

@@ -53,27 +53,43 @@ def plan_load(
         out.print(escape(f"note: {note}"))
 
 
+_TRAINING = {"layout", "dtype", "sequence_parallel", "vocab_parallel", "async_tp", "keep_gathered", "virtual_stages"}
+_SERVING = {"rate", "prompt", "output", "beams", "kv"}
+_DECODER = {"length", "sequence_parallel", "vocab_parallel", "async_tp", "virtual_stages"}
+
+
 @plan_app.command("model")
 def plan_model(
+    context: typer.Context,
     model: Annotated[
         Path | None,
         typer.Argument(help="Folder of a checkpoint in Hugging Face's layout, or its config.json.", show_default=False),
     ] = None,
     gpus: Annotated[str, typer.Option(help="Number and kind, such as 8xh100.")] = "1xh100",
-    train: Annotated[bool, typer.Option("--train", help="Plan training alone.")] = False,
-    serve: Annotated[bool, typer.Option("--serve", help="Plan serving alone.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="Plan training only.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Plan serving only.")] = False,
     batch: Annotated[
         int | None,
         typer.Option(help="Rows of a training step; with --serve, contexts in memory.", show_default="8 a GPU"),
     ] = None,
     length: Annotated[int, typer.Option(help="Tokens of such a row.")] = 2_048,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="Plan this layout: tp8,pp2,dp4; also fsdp8, mb2, none, selective, full.", show_default=False),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of training's products: bf16, fp8 or fp32.")] = "bf16",
+    sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="TP splits norms, too.")] = False,
+    vocab_parallel: Annotated[bool, typer.Option("--vocab-parallel", help="TP splits embedding and head.")] = False,
+    async_tp: Annotated[bool, typer.Option("--async-tp", help="TP's collectives overlap with products.")] = False,
+    keep_gathered: Annotated[bool, typer.Option("--keep-gathered", help="FSDP gathers once a step.")] = False,
+    virtual_stages: Annotated[int, typer.Option(help="Interleaved stages of a pipeline rank.")] = 1,
     rate: Annotated[float, typer.Option(help="Requests a second to serve.")] = 1.0,
     prompt: Annotated[int, typer.Option(help="Tokens of a request's prompt.")] = 1_024,
     output: Annotated[int, typer.Option(help="Tokens of its answer.")] = 128,
     beams: Annotated[int, typer.Option(help="Beams of a request that ranks items.")] = 1,
     kv: Annotated[str, typer.Option(help="Numbers of the KV cache: model, int8 or fp8.")] = "model",
     parameters: Annotated[
-        float | None, typer.Option(help="Of a model that is no decoder: its parameters.", show_default=False)
+        float | None, typer.Option(help="Of a model other than a decoder: its parameters.", show_default=False)
     ] = None,
     flops: Annotated[
         float | None, typer.Option(help="And the FLOPs of one sample's forward pass.", show_default=False)
@@ -85,22 +101,60 @@ def plan_model(
         float | None, typer.Option(help="Price of one GPU for an hour.", show_default=False)
     ] = None,
 ) -> None:
-    """Estimate memory, layouts, step time and cost of a model on GPUs, from its config alone."""
+    """Estimate memory, layouts, step time and cost of a model on GPUs, from its config only."""
+    from models.errors import InvalidRequest
+    from pipelines.planner.configs import shape_from
     from pipelines.planner.devices import parse_gpus
     from pipelines.planner.layouts import plan_training
+    from pipelines.planner.mesh import Execution, layout_asked
     from pipelines.planner.report import describe_contexts, describe_model, describe_serving, describe_training
-    from pipelines.planner.serving import Load, kv_kind_named, plan_serving
-    from pipelines.planner.shapes import DecoderShape, shape_from
+    from pipelines.planner.serving import Load, kv_kind_named, plan_serving, price_of
+    from pipelines.planner.shapes import DecoderShape
 
     found = parse_gpus(gpus)
     shape = shape_from(model, parameters, flops, None if activation_mb is None else 1e6 * activation_mb)
+    is_decoder, is_trained = isinstance(shape, DecoderShape), train or not serve
+    is_served = serve or (not train and is_decoder)
+    _refuse_unused(context, _TRAINING, is_trained, "--serve plans no training; omit it or --serve")
+    _refuse_unused(context, _SERVING, is_served, "nothing is served; omit it, and --train with a decoder")
+    _refuse_unused(context, _DECODER, is_decoder, "applies to decoders; omit it or give a config.json")
+    _refuse_unused(context, {"length"}, is_trained or batch is not None, "applies to --batch; give --batch, too")
+    price = price_of(price_per_gpu_hour)
     lines = [*describe_model(shape, found)]
-    if train or not serve:
+    if is_trained:
         rows = 8 * found.number if batch is None else batch
-        lines += describe_training(plan_training(shape, found, rows, length), price_per_gpu_hour)
-    if serve or (not train and isinstance(shape, DecoderShape)):
+        execution = Execution(
+            sequence_parallel=sequence_parallel,
+            vocab_parallel=vocab_parallel,
+            async_tp=async_tp,
+            keep_gathered=keep_gathered,
+            virtual_stages=virtual_stages,
+        )
+        asked = None if layout is None else layout_asked(layout, found.number)
+        made = plan_training(shape, found, rows, length, asked=asked, execution=execution, dtype=dtype)
+        lines += describe_training(made, price)
+    if is_served:
         load = Load(rate=rate, prompt=prompt, output=output, beams=beams, kv_kind=kv_kind_named(kv))
-        lines += describe_serving(plan_serving(shape, found, load), price_per_gpu_hour)
+        try:
+            lines += describe_serving(plan_serving(shape, found, load), price)
+        except InvalidRequest as error:
+            if serve or _is_given(context, "rate"):
+                raise
+            lines += ["", f"SERVING    {error}"]
         if serve and batch is not None and isinstance(shape, DecoderShape):
             lines += describe_contexts(shape, batch, length, load.kv_kind)
     typer.echo("\n".join(lines))
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    return str(context.get_parameter_source(name)).endswith("COMMANDLINE")
+
+
+def _refuse_unused(context: typer.Context, names: set[str], is_used: bool, problem: str) -> None:
+    """Refuse options that this plan does not use. Raises InvalidRequest naming the option."""
+    from models.errors import InvalidRequest
+
+    given = [name for name in sorted(names) if _is_given(context, name)]
+    if given and not is_used:
+        why, _, fix = problem.partition("; ")
+        raise InvalidRequest(f"--{given[0].replace('_', '-')}", why, fix)

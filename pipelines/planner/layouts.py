@@ -1,12 +1,13 @@
 """Which layouts of a training fit into the GPUs' memory, and which are fastest. Pure: the trainer and the command both ask here."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from models.errors import InvalidRequest
 from pipelines.planner.devices import Gpus
-from pipelines.planner.memory import Memory, training_memory
-from pipelines.planner.mesh import Checkpointing, Layout
+from pipelines.planner.memory import DEFAULTS, Memory, training_memory
+from pipelines.planner.mesh import Asked, Checkpointing, Execution, Layout
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 from pipelines.planner.step_time import StepTime, step_time
 
@@ -17,6 +18,7 @@ _ALIKE = 0.01
 """Within this share of the time a layout with larger micro-batches is taken: small products are less efficient than the model knows."""
 USABLE = 0.95
 """Share of a device's memory that a plan may fill; the rest is for the allocator's gaps. An assumption."""
+_MAX_ROWS = 2**24
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 
@@ -44,6 +46,7 @@ class TrainingPlan:
     gpus: Gpus
     batch: int
     length: int
+    execution: Execution
     best: tuple[Candidate, ...]
     smallest: dict[str, Candidate]
     refusal: str
@@ -54,18 +57,37 @@ def best_layouts(shape: Shape, gpus: Gpus, batch: int, length: int, number: int 
 
     `batch` are the rows of one step over all GPUs, `length` a row's tokens. Raises InvalidRequest where the GPUs cannot share the batch.
     """
-    return [one.layout for one in plan_training(shape, gpus, batch, length, number).best]
+    return [made.layout for made in plan_training(shape, gpus, batch, length, number).best]
 
 
-def plan_training(shape: Shape, gpus: Gpus, batch: int, length: int, number: int = NUM_BEST) -> TrainingPlan:
-    """Return the plan of a training: the fastest layouts, one for each mesh, and why others do not fit. Raises InvalidRequest naming the option."""
+def plan_training(
+    shape: Shape,
+    gpus: Gpus,
+    batch: int,
+    length: int,
+    number: int = NUM_BEST,
+    *,
+    asked: Asked | None = None,
+    execution: Execution = DEFAULTS,
+    dtype: str = "bf16",
+) -> TrainingPlan:
+    """Return the plan of a training: the fastest layouts, one for each mesh, and why others do not fit. Raises InvalidRequest naming the option.
+
+    `asked` restricts it to one mesh. `dtype` is that of the layers' products.
+    """
     for option, value in (("--batch", batch), ("--length", length)):
-        if value < 1:
-            raise InvalidRequest(option, f"{value} is less than 1", "give a number from 1 on")
+        if not 1 <= value <= _MAX_ROWS:
+            raise InvalidRequest(option, f"{value} is not from 1 to {_MAX_ROWS:,}", "give a number between")
+    if dtype not in gpus.device.flops_per_s:
+        known = ", ".join(gpus.device.flops_per_s)
+        raise InvalidRequest("--dtype", f"{gpus.device.name} has no products in {dtype}", f"give one of {known}")
+    if asked is not None:
+        _refuse_impossible(shape, gpus, batch, asked, execution)
     fitting: dict[tuple[int, ...], list[Candidate]] = {}
     smallest: dict[str, Candidate] = {}
-    for layout in _layouts(shape, gpus, batch):
-        made = Candidate(layout, training_memory(shape, layout, length), step_time(shape, layout, length, gpus))
+    for layout in _layouts(shape, gpus, batch, asked, execution):
+        memory = training_memory(shape, layout, length, execution=execution)
+        made = Candidate(layout, memory, step_time(shape, layout, length, gpus, dtype=dtype, execution=execution))
         kind = kind_of(layout)
         if kind not in smallest or made.memory.total < smallest[kind].memory.total:
             smallest[kind] = made
@@ -84,10 +106,59 @@ def plan_training(shape: Shape, gpus: Gpus, batch: int, length: int, number: int
         gpus=gpus,
         batch=batch,
         length=length,
+        execution=execution,
         best=best,
         smallest=smallest,
         refusal="" if best else _refusal(shape, gpus, length, smallest),
     )
+
+
+def _refuse_impossible(shape: Shape, gpus: Gpus, batch: int, asked: Asked, execution: Execution) -> None:
+    """Refuse a mesh that no trainer could build for this model and batch. Raises InvalidRequest naming the option."""
+    ways = asked.data * asked.shard
+    problem = fix = ""
+    if isinstance(shape, PlainShape):
+        if asked.tensor * asked.pipeline > 1 or asked.checkpointing:
+            problem, fix = "tp, pp and checkpointing need a decoder's config", "give dp and fsdp"
+    elif shape.num_kv_heads % asked.tensor or any(width % asked.tensor for width in _ffn_widths(shape)):
+        problem, fix = (
+            f"tp{asked.tensor} does not divide {shape.num_kv_heads} key heads and the feed-forward width",
+            "give a common divisor",
+        )
+    elif not _has_stages(shape, asked.pipeline, execution):
+        stages = asked.pipeline * execution.virtual_stages
+        problem, fix = f"{shape.num_layers} layers do not fill {stages} stages", "give fewer"
+    if problem:
+        raise InvalidRequest("--layout", problem, fix)
+    step = ways * (asked.micro_batch or 1)
+    if batch % step:
+        raise InvalidRequest(
+            "--batch",
+            f"{batch} rows are not a multiple of {step}, which the layout needs",
+            f"give {step * -(-batch // step)}",
+        )
+    for option, is_used, size, word in (
+        ("--sequence-parallel", execution.sequence_parallel, asked.tensor, "tp"),
+        ("--vocab-parallel", execution.vocab_parallel, asked.tensor, "tp"),
+        ("--async-tp", execution.async_tp, asked.tensor, "tp"),
+        ("--keep-gathered", execution.keep_gathered, asked.shard, "fsdp"),
+        ("--virtual-stages", execution.virtual_stages > 1, asked.pipeline, "pp"),
+    ):
+        if is_used and size == 1:
+            raise InvalidRequest(option, f"the layout has no {word}", f"omit the option, or add {word} to --layout")
+
+
+def _ffn_widths(shape: DecoderShape) -> tuple[int, ...]:
+    experts = shape.experts
+    if experts is None:
+        return (shape.ffn_size,)
+    return (experts.ffn_size, experts.shared_size) + ((shape.ffn_size,) if shape.num_dense_layers else ())
+
+
+def _has_stages(shape: DecoderShape, pipeline: int, execution: Execution) -> bool:
+    """Whether every stage of a pipeline has a layer."""
+    stages = pipeline * (execution.virtual_stages if pipeline > 1 else 1)
+    return -(-shape.num_layers // stages) * (stages - 1) < shape.num_layers
 
 
 def _fastest(candidates: Sequence[Candidate]) -> Candidate:
@@ -117,55 +188,79 @@ def why_not(memory: Memory, gpus: Gpus) -> str:
     return f"{what}; {usable / 1e9:.1f} of the {gpus.device.name} can be used"
 
 
-def _layouts(shape: Shape, gpus: Gpus, batch: int) -> Iterator[Layout]:
+def _layouts(shape: Shape, gpus: Gpus, batch: int, asked: Asked | None, execution: Execution) -> Iterator[Layout]:
     """Return every layout of the GPUs that the batch can be shared by."""
-    for tensor, pipeline in _model_parallel(shape, gpus):
+    for tensor, pipeline, shard in _meshes(shape, gpus, asked, execution):
         ways = gpus.number // (tensor * pipeline)
-        for shard in sorted(
-            {1, ways, *(size for size in _divisors(ways) if size * tensor == gpus.device.gpus_per_node)}
-        ):
-            if batch % ways:
-                continue
-            rows = batch // ways
-            for micro_batch in _divisors(rows):
-                for checkpointing in CHECKPOINTING[: 1 if isinstance(shape, PlainShape) else None]:
-                    yield Layout(
-                        data=ways // shard,
-                        shard=shard,
-                        tensor=tensor,
-                        pipeline=pipeline,
-                        micro_batch=micro_batch,
-                        accumulation=rows // micro_batch,
-                        checkpointing=checkpointing,
-                    )
+        if batch % ways:
+            continue
+        rows = batch // ways
+        kinds = CHECKPOINTING[: 1 if isinstance(shape, PlainShape) else None]
+        for micro_batch in [asked.micro_batch] if asked and asked.micro_batch else _divisors(rows):
+            for checkpointing in [asked.checkpointing] if asked and asked.checkpointing else kinds:
+                yield Layout(
+                    data=ways // shard,
+                    shard=shard,
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    micro_batch=micro_batch,
+                    accumulation=rows // micro_batch,
+                    checkpointing=checkpointing,
+                )
 
 
-def _model_parallel(shape: Shape, gpus: Gpus) -> Iterator[tuple[int, int]]:
+def _meshes(shape: Shape, gpus: Gpus, asked: Asked | None, execution: Execution) -> Iterator[tuple[int, int, int]]:
+    """Return the sizes of tensor and pipeline parallelism and of sharding: the whole mesh, none of it, or a node."""
+    if asked is not None:
+        yield asked.tensor, asked.pipeline, asked.shard
+        return
+    for tensor, pipeline in _model_parallel(shape, gpus, execution):
+        ways = gpus.number // (tensor * pipeline)
+        a_node = (size for size in _divisors(ways) if size * tensor == gpus.device.gpus_per_node)
+        for shard in sorted({1, ways, *a_node}):
+            yield tensor, pipeline, shard
+
+
+def _model_parallel(shape: Shape, gpus: Gpus, execution: Execution) -> Iterator[tuple[int, int]]:
     """Return the sizes of tensor and pipeline parallelism: heads and feed-forward rows must divide, no stage may be empty, and a tensor's group stays in a node."""
     if not isinstance(shape, DecoderShape):
         yield 1, 1
         return
-    for tensor in _divisors(min(gpus.number, gpus.device.gpus_per_node)):
-        if gpus.number % tensor or shape.num_kv_heads % tensor or shape.ffn_size % tensor:
+    for tensor in _divisors(gpus.number):
+        if tensor > gpus.device.gpus_per_node or shape.num_kv_heads % tensor:
+            continue
+        if any(width % tensor for width in _ffn_widths(shape)):
             continue
         for pipeline in _divisors(gpus.number // tensor):
-            layers = -(-shape.num_layers // pipeline)
-            if layers * (pipeline - 1) < shape.num_layers:
+            if pipeline <= shape.num_layers and _has_stages(shape, pipeline, execution):
                 yield tensor, pipeline
 
 
 def _refusal(shape: Shape, gpus: Gpus, length: int, smallest: dict[str, Candidate]) -> str:
-    """Return why no layout fits, by the one that takes least, and what would be needed."""
+    """Return why no layout fits, by the layout that takes least, and what would be needed."""
     kinds = {name: name.count(" x ") for name in smallest}
     made = smallest[min(smallest, key=lambda name: (kinds[name], smallest[name].memory.states))]
     why = f"{made.layout.name}: {why_not(made.memory, gpus)}"
+    number = enough_gpus(shape, gpus, length)
+    more = f"{number:,} GPUs would share the states" if number else "More GPUs alone would not fit it"
     if made.memory.states > USABLE * gpus.device.memory_bytes:
-        return f"{why}. LoRA or QLoRA would train a few parameters of it: not offered by this trainer. More GPUs share the states"
+        return f"{why}. LoRA or QLoRA would train a few parameters of it: not offered by this trainer. {more}"
     kept = made.memory.parts.get("activations", 0.0)
     if isinstance(shape, DecoderShape) and kept > 0.5 * (made.memory.total - made.memory.states):
-        return f"{why}. One row of {length:,} tokens is too long: sequence parallelism would share it, not offered by this trainer. Shorter rows fit"
-    return f"{why}. More GPUs share the states; LoRA or QLoRA would train fewer parameters, not offered by this trainer"
+        return f"{why}. One row of {length:,} tokens is too long: context parallelism would share it, not offered by this trainer. Shorter rows fit"
+    return f"{why}. {more}; LoRA or QLoRA would train fewer parameters, not offered by this trainer"
+
+
+def enough_gpus(shape: Shape, gpus: Gpus, length: int) -> int | None:
+    """Return the least power of two of GPUs that would train the model with FSDP, a row at a time; None where 65,536 would not."""
+    checkpointing: Checkpointing = "none" if isinstance(shape, PlainShape) else "full"
+    for number in (1 << power for power in range(1, 17)):
+        layout = Layout(shard=number, checkpointing=checkpointing)
+        if number > gpus.number and not why_not(training_memory(shape, layout, length), gpus):
+            return number
+    return None
 
 
 def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})

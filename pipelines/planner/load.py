@@ -17,6 +17,7 @@ PARTS = ("edge", "gateway", "llm", "ray", "valkey", "broker", "worker", "metrics
 TIERS = ("precomputed", "llm", "student", "popular")
 MAX_BUSY = 0.6
 """The share of a core that is planned with; the rest is for bursts, since waiting grows steeply beyond."""
+_LEAST_RATE, _MOST = 1e-9, 10**15
 PROMPT_ITEMS = 200
 FLOAT_BYTES = 4
 LOADED_TIMES = 3.3
@@ -38,19 +39,23 @@ class Demand:
     """Names of bundles that the stack serves at once."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be. Raises ConfigError naming the option."""
-        for option, value in (("--rate", self.rate), ("--users", self.users), ("--items", self.items)):
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{option}: {value} is not more than 0; give what you expect at the busiest time")
-        for option, least, noun in (
-            ("--events-rate", self.events_rate, "events a second"),
-            ("--kv-users", self.kv_users, "users"),
-            ("--names", self.names - 1, "names, at least 1"),
+        """Refuse impossible values. Raises ConfigError naming the option."""
+        for option, value, least in (
+            ("--rate", self.rate, _LEAST_RATE),
+            ("--users", self.users, 1),
+            ("--items", self.items, 1),
+            ("--events-rate", self.events_rate, 0),
+            ("--kv-users", self.kv_users, 0),
+            ("--names", self.names, 1),
         ):
-            if not 0 <= least < math.inf:
-                raise ConfigError(f"{option}: {least} is less than 0; give {noun}")
+            if not least <= value <= _MOST:
+                raise ConfigError(
+                    f"{option}: {value} is not from {least:g} to {_MOST:,}; give the busiest time's value"
+                )
         if not math.isclose(sum(self.mix.values()), 1.0, abs_tol=1e-6) or min(self.mix.values()) < 0:
-            raise ConfigError(f"--mix: the shares make {sum(self.mix.values()):g}; give shares that make 1")
+            raise ConfigError(
+                f"--mix: the shares add up to {sum(self.mix.values()):g}; give shares from 0 that add up to 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,36 +90,38 @@ class Plan:
 
 def parse_mix(text: str) -> dict[str, float]:
     """Read `llm=0.3,student=0.7`; tiers not named have no share. Raises ConfigError naming the option."""
-    mix = dict.fromkeys(TIERS, 0.0)
+    mix: dict[str, float] = {}
     for part in text.split(","):
         tier, _, share = part.strip().partition("=")
         try:
             value = float(share)
         except ValueError:
             value = math.nan
-        if tier not in mix or math.isnan(value):
-            raise ConfigError(f"--mix: {part!r} is no share of a tier; give such as llm=0.3,student=0.7")
+        if tier not in TIERS or tier in mix or math.isnan(value):
+            raise ConfigError(f"--mix: {part!r} is not a share of one more tier; give such as llm=0.3,student=0.7")
         mix[tier] = value
-    return mix
+    return dict.fromkeys(TIERS, 0.0) | mix
 
 
 def read_basis(path: Path | None) -> dict[str, Any]:
-    """Read a results file of benchmarks.capacity; None: the one that is kept here. Raises ConfigError naming the option."""
+    """Read a results file of benchmarks.capacity, by default the repository's. Raises ConfigError naming the option."""
     chosen = path or Path(__file__).parents[2] / "benchmarks/results/capacity.json"
     try:
         basis: dict[str, Any] = json.loads(chosen.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"--basis: {chosen} cannot be read ({error}); make it with python -m benchmarks.capacity"
         ) from error
-    if basis.get("benchmark") != "capacity":
+    if not isinstance(basis, dict) or basis.get("benchmark") != "capacity":
         raise ConfigError(
-            f"--basis: {chosen} is no result of benchmarks.capacity; make it with python -m benchmarks.capacity"
+            f"--basis: {chosen} is not a result of benchmarks.capacity; make it with python -m benchmarks.capacity"
         )
-    if "history" not in basis["store"]["by_kind"]:
+    try:
+        plan(_TYPICAL, basis)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ConfigError(
-            f"--basis: {chosen} has no size of a user's history; make it again with python -m benchmarks.capacity"
-        )
+            f"--basis: {chosen} lacks a measurement or has a bad one ({error!r}); make it again with python -m benchmarks.capacity"
+        ) from error
     return basis
 
 
@@ -185,6 +192,17 @@ def _grown_mb(items: int, measured_items: int, weight_bytes: int) -> float:
     return max(0, items - measured_items) * weight_bytes / measured_items / 2**20
 
 
+_TYPICAL = Demand(
+    rate=100.0,
+    users=1_000,
+    items=10**6,
+    events_rate=10.0,
+    mix={"precomputed": 0.25, "llm": 0.25, "student": 0.25, "popular": 0.25},
+    kv_users=10,
+)
+"""A demand that needs every measurement."""
+
+
 def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
     machine, bundle = measured["machine"], measured["bundle"]
     basis = (
@@ -199,13 +217,15 @@ def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
             f"Catalogues above {bundle['num_items']} items are reckoned: one product over all items in each model "
             f"({measured['head_ms_per_100k_items']} ms per 100,000 items, measured alone) and the weights' size."
         )
+    if demand.items < bundle["num_items"]:
+        notes.append(f"Catalogues below {bundle['num_items']} items are planned as that one.")
     if demand.mix["precomputed"]:
         notes.append(
             f"A list of {_list_bytes(measured)} bytes is counted for each user; the pipeline's default stores 300 lists."
         )
     if demand.names > 1:
         notes.append(
-            "Each name has LLM replicas of its own. During a release the candidate is loaded beside the live bundle too."
+            "Each name has LLM replicas of its own. During a release the candidate is loaded in addition to the live bundle."
         )
     if demand.rate > measured["rate"]:
         notes.append(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.planner.mesh import Layout
+from pipelines.planner.mesh import Execution, Layout
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 from services.llm.engine.config import KvKind, WeightKind, weight_bytes
 
@@ -18,6 +18,7 @@ FP32, BF16 = 4, 2
 ADAM_BYTES = 2 * FP32
 FRAMEWORK_BYTES = 2e9
 """Assumed, not measured: the device's context, libraries' workspaces, collectives' buffers and what the allocator cannot use."""
+DEFAULTS = Execution()
 _CHUNK_ROWS, _CHUNK_SCORES = 512, 1 << 20
 """A chunk of `pipelines/training/target/softmax.py`: all logits never exist at once."""
 
@@ -50,6 +51,7 @@ def training_memory(
     is_bf16: bool = True,
     fuses_norms: bool = True,
     keeps_average: bool = True,
+    execution: Execution = DEFAULTS,
 ) -> Memory:
     """Return the memory of the fullest GPU of a layout. `length` is a row's tokens.
 
@@ -61,23 +63,39 @@ def training_memory(
     numbers: Numbers = ("bf16" if layout.shard > 1 else "autocast") if is_bf16 else "fp32"
     stages = [
         _stage_memory(
-            shape, layout, length, numbers, is_last=is_last, fuses_norms=fuses_norms, keeps_average=keeps_average
+            shape,
+            layout,
+            length,
+            numbers,
+            is_last=is_last,
+            fuses_norms=fuses_norms,
+            keeps_average=keeps_average,
+            execution=execution,
         )
         for is_last in ((True,) if layout.pipeline == 1 else (False, True))
     ]
     return max(stages, key=lambda memory: memory.total)
 
 
-def stage_parameters(shape: DecoderShape, layout: Layout) -> float:
+def stage_parameters(shape: DecoderShape, layout: Layout, execution: Execution = DEFAULTS) -> float:
     """Return the parameters of one GPU before sharding: a stage's layers, split by tensor parallelism, and the tables that a stage at an end holds."""
     layers = -(-shape.num_layers // layout.pipeline)
-    outside = shape.outside_parameters
+    outside = float(shape.outside_parameters)
     if layout.pipeline > 1 and not shape.is_tied:
         outside -= shape.table_parameters
+    if execution.vocab_parallel:
+        outside /= layout.tensor
     return layers * (shape.layer_weights / layout.tensor + shape.vector_numbers) + outside
 
 
-def kept_bytes_per_token(shape: DecoderShape, numbers: Numbers, tensor: int = 1, *, fuses_norms: bool = True) -> float:
+def kept_bytes_per_token(
+    shape: DecoderShape,
+    numbers: Numbers,
+    tensor: int = 1,
+    *,
+    fuses_norms: bool = True,
+    execution: Execution = DEFAULTS,
+) -> float:
     """Return what one layer keeps of a token for its backward pass.
 
     In bytes a number of the residual stream (D): the input of both norms in fp32 (4 + 4), the inputs of the products in bf16, one for each product under autocast
@@ -88,11 +106,17 @@ def kept_bytes_per_token(shape: DecoderShape, numbers: Numbers, tensor: int = 1,
     norm = FP32 if fuses_norms else 2 * FP32
     number = _number_bytes(numbers)
     inputs = number * (5 if numbers == "autocast" else 2)
-    attention = 2 * number * (shape.query_width + shape.key_width) + FP32 * shape.num_heads
+    attention = 2 * number * (shape.score_width + _kept_key_width(shape)) + FP32 * shape.num_heads
     if shape.has_qk_norm:
         attention += norm * (shape.query_width + shape.key_width) + FP32 * (shape.num_heads + shape.num_kv_heads)
-    feed_forward = number * shape.ffn_size * (4 if shape.ffn_matrices == 3 else 2)
-    return shape.hidden_size * (2 * norm + inputs) + 2 * FP32 + (attention + feed_forward) / tensor
+    feed_forward = number * shape.active_ffn_size * (4 if shape.ffn_matrices == 3 else 2)
+    stream = shape.hidden_size * (2 * norm + inputs) + 2 * FP32
+    return stream / (tensor if execution.sequence_parallel else 1) + (attention + feed_forward) / tensor
+
+
+def _kept_key_width(shape: DecoderShape) -> float:
+    """Return the numbers of all keys that attention keeps: latent attention unpacks one for each query head."""
+    return shape.score_width if shape.latent else float(shape.key_width)
 
 
 def _number_bytes(numbers: Numbers) -> int:
@@ -105,10 +129,16 @@ def chunk_bytes(shape: DecoderShape) -> float:
     return 2 * FP32 * rows * shape.vocab_size
 
 
-def kv_bytes_per_token(shape: DecoderShape, number_bytes: int = BF16, kind: KvKind = "model") -> int:
+def kv_bytes_per_token(shape: DecoderShape, kind: KvKind = "model") -> float:
     """Return the keys and values of one token in all layers, as the engine's pool lays them out: a one-byte kind has an fp32 scale a head."""
-    head_bytes = shape.head_dim * number_bytes if kind == "model" else shape.head_dim + FP32
-    return 2 * shape.num_layers * shape.num_kv_heads * head_bytes
+    if kind == "model":
+        return shape.num_layers * shape.cached_numbers * shape.storage.kv
+    return float(shape.num_layers * (shape.cached_numbers + FP32 * shape.cached_heads))
+
+
+def kv_bytes(shape: DecoderShape, length: float, kind: KvKind = "model") -> float:
+    """Return the keys and values of one context: layers with a sliding window hold its tokens only."""
+    return kv_bytes_per_token(shape, kind) * shape.cached_tokens(length) / shape.num_layers
 
 
 def serving_memory(
@@ -120,11 +150,12 @@ def serving_memory(
     weight_kind: WeightKind = "model",
     kv_kind: KvKind = "model",
 ) -> Memory:
-    """Return the memory of one of `shards` GPUs that serve `rows` contexts of this length together."""
-    matrix_bytes, table_bytes = weight_bytes(weight_kind, BF16)
-    matrices = shape.num_layers * shape.layer_weights
-    weights = matrices * matrix_bytes + table_bytes * (shape.num_parameters - matrices)
-    kv = rows * length * kv_bytes_per_token(shape, kind=kv_kind)
+    """Return the memory of one of `shards` GPUs that serve `rows` contexts of this length together. `weight_kind` packs the weights of a checkpoint that is not quantised."""
+    weights = shape.weight_bytes
+    if weight_kind != "model":
+        matrix_bytes, table_bytes = weight_bytes(weight_kind, BF16)
+        weights = shape.matrix_weights * matrix_bytes + table_bytes * (shape.num_parameters - shape.matrix_weights)
+    kv = rows * kv_bytes(shape, length, kv_kind)
     return Memory({"weights": weights / shards, "KV cache": kv / shards, "framework": FRAMEWORK_BYTES})
 
 
@@ -150,23 +181,26 @@ def _stage_memory(
     is_last: bool,
     fuses_norms: bool,
     keeps_average: bool,
+    execution: Execution,
 ) -> Memory:
-    parameters, is_sharded = stage_parameters(shape, layout), layout.shard > 1
+    parameters, is_sharded = stage_parameters(shape, layout, execution), layout.shard > 1
     layers = -(-shape.num_layers // layout.pipeline)
     layer, number = shape.layer_weights / layout.tensor, _number_bytes(numbers)
     parts = _states(parameters / layout.shard, keeps_average=keeps_average)
-    if is_sharded:  # two layers, one of them fetched ahead, and what is outside of them; gradients of the largest group in bf16, and in fp32 to be added up
+    if is_sharded and execution.keep_gathered:  # weights and gradients of a stage are whole during a step
+        parts["working weights"] = parts["buffers"] = number * parameters
+    elif is_sharded:  # two layers, one of them fetched ahead, and what is outside of them; gradients of the largest group in bf16, and in fp32 to be added up
         parts["working weights"] = number * (2 * layer + shape.outside_parameters)
         parts["buffers"] = (number + FP32) * max(layer, float(shape.outside_parameters))
     elif numbers == "autocast":
         parts["working weights"] = BF16 * layers * layer
     parts["activations"] = _activations(
-        shape, layout, length, layers, numbers, is_last=is_last, fuses_norms=fuses_norms
+        shape, layout, length, layers, numbers, is_last=is_last, fuses_norms=fuses_norms, execution=execution
     )
     if is_last:
-        tokens = layout.micro_batch * length
-        parts["loss"] = FP32 * (tokens * shape.hidden_size + shape.table_parameters)
-        parts["loss"] += chunk_bytes(shape)
+        tokens, ways = layout.micro_batch * length, layout.tensor if execution.vocab_parallel else 1
+        parts["loss"] = FP32 * (tokens * shape.hidden_size + shape.table_parameters / ways)
+        parts["loss"] += chunk_bytes(shape) / ways
     return Memory(parts | {"framework": FRAMEWORK_BYTES})
 
 
@@ -179,16 +213,19 @@ def _activations(
     *,
     is_last: bool,
     fuses_norms: bool,
+    execution: Execution,
 ) -> float:
     """Return what the layers of a stage keep of all micro-batches that are on their way, and the final norm's part on the last one."""
     residual = BF16 if numbers == "bf16" else FP32
-    whole = kept_bytes_per_token(shape, numbers, layout.tensor, fuses_norms=fuses_norms)
-    waiting = 1 if is_last else min(layout.pipeline, layout.accumulation)
+    whole = kept_bytes_per_token(shape, numbers, layout.tensor, fuses_norms=fuses_norms, execution=execution)
+    waiting = 1.0 if is_last else float(min(layout.pipeline, layout.accumulation))
+    if execution.virtual_stages > 1 and layout.pipeline > 1:  # an interleaved rank starts (P - 1) / V stages more
+        waiting += (layout.pipeline - 1) / (layout.pipeline * execution.virtual_stages) * waiting
     tokens = layout.micro_batch * length
     final = shape.hidden_size * FP32 * (1 if fuses_norms else 2) if is_last else 0
     if layout.checkpointing == "none":
         return tokens * (waiting * layers * whole + final)
-    kept = float(residual * shape.hidden_size)
+    kept = residual * shape.hidden_size / (layout.tensor if execution.sequence_parallel else 1)
     if layout.checkpointing == "selective":
         kept += kept_by_products(shape, layout.tensor, _number_bytes(numbers))
     return tokens * (waiting * layers * kept + max(whole, final))
@@ -196,5 +233,5 @@ def _activations(
 
 def kept_by_products(shape: DecoderShape, tensor: int = 1, number_bytes: int = BF16) -> float:
     """Return the results of a layer's products and of attention, bytes a token: what selective checkpointing keeps beside the layer's input."""
-    inner = 2 * shape.query_width + 2 * shape.key_width + (shape.ffn_matrices - 1) * shape.ffn_size
+    inner = 2 * shape.score_width + 2 * _kept_key_width(shape) + (shape.ffn_matrices - 1) * shape.active_ffn_size
     return number_bytes * (inner / tensor + 2 * shape.hidden_size) + FP32 * shape.num_heads / tensor

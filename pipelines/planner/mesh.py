@@ -3,14 +3,56 @@
 Tensor is innermost: its group lies within a node. Shard is fully sharded data parallelism (FSDP2), data replicates, and both take batches of their own.
 """
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from models.errors import InvalidRequest
 
 Checkpointing = Literal["none", "selective", "full"]
-"""What the forward pass keeps: everything, the products and attention alone, or each layer's input alone."""
+"""Activations that the forward pass keeps: all, the results of products and attention, or each layer's input."""
 
+MAX_VIRTUAL_STAGES = 64
 MICRO_BATCHES = 4
 """The most of them that this trainer sends through a pipeline at once, for each stage: it idles at most a quarter of the ideal time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How a trainer executes a layout. The defaults are this trainer's; other trainers' techniques are planned to compare with."""
+
+    sequence_parallel: bool = False
+    """Tensor parallelism splits norms and the residual stream by tokens (Korthikanti et al. 2022)."""
+    vocab_parallel: bool = False
+    """Tensor parallelism splits the embedding and the head."""
+    async_tp: bool = False
+    """Tensor parallelism's collectives overlap with its products."""
+    keep_gathered: bool = False
+    """FSDP gathers weights and reduces gradients once a step instead of for each micro-batch, as torchtitan does under pipelines."""
+    virtual_stages: int = 1
+    """Interleaved 1F1B: runs of layers of each pipeline rank."""
+
+    def __post_init__(self) -> None:
+        """Refuse an impossible number of stages. Raises InvalidRequest naming the option."""
+        if not 1 <= self.virtual_stages <= MAX_VIRTUAL_STAGES:
+            problem = f"{self.virtual_stages} is not from 1 to {MAX_VIRTUAL_STAGES}"
+            raise InvalidRequest("--virtual-stages", problem, "give the runs of layers of a pipeline rank")
+
+    @property
+    def name(self) -> str:
+        """The techniques in words."""
+        words = [
+            word
+            for word, is_used in (
+                ("sequence parallelism", self.sequence_parallel),
+                ("split vocabulary", self.vocab_parallel),
+                ("asynchronous tensor parallelism", self.async_tp),
+                ("weights that stay gathered", self.keep_gathered),
+                (f"{self.virtual_stages} interleaved stages a rank", self.virtual_stages > 1),
+            )
+            if is_used
+        ]
+        return ", ".join(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +101,44 @@ class Layout:
         return {"tensor": self.tensor, "shard": shard, "data": data, "pipeline": data * self.pipeline}
 
 
-def bubble_of_ideal(stages: int, micro_batches: int) -> float:
-    """Return the idle time of a 1F1B pipeline as a share of the time without idling: (P - 1) / M (Narayanan et al. 2021)."""
-    return (stages - 1) / micro_batches
+_SIZE = re.compile(r"(tp|pp|dp|ddp|fsdp|mb)(\d{1,6})|(none|selective|full)")
+_FIELDS = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ddp": "data", "fsdp": "shard", "mb": "micro_batch"}
 
 
-def bubble_of_step(stages: int, micro_batches: int) -> float:
-    """Return the same idle time as a share of the whole step: (P - 1) / (M + P - 1)."""
-    return (stages - 1) / (micro_batches + stages - 1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A layout that somebody asks about: the sizes of its mesh; rows of a micro-batch and checkpointing where they are fixed, too."""
+
+    data: int = 1
+    shard: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    micro_batch: int | None = None
+    checkpointing: Checkpointing | None = None
+
+
+def layout_asked(text: str, num_gpus: int) -> Asked:
+    """Read `tp8,pp2,dp4`; `fsdp`, `mb` and a kind of checkpointing may be in it. Raises InvalidRequest where it is not a layout of so many GPUs."""
+    found: dict[str, Any] = {}
+    for word in re.split(r"[,+\s]+", text.strip().lower()):
+        match = _SIZE.fullmatch(word)
+        name, value = (_FIELDS[match[1]], int(match[2])) if match and match[1] else ("checkpointing", word)
+        if match is None or value == 0 or name in found:
+            fix = "give sizes above 0 of tp, pp, dp, fsdp and mb, each once, such as tp8,pp2,dp4"
+            raise InvalidRequest("--layout", f"{word!r} is not a size of a layout", fix)
+        found[name] = value
+    asked = Asked(**found)
+    size = asked.data * asked.shard * asked.tensor * asked.pipeline
+    if size != num_gpus:
+        raise InvalidRequest("--layout", f"{text} is of {size:,} GPUs, --gpus of {num_gpus:,}", "give equal numbers")
+    return asked
+
+
+def bubble_of_ideal(stages: int, micro_batches: int, virtual_stages: int = 1) -> float:
+    """Return the idle time of a 1F1B pipeline as a share of the time without idling: (P - 1) / (V M) (Narayanan et al. 2021)."""
+    return (stages - 1) / (virtual_stages * micro_batches)
+
+
+def bubble_of_step(stages: int, micro_batches: int, virtual_stages: int = 1) -> float:
+    """Return the same idle time as a share of the whole step: (P - 1) / (V M + P - 1)."""
+    return (stages - 1) / (virtual_stages * micro_batches + stages - 1)

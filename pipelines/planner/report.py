@@ -1,30 +1,29 @@
 """A plan in words and tables, as lines of text. Gigabytes are 10^9 bytes."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pipelines.planner.devices import Gpus
 from pipelines.planner.layouts import CHECKPOINTING, USABLE, Candidate, TrainingPlan, why_not
-from pipelines.planner.memory import Memory, serving_memory, training_memory
+from pipelines.planner.memory import DEFAULTS, Memory, serving_memory, training_memory
 from pipelines.planner.mesh import bubble_of_ideal, bubble_of_step
 from pipelines.planner.serving import FACTOR, Phase, ServingPlan, Sharding
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
-from pipelines.planner.step_time import StepTime, fitted, mfu
+from pipelines.planner.step_time import StepTime, mfu
 from services.llm.engine.config import KvKind
 
 _MOVES = {
-    "compute": "a faster chip; products in fp8 would, and this trainer does not offer them",
+    "compute": "a faster chip; fp8 products (--dtype fp8), which this trainer does not offer",
     "attention": "shorter rows",
     "memory": "fewer bytes a token between the kernels: fused ones, and less checkpointing where there is room",
-    "communication": "larger micro-batches, which gather weights less often, or a faster link",
+    "communication": "larger micro-batches, which gather weights less often, overlap, or a faster link",
     "launches": "larger micro-batches, or fewer and larger GPUs",
     "bubble": "more micro-batches a step",
     "optimizer": "a larger batch a step, or states shared by more GPUs",
 }
 """What would make a training step faster, by what it spends most of its time on."""
 _SERVING_MOVES = {
-    "memory": "weights and keys of fewer bytes, or more rows at a time, which cost nearly nothing until compute is as long",
+    "memory": "weights and keys of fewer bytes, or more rows at a time, nearly free until compute takes as long",
     "compute": "a faster chip, or fewer tokens: shorter prompts, prefixes from the cache",
     "overhead": "more rows at a time; the work is too small for this device",
 }
@@ -34,16 +33,31 @@ def describe_model(shape: Shape, gpus: Gpus) -> Iterator[str]:
     """Return the lines above every plan."""
     device = gpus.device
     if isinstance(shape, DecoderShape):
-        sizes = f"{shape.num_layers} layers of {shape.hidden_size:,}, {shape.vocab_size:,} rows of vocabulary"
+        sizes = f"{shape.num_layers} layers of {shape.hidden_size:,}, {shape.vocab_size:,} rows of vocabulary; {_stored(shape)}"
     else:
         sizes = f"{shape.flops_per_sample / 1e9:g} GFLOP forward a sample"
     yield f"model      {shape.name}: {_amount(shape.num_parameters)} parameters, {sizes}"
     nodes = f" in {gpus.num_nodes} nodes" if gpus.num_nodes > 1 else ""
     yield (
-        f"GPUs       {gpus.number} x {device.name}{nodes}: {device.memory_bytes / 1e9:.1f} GB, {device.flops_per_s['bf16'] / 1e12:,.0f} TFLOP/s in bf16, "
+        f"GPUs       {gpus.number} x {device.name}{nodes}: {device.memory_bytes / 1e9:.1f} GB, {device.flops_per_s['bf16'] / 1e12:,.0f} TFLOP/s in {device.half}, "
         f"{device.memory_bytes_per_s / 1e9:,.0f} GB/s; {device.node_link} {device.node_link_bytes_per_s / 1e9:.0f} GB/s, network {device.network_bytes_per_s / 1e9:g} GB/s a GPU"
     )
     yield f"           ({device.source})"
+    yield from (f"note: {note}" for note in (shape.notes if isinstance(shape, DecoderShape) else ()))
+
+
+def _stored(shape: DecoderShape) -> str:
+    """Return the bytes of the stored weights, and what differs from a dense decoder with full attention, in words."""
+    words = [
+        f"{shape.weight_bytes / 1e9:.2f} GB stored" + (f" ({shape.storage.method})" if shape.storage.method else "")
+    ]
+    if shape.experts is not None:
+        words.append(f"{_amount(shape.forward_weights)} active a token")
+    windows = sorted(set(shape.windows))
+    words += [f"window of {window:,} tokens in {shape.windows.count(window)} layers" for window in windows]
+    if shape.latent is not None:
+        words.append(f"latent attention of {shape.cached_numbers} numbers a layer")
+    return ", ".join(words)
 
 
 def describe_training(plan: TrainingPlan, price: float | None = None) -> Iterator[str]:
@@ -54,6 +68,8 @@ def describe_training(plan: TrainingPlan, price: float | None = None) -> Iterato
         if isinstance(plan.shape, DecoderShape)
         else f"TRAINING   {plan.batch:,} samples a step"
     )
+    is_ours = plan.execution == DEFAULTS
+    yield f"trainer    {'this one: no sequence parallelism, whole vocabulary on each GPU, no asynchronous TP, one stage a rank' if is_ours else f'another, with {plan.execution.name}'}"
     if plan.refusal:
         yield f"does not fit: {plan.refusal}"
     else:
@@ -65,11 +81,11 @@ def describe_training(plan: TrainingPlan, price: float | None = None) -> Iterato
         yield from ("", *_memory_lines(f"memory of {first.layout.name}", first.memory))
         yield from _checkpointing_lines(plan, first)
         yield from ("", *_time_lines(first), *_collective_lines(first.step))
-        yield bubble_sentence(plan.best)
+        yield bubble_sentence(plan.best, plan.execution.virtual_stages)
         yield training_sentence(first.step)
         yield from _cost_lines(plan, first, price)
     refused = {kind: why_not(made.memory, plan.gpus) for kind, made in plan.smallest.items() if " x " not in kind}
-    yield from ("", *(f"{kind} alone does not fit: {why}" for kind, why in refused.items() if why))
+    yield from ("", *(f"{kind} only does not fit: {why}" for kind, why in refused.items() if why))
     yield from _training_notes(plan)
 
 
@@ -122,14 +138,15 @@ def phase_sentence(phase: Phase) -> str:
     )
 
 
-def bubble_sentence(candidates: Sequence[Candidate]) -> str:
+def bubble_sentence(candidates: Sequence[Candidate], virtual_stages: int = 1) -> str:
     """Return the idle time of the pipelines among these layouts."""
-    parts = [
-        f"{made.layout.name} with {made.layout.accumulation} micro-batches idles {100 * bubble_of_ideal(made.layout.pipeline, made.layout.accumulation):.1f} % of the ideal time, "
-        f"{100 * bubble_of_step(made.layout.pipeline, made.layout.accumulation):.1f} % of the step"
-        for made in candidates
-        if made.layout.pipeline > 1
-    ]
+    parts = []
+    for layout in (made.layout for made in candidates if made.layout.pipeline > 1):
+        sizes = (layout.pipeline, layout.accumulation, virtual_stages)
+        of_ideal, of_step = 100 * bubble_of_ideal(*sizes), 100 * bubble_of_step(*sizes)
+        parts.append(
+            f"{layout.name} with {layout.accumulation} micro-batches idles {of_ideal:.1f} % of the ideal time, {of_step:.1f} % of the step"
+        )
     return f"bubble     {'; '.join(parts) or 'none: no pipeline among these layouts'}"
 
 
@@ -177,7 +194,7 @@ def _checkpointing_lines(plan: TrainingPlan, first: Candidate) -> Iterator[str]:
         return
     layouts = {kept: replace(first.layout, checkpointing=kept) for kept in CHECKPOINTING}
     sizes = (
-        f"{kept} {training_memory(plan.shape, layout, plan.length).parts['activations'] / 1e9:.1f}"
+        f"{kept} {training_memory(plan.shape, layout, plan.length, execution=plan.execution).parts['activations'] / 1e9:.1f}"
         for kept, layout in layouts.items()
     )
     yield f"activations by checkpointing, GB: {', '.join(sizes)}"
@@ -219,11 +236,6 @@ def _training_notes(plan: TrainingPlan) -> Iterator[str]:
         notes[
             f"that a sample keeps {plan.shape.activation_bytes / 1e6:,.0f} MB for the backward pass is a guess, and traffic follows from it: give --activation-mb"
         ] = None
-    constants = fitted()
-    low, high = (100 * math.expm1(value) for value in (constants.low, constants.high))
-    notes[
-        f"an interval holds most published runs ({low:.0f} to {high:+.0f} % of MFU on {', '.join(constants.devices)}); docs/scale.md says how it was found"
-    ] = None
     yield from (f"note: {note}" for note in notes)
 
 

@@ -11,13 +11,14 @@ from typing import cast, get_args
 from models.errors import InvalidRequest
 from pipelines.planner.devices import Device, Gpus
 from pipelines.planner.layouts import USABLE
-from pipelines.planner.memory import BF16, Memory, kv_bytes_per_token, serving_memory
+from pipelines.planner.memory import BF16, Memory, kv_bytes, serving_memory
 from pipelines.planner.shapes import DecoderShape, Shape
 from services.llm.engine.config import KvKind
 
 FACTOR = 1.5
 """Times are within this factor either way: an assumption, as wide as what planners of others were found to be off (45 % in TTFT)."""
 _COMPUTE_SHARE, _MEMORY_SHARE = 0.6, 0.8
+_MAX_TOKENS = 2**24
 _STEP_S = 1e-3
 """Of the host: planning a step and starting it."""
 _ALL_REDUCE_S = {"node": 15e-6, "network": 40e-6}
@@ -39,8 +40,8 @@ class Load:
         if not 0 < self.rate < math.inf:
             raise InvalidRequest("--rate", f"{self.rate:g} is not more than 0", "give requests a second")
         for option, value in (("--prompt", self.prompt), ("--output", self.output), ("--beams", self.beams)):
-            if value < 1:
-                raise InvalidRequest(option, f"{value} is less than 1", "give a number from 1 on")
+            if not 1 <= value <= _MAX_TOKENS:
+                raise InvalidRequest(option, f"{value} is not from 1 to {_MAX_TOKENS:,}", "give a number between")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +101,26 @@ def kv_kind_named(name: str) -> KvKind:
     for kind in get_args(KvKind):
         if kind == name:
             return cast("KvKind", kind)
-    raise InvalidRequest("--kv", f"{name!r} is no kind of KV cache", f"give one of {', '.join(get_args(KvKind))}")
+    raise InvalidRequest("--kv", f"unknown kind {name!r}", f"give one of {', '.join(get_args(KvKind))}")
+
+
+def price_of(value: float | None) -> float | None:
+    """Return the price of a GPU for an hour. Raises InvalidRequest for a negative or infinite price."""
+    if value is not None and not 0 <= value < math.inf:
+        raise InvalidRequest("--price-per-gpu-hour", f"{value:g} is not a price", "give 0 or more")
+    return value
 
 
 def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
-    """Return the plan of a deployment. Raises InvalidRequest for a model that is no decoder."""
+    """Return the plan of a deployment. Raises InvalidRequest for another model than a decoder, and for a rate that these GPUs do not bear."""
     if not isinstance(shape, DecoderShape):
-        raise InvalidRequest("--serve", "this engine serves decoders alone", "give --train for another model")
+        raise InvalidRequest("--serve", "this engine serves decoders only", "give --train for another model")
     ways = tuple(_sharding(shape, gpus, load, shards) for shards in _shard_sizes(shape, gpus))
+    fitting = [way for way in ways if way.concurrency]
+    if fitting and all(way.running is None for way in fitting):
+        number = min(_gpus_for(shape, gpus.device, load, way) for way in fitting)
+        problem = f"{load.rate:g} requests/s exceed every layout of {gpus.number:,} x {gpus.device.name}"
+        raise InvalidRequest("--rate", problem, f"give {number:,} x {gpus.device.name}, or a lower rate")
     rows = max(1, min(32, ways[0].concurrency))
     phases = [prefill(shape, gpus.device, load), decode(shape, gpus.device, load, rows)]
     if load.beams > 1:
@@ -115,30 +128,41 @@ def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
     return ServingPlan(shape=shape, gpus=gpus, load=load, phases=tuple(phases), ways=ways, verdict=_verdict(gpus, ways))
 
 
+def _gpus_for(shape: DecoderShape, device: Device, load: Load, way: Sharding) -> int:
+    """Return the GPUs that bear a load in groups of so many shards: each group at the highest rate that it bears."""
+    prefill_s = prefill(shape, device, load, way.shards).seconds
+    low, high = 0.0, 1 / prefill_s
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_borne = _running(shape, device, load, way.shards, middle, prefill_s, way.concurrency) is not None
+        low, high = (middle, high) if is_borne else (low, middle)
+    if not low:
+        return 2**63
+    return way.shards * math.ceil(load.rate / low)
+
+
 def prefill(shape: DecoderShape, device: Device, load: Load, shards: int = 1) -> Phase:
     """Return the prefill of one prompt: every weight once, the head's for the last token alone, attention over the causal half."""
-    products = shape.num_layers * shape.layer_weights * load.prompt + shape.table_parameters
-    flops = 2 * products + 2 * shape.num_layers * shape.query_width * load.prompt**2
-    kv = load.prompt * kv_bytes_per_token(shape, kind=load.kv_kind)
-    return _phase(
-        shape, device, f"prefill of {load.prompt:,} tokens", _weight_bytes(shape) + kv, flops, shards, load.prompt
-    )
+    products = shape.num_layers * shape.active_weights * load.prompt + shape.table_parameters
+    flops = 2 * products + 4 * load.prompt * shape.score_width * shape.attention_pairs(load.prompt)
+    num_bytes = shape.bytes_read_by(load.prompt) + kv_bytes(shape, load.prompt, load.kv_kind)
+    return _phase(shape, device, f"prefill of {load.prompt:,} tokens", num_bytes, flops, shards, load.prompt)
 
 
 def decode(shape: DecoderShape, device: Device, load: Load, rows: float, shards: int = 1) -> Phase:
     """Return one step of `rows` requests, a token each, whose contexts are half way through the output."""
     context = load.prompt + load.output / 2
-    kv = rows * context * kv_bytes_per_token(shape, kind=load.kv_kind)
-    flops = rows * (2 * shape.forward_weights + 4 * shape.num_layers * shape.query_width * context)
-    return _phase(shape, device, f"decode of {rows:,.0f} rows", _weight_bytes(shape) + kv, flops, shards, rows)
+    num_bytes = shape.bytes_read_by(rows) + rows * kv_bytes(shape, context, load.kv_kind)
+    flops = rows * (2 * shape.forward_weights + 4 * shape.cached_score_width * shape.cached_tokens(context))
+    return _phase(shape, device, f"decode of {rows:,.0f} rows", num_bytes, flops, shards, rows)
 
 
 def beam_step(shape: DecoderShape, device: Device, load: Load, rows: float) -> Phase:
     """Return one level of beam search of `rows` requests, whose beams read their common context once."""
     beams = rows * load.beams
-    kv = rows * load.prompt * kv_bytes_per_token(shape, kind=load.kv_kind)
-    flops = beams * (2 * shape.forward_weights + 4 * shape.num_layers * shape.query_width * load.prompt)
-    return _phase(shape, device, f"beams, {beams:,.0f} at a time", _weight_bytes(shape) + kv, flops, 1, beams)
+    num_bytes = shape.bytes_read_by(beams) + rows * kv_bytes(shape, load.prompt, load.kv_kind)
+    flops = beams * (2 * shape.forward_weights + 4 * shape.cached_score_width * shape.cached_tokens(load.prompt))
+    return _phase(shape, device, f"beams, {beams:,.0f} at a time", num_bytes, flops, 1, beams)
 
 
 def _phase(
@@ -160,11 +184,6 @@ def _phase(
     )
 
 
-def _weight_bytes(shape: DecoderShape) -> float:
-    """Return the weights that a step reads: those of the layers and the head."""
-    return BF16 * shape.forward_weights
-
-
 def _shard_sizes(shape: DecoderShape, gpus: Gpus) -> list[int]:
     most = min(gpus.number, gpus.device.gpus_per_node)
     return [size for size in range(1, most + 1) if gpus.number % size == 0 and shape.num_kv_heads % size == 0]
@@ -175,7 +194,7 @@ def _sharding(shape: DecoderShape, gpus: Gpus, load: Load, shards: int) -> Shard
     device, replicas = gpus.device, gpus.number // shards
     length = load.prompt + load.output
     empty = serving_memory(shape, 0, length, shards=shards, kv_kind=load.kv_kind)
-    row = length * kv_bytes_per_token(shape, kind=load.kv_kind) / shards
+    row = kv_bytes(shape, length, load.kv_kind) / shards
     concurrency = max(0, int((USABLE * device.memory_bytes - empty.total) / row))
     memory = serving_memory(shape, max(concurrency, 1), length, shards=shards, kv_kind=load.kv_kind)
     prefill_s = prefill(shape, device, load, shards).seconds
@@ -225,7 +244,10 @@ def _verdict(gpus: Gpus, ways: tuple[Sharding, ...]) -> str:
     """Compare replicas with shards by output tokens a GPU."""
     fitting = [way for way in ways if way.concurrency]
     if not fitting:
-        return f"It does not fit on {ways[-1].shards} GPUs together; give larger ones"
+        needed = ways[-1].memory.total - ways[-1].memory.parts["framework"]
+        room = USABLE * gpus.device.memory_bytes - ways[-1].memory.parts["framework"]
+        number = math.ceil(needed * ways[-1].shards / room)
+        return f"It does not fit on {ways[-1].shards} GPUs together; {number:,} would hold the weights and one request"
     first, last = fitting[0], fitting[-1]
     if first.shards > 1:
         return f"The weights do not fit on one {gpus.device.name}: it needs {first.shards} shards, which this engine does not offer"

@@ -1,22 +1,70 @@
-"""The sizes of a model that memory and time follow from: of a decoder in Hugging Face's layout, or of any model by its parameters and FLOPs."""
+"""The sizes of a model that memory and time follow from: of a decoder, or of any model by its parameters and FLOPs."""
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
-from models.decoder.config import FAMILIES, DecoderConfig, read_config
+from models.decoder.config import DecoderConfig
 from models.decoder.layer import Norm, Projection, rows_of
-from models.errors import CheckpointError, InvalidRequest
-
-_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+from models.errors import InvalidRequest
 
 _FLOPS_PER_KEPT_BYTE = 100
-"""A guess for models that are no decoders: of a forward pass. ResNet-50 in bf16 has about 80, a vision transformer several hundred."""
+"""A guess for models other than decoders: of a forward pass. ResNet-50 in bf16 has about 80, a vision transformer several hundred."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The mixture of experts in `num_layers` of a decoder's layers; the other layers have a dense feed-forward layer."""
+
+    num: int
+    per_token: int
+    ffn_size: int
+    num_layers: int
+    shared_size: int = 0
+    """Width of the experts that every token takes, all together."""
+    router_numbers: int = 0
+    """Weights of a layer's router and gates."""
+    ffn_matrices: int = 3
+
+    def read_by(self, rows: float) -> float:
+        """Return the expected number of a layer's experts that so many rows read, with balanced routing."""
+        return float(self.num * (1 - (1 - self.per_token / self.num) ** max(rows, 1.0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2): keys and values of all heads from one vector of `kv_rank` numbers, and one rotary key."""
+
+    kv_rank: int
+    q_rank: int
+    """0: queries are not compressed."""
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Bytes of a weight by kind of matrix, scales included, as a checkpoint stores them. `kv` is of a number in the KV cache."""
+
+    attention: float = 2.0
+    ffn: float = 2.0
+    experts: float = 2.0
+    shared: float = 2.0
+    router: float = 2.0
+    embedding: float = 2.0
+    head: float = 2.0
+    vectors: float = 2.0
+    kv: float = 2.0
+    method: str = ""
+    """The quantisation in words, empty without."""
+
+    def bytes_of(self, kind: str) -> float:
+        """Return the bytes of a weight of this kind."""
+        return float(getattr(self, kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """A dense decoder. Widths are numbers a token: of the residual stream, of all query heads, of all key (or value) heads, of the feed-forward layer.
+    """A decoder. Widths are numbers a token: of the residual stream, of all query heads, of all key (or value) heads, of the feed-forward layer.
 
     `ffn_matrices` is 3 for a gated feed-forward layer, 2 for a plain one; `num_positions` counts learned rows of positions.
     """
@@ -36,11 +84,20 @@ class DecoderShape:
     """Biases and norms of one layer."""
     has_qk_norm: bool = False
     """Whether queries and keys are normalised, which keeps both in fp32."""
+    other_parameters: int = 0
+    """Parameters beyond all of these: of the final norm where it has more or fewer than `hidden_size`, of some layers only."""
+    windows: tuple[int, ...] = ()
+    """The sliding windows, with their sinks, of the layers that have one. Other layers see every token before."""
+    experts: Experts | None = None
+    latent: Latent | None = None
+    storage: Storage = field(default_factory=Storage)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What a reader of the plan must know: keys that were not read, parts that are not counted."""
 
     @property
     def query_width(self) -> int:
         """Numbers of all query heads."""
-        return self.num_heads * self.head_dim
+        return self.num_heads * (self.latent.nope_dim + self.latent.rope_dim if self.latent else self.head_dim)
 
     @property
     def key_width(self) -> int:
@@ -48,46 +105,159 @@ class DecoderShape:
         return self.num_kv_heads * self.head_dim
 
     @property
-    def layer_weights(self) -> int:
-        """Weights in the matrices of one layer."""
-        return self.hidden_size * (2 * self.query_width + 2 * self.key_width + self.ffn_matrices * self.ffn_size)
+    def score_width(self) -> float:
+        """Numbers of a query head that a token multiplies with each earlier one: the mean of keys' and values', over all heads."""
+        latent = self.latent
+        return self.num_heads * (
+            (latent.nope_dim + latent.rope_dim + latent.value_dim) / 2 if latent else float(self.head_dim)
+        )
 
     @property
-    def layer_parameters(self) -> int:
+    def cached_score_width(self) -> float:
+        """The same in decoding, where latent attention multiplies with the cached vectors themselves."""
+        latent = self.latent
+        return self.num_heads * (latent.kv_rank + latent.rope_dim / 2) if latent else self.score_width
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers that one layer caches of a token."""
+        return self.latent.kv_rank + self.latent.rope_dim if self.latent else 2 * self.key_width
+
+    @property
+    def cached_heads(self) -> int:
+        """Vectors of these numbers, each with a scale of its own in a cache of one byte a number."""
+        return 1 if self.latent else 2 * self.num_kv_heads
+
+    @property
+    def attention_weights(self) -> int:
+        """Weights in the matrices of one layer's attention."""
+        if (latent := self.latent) is None:
+            return self.hidden_size * (2 * self.query_width + 2 * self.key_width)
+        queries = (
+            latent.q_rank * (self.hidden_size + self.query_width)
+            if latent.q_rank
+            else self.hidden_size * self.query_width
+        )
+        keys = self.hidden_size * (latent.kv_rank + latent.rope_dim)
+        unpacked = latent.kv_rank * self.num_heads * (latent.nope_dim + latent.value_dim)
+        return queries + keys + unpacked + self.num_heads * latent.value_dim * self.hidden_size
+
+    @property
+    def ffn_weights(self) -> int:
+        """Weights in a dense feed-forward layer."""
+        return self.ffn_matrices * self.hidden_size * self.ffn_size
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers with a dense feed-forward layer."""
+        return self.num_layers - (self.experts.num_layers if self.experts else 0)
+
+    @property
+    def expert_weights(self) -> int:
+        """Weights of one routed expert."""
+        return self.experts.ffn_matrices * self.hidden_size * self.experts.ffn_size if self.experts else 0
+
+    @property
+    def weights_by_kind(self) -> dict[str, int]:
+        """All parameters by the kind of matrix, as `Storage` names them."""
+        experts, layers = self.experts, self.num_layers
+        sizes = {"attention": layers * self.attention_weights, "ffn": self.num_dense_layers * self.ffn_weights}
+        if experts is not None:
+            sizes["experts"] = experts.num_layers * experts.num * self.expert_weights
+            sizes["shared"] = experts.num_layers * experts.ffn_matrices * self.hidden_size * experts.shared_size
+            sizes["router"] = experts.num_layers * experts.router_numbers
+        sizes["embedding"] = self.table_parameters
+        sizes["head"] = 0 if self.is_tied else self.table_parameters
+        vectors = layers * self.vector_numbers + (self.num_positions + 1) * self.hidden_size
+        return sizes | {"vectors": vectors + self.other_parameters}
+
+    @property
+    def matrix_weights(self) -> int:
+        """Weights in the matrices of all layers."""
+        sizes = self.weights_by_kind
+        return sum(sizes.get(kind, 0) for kind in ("attention", "ffn", "experts", "shared", "router"))
+
+    @property
+    def layer_weights(self) -> float:
+        """Weights in the matrices of one layer, the mean where layers differ."""
+        return self.matrix_weights / self.num_layers
+
+    @property
+    def active_weights(self) -> float:
+        """Weights in the matrices of one layer that a token is multiplied with, the mean where layers differ."""
+        if (experts := self.experts) is None:
+            return self.layer_weights
+        unused = experts.num_layers * (experts.num - experts.per_token) * self.expert_weights
+        return (self.matrix_weights - unused) / self.num_layers
+
+    @property
+    def active_ffn_size(self) -> float:
+        """Width of the feed-forward layers that a token passes, the mean where layers differ."""
+        if (experts := self.experts) is None:
+            return float(self.ffn_size)
+        width = experts.per_token * experts.ffn_size + experts.shared_size
+        return (self.num_dense_layers * self.ffn_size + experts.num_layers * width) / self.num_layers
+
+    @property
+    def layer_parameters(self) -> float:
         """All parameters of one layer."""
         return self.layer_weights + self.vector_numbers
 
     @property
     def table_parameters(self) -> int:
-        """Parameters of one table of the vocabulary: the embedding, or the head where it is another."""
+        """Parameters of one table of the vocabulary: the embedding, or a separate head."""
         return self.vocab_size * self.hidden_size
 
     @property
     def outside_parameters(self) -> int:
-        """Parameters outside the layers: embedding, positions, final norm, and a head of its own."""
+        """Parameters outside the layers: embedding, positions, final norm, and a separate head."""
         tables = 1 if self.is_tied else 2
-        return tables * self.table_parameters + (self.num_positions + 1) * self.hidden_size
+        return tables * self.table_parameters + (self.num_positions + 1) * self.hidden_size + self.other_parameters
 
     @property
     def num_parameters(self) -> int:
         """All parameters."""
-        return self.num_layers * self.layer_parameters + self.outside_parameters
+        return sum(self.weights_by_kind.values())
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of all weights as the checkpoint stores them."""
+        return sum(size * self.storage.bytes_of(kind) for kind, size in self.weights_by_kind.items())
+
+    def bytes_read_by(self, rows: float) -> float:
+        """Return the bytes of the weights that a step of so many rows reads: those of the layers, of the experts in use, and the head."""
+        sizes = self.weights_by_kind
+        read: dict[str, float] = {kind: sizes.get(kind, 0) for kind in ("attention", "ffn", "shared", "router")}
+        if self.experts is not None:
+            read["experts"] = sizes["experts"] * self.experts.read_by(rows) / self.experts.num
+        head = self.table_parameters * (self.storage.embedding if self.is_tied else self.storage.head)
+        return head + sum(size * self.storage.bytes_of(kind) for kind, size in read.items())
+
+    def cached_tokens(self, length: float) -> float:
+        """Return the tokens that the KV cache holds of a context, added up over the layers: a window's at most."""
+        full = self.num_layers - len(self.windows)
+        return full * length + sum(min(length, window) for window in self.windows)
+
+    def attention_pairs(self, length: float) -> float:
+        """Return the mean number of tokens that a token of a row sees, added up over the layers."""
+        windowed = sum(length / 2 if length <= window else window - window**2 / (2 * length) for window in self.windows)
+        return (self.num_layers - len(self.windows)) * length / 2 + windowed
 
     def training_flops(self, tokens: float, length: float) -> float:
         """Return the FLOPs of forward and backward pass over rows of this length, as `pipelines/training/speed.py` counts them: attention over the causal half."""
-        return 6 * tokens * self.forward_weights + 6 * self.num_layers * self.query_width * length * tokens
+        return 6 * tokens * self.forward_weights + 12 * self.score_width * self.attention_pairs(length) * tokens
 
     @property
-    def forward_weights(self) -> int:
-        """Weights that a token is multiplied with: those of the layers' matrices and of the head."""
-        return self.num_layers * self.layer_weights + self.table_parameters
+    def forward_weights(self) -> float:
+        """Weights that a token is multiplied with: in the layers' matrices and the head."""
+        return self.num_layers * self.active_weights + self.table_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainShape:
-    """A model that is no decoder, known by its parameters and the FLOPs of one sample's forward pass (a multiply-add is two).
+    """Another model, known by its parameters and the FLOPs of one sample's forward pass (a multiply-add is two).
 
-    `activation_bytes` is what one sample keeps for the backward pass, `is_guessed` where nobody said.
+    `activation_bytes`: bytes that one sample keeps for the backward pass, a guess if `is_guessed`.
     """
 
     name: str
@@ -117,30 +287,20 @@ def shape_of(config: DecoderConfig, name: str) -> DecoderShape:
         is_tied=config.tie_word_embeddings,
         vector_numbers=norms + biases,
         has_qk_norm=config.qk_norm,
+        windows=(window.size + window.num_sinks,) * len(window.layers) if (window := config.window) else (),
     )
-
-
-def read_shape(path: Path) -> DecoderShape:
-    """Read a Hugging Face folder, or its `config.json`. Raises InvalidRequest where it is absent, CheckpointError where its decoder is not supported."""
-    file = path if path.name == "config.json" else path / "config.json"
-    if not file.is_file():
-        raise InvalidRequest(
-            "MODEL", f"{path} has no config.json", "give a folder in Hugging Face's layout, or --parameters and --flops"
-        )
-    _refuse_other_models(file)
-    return shape_of(read_config(file.parent), file.parent.resolve().name)
 
 
 def plain_shape(
     parameters: float, flops: float, activation_bytes: float | None = None, name: str = "model"
 ) -> PlainShape:
-    """Return a model that is no decoder. Raises InvalidRequest naming the option."""
+    """Return a model by its sizes. Raises InvalidRequest naming the option."""
     for option, value in (("--parameters", parameters), ("--flops", flops)):
         if not 1 <= value < 1e30:
-            raise InvalidRequest(option, f"{value:g} is no size of a model", "give such as 25.6e6 and 8.2e9")
+            raise InvalidRequest(option, f"{value:g} is not from 1 to 10^30", "give such as 25.6e6 and 8.2e9")
     if activation_bytes is not None and not 0 <= activation_bytes < 1e15:
         raise InvalidRequest(
-            "--activation-mb", f"{activation_bytes / 1e6:g} is no size", "give megabytes of one sample"
+            "--activation-mb", f"{activation_bytes / 1e6:g} is not from 0 to 10^9", "give megabytes of one sample"
         )
     return PlainShape(
         name=name,
@@ -149,40 +309,3 @@ def plain_shape(
         activation_bytes=flops / _FLOPS_PER_KEPT_BYTE if activation_bytes is None else activation_bytes,
         is_guessed=activation_bytes is None,
     )
-
-
-def shape_from(
-    path: Path | None, parameters: float | None, flops: float | None, activation_bytes: float | None = None
-) -> Shape:
-    """Return the shape of a folder, or of a model that is no decoder by its sizes. Raises InvalidRequest where neither or both are given."""
-    sizes = [value for value in (parameters, flops) if value is not None]
-    if path is not None and not sizes:
-        return read_shape(path)
-    if path is None and parameters is not None and flops is not None:
-        return plain_shape(parameters, flops, activation_bytes)
-    problem = (
-        "beside --parameters and --flops" if path is not None else "is not given, and --parameters with --flops neither"
-    )
-    raise InvalidRequest(
-        "MODEL", problem, "give a folder with a config.json, or both options for a model that is no decoder"
-    )
-
-
-def _refuse_other_models(file: Path) -> None:
-    """Refuse what the trainer cannot train, with the way to plan it all the same. What is not readable is left to `read_config`."""
-    try:
-        raw = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
-        return
-    if not isinstance(raw, dict):
-        return
-    experts = next((raw[key] for key in _EXPERT_KEYS if raw.get(key)), None)
-    if experts is not None:
-        raise CheckpointError(
-            f"{file}: a mixture of {experts} experts would need expert parallelism, which this trainer does not offer; plan a dense model"
-        )
-    family = raw.get("model_type", "llama")
-    if family not in FAMILIES:
-        raise CheckpointError(
-            f"{file}: model_type {family!r} is none of {', '.join(FAMILIES)}; give --parameters and --flops to plan it as a model that is no decoder"
-        )

@@ -8,13 +8,14 @@ runs that they come from and the command that fits them again are in `fitted.jso
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pipelines.planner.devices import DEVICES, Device, Gpus
-from pipelines.planner.memory import ADAM_BYTES, BF16, FP32, Numbers, kept_bytes_per_token, stage_parameters
-from pipelines.planner.mesh import Layout, bubble_of_ideal
+from pipelines.planner.memory import ADAM_BYTES, BF16, DEFAULTS, FP32, Numbers, kept_bytes_per_token, stage_parameters
+from pipelines.planner.mesh import Execution, Layout, bubble_of_ideal
 from pipelines.planner.shapes import DecoderShape, PlainShape, Shape
 
 FITTED = Path(__file__).parent / "fitted.json"
@@ -30,24 +31,29 @@ _SCORE_BYTES = 12
 """Traffic of one score of the vocabulary: written, read and its gradient, in fp32."""
 _OPTIMIZER_BYTES = 2 * (FP32 + ADAM_BYTES) + FP32 + 3 * FP32
 """Read and written for each parameter: weight and moments both ways, the gradient, and the average."""
-_UNPUBLISHED_LAYOUT = 2.0
-"""How much wider the interval is for layouts that no fitted run has: an assumption, held against Megatron's published rows by a test."""
+
+Group = Literal["data", "parallel", "unseen"]
+"""Steps that share an interval: FSDP in bf16 on a chip with fitted runs; other layouts, dtypes, techniques and models there; other chips."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What was fitted. `efficiency` is by chip, of the peak; `attention` is a share of that; `exposed` of a collective's time at the data sheet's bandwidth is waited for.
+    """Fitted values. `efficiency` is by chip, of the peak; `attention` is a share of that.
 
-    `low` and `high` are the logarithms of measured by predicted MFU between which most runs lie; `unseen` widens them for a device that no run has.
+    `exposed`, `data`, `tensor` and `pipeline` are the shares of the time of a collective (FSDP's, DDP's, tensor parallelism's, between
+    stages) that a step waits, at the data sheet's bandwidth; `async_tp` is a further factor where tensor parallelism overlaps.
+    `intervals` hold the logarithms of measured by predicted throughput, by group, between which most runs lie.
     """
 
     efficiency: Mapping[str, float]
     attention: float
     passes: float
     exposed: float
-    low: float = 0.0
-    high: float = 0.0
-    unseen: float = 1.0
+    data: float = 1.0
+    tensor: float = 1.0
+    async_tp: float = 1.0
+    pipeline: float = 1.0
+    intervals: Mapping[Group, tuple[float, float]] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
 
 
@@ -64,7 +70,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """The seconds of one step. `total_s` lies between `low_s` and `high_s` in most runs; `notes` say what widened them."""
+    """The seconds of one step. `total_s` lies between `low_s` and `high_s` in most runs; `notes` say which runs the interval is of."""
 
     products_s: float
     attention_s: float
@@ -76,6 +82,8 @@ class StepTime:
     collectives: tuple[Collective, ...]
     low_s: float
     high_s: float
+    group: Group
+    """The runs that the interval is of."""
     notes: tuple[str, ...]
 
     @property
@@ -94,7 +102,9 @@ class StepTime:
 def fitted() -> Constants:
     """Return the constants of `fitted.json`."""
     raw = json.loads(FITTED.read_text())
-    return Constants(**raw["constants"] | {"devices": tuple(raw["constants"]["devices"])})
+    constants = raw["constants"]
+    intervals = {group: tuple(ends) for group, ends in constants["intervals"].items()}
+    return Constants(**constants | {"devices": tuple(constants["devices"]), "intervals": intervals})
 
 
 def step_time(
@@ -106,6 +116,7 @@ def step_time(
     dtype: str = "bf16",
     reduce_bytes: int = FP32,
     gathers: int = 2,
+    execution: Execution = DEFAULTS,
     constants: Constants | None = None,
 ) -> StepTime:
     """Return the time of a step. `length` is a row's tokens.
@@ -117,18 +128,19 @@ def step_time(
     work = (
         _plain_work(shape, layout, gpus.device, dtype, found)
         if isinstance(shape, PlainShape)
-        else _decoder_work(shape, layout, length, gpus.device, dtype, found)
+        else _decoder_work(shape, layout, length, gpus.device, dtype, found, execution)
     )
-    collectives = _collectives(shape, layout, length, gpus, reduce_bytes, gathers, found)
+    collectives = _collectives(shape, layout, length, gpus, reduce_bytes, gathers, found, execution)
     micro = layout.accumulation
     products, attention, traffic, launch = (micro * seconds for seconds in work)
-    held = _held_parameters(shape, layout)
+    held = _held_parameters(shape, layout, execution)
     optimizer = _OPTIMIZER_BYTES * held / gpus.device.memory_bytes_per_s
     ideal = products + attention + traffic + launch + sum(one.exposed_s for one in collectives if one.name != _ONCE)
-    bubble = ideal * bubble_of_ideal(layout.pipeline, micro)
+    bubble = ideal * bubble_of_ideal(layout.pipeline, micro, execution.virtual_stages)
     total = ideal + bubble + optimizer + sum(one.exposed_s for one in collectives if one.name == _ONCE)
     at_peak = efficiency_of(gpus.device, found) * (products + found.attention * attention)
-    wider, notes = _widening(shape, layout, gpus.device, found)
+    group = group_of(shape, layout, gpus.device, found, dtype=dtype, execution=execution)
+    low, high = found.intervals.get(group, (0.0, 0.0))
     return StepTime(
         products_s=products,
         attention_s=attention,
@@ -137,9 +149,10 @@ def step_time(
         optimizer_s=optimizer,
         bubble_s=bubble,
         collectives=collectives,
-        low_s=max(total * math.exp(-wider * found.high), at_peak),
-        high_s=total * math.exp(-wider * found.low),
-        notes=notes,
+        low_s=max(total * math.exp(-high), at_peak),
+        high_s=total * math.exp(-low),
+        group=group,
+        notes=_notes(group, gpus.device, found),
     )
 
 
@@ -168,6 +181,8 @@ def group_link(gpus: Gpus, size: int, span: int) -> tuple[str, float]:
     A ring over nodes enters and leaves each by as many network cards as it has members there.
     """
     device = gpus.device
+    if span == 2 and device.pair_link is not None:
+        return device.pair_link
     if span <= device.gpus_per_node:
         return device.node_link, device.node_link_bytes_per_s
     members = max(1, device.gpus_per_node * size // span)
@@ -178,7 +193,13 @@ _ONCE = "all-reduce of gradients (DDP)"
 
 
 def _decoder_work(
-    shape: DecoderShape, layout: Layout, length: int, device: Device, dtype: str, constants: Constants
+    shape: DecoderShape,
+    layout: Layout,
+    length: int,
+    device: Device,
+    dtype: str,
+    constants: Constants,
+    execution: Execution,
 ) -> tuple[float, float, float, float]:
     """Return the seconds of one micro-batch on the busiest stage: products, attention, traffic, and waiting for launches."""
     tokens, layers = layout.micro_batch * length, -(-shape.num_layers // layout.pipeline)
@@ -187,13 +208,15 @@ def _decoder_work(
     efficiency = efficiency_of(device, constants)
     bf16 = device.flops_per_s["bf16"] * efficiency
     layer_rate = device.flops_per_s[dtype] * efficiency
-    products = 6 * tokens * layers * shape.layer_weights / layout.tensor * again / layer_rate
-    products += 6 * tokens * shape.table_parameters / bf16
-    attention = 6 * tokens * layers * shape.query_width * length / layout.tensor / (bf16 * constants.attention)
+    products = 6 * tokens * layers * shape.active_weights / layout.tensor * again / layer_rate
+    ways = layout.tensor if execution.vocab_parallel else 1
+    products += 6 * tokens * shape.table_parameters / ways / bf16
+    pairs = shape.attention_pairs(length) * layers / shape.num_layers
+    attention = 12 * tokens * shape.score_width * pairs / layout.tensor / (bf16 * constants.attention)
     attention *= _ATTENTION_AGAIN if layout.checkpointing == "full" else 1.0
     numbers: Numbers = "bf16" if layout.shard > 1 else "autocast"
-    kept = layers * kept_bytes_per_token(shape, numbers, layout.tensor)
-    traffic = tokens * (constants.passes * kept * traffic_again + _SCORE_BYTES * shape.vocab_size)
+    kept = layers * kept_bytes_per_token(shape, numbers, layout.tensor, execution=execution)
+    traffic = tokens * (constants.passes * kept * traffic_again + _SCORE_BYTES * shape.vocab_size / ways)
     traffic_s = traffic / device.memory_bytes_per_s
     launches = layers * LAUNCHES_PER_LAYER * LAUNCH_S * again
     return products, attention, traffic_s, max(0.0, launches - products - attention - traffic_s)
@@ -207,17 +230,25 @@ def _plain_work(
     return 3 * layout.micro_batch * shape.flops_per_sample / rate, 0.0, traffic, 0.0
 
 
-def _held_parameters(shape: Shape, layout: Layout) -> float:
-    whole = shape.num_parameters if isinstance(shape, PlainShape) else stage_parameters(shape, layout)
-    return whole / layout.shard
+def _held_parameters(shape: Shape, layout: Layout, execution: Execution) -> float:
+    if isinstance(shape, PlainShape):
+        return shape.num_parameters / layout.shard
+    return stage_parameters(shape, layout, execution) / layout.shard
 
 
 def _collectives(
-    shape: Shape, layout: Layout, length: int, gpus: Gpus, reduce_bytes: int, gathers: int, constants: Constants
+    shape: Shape,
+    layout: Layout,
+    length: int,
+    gpus: Gpus,
+    reduce_bytes: int,
+    gathers: int,
+    constants: Constants,
+    execution: Execution,
 ) -> tuple[Collective, ...]:
     """Return what one GPU sends in a step, by rings: (n - 1) / n of a gathered or scattered tensor, twice that of one that all reduce."""
     spans, found = layout.spans(), []
-    whole = _held_parameters(shape, layout) * layout.shard
+    whole = _held_parameters(shape, layout, execution) * layout.shard
     micro, layers = layout.accumulation, _PLAIN_MODULES
     if isinstance(shape, DecoderShape):
         layers = -(-shape.num_layers // layout.pipeline)
@@ -230,36 +261,60 @@ def _collectives(
         )
 
     if layout.shard > 1:
-        part, calls = (layout.shard - 1) / layout.shard * micro * whole, micro * layers
+        times = 1 if execution.keep_gathered else micro
+        part, calls = (layout.shard - 1) / layout.shard * times * whole, times * layers
         gathered = gathers * BF16 * part
         add("all-gather of weights (FSDP)", "shard", layout.shard, gathered, gathers * calls, constants.exposed)
         add("reduce-scatter of gradients (FSDP)", "shard", layout.shard, reduce_bytes * part, calls, constants.exposed)
     if layout.data > 1:
         reduced = reduce_bytes * whole / layout.shard
         part = 2 * (layout.data - 1) / layout.data * reduced
-        add(_ONCE, "data", layout.data, part, math.ceil(reduced / _BUCKET_BYTES), constants.exposed)
+        add(_ONCE, "data", layout.data, part, math.ceil(reduced / _BUCKET_BYTES), constants.data)
     if isinstance(shape, PlainShape):
         return tuple(found)
     row_bytes = BF16 * layout.micro_batch * length * shape.hidden_size * micro
     if layout.tensor > 1:
         times = layers * (6 if layout.checkpointing == "full" else 4)
         part = 2 * (layout.tensor - 1) / layout.tensor * times
-        add("all-reduce of activations (TP)", "tensor", layout.tensor, part * row_bytes, times * micro, 1.0)
+        kind = "reduce-scatter and all-gather" if execution.sequence_parallel else "all-reduce"
+        exposed = constants.tensor * (constants.async_tp if execution.async_tp else 1.0)
+        name = f"{kind} of activations (TP)"
+        add(name, "tensor", layout.tensor, part * row_bytes, times * micro, exposed)
     if layout.pipeline > 1:
-        add("activations between stages (PP)", "pipeline", layout.pipeline, 2 * row_bytes, 2 * micro, 1.0)
+        passes = 2 * execution.virtual_stages
+        sent = row_bytes / (layout.tensor if execution.sequence_parallel else 1)
+        add(
+            "activations between stages (PP)",
+            "pipeline",
+            layout.pipeline,
+            passes * sent,
+            passes * micro,
+            constants.pipeline,
+        )
     return tuple(found)
 
 
-def _widening(shape: Shape, layout: Layout, device: Device, constants: Constants) -> tuple[float, tuple[str, ...]]:
-    wider, notes = 1.0, []
-    if device.name not in constants.devices:
-        wider *= constants.unseen
-        notes.append(
-            f"no fitted run is on {device.name}: its efficiency is that of the nearest chip, and the interval is {constants.unseen:.1f} times as wide"
-        )
-    if isinstance(shape, PlainShape) or layout.shard < layout.num_gpus or layout.num_gpus == 1:
-        wider *= _UNPUBLISHED_LAYOUT
-        notes.append(
-            f"the fitted runs are of decoders with FSDP alone: for other layouts and models the interval is {_UNPUBLISHED_LAYOUT:.0f} times as wide"
-        )
-    return wider, tuple(notes)
+def group_of(
+    shape: Shape,
+    layout: Layout,
+    device: Device,
+    constants: Constants,
+    *,
+    dtype: str = "bf16",
+    execution: Execution = DEFAULTS,
+) -> Group:
+    """Return the runs whose interval applies to a step."""
+    if device.chip not in constants.efficiency:
+        return "unseen"
+    is_fsdp = isinstance(shape, DecoderShape) and 1 < layout.num_gpus == layout.shard
+    return "data" if is_fsdp and dtype == "bf16" and execution == DEFAULTS else "parallel"
+
+
+def _notes(group: Group, device: Device, constants: Constants) -> tuple[str, ...]:
+    low, high = (100 * math.expm1(value) for value in constants.intervals.get(group, (0.0, 0.0)))
+    words = {
+        "data": f"the interval is that of FSDP runs on {', '.join(constants.devices)}",
+        "parallel": "the interval is that of published runs with tensor or pipeline parallelism",
+        "unseen": f"no fitted run is on {device.name}: its efficiency is that of the nearest chip, and the interval is that of chips that a fit has not seen",
+    }
+    return (f"{words[group]}: {low:.0f} to {high:+.0f} % of throughput",)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.plan import __main__ as command
-from benchmarks.plan.fit import fit, fit_with_interval
+from benchmarks.plan.fit import COVERAGE, fit, log_errors, share_left_out, shortest_interval, whole_range
 from benchmarks.plan.runs import COLUMNS, Run, predict, read_runs
 from pipelines.planner.step_time import FITTED, fitted
 from services.errors import ConfigError
@@ -65,7 +65,7 @@ def grid() -> list[dict[str, str]]:
         ({"MFU": ""}, "MFU: '' is no percentage"),
         ({"MFU": "0.53"}, "MFU: '0.53' is no percentage from 1 to 100"),
         ({"MFU": "nan"}, "MFU: 'nan' is no percentage"),
-        ({"GPU": "tpu_v4"}, "GPU: 'tpu_v4' is no device of the table"),
+        ({"GPU": "tpu_v4"}, "GPU: unknown device 'tpu_v4'"),
         ({"# GPUs": "0"}, "# GPUs: '0' is no whole number from 1 on"),
         ({"SeqLen (T)": "2k"}, "SeqLen (T): '2k' is no whole number"),
         ({"Precision": "int4"}, "Precision: 'int4' is none of bf16, fp16, fp8, fp32"),
@@ -141,12 +141,22 @@ def test_a_fit_finds_the_constants_that_made_its_runs(write: Write) -> None:
 def test_the_interval_grows_with_the_scatter_of_the_runs(write: Write) -> None:
     """Exact runs leave it narrow; with runs a tenth off either way it holds about that much."""
     runs, _ = read_runs(write(*grid()[::2]))
+    widths = []
+    for scatter in (0.0, 0.1):
+        made = measured_by_the_model(runs, lambda index, scatter=scatter: 1 + scatter * (-1) ** index)  # type: ignore[misc]
+        low, high = shortest_interval(log_errors(made, fit(made)), COVERAGE)
+        widths.append(high - low)
 
-    narrow = fit_with_interval(measured_by_the_model(runs, lambda _: 1.0))
-    wide = fit_with_interval(measured_by_the_model(runs, lambda index: 0.9 if index % 2 else 1.1))
+    assert widths[0] < 0.05
+    assert 0.15 < widths[1] < 0.5
 
-    assert narrow.high - narrow.low < 0.05
-    assert 0.15 < wide.high - wide.low < 0.5
+
+def test_few_errors_give_an_interval_that_holds_all_of_them() -> None:
+    """And zero, with a margin; the share of errors within is counted by sources that did not give it."""
+    low, high = whole_range([-0.2, -0.1])
+
+    assert (low, high) == (pytest.approx(-0.22), 0)
+    assert share_left_out({"a": [-0.1, 0.1], "b": [0.05], "c": [0.3]}) == 0.5
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, runs: Path, out: Path) -> dict[str, Any]:
@@ -167,13 +177,13 @@ def test_the_command_judges_the_stored_constants(write: Write, tmp_path: Path, m
     assert FITTED.read_text() == before
     assert report["median_error_points"] == report["p90_error_points"] == 2
     assert report["share_within_interval"] == 1
-    assert 2 < report["median_half_width_points"] < 8
+    assert 2 < report["median_half_width_points"] < 10
     assert report["num_judged"] == len(rows)
     assert [row["line"] for row in report["bad_rows"]] == [len(rows) + 2]
 
 
 def test_runs_that_were_fitted_to_are_not_judged(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are left out and counted."""
+    """They are skipped and counted."""
     path = write({}, {"MFU": "50"})
     known = tmp_path / "fitted.json"
     known.write_text(json.dumps(json.loads(FITTED.read_text()) | {"runs": [read_runs(path)[0][0].key]}))

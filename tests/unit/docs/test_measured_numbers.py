@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.pages.__main__ import PAGES, filled, table_names
 from benchmarks.pages.table import result
-from pipelines.planner.step_time import fitted
 from pipelines.profiler.verdict import COMPUTE_SHARE, LOSSES, MEMORY_SHARE
 from tests.support.pages import ROOT
 
@@ -64,9 +63,15 @@ def train_lines() -> Iterator[str]:
 
 
 def plan_words() -> Iterator[str]:
-    """The planner's error for a chip that it has not seen."""
-    devices = {row["device"]: row for row in result("plan")["cross"]["without_device"]}
-    yield f"the H100's MFU is {devices['h100']['median_error_points']:.2f} points too high; the interval is {fitted().unseen:.1f} times as wide"
+    """The planner's errors by group of runs."""
+    plan = result("plan")
+    devices, groups = {row["device"]: row for row in plan["cross"]["without_device"]}, plan["groups"]
+    shares = {name: f"{100 * group['share_within_interval']:.0f} %" for name, group in groups.items()}
+    yield f"the H100's MFU is {devices['h100']['median_error_points']:.2f} points too high"
+    yield f"{shares['data']} of the other half lie in the interval"
+    yield f"{groups['parallel']['number']} cited runs"
+    yield f"{shares['parallel']} lie in the interval that the other sources gave"
+    yield f"Of {groups['unseen']['number']} errors on chips that a fit had not seen, {shares['unseen']} lie"
 
 
 def profile_words() -> Iterator[str]:
@@ -83,10 +88,8 @@ COMPUTED = {
 IN_WORDS: list[tuple[str, str, str, str]] = [
     ("docs/capacity.md", "capacity", "store.by_kind.history", "A history takes {mean_bytes:,} bytes, the mean over MovieLens' {rows} users"),
     ("docs/capacity.md", "capacity", "store.by_kind.list", "A stored list of 100 items takes {mean_bytes:,} bytes"),
-    (SCALE, "plan", "", "fitted to half of {num_rows} published runs"),
-    (SCALE, "plan", "", "On the other half ({num_judged} runs) the median error is {median_error_points:.2f} points of MFU, 90 % are within {p90_error_points:.2f}"),
-    (SCALE, "plan", "", "{share_within_interval!p:.0f %} lie in the interval, whose half width is {median_half_width_points:.2f} points"),
-    (SCALE, "plan", "cross.halves", "Over {number} random halves the median is {median_error_points:.2f} on the mean and {worst_median_error_points:.2f} at worst"),
+    (SCALE, "plan", "", "fitted to {num_fitted_rows} published runs"),
+    (SCALE, "plan", "cross.halves", "Over {number} random halves the median error is {median_error_points:.2f} points of MFU on the mean and {worst_median_error_points:.2f} at worst"),
     (SCALE, "profile", "", "{named} of {plants} named, {accused} of {healthy} healthy ones accused"),
 ]  # fmt: skip
 """By page, the results file, the path in it, and the text that the page prints for each row there."""

@@ -57,7 +57,7 @@ def test_a_plan_prints_every_part(plan: Run, model: str) -> None:
         "roofline   decode of",
         "roofline   beams, 8 at a time: bound by memory",
         "at 3 a GPU and hour",
-        "DDP alone does not fit: its states (weights, gradients, Adam) take 128.5 GB",
+        "DDP only does not fit: its states (weights, gradients, Adam) take 128.5 GB",
         "Replicas win",
     ):
         assert words in planned.out, words
@@ -100,17 +100,99 @@ def test_what_does_not_fit_is_said_and_is_no_error(plan: Run, model: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--gpus", "8xh1000"), "--gpus: 'h1000' is no device of the table; give one of"),
-        (("--kv", "int4"), "--kv: 'int4' is no kind of KV cache"),
-        (("--batch", "-1"), "--batch: -1 is less than 1"),
-        (("--parameters", "1e6"), "MODEL: beside --parameters and --flops"),
-        (("--rate", "0"), "--rate: 0 is not more than 0"),
+        (("--gpus", "8xh1000"), "--gpus: unknown device 'h1000'; give h100"),
+        (("--kv", "int4"), "--kv: unknown kind 'int4'"),
+        (("--batch", "-1"), "--batch: -1"),
+        (("--batch", "1000000000"), "--batch: 1000000000"),
+        (("--length", "0"), "--length: 0"),
+        (("--parameters", "1e6"), "MODEL: "),
+        (("--activation-mb", "10"), "--activation-mb: "),
+        (("--rate", "0"), "--rate: 0"),
+        (("--rate", "1e6"), "--rate: 1e+06"),
+        (("--price-per-gpu-hour", "-3"), "--price-per-gpu-hour: -3"),
+        (("--price-per-gpu-hour", "nan"), "--price-per-gpu-hour: nan"),
+        (("--layout", "tp8,pp2"), "--layout: "),
+        (("--dtype", "int4"), "--dtype: "),
+        (("--gpus", "8xa100", "--dtype", "fp8"), "--dtype: a100-80 has no products in fp8"),
+        (("--virtual-stages", "0"), "--virtual-stages: 0"),
+        (("--train", "--rate", "3"), "--rate: "),
+        (("--train", "--kv", "fp8"), "--kv: "),
+        (("--serve", "--layout", "dp8"), "--layout: "),
+        (("--serve", "--async-tp"), "--async-tp: "),
+        (("--serve", "--length", "64"), "--length: "),
+        (("--gpus", "8xh100", "--layout", "dp8", "--vocab-parallel"), "--vocab-parallel: "),
+        (("--gpus", "8xh100", "--layout", "dp8", "--virtual-stages", "2"), "--virtual-stages: "),
     ],
-)
-def test_a_wrong_option_is_named(plan: Run, model: str, arguments: tuple[str, str], words: str) -> None:
-    """In one line, with what to give."""
+)  # fmt: skip
+def test_a_wrong_or_unused_option_is_named(plan: Run, model: str, arguments: tuple[str, ...], words: str) -> None:
+    """In one line, with the values to give, also for an option that this plan does not use."""
     planned = plan(model, *arguments)
 
     assert planned.code == 1
     assert words in planned.err
+    assert "; " in planned.err
     assert "Traceback" not in planned.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--gpus", "8xh200"),
+        ("--train",),
+        ("--serve",),
+        ("--batch", "128"),
+        ("--length", "1024"),
+        ("--layout", "tp2,fsdp4"),
+        ("--dtype", "fp8"),
+        ("--sequence-parallel",),
+        ("--vocab-parallel",),
+        ("--async-tp",),
+        ("--keep-gathered",),
+        ("--virtual-stages", "2"),
+        ("--rate", "20"),
+        ("--prompt", "2048"),
+        ("--output", "64"),
+        ("--beams", "4"),
+        ("--kv", "fp8"),
+        ("--price-per-gpu-hour", "2"),
+    ],
+)
+def test_every_option_changes_the_plan(plan: Run, model: str, arguments: tuple[str, ...]) -> None:
+    """An option that is accepted is in the answer."""
+    plain, changed = plan(model, "--gpus", "8xh100"), plan(model, "--gpus", "8xh100", *arguments)
+
+    assert changed.code == 0, changed.err
+    assert plain.out != changed.out
+
+
+def test_options_of_decoders_are_refused_for_another_model(plan: Run) -> None:
+    """And each of its own changes the plan."""
+    sizes = ("--parameters", "25.6e6", "--flops", "8.2e9", "--gpus", "4xa100")
+    plain = plan(*sizes).out
+
+    assert plan(*sizes, "--activation-mb", "90").out != plain
+    assert plan(*sizes, "--layout", "fsdp4").out != plain
+    for option in (("--length", "64"), ("--rate", "3"), ("--async-tp",), ("--layout", "tp4"), ("--serve",)):
+        refused = plan(*sizes, *option)
+
+        assert refused.code == 1, option
+        assert option[0] in refused.err
+
+
+def test_what_differs_from_a_dense_decoder_is_said(plan: Run, model: str) -> None:
+    """Stored bytes and their method, windows, active experts, keys that are not read."""
+    path = Path(model) / "config.json"
+    changes = {
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": 4_096,
+        "quantization_config": {"quant_method": "fp8"},
+        "extra_rank": 4,
+    }
+    path.write_text(json.dumps(CONFIG | changes))
+
+    out = plan(model, "--gpus", "8xh100").out
+
+    for words in ("48.54 GB stored (fp8)", "active a token", "window of 4,096 tokens in 32 layers", "extra_rank"):
+        assert words in out, words

@@ -6,9 +6,9 @@ import pytest
 
 from models.errors import InvalidRequest
 from pipelines.planner.devices import parse_gpus
-from pipelines.planner.layouts import USABLE, best_layouts, plan_training
+from pipelines.planner.layouts import USABLE, best_layouts, enough_gpus, plan_training
 from pipelines.planner.memory import training_memory
-from pipelines.planner.mesh import Layout, bubble_of_ideal, bubble_of_step
+from pipelines.planner.mesh import Execution, Layout, bubble_of_ideal, bubble_of_step, layout_asked
 from pipelines.planner.shapes import Shape, plain_shape
 from pipelines.planner.step_time import step_time
 from tests.support.planned_models import LLAMA_2_7B, LLAMA_3_8B, SMOLLM2_135M, gpt, llama
@@ -34,7 +34,7 @@ def test_a_step_with_its_bubble_is_so_much_longer() -> None:
     ("shape", "gpus", "length", "words"),
     [
         (LLAMA_2_7B, "4x4090", 2_048, ("FSDP2 4: its states (weights, gradients, Adam) take 27.0 GB", "LoRA or QLoRA")),
-        (LLAMA_3_8B, "8xh100", 1_048_576, ("sequence parallelism would share it",)),
+        (LLAMA_3_8B, "8xh100", 1_048_576, ("context parallelism would share it",)),
     ],
     ids=["seven billion on four cards of 24 GB", "a row that is too long"],
 )
@@ -130,6 +130,58 @@ def test_the_best_is_no_slower_than_any_other_that_fits() -> None:
     best = plan_training(LLAMA_2_7B, gpus, batch, 2_048).best[0]
 
     assert best.step.total_s <= 1.05 * min(times)
+
+
+@pytest.mark.parametrize("text", ["tp2,pp2,fsdp2", "TP2 PP2 DP2", "pp4+tp2,full", "fsdp8,mb2,selective"])
+def test_a_layout_that_is_asked_about_is_planned_only(text: str) -> None:
+    """Its mesh, and its micro-batch and checkpointing where they are given."""
+    gpus = parse_gpus("8xa100-80")
+    asked = layout_asked(text, gpus.number)
+    plan = plan_training(LLAMA_3_8B, gpus, 32, 2_048, asked=asked)
+    found = [made.layout for made in (*plan.best, *plan.smallest.values())]
+
+    assert plan.best or plan.refusal
+    for layout in found:
+        sizes = (layout.data, layout.shard, layout.tensor, layout.pipeline)
+        assert sizes == (asked.data, asked.shard, asked.tensor, asked.pipeline)
+        assert layout.micro_batch == (asked.micro_batch or layout.micro_batch)
+        assert layout.checkpointing == (asked.checkpointing or layout.checkpointing)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("tp8,pp2", "--layout"),
+        ("tp0,dp8", "--layout"),
+        ("tp2,tp4", "--layout"),
+        ("ep8", "--layout"),
+        ("", "--layout"),
+        ("tp3,dp2", "--layout"),
+        ("pp8", "--virtual-stages"),
+        ("dp8,mb3", "--batch"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_by_its_option(text: str, field: str) -> None:
+    """Another number of GPUs, a size twice, heads that it does not divide, a batch that it cannot share."""
+    number = 6 if "tp3" in text else 8
+
+    def plan() -> None:
+        execution = Execution(virtual_stages=65 if field == "--virtual-stages" else 1)
+        asked = layout_asked(text, number)
+        plan_training(LLAMA_3_8B, parse_gpus(f"{number}xh100"), 32, 512, asked=asked, execution=execution)
+
+    with pytest.raises(InvalidRequest) as caught:
+        plan()
+
+    assert caught.value.field == field
+
+
+def test_a_refusal_names_the_gpus_that_would_be_enough() -> None:
+    """The least power of two whose memory holds the states."""
+    plan = plan_training(LLAMA_2_7B, parse_gpus("2xl4"), 32, 2_048)
+
+    assert "GPUs would share the states" in plan.refusal
+    assert enough_gpus(LLAMA_2_7B, parse_gpus("2xl4"), 2_048) == 8
 
 
 @pytest.mark.parametrize(("batch", "length", "field"), [(0, 128, "--batch"), (8, 0, "--length"), (7, 128, "--batch")])

@@ -78,18 +78,43 @@ def test_store_holds_a_row_per_user_and_the_log_every_event() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "option"),
     [
-        (lambda: demand(rate=0.0), "--rate: 0.0 is not more than 0"),
-        (lambda: demand(events_rate=-1.0), "--events-rate: -1.0 is less than 0"),
-        (lambda: demand(mix={**MIX, "llm": 0.9}), "--mix: the shares make 1.7; give shares that make 1"),
-        *((partial(parse_mix, wrong), "--mix") for wrong in ("llm", "llm=x", "gpu=1", "")),
+        *(
+            (partial(demand, **{name: value}), name)
+            for name in ("rate", "users", "items", "names")
+            for value in (0, -1)
+        ),
+        *((partial(demand, rate=value), "rate") for value in (float("nan"), float("inf"), 1e300)),
+        (partial(demand, events_rate=-1.0), "events-rate"),
+        (partial(demand, kv_users=10**400), "kv-users"),
+        (partial(demand, mix={**MIX, "llm": 0.9}), "mix"),
+        (partial(demand, mix=dict.fromkeys(TIERS, 0.5) | {"llm": -0.5}), "mix"),
+        *((partial(parse_mix, wrong), "mix") for wrong in ("llm", "llm=x", "gpu=1", "", "llm=0.5,llm=1")),
     ],
 )
-def test_an_impossible_demand_is_refused(make: Callable[[], object], words: str) -> None:
-    """The error names the option and the fix."""
-    with pytest.raises(ConfigError, match=words):
+def test_an_impossible_demand_is_refused(make: Callable[[], object], option: str) -> None:
+    """The error names the option and the fix; a tier that is given twice is refused, too."""
+    with pytest.raises(ConfigError, match=f"--{option}: .*; "):
         make()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rate": 200.0},
+        {"users": 10**6},
+        {"items": NUM_ITEMS + 1},
+        {"items": NUM_ITEMS - 1},
+        {"events_rate": 10.0},
+        {"mix": parse_mix("student=1")},
+        {"kv_users": 11},
+        {"names": 2},
+    ],
+)
+def test_every_option_changes_the_estimate(changes: dict[str, Any]) -> None:
+    """In cores, memory or a note."""
+    assert plan(demand(**changes), MEASURED) != plan(demand(), MEASURED)
 
 
 def test_a_mix_names_tiers() -> None:
@@ -97,12 +122,24 @@ def test_a_mix_names_tiers() -> None:
     assert parse_mix("llm=0.3, student=0.7") == {"precomputed": 0, "llm": 0.3, "student": 0.7, "popular": 0}
 
 
-def test_another_file_is_no_basis(tmp_path: Path) -> None:
-    """A missing one, one of another benchmark, and one of an earlier version without the size of a history are refused."""
-    other, earlier = tmp_path / "serve.json", tmp_path / "earlier.json"
-    other.write_text(json.dumps({"benchmark": "serve"}))
-    earlier.write_text(json.dumps({**MEASURED, "store": {"by_kind": {"user_id": {"mean_bytes": 1}}}}))
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"benchmark": "serve"},
+        {"benchmark": "capacity"},
+        MEASURED | {"store": {"by_kind": {"user_id": {"mean_bytes": 1}}}},
+        MEASURED | {"bundle": {**MEASURED["bundle"], "num_items": 0}},
+        MEASURED | {"memory_mb": "large"},
+        MEASURED | {"rate": None},
+        None,
+    ],
+)
+def test_another_file_is_not_a_basis(tmp_path: Path, content: object) -> None:
+    """An absent file, that of another benchmark, one without a measurement, and one of other types are refused."""
+    path = tmp_path / "basis.json"
+    if content is not None:
+        path.write_text(json.dumps(content))
 
-    for wrong in (other, earlier, tmp_path / "missing.json"):
-        with pytest.raises(ConfigError, match=r"--basis: .*benchmarks\.capacity"):
-            read_basis(wrong)
+    with pytest.raises(ConfigError, match=r"--basis: .*benchmarks\.capacity"):
+        read_basis(path)

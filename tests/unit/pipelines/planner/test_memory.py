@@ -30,7 +30,7 @@ def test_a_tokens_keys_and_values_are_the_engines(kind: KvKind) -> None:
     config = attention_shape(4, 2, 16, layers=3)
     cache = KvCache(config, 2, 16, torch.bfloat16, torch.device("cpu"), kind)
 
-    assert kv_bytes_per_token(shape_of(config, "x"), kind=kind) == cache.bytes_per_token
+    assert kv_bytes_per_token(shape_of(config, "x"), kind) == cache.bytes_per_token
 
 
 def test_int8_halves_the_matrices_alone() -> None:

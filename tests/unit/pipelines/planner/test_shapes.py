@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from models.decoder.decoder import Decoder
-from models.errors import CheckpointError, InvalidRequest, TailraceError
-from pipelines.planner.shapes import DecoderShape, read_shape, shape_from, shape_of
+from pipelines.planner.configs import read_shape, shape_from
+from pipelines.planner.shapes import DecoderShape, shape_of
 from pipelines.training.speed import training_flops
 from tests.support.engine.attention_shapes import attention_shape
 from tests.support.planned_models import LLAMA_2_7B, LLAMA_3_8B, SMOLLM2_135M
@@ -69,45 +69,6 @@ def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
 
     assert read_shape(path) == read_shape(tmp_path)
     assert (read_shape(tmp_path).name, read_shape(tmp_path).num_parameters) == (tmp_path.name, 134_515_008)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"model_type": "mixtral", "num_local_experts": 8}, "expert parallelism, which this trainer does not offer"),
-        ({"model_type": "gpt2"}, "'gpt2' is none of .*--parameters and --flops"),
-        ({"num_attention_heads": 0}, "config.json"),
-    ],
-)
-def test_a_model_that_cannot_be_trained_is_refused_with_the_way_out(
-    tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
-    """A mixture of experts, another family, a broken file."""
-    config_file(tmp_path, **changes)
-
-    with pytest.raises(CheckpointError, match=words):
-        read_shape(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ((Path("nowhere"), None, None), "MODEL"),
-        ((None, None, None), "MODEL"),
-        ((None, 1e6, None), "MODEL"),
-        ((Path(), 1e6, 1e9), "MODEL"),
-        ((None, 0.0, 1e9), "--parameters"),
-        ((None, 1e6, float("nan")), "--flops"),
-        ((None, 1e6, 1e9, -1.0), "--activation-mb"),
-    ],
-)
-def test_what_is_no_model_is_refused_by_its_option(arguments: tuple[Any, ...], field: str) -> None:
-    """With what to give instead."""
-    with pytest.raises(TailraceError) as caught:
-        shape_from(*arguments)
-
-    assert isinstance(caught.value, InvalidRequest)
-    assert (caught.value.field, bool(caught.value.fix)) == (field, True)
 
 
 def test_a_model_that_is_no_decoder_keeps_what_is_given() -> None:
