@@ -88,6 +88,12 @@ class Event:
         return found if isinstance(found, int) else 0
 
     @property
+    def correlation(self) -> int | None:
+        """The number that a launch and its kernel share."""
+        found = self.args.get("correlation")
+        return found if isinstance(found, int) else None
+
+    @property
     def is_on_device(self) -> bool:
         """Whether it is the work of a GPU."""
         return self.kind in {Kind.KERNEL, Kind.COPY}
