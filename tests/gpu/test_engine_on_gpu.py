@@ -14,6 +14,7 @@ access. After one failure on the device every later test of the process fails: r
 is not found, an installed package is named `tests` too. docs/lab-notes/engine.md#gpu-kernels has the tolerances and the expected step times.
 """
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -239,6 +240,25 @@ def test_an_engine_is_made_ready_while_another_serves() -> None:
     serving.check_integrity(following)
     for found in rounds:
         assert_alike(found, wanted)
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_an_engine_goes_on_after_another_one_and_its_graphs_are_gone(shares_memory: bool) -> None:
+    """As after the swap of a bundle: the workspaces that its graphs have captured are its own, in replays and in eager work alike."""
+    wanted = outcomes_of(warm_engine("cuda", LLAMA, SMALL))
+    before = warm_engine("cuda", LLAMA, SMALL)
+    after = warm_engine("cuda", LLAMA, SMALL, memory=before.memory if shares_memory else None)
+    outcomes_of(before)
+
+    del before
+    gc.collect()
+    torch.cuda.empty_cache()
+    taken = [torch.full((2**20,), torch.nan, device="cuda") for _ in range(64)]  # whatever was freed is overwritten
+    found = [outcomes_of(after), outcomes_of(after)]
+
+    assert len(taken) == 64
+    for each in found:
+        assert_alike(each, wanted)
 
 
 def test_memory_does_not_grow() -> None:
