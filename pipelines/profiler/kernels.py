@@ -162,13 +162,16 @@ def _spoken_name(name: str) -> str:
     return " ".join([own, *[word for word in inner if _WRAPPER.search(word) is None][:_INNER_NAMES]])
 
 
+_DIGITS = re.compile(r"\d+")
+
+
 def _demangled(name: str) -> str:
     """Return the identifiers of an Itanium-mangled name, the first template argument opened by `<`; other names as they are."""
     if not name.startswith("_Z"):
         return name
     words, place, depth = [], 2, ""
     while place < len(name):
-        digits = re.match(r"\d+", name[place:])
+        digits = _DIGITS.match(name, place)
         if digits is None:
             depth = depth or ("<" if name[place] == "I" and words else "")
             if depth == "<":
@@ -177,7 +180,7 @@ def _demangled(name: str) -> str:
             place += 1
             continue
         start = place + len(digits[0])
-        place = start + int(digits[0][:4])
+        place = start + max(1, int(digits[0][:4]))
         words.append(name[start:place])
     return "::".join(words).replace("::<::", "<")
 
