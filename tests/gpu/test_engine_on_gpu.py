@@ -1,14 +1,10 @@
 """The engine on a CUDA device returns what it returns on the CPU, with captured steps and without.
 
-`make gpu-check` runs this file, the kernels' own tests and the benchmarks (docs/benchmarks.md). To run on a device that has torch, triton,
-numpy, safetensors, tokenizers, pytest and hypothesis; Triton's compiler takes most of the time, and caches its results in `TRITON_CACHE_DIR`:
+`make gpu-check` runs this file and the benchmarks (docs/benchmarks.md), on a device that has torch, triton, numpy, safetensors, tokenizers, pytest
+and pytest-xdist. Triton's compiler takes most of the time, and caches its results in `TRITON_CACHE_DIR`: `make gpu-check PART=tests` reruns this file alone, and
+`PART=kernel-tests` the kernels' own tests, compiled instead of interpreted.
 
-1. `python -m pytest tests/gpu/test_engine_on_gpu.py --maxfail 3`: this file.
-2. `python -m pytest -c tests/gpu/pytest.ini tests/unit/llm/engine/gpu/test_triton_kernels.py
-   tests/unit/llm/engine/gpu/test_triton_attention.py tests/unit/llm/engine/test_device.py`: the kernels' own tests, compiled
-   instead of interpreted.
-
-If the first one fails, the second names the kernel. If that passes, `-k "ahead and False"` runs the engine without captured steps and
+If this file fails, the kernels' tests name the kernel. If those pass, `-k "ahead and False"` runs the engine without captured steps and
 `-k "ahead and True"` with them. `CUDA_LAUNCH_BLOCKING=1` names the launch that fails without captured steps, `compute-sanitizer` the
 access. After one failure on the device every later test of the process fails: run one at a time. If `tests.support.engine.attention_shapes`
 is not found, an installed package is named `tests` too. docs/lab-notes/engine.md#gpu-kernels has the tolerances and the expected step times.

@@ -24,7 +24,7 @@ class DeviceStream:
     turn, and cuBLAS' workspaces, which captured graphs keep, belong to streams.
     """
 
-    _in_use: "ClassVar[WeakValueDictionary[tuple[int, int], DeviceStream]]" = WeakValueDictionary()
+    _in_use: ClassVar["WeakValueDictionary[tuple[int, int], DeviceStream]"] = WeakValueDictionary()
     _lock: ClassVar[Lock] = Lock()
 
     def __init__(self, device: torch.device) -> None:

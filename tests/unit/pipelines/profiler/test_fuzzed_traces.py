@@ -3,7 +3,6 @@
 `pytest -m grid tests/unit/pipelines/profiler/test_fuzzed_traces.py` runs 100,000 of them.
 """
 
-import copy
 import gzip
 import json
 import random
@@ -96,7 +95,7 @@ def flipped(draw: random.Random, content: bytes) -> bytes:
 def a_json(draw: random.Random, template: Path, path: Path) -> None:
     """Write a trace with odd values, or with odd bytes, packed or not."""
     del template
-    content = json.dumps(changed(draw, {**copy.deepcopy(ABOUT), "traceEvents": EVENTS * draw.randint(1, 3)})).encode()
+    content = json.dumps(changed(draw, {**ABOUT, "traceEvents": EVENTS})).encode()
     content = flipped(draw, content) if draw.random() < 0.3 else content
     packed = gzip.compress(content, 1) if draw.random() < 0.1 else content
     path.write_bytes(flipped(draw, packed) if packed is not content and draw.random() < 0.5 else packed)
@@ -132,25 +131,28 @@ def a_damaged_report(draw: random.Random, template: Path, path: Path) -> None:
     path.write_bytes(flipped(draw, template.read_bytes()))
 
 
-def is_declared(path: Path) -> bool:
-    """Read, judge and print a file; whether it was read. Any other exception than InvalidRequest is a fault."""
+def is_read(path: Path, *, judges: bool) -> bool:
+    """Read a file, and judge and print it; whether it was read. Any other exception than InvalidRequest is a fault."""
     try:
-        profiles = [profile_of(trace) for trace in read_traces([path])]
+        traces = read_traces([path])
     except InvalidRequest:
         return False
+    if not judges:
+        return True
+    profiles = [profile_of(trace) for trace in traces]
     json.dumps(as_json(profiles))
     assert "\n".join(as_lines(profiles)).encode()
     assert as_html(profiles).encode()
     return True
 
 
-def run(make: Callable[[random.Random, Path, Path], None], numbers: range, tmp_path: Path) -> int:
-    """Try so many files; return how many were read."""
+def run(make: Callable[[random.Random, Path, Path], None], numbers: range, tmp_path: Path, judged: int = 1) -> int:
+    """Try so many files, and judge each of `judged`; return how many were read."""
     template, path, num_read = nsys_report(tmp_path / "template"), tmp_path / "fuzzed", 0
     for number in numbers:
         make(random.Random(number), template, path)
         try:
-            num_read += is_declared(path)
+            num_read += is_read(path, judges=number % judged == 0)
         except Exception as error:  # the seed makes the file again
             raise AssertionError(f"{make.__name__} {number}: {type(error).__name__}: {error}") from error
     return num_read
@@ -169,5 +171,5 @@ def test_a_file_with_anything_in_it_is_judged_or_refused(tmp_path: Path, make) -
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_hundred_thousand_files_are_judged_or_refused(tmp_path: Path, make) -> None:
-    """No undeclared exception."""
-    run(make, range(1_000_000, 1_000_000 + MAKERS[make]), tmp_path)
+    """No undeclared exception; each tenth is judged and printed too."""
+    run(make, range(1_000_000, 1_000_000 + MAKERS[make]), tmp_path, judged=10)
