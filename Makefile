@@ -86,8 +86,8 @@ bench: $(INSTALLED) ## measure the running stack: load per tier and door, and fr
 
 bench-peers: $(INSTALLED) $(PEERS)/vllm/.installed ## install the engines that the engine benchmark compares with
 
-gpu-check: ## on a graphics card: check and measure everything, at most 25 minutes; GPU_PYTHON has torch and triton
-	@exec $(GPU_PYTHON) -m benchmarks.gpu $(GPU_RESULTS)
+gpu-check: ## on a graphics card: check and measure everything in 8 minutes; PART=NAME reruns one step, GPU_PYTHON has torch and triton
+	@exec $(GPU_PYTHON) -m benchmarks.gpu $(GPU_RESULTS) $(if $(PART),--part $(PART)) $(if $(TINY),--tiny)
 
 $(PEERS)/vllm/.installed: benchmarks/peers/vllm.lock
 	@$(call need-python)

@@ -61,10 +61,10 @@ SHAPES = {
 """Qwen3, Llama 3 and SmolLM2 as in their published config.json; `tiny` runs on any machine."""
 
 
-def random_decoder(shape: str, dtype: torch.dtype, device: torch.device) -> Decoder:
+def random_decoder(shape: str | DecoderConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Build a decoder of this shape directly on the device, its matrices drawn with the usual deviation of 0.02."""
     with torch.device("meta"):
-        decoder = Decoder(SHAPES[shape])
+        decoder = Decoder(SHAPES[shape] if isinstance(shape, str) else shape)
     decoder = decoder.to(dtype).to_empty(device=device).eval()
     torch.manual_seed(0)
     with torch.no_grad():

@@ -1,42 +1,37 @@
-"""Everything that a graphics card must show, in one command of at most 25 minutes, into one folder.
+"""Everything that a graphics card must show, in one command of at most 8 minutes.
 
-    python -m benchmarks.gpu OUT [--tiny]
+    python -m benchmarks.gpu OUT [--tiny] [--part NAME ...]
 
-Needs torch, triton, numpy, safetensors and tokenizers; with pytest and hypothesis the kernels' own tests run too. Each step is a process
-of its own with a limit of time, and writes into OUT as it goes: one that fails or hangs costs its own results only. `summary.json` says
-how each ended, and the command exits with 1 if one failed. `--tiny` runs the same steps at their smallest on a CPU, in Triton's
-interpreter.
+Needs torch, triton, numpy, safetensors and tokenizers; with pytest (and xdist, hypothesis) the card's tests run too. Each step is a process
+of its own with a limit of time, and writes its JSON into OUT as it goes: a step that fails or hangs costs its own results only. All
+processes share one cache of compiled kernels. `summary.json` says how each step ended, with the end of its output; `gpu-check.tar.gz` holds logs and
+traces. Exits with 1 if a step failed. `--tiny` runs the same steps at their smallest on a CPU, in Triton's interpreter; `--part` reruns some.
 """
 
 import argparse
-import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 
+from benchmarks.gpu.steps import TOTAL_S, Step, steps
+
 ROOT = Path(__file__).resolve().parents[2]
-_KERNEL_TESTS = (
-    "tests/unit/llm/engine/gpu/test_triton_kernels.py",
-    "tests/unit/llm/engine/gpu/test_triton_attention.py",
-    "tests/unit/llm/engine/test_device.py",
-)
+_HOME = ROOT / ".bench/gpu"
+ARCHIVE, SUMMARY = "gpu-check.tar.gz", "summary.json"
 _SLOWER = 6
 """On a CPU that others use too, the limits are this many times longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One process, its limit of time, and the file of the folder that keeps its output."""
-
-    name: str
-    command: tuple[str, ...]
-    limit_s: int
+_MAX_ARCHIVE_BYTES, _MAX_LOG_BYTES, _TAIL = 15 * 2**20, 2**20, 2_000
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,86 +42,111 @@ class Ended:
     command: str
     code: int | None
     seconds: float
+    limit_s: float
+    output_tail: str
 
 
 def main() -> None:
-    """Run the steps, write the summary after each."""
+    """Run the steps, write the summary and the archive after each stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--tiny", action="store_true", help="each step at its smallest, on a CPU")
+    parser.add_argument("--part", nargs="+", default=[], metavar="NAME", help="only these steps")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    ended: list[Ended] = []
-    for step in steps(options.out.resolve(), tiny=options.tiny):
-        ended.append(run(step, options.out, interpreted=options.tiny))
-        print(f"{step.name}: {ended[-1].code} after {ended[-1].seconds:.0f} s", flush=True)
-        (options.out / "summary.json").write_text(json.dumps([asdict(one) for one in ended], indent=1) + "\n")
+    out, scratch = options.out.resolve(), _HOME / "work"
+    wanted = [one for one in steps(out, scratch, tiny=options.tiny) if one.name in options.part or not options.part]
+    wanted = [one for one in wanted if options.part or not one.is_extra]
+    if len(wanted) < len(set(options.part)):
+        names = ", ".join(one.name for one in steps(out, scratch, tiny=options.tiny))
+        parser.error(f"--part: {' '.join(options.part)} is not a step; choose from {names}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    out.mkdir(parents=True, exist_ok=True)
+    if not options.part:
+        shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True, exist_ok=True)
+    ended = run_all(wanted, out, scratch, scale=_SLOWER if options.tiny else 1)
     sys.exit(any(one.code != 0 for one in ended))
 
 
-def steps(out: Path, *, tiny: bool) -> Iterator[Step]:
-    """Yield the steps, those without which the others mean nothing first. Their limits add up to 25 minutes."""
-    device = "cpu" if tiny else "cuda"
-    small = ("--tiny",) if tiny else ()
-    yield Step("machine", _module("torch.utils.collect_env"), 60)
-    yield Step("oracle", _module("tests.support.engine.attention_oracle", device, "100" if tiny else "1"), 300)
-    if not tiny:
-        yield from _tests()
-    for settings in ("benchmark", "product"):
-        result = ("--json", str(out / f"engine-{settings}.json"), "--settings", settings)
-        words = (
-            ("--case", "qwen3-1.7b-beams-16-context-40-batch-1", "--tiny", "--rounds", "1")
-            if tiny
-            else ("--device", "cuda")
-        )
-        yield Step(f"engine-{settings}", _module("benchmarks.engine", "--peers", "", *result, *words), 300)
-    yield Step("train", _module("benchmarks.gpu.train", device, str(out / "train.json"), *small), 80)
-    yield Step("profile", _module("benchmarks.gpu.profile", device, str(out / "profile.json"), *small), 100)
+def run_all(wanted: Sequence[Step], out: Path, scratch: Path, *, scale: float) -> list[Ended]:
+    """Run the stages within the time of the whole; keep what earlier runs say of other steps."""
+    summary = out / SUMMARY
+    rows = {one["name"]: one for one in json.loads(summary.read_text())} if summary.exists() else {}
+    began_s, ended = time.monotonic(), []
+    for _, stage in groupby(wanted, key=lambda one: one.stage):
+        left_s = scale * TOTAL_S - (time.monotonic() - began_s)
+        for one in run_stage(list(stage), scratch, scale=scale, left_s=left_s):
+            ended.append(one)
+            print(f"{one.name}: {one.code} after {one.seconds:.0f} of {one.limit_s:.0f} s", flush=True)
+            rows[one.name] = asdict(one)
+            _write(summary, json.dumps(list(rows.values()), indent=1) + "\n")
+        archive(scratch, out / ARCHIVE)
+    print(f"{time.monotonic() - began_s:.0f} s in all", flush=True)
+    return ended
 
 
-def _tests() -> Iterator[Step]:
-    """Yield, with pytest, all tests of the card; without, those of the engine alone, by a runner that knows what they use of it."""
-    engine = "tests/gpu/test_engine_on_gpu.py"
-    if importlib.util.find_spec("pytest") is None:
-        yield Step("tests", _module("tests.support.engine.plain_runner", engine), 200)
-        return
-    pytest = _module("pytest", "-c", "tests/gpu/pytest.ini", "-p", "no:cacheprovider", "--maxfail", "3")
-    yield Step("tests", (*pytest, engine), 200)
-    if importlib.util.find_spec("hypothesis") is not None:
-        yield Step("kernel-tests", (*pytest, *_KERNEL_TESTS), 160)
-
-
-def _module(name: str, *words: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", name, *words)
-
-
-def run(step: Step, out: Path, *, interpreted: bool) -> Ended:
-    """Run one step to its end or to its limit, with its output in a file."""
+def run_stage(stage: Sequence[Step], scratch: Path, *, scale: float, left_s: float) -> Iterator[Ended]:
+    """Run steps beside each other; yield each as it ends or reaches its limit. None of their processes survives."""
     began_s = time.monotonic()
-    variables = ("TRITON_INTERPRET=1", "OMP_NUM_THREADS=1") if interpreted else ()
-    limit_s = step.limit_s * (_SLOWER if interpreted else 1)
-    with (out / f"{step.name}.txt").open("w") as output:
-        process = subprocess.Popen(
+    running = {step: _started(step, scratch, interpreted=scale != 1) for step in stage}
+    try:
+        while running:
+            time.sleep(_POLL_S)
+            seconds = time.monotonic() - began_s
+            for step, process in list(running.items()):
+                limit_s = min(scale * step.limit_s, left_s)
+                code = process.poll()
+                if code is None and seconds < limit_s:
+                    continue
+                _kill(running.pop(step))
+                tail = (scratch / f"{step.name}.txt").read_text(errors="replace")[-_TAIL:]
+                yield Ended(step.name, " ".join(step.command), code, seconds, limit_s, tail)
+    finally:
+        for process in running.values():
+            _kill(process)
+
+
+def _started(step: Step, scratch: Path, *, interpreted: bool) -> subprocess.Popen[bytes]:
+    variables = [f"TRITON_CACHE_DIR={_HOME / 'triton'}", "PYTHONUNBUFFERED=1", "HF_HUB_OFFLINE=1"]
+    variables += ["TRITON_INTERPRET=1", "OMP_NUM_THREADS=1"] if interpreted else []
+    with (scratch / f"{step.name}.txt").open("w") as output:
+        return subprocess.Popen(
             ("/usr/bin/env", *variables, *step.command),
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0,
         )
-        code = _code_within(limit_s, process)
-    return Ended(step.name, " ".join(step.command), code, time.monotonic() - began_s)
 
 
-def _code_within(limit_s: int, process: subprocess.Popen[bytes]) -> int | None:
-    """Wait for a process; None at the limit. It is then killed with those that it started, which would keep the card's memory."""
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process with those that it started, which would keep the card's memory."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def archive(scratch: Path, path: Path) -> None:
+    """Pack logs and traces, the smallest first, up to what may come back from a device; of a long log its end."""
+    for log in scratch.glob("*.txt"):
+        if log.stat().st_size > _MAX_LOG_BYTES:
+            log.write_bytes(log.read_bytes()[-_MAX_LOG_BYTES:])
+    packed, used = path.with_suffix(".part"), 0
+    with tarfile.open(packed, "w:gz") as file:
+        for one in sorted((one for one in scratch.rglob("*") if one.is_file()), key=lambda one: one.stat().st_size):
+            used += one.stat().st_size
+            if used <= _MAX_ARCHIVE_BYTES:
+                file.add(one, one.relative_to(scratch).as_posix())
+            else:
+                print(f"{one.name} is too large for {path.name}: {one.stat().st_size:,} bytes", flush=True)
+    packed.replace(path)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file in one step: a reader finds the old content or the new."""
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.replace(path)
 
 
 if __name__ == "__main__":

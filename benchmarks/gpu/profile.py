@@ -1,9 +1,9 @@
 """Where the time of each kind of step goes: attention beside torch's own, steps beside the roofline, and the profiler's account of each.
 
-    python -m benchmarks.gpu.profile cuda OUT [--tiny]
+    python -m benchmarks.gpu.profile cuda OUT [--traces FOLDER] [--tiny]
 
 Bytes and FLOPs are the least that the work needs, by the cost model for steps; GB/s and TFLOP/s are these over the measured time, and the
-share is that of the larger of both limits that the card was measured to reach. Traces stay beside OUT, for `tailrace profile`.
+share is that of the larger of both limits that the card was measured to reach. Traces are for `tailrace profile`.
 """
 
 import argparse
@@ -56,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("device", choices=["cpu", "cuda"])
     parser.add_argument("out", type=Path)
+    parser.add_argument("--traces", type=Path, default=Path(".bench/gpu/work"), help="folder of the traces")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     device, sizes = torch.device(options.device), TINY if options.tiny else FULL
@@ -63,7 +64,8 @@ def main() -> None:
     limits = measure_limits(device, dtype)
     report: dict[str, Any] = {"limits": asdict(limits), "attention": attention_rows(sizes, device, dtype, limits)}
     write_report(options.out, report)
-    report["steps"], profiles = step_rows(sizes, device, dtype, limits, options.out.parent)
+    options.traces.mkdir(parents=True, exist_ok=True)
+    report["steps"], profiles = step_rows(sizes, device, dtype, limits, options.traces)
     report["profiles"] = {name: as_json([profile]) for name, profile in profiles.items()}
     write_report(options.out, report)
     for profile in profiles.values():
@@ -149,9 +151,9 @@ def _row(kind: str, seconds: float, num_bytes: float, flops: float, limits: Mach
 
 
 def step_rows(
-    sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: MachineLimits, out: Path
+    sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: MachineLimits, traces: Path
 ) -> tuple[list[dict[str, Any]], dict[str, RankProfile]]:
-    """Time steps of texts and of rankings, with their shares of the roofline; then record the same again, into traces in the folder `out`.
+    """Time steps of texts and of rankings, with their shares of the roofline; then record the same again, into the folder `traces`.
 
     Each is run once before: at first use kernels are loaded, and what runs eagerly is compiled.
     """
@@ -170,7 +172,7 @@ def step_rows(
         for kind, spent in steps.items():
             row = _row(f"{name}: {kind}", spent["seconds"], spent["num_bytes"], spent["flops"], limits)
             rows.append(row | {"steps": spent["steps"]})
-        trace = out / f"{name}.trace.json.gz"
+        trace = traces / f"{name}.trace.json.gz"
         record(of_engine(engine, partial(_add, engine, name, sizes)), trace, device, dtype)
         profiles[name] = profile_of(read_traces([trace])[0])
     return rows, profiles

@@ -10,10 +10,11 @@ before the first operation counts. There are no copies between devices; `aten::c
 
 The processor has other work too, and what it takes from a tiny operation, or between two, looks like a large operation, or like a wait. So an
 operation whose calls, all but a few, cost no more than their dispatch is dispatch altogether, and a long gap where there usually is a short one
-is an interruption: the host's, and left out of the verdict.
+is an interruption: the host's, and excluded from the verdict.
 
-**Gaps**, in which nothing ran: what lies in a loader's range is a wait for data. A shorter gap than `LONG_GAP_US` is a launch gap: the host
-was on its way to the next operation. In a longer one the host did something else. Recorded Python frames or operations tell what. Where
+**Gaps**, in which nothing ran, are explained by one thread: the one that launched what ended the gap (`threads.py`). Loaders, writers and monitors wait
+on threads of their own all the time. What lies in a loader's range of that thread is a wait for data. A shorter gap than `LONG_GAP_US` is a launch gap:
+the host was on its way to the next operation. In a longer one the host did something else. The thread's Python frames or operations tell what. Where
 nothing is recorded, the host of a GPU was busy in code that torch does not see. On a CPU, after the start of a collective it is the wait for
 the other ranks; else it is filed as a wait for data: the processor that would compute did nothing for torch, and input is what a step most
 often waits for.
@@ -27,8 +28,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.profiler.intervals import NONE, Intervals, intersect, longer_than, subtract, total, union, union_of
-from pipelines.profiler.names import is_communication, is_input, is_waiting_frame, is_wrapper
-from pipelines.profiler.operations import is_bound_by_compute
+from pipelines.profiler.names import (
+    is_communication,
+    is_input,
+    is_input_frame,
+    is_other_work,
+    is_waiting_frame,
+    is_wrapper,
+)
+from pipelines.profiler.operations import Bound, bounds_of
+from pipelines.profiler.threads import Thread, Threads
 from pipelines.profiler.trace import Event, Kind, Trace
 
 LONG_GAP_US = 1_000.0
@@ -62,6 +71,8 @@ class Activity:
     """Of the data wait, what is filed so because nothing was recorded."""
     interrupted_us: float
     """Of the host's, what does not recur where it happened."""
+    unknown_us: float
+    """Of the memory's, what is filed so because neither a name nor shapes tell what bounds it."""
 
     @property
     def busy(self) -> Intervals:
@@ -79,38 +90,60 @@ def _of_gpu(trace: Trace, device: int | None) -> Activity:
     kernels = [one for one in events if one.kind is Kind.KERNEL]
     collectives = [one for one in kernels if is_communication(one.name)]
     others = [one for one in kernels if not is_communication(one.name)]
-    bound = is_bound_by_compute(trace, others)
+    bound = bounds_of(trace, others)
     span = (min(one.start_us for one in events), max(one.end_us for one in events))
+    of = {kind: _union(one for one, its in zip(others, bound, strict=True) if its is kind) for kind in Bound}
     sets = {
-        "compute": _union(one for one, by_compute in zip(others, bound, strict=True) if by_compute),
-        "memory": _union(one for one, by_compute in zip(others, bound, strict=True) if not by_compute),
+        "compute": of[Bound.COMPUTE],
+        "memory": union(of[Bound.MEMORY], of[Bound.UNKNOWN]),
         "dispatch": NONE,
         "communication": _union(collectives),
         "copy": _union(one for one in events if one.kind is Kind.COPY),
     }
-    recorded = trace.of(Kind.OPERATION, Kind.RUNTIME)
-    return _with_gaps(trace, span, sets, recorded)
+    unknown = subtract(of[Bound.UNKNOWN], union(of[Bound.COMPUTE], of[Bound.MEMORY]))
+    return _with_gaps(trace, span, sets, trace.of(Kind.OPERATION, Kind.RUNTIME), unknown)
 
 
 def _of_cpu(trace: Trace) -> Activity:
     recorded = trace.of(Kind.OPERATION, Kind.RANGE)
-    loading = _union(one for one in recorded if is_input(one.name))
+    loading = _loading(trace)
     collectives = [one for one in recorded if is_communication(one.name)]
     work = own_times(trace)
-    bound = is_bound_by_compute(trace, [one for one, _ in work])
+    bound = bounds_of(trace, [one for one, _ in work])
     tiny = _tiny(work)
-    by_kind: dict[str, list[tuple[float, float]]] = {"compute": [], "memory": [], "dispatch": []}
-    for (event, pieces), by_compute in zip(work, bound, strict=True):
+    by_kind: dict[str, dict[Thread, list[tuple[float, float]]]] = {
+        name: defaultdict(list) for name in ("dispatch", *Bound)
+    }
+    for (event, pieces), its_bound in zip(work, bound, strict=True):
         left_us = math.inf if _same(event) in tiny else DISPATCH_US
         for start_us, end_us in pieces:
             middle_us = min(start_us + left_us, end_us)
             left_us -= middle_us - start_us
-            by_kind["dispatch"].append((start_us, middle_us))
-            by_kind["compute" if by_compute else "memory"].append((middle_us, end_us))
-    sets = {name: subtract(union_of(pairs), loading) for name, pairs in by_kind.items()}
-    sets |= {"communication": _union(collectives), "copy": NONE}
+            by_kind["dispatch"][event.thread].append((start_us, middle_us))
+            by_kind[its_bound][event.thread].append((middle_us, end_us))
+    of = {
+        name: union(*(subtract(union_of(pairs), loading.get(thread, NONE)) for thread, pairs in by_thread.items()))
+        for name, by_thread in by_kind.items()
+    }
+    sets = {
+        "compute": of[Bound.COMPUTE],
+        "memory": union(of[Bound.MEMORY], of[Bound.UNKNOWN]),
+        "dispatch": of["dispatch"],
+        "communication": _union(collectives),
+        "copy": NONE,
+    }
     span = (min(one.start_us for one in recorded), max(one.end_us for one in recorded))
-    return _with_gaps(trace, span, sets, [one for one in recorded if one.kind is Kind.OPERATION])
+    unknown = subtract(of[Bound.UNKNOWN], union(of[Bound.COMPUTE], of[Bound.MEMORY]))
+    return _with_gaps(trace, span, sets, [one for one in recorded if one.kind is Kind.OPERATION], unknown)
+
+
+def _loading(trace: Trace) -> dict[Thread, Intervals]:
+    """Return when each thread is in a loader's range."""
+    by_thread: dict[Thread, list[Event]] = defaultdict(list)
+    for event in trace.of(Kind.RANGE, Kind.OPERATION):
+        if is_input(event.name):
+            by_thread[event.thread].append(event)
+    return {thread: _union(events) for thread, events in by_thread.items()}
 
 
 def _same(event: Event) -> tuple[str, str]:
@@ -172,15 +205,16 @@ def _own_pieces(events: Sequence[Event]) -> list[tuple[Event, list[tuple[float, 
 
 
 def _with_gaps(
-    trace: Trace, span: tuple[float, float], sets: dict[str, Intervals], recorded: Sequence[Event]
+    trace: Trace, span: tuple[float, float], sets: dict[str, Intervals], recorded: Sequence[Event], unknown: Intervals
 ) -> Activity:
     whole = np.array([span])
     idle = subtract(whole, union(*sets.values()))
-    loading = _union(one for one in trace.of(Kind.RANGE, Kind.OPERATION) if is_input(one.name))
-    waits, rest = intersect(idle, loading), subtract(idle, loading)
+    threads, loading = Threads(trace), _loading(trace)
+    waits = union(*(intersect(gaps, loading[one]) for one, gaps in threads.divide(idle).items() if one in loading))
+    rest = subtract(idle, waits)
     is_long = longer_than(rest, LONG_GAP_US)
     recurs = is_long if trace.is_of_gpu else _recurs(is_long, rest, recorded)
-    long_gaps = _Host(trace, recorded).explain(rest[is_long], recurs[is_long])
+    long_gaps = _Host(trace, recorded, threads).explain(rest[is_long], recurs[is_long])
     return Activity(
         start_us=span[0],
         end_us=span[1],
@@ -194,6 +228,7 @@ def _with_gaps(
         host=union(long_gaps["host"], long_gaps["interrupted"]),
         unrecorded_us=total(long_gaps["unrecorded"]),
         interrupted_us=total(long_gaps["interrupted"]),
+        unknown_us=total(unknown),
     )
 
 
@@ -213,8 +248,9 @@ def _recurs(is_long: np.ndarray, gaps: Intervals, recorded: Sequence[Event]) -> 
 class _Host:
     """What the host did during long gaps."""
 
-    def __init__(self, trace: Trace, recorded: Sequence[Event]) -> None:
-        self._frames = _Covering(trace.of(Kind.PYTHON))
+    def __init__(self, trace: Trace, recorded: Sequence[Event], threads: Threads) -> None:
+        self._threads = threads
+        self._frames = _frames_by_thread(trace)
         self._recorded = _union(recorded)
         self._is_of_gpu = trace.is_of_gpu
         leaves = sorted((one for one in recorded if one.kind is Kind.OPERATION), key=lambda one: one.start_us)
@@ -226,8 +262,8 @@ class _Host:
         found: dict[str, list[Intervals]] = {
             name: [] for name in ("data", "communication", "host", "interrupted", "unrecorded")
         }
-        for gap, does_recur in zip(gaps, recurs, strict=True):
-            frame = self._frames.explain(gap[0], gap[1])
+        for gap, does_recur, thread in zip(gaps, recurs, self._threads.of_gaps(gaps), strict=True):
+            frame = self._frames[thread].explain(gap[0], gap[1]) if thread in self._frames else None
             one = gap.reshape(1, 2)
             if not does_recur and frame not in {"data", "communication"}:
                 found["interrupted"].append(one)
@@ -248,8 +284,15 @@ class _Host:
         return place >= 0 and is_communication(self._leaves[place].name)
 
 
+def _frames_by_thread(trace: Trace) -> dict[Thread, "_Covering"]:
+    frames: dict[Thread, list[Event]] = defaultdict(list)
+    for event in trace.of(Kind.PYTHON):
+        frames[event.thread].append(event)
+    return {thread: _Covering(events) for thread, events in frames.items()}
+
+
 class _Covering:
-    """The Python frames of a trace, by what they say of a gap."""
+    """The Python frames of one thread, by what they say of a gap."""
 
     def __init__(self, frames: Sequence[Event]) -> None:
         self._frames = frames
@@ -257,13 +300,17 @@ class _Covering:
         self._ends = np.array([one.end_us for one in frames])
 
     def explain(self, start_us: float, end_us: float) -> str | None:
-        """Return `data`, `communication` or `host` by the frames that cover most of a gap, None where there are none."""
-        if not len(self._starts):
-            return None
+        """Return `data`, `communication` or `host` by the innermost frame that tells, of those that cover most of a gap; None without one.
+
+        A bare wait, such as a sleep or a read, is a wait for data unless a frame around it says what it is part of.
+        """
         shared = np.minimum(self._ends, end_us) - np.maximum(self._starts, start_us)
         covering = [self._frames[int(place)] for place in np.flatnonzero(shared >= _MOST * (end_us - start_us))]
-        if any("distributed" in one.name and is_communication(one.name) for one in covering):
-            return "communication"
+        for frame in reversed(covering):
+            if "distributed" in frame.name and is_communication(frame.name):
+                return "communication"
+            if is_input_frame(frame.name) or is_other_work(frame.name):
+                return "data" if is_input_frame(frame.name) else "host"
         if any(is_waiting_frame(one.name) for one in covering):
             return "data"
         return "host" if covering else None

@@ -1,23 +1,19 @@
-"""What the name of a kernel, an operation or a range says of its work. Pure.
-
-Names come from many libraries, so these are patterns, and what none of them knows gets the safer answer: a kernel that is no known matrix
-product is bound by memory, as nearly all others are.
-"""
+"""What the name of an operation, a range or a frame says of its work; kernels have a table of their own, in `kernels.py`. Pure."""
 
 import re
 
+from pipelines.profiler.kernels import is_product_kernel
+
 _COMMUNICATION = re.compile(
     r"nccl|rccl|msccl|oneccl|nvshmem|c10d|cross_device_reduce|(?:one|two)_?shot_?all_?reduce|^(?:gloo|mpi|ucc|xccl|hccl):"
-    r"|all_?reduce(?!_bucket)|all_?gather|reduce_?scatter|all_?to_?all|^record_param_comms$",
+    r"|rocshmem|deep_ep::|all_?reduce(?!_bucket)|all_?gather|reduce_?scatter|all_?to_?all|^record_param_comms$",
     re.IGNORECASE,
 )
-_PRODUCT = re.compile(
-    r"gemm(?!v)|gemmx|cutlass|xmma|cijk_|nvjet|_mma_|wgmma|hmma|splitk|winograd|implicit_con|conv(?:olve|olution|_?[123]d|_fprop|_dgrad|_wgrad)"
-    r"|wgrad|dgrad|fprop|flash_|fmha|_mha_|attention|triton_(?:mm|bmm|tem)|(?:^|[^a-z])(?:mm|bmm|addmm|baddbmm|addbmm|matmul|linear|lstm|gru)(?:[^a-z]|$)",
-    re.IGNORECASE,
-)
-_NO_PRODUCT = re.compile(
-    r"elementwise|reduce_kernel|softmax|norm|bn_[bf]w|pool|upsample|triton_(?:poi|per|red|for|unk)_", re.IGNORECASE
+_FUSED = re.compile(r"triton_\w+_fused_")
+"""Inductor's kernels, named after operations that they fuse or follow."""
+_LAUNCH = re.compile(r"(?:cuda|cu|hip|ze|sycl)\w*(?:Launch|Memcpy)")
+_COMPILED = re.compile(
+    r"Torch-Compiled Region|CompiledFunction|CompiledFxGraph|Call CompiledFxGraph|inductor::|(?:graph_\d+_)?(?:triton|cpp)_\w*fused_"
 )
 _PRODUCT_OPERATION = re.compile(
     r"_*(?:int_|scaled_)?(?:mm|bmm|addmm|baddbmm|addbmm|matmul|einsum|tensordot|lstm|gru)|_addmm_activation|_*cdist(?:_forward)?"
@@ -41,17 +37,28 @@ _WAITS = re.compile(
     r"built-in (?:method|function) (?:sleep|select|poll|epoll|acquire|wait|recv\w*|read\w*|get|_?recv_bytes)\b|dataloader\.py"
     r"|queue\.py\(\d+\): get|connection\.py\(\d+\): (?:poll|wait|_?recv)|selectors\.py|threading\.py\(\d+\): wait",
 )
+_OTHER_WORK = re.compile(
+    r"serialization\.py|checkpoint|state_dict|safetensors|logging/|logger|tensorboard|wandb|mlflow|subprocess\.py|synchronize|_dynamo"
+    r"|_inductor|triton/(?:compiler|runtime)|autotun|(?:^|[ _.])(?:save|evaluate|validate|log|upload|compile)(?:_|\b)",
+    re.IGNORECASE,
+)
+_OF_BATCHES = re.compile(r"data|batch|sample|input|prefetch", re.IGNORECASE)
 _FRAME = re.compile(r"(?:.*: )?(\w+)$")
 
 
 def is_communication(name: str) -> bool:
     """Whether a kernel or an operation moves data between ranks."""
-    return _COMMUNICATION.search(name) is not None
+    return _COMMUNICATION.search(name) is not None and _FUSED.match(name) is None
 
 
-def is_product_kernel(name: str) -> bool:
-    """Whether a device's kernel is a matrix product, a convolution or an attention, whose work grows faster than its data."""
-    return _PRODUCT.search(name) is not None and _NO_PRODUCT.search(_outer(name)) is None
+def is_launch(name: str) -> bool:
+    """Whether a call of the runtime starts a kernel, a graph or a copy."""
+    return _LAUNCH.match(name) is not None
+
+
+def is_compiled(name: str) -> bool:
+    """Whether an operation is a region that a compiler made: any operations of the program may be in it."""
+    return _COMPILED.match(name) is not None
 
 
 def is_product_operation(name: str) -> bool:
@@ -64,7 +71,7 @@ def is_product_operation(name: str) -> bool:
 
 def is_wrapper(name: str) -> bool:
     """Whether an operation only calls others: a node of autograd, a step of an optimizer. Its own time is dispatch."""
-    return "::" not in name or _WRAPPER.match(name) is not None
+    return not is_compiled(name) and ("::" not in name or _WRAPPER.match(name) is not None)
 
 
 def is_input(name: str) -> bool:
@@ -78,14 +85,20 @@ def is_input(name: str) -> bool:
     return not words.isdisjoint(_WORDS_OF_INPUT) and words <= _WORDS_OF_INPUT | _WORDS_BESIDE
 
 
-def is_waiting_frame(name: str) -> bool:
-    """Whether a Python frame waits for input: a sleep, a read, a queue, the DataLoader's own code, or a function named for it."""
-    if _WAITS.search(name) is not None or name.endswith(": __next__"):
+def is_input_frame(name: str) -> bool:
+    """Whether a Python frame makes input, whatever is around it: the DataLoader's own code, an iterator, or a function named for batches."""
+    if "dataloader.py" in name or name.endswith(": __next__"):
         return True
     found = _FRAME.match(name)
-    return found is not None and is_input(found[1])
+    return found is not None and is_input(found[1]) and _OF_BATCHES.search(found[1]) is not None
 
 
-def _outer(name: str) -> str:
-    """Return a C++ kernel's name without its template arguments."""
-    return name.partition("<")[0] if not name.startswith("<") else name
+def is_waiting_frame(name: str) -> bool:
+    """Whether a Python frame waits: a sleep, a read, a queue, input, or a function named for one of these."""
+    found = _FRAME.match(name)
+    return _WAITS.search(name) is not None or is_input_frame(name) or (found is not None and is_input(found[1]))
+
+
+def is_other_work(name: str) -> bool:
+    """Whether a Python frame does work in which a wait or a read is no wait for input: checkpoints, logs, compilers, synchronisation."""
+    return _OTHER_WORK.search(name) is not None

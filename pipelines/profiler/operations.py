@@ -7,13 +7,15 @@ whose data stays in a cache may reach more than 1.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from pipelines.planner.devices import device_of_driver
-from pipelines.profiler.names import is_communication, is_product_kernel, is_product_operation
+from pipelines.profiler.kernels import Work, dtype_in, work_of
+from pipelines.profiler.names import is_communication, is_compiled, is_product_operation
 from pipelines.profiler.trace import Event, Kind, Trace
 
 _BYTES = {
@@ -38,6 +40,10 @@ _REDUCTIONS = {
 }
 """Operations whose output is small, or is among their inputs."""
 _JOINS = {"cat", "stack"}
+_KNOWN_SPACES = ("aten::", "prims::", "mkldnn::")
+"""Namespaces whose operations do what their names say. What a compiled region or another library's operation does is not in its shapes."""
+_LARGEST = 2**63
+"""No tensor has so many numbers."""
 _RIDGE_OF_CPUS = 10.0
 """FLOPs a byte above which a CPU of unknown limits is bound by compute: cores with 0.3 to 3 TFLOP/s at 20 to 300 GB/s lie between 5 and 30."""
 _RIDGE_OF_GPUS = 12.0
@@ -60,21 +66,24 @@ class Limits:
     bytes_per_s: float
     source: str
 
-    def least_s(self, cost: Cost, dtype: str) -> float:
-        """Return the least time of this work."""
-        return max(cost.flops / self._rate(dtype), cost.num_bytes / self.bytes_per_s)
+    def least_s(self, cost: Cost, dtype: str | None) -> float:
+        """Return the least time of this work; of an unknown dtype, with the fastest one's FLOP/s."""
+        return max(cost.flops / self.rate(dtype), cost.num_bytes / self.bytes_per_s)
 
-    def ridge(self, dtype: str) -> float:
+    def ridge(self, dtype: str | None) -> float:
         """Return the FLOPs a byte from which on work is bound by compute."""
-        return self._rate(dtype) / self.bytes_per_s
+        return self.rate(dtype) / self.bytes_per_s
 
-    def _rate(self, dtype: str) -> float:
+    def rate(self, dtype: str | None) -> float:
+        """Return the FLOP/s in a dtype, or in the nearest one that is known."""
+        if dtype is None:
+            return max(self.flops_per_s.values())
         return self.flops_per_s.get(dtype) or self.flops_per_s.get("fp32") or max(self.flops_per_s.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """All calls of one operation. `share` is of the span; `roofline_share` is None where shapes or limits are unknown."""
+    """All calls of one operation. `share` is of the span; `roofline_share` is None where shapes, limits or what it runs are unknown."""
 
     name: str
     calls: int
@@ -96,20 +105,62 @@ def limits_of(trace: Trace) -> Limits | None:
     return None if sheet is None else Limits(sheet.flops_per_s, sheet.memory_bytes_per_s, sheet.name)
 
 
-def is_bound_by_compute(trace: Trace, events: Sequence[Event]) -> list[bool]:
-    """Return of each operation or kernel whether the FLOP/s bound it. With shapes a product of low intensity is bound by memory, without by its name."""
-    limits = limits_of(trace)
-    launchers = _Launchers(trace)
+class Bound(StrEnum):
+    """What bounds an operation or a kernel. UNKNOWN: neither shapes nor names tell."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    UNKNOWN = "unknown"
+
+
+def bounds_of(trace: Trace, events: Sequence[Event]) -> list[Bound]:
+    """Return what bounds each operation or kernel. With shapes a product of low intensity is bound by memory; without, its name decides."""
+    limits, launchers = limits_of(trace), _Launchers(trace)
     plain = _RIDGE_OF_GPUS if trace.is_of_gpu else _RIDGE_OF_CPUS
     found = []
     for event in events:
         source = launchers.of(event)
-        is_product = is_product_kernel(event.name) if event.is_on_device else is_product_operation(event.name)
-        whole = _whole_cost(trace, event.name)
-        cost = cost_of(source) if is_product else whole
-        ridge = plain if limits is None else limits.ridge(dtype_of(source))
-        found.append(cost.flops >= ridge * cost.num_bytes if cost is not None else is_product)
+        work, whole = _work(event, source), _whole_cost(trace, event.name)
+        cost = whole if whole is not None else cost_of(source) if work is Work.PRODUCT else None
+        if cost is not None:
+            ridge = plain if limits is None else limits.ridge(_dtype(event, source))
+            found.append(Bound.COMPUTE if cost.flops >= ridge * cost.num_bytes else Bound.MEMORY)
+        else:
+            found.append(_BOUNDS[work])
     return found
+
+
+_BOUNDS = {Work.PRODUCT: Bound.COMPUTE, Work.MEMORY: Bound.MEMORY, Work.UNKNOWN: Bound.UNKNOWN}
+
+
+def _work(event: Event, source: Event) -> Work:
+    """Return the kind of work by the kernel's name, else by the operation that launched it."""
+    if event.kind is Kind.COPY:
+        return Work.MEMORY
+    named = work_of(event.name) if event.is_on_device else Work.UNKNOWN
+    if named is not Work.UNKNOWN or source.is_on_device or is_compiled(source.name):
+        return named
+    if is_product_operation(source.name):
+        return Work.PRODUCT
+    return Work.MEMORY if not event.is_on_device or source.name.startswith("aten::") else Work.UNKNOWN
+
+
+def _dtype(event: Event, source: Event) -> str | None:
+    """Return the operands' dtype; what goes into a compiled region is not what its kernels multiply."""
+    recorded = None if is_compiled(source.name) else dtype_of(source)
+    return recorded or (dtype_in(event.name) if event.is_on_device else None)
+
+
+def dtype_of_products(trace: Trace, events: Sequence[Event]) -> str | None:
+    """Return the dtype in which products spend most of their time, None where it is unknown for half of it."""
+    launchers = _Launchers(trace)
+    times: dict[str | None, float] = defaultdict(float)
+    for event in events:
+        source = launchers.of(event)
+        if _work(event, source) is Work.PRODUCT:
+            times[_dtype(event, source)] += event.duration_us
+    most = max(times, key=lambda dtype: times[dtype], default=None)
+    return most if 2 * times[most] > sum(times.values()) else None
 
 
 def most_expensive(
@@ -119,13 +170,14 @@ def most_expensive(
     limits, launchers = limits_of(trace), _Launchers(trace)
     times: dict[str, float] = defaultdict(float)
     calls: dict[str, dict[int, Event]] = defaultdict(dict)
-    bound_us: dict[str, float] = defaultdict(float)
-    by_compute = is_bound_by_compute(trace, [event for event, _ in work])
-    for (event, time_us), is_compute in zip(work, by_compute, strict=True):
+    bounds_us: dict[str, Counter[Bound]] = defaultdict(Counter)
+    dtypes: dict[int, str | None] = {}
+    for (event, time_us), bound in zip(work, bounds_of(trace, [event for event, _ in work]), strict=True):
         source = launchers.of(event)
         times[source.name] += time_us
         calls[source.name][id(source)] = source
-        bound_us[source.name] += time_us if is_compute else 0.0
+        bounds_us[source.name][bound] += int(1e3 * time_us)
+        dtypes[id(source)] = _dtype(event, source)
     longest = sorted(times, key=lambda name: -times[name])[:number]
     found = []
     for name in longest:
@@ -136,21 +188,26 @@ def most_expensive(
         is_known = len(known) == len(costs) and not is_communication(name)
         roofline = None
         if is_known and limits is not None and time_us > 0:
-            least_s = sum(limits.least_s(cost, dtype_of(one)) for cost, one in zip(known, sources, strict=False))
-            roofline = 1e6 * least_s / time_us
+            least_s = sum(limits.least_s(cost, dtypes[id(one)]) for cost, one in zip(known, sources, strict=False))
+            roofline = 1e6 * least_s / time_us if _is_possible(known, limits, time_us) else None
         found.append(
             Operation(
                 name=name,
                 calls=len(sources),
                 time_us=time_us,
                 share=time_us / span_us if span_us > 0 else 0.0,
-                bound="links" if is_communication(name) else "compute" if 2 * bound_us[name] > time_us else "memory",
+                bound="links" if is_communication(name) else bounds_us[name].most_common(1)[0][0].value,
                 flops=sum(one.flops for one in known) if is_known else None,
                 num_bytes=sum(one.num_bytes for one in known) if is_known else None,
                 roofline_share=roofline,
             )
         )
     return found
+
+
+def _is_possible(costs: Sequence[Cost], limits: Limits, time_us: float) -> bool:
+    """Whether the device can have done these FLOPs in this time; else the shapes do not say what the kernels did."""
+    return sum(cost.flops for cost in costs) <= 1.1e-6 * time_us * max(limits.flops_per_s.values())
 
 
 def _whole_cost(trace: Trace, name: str) -> Cost | None:
@@ -194,8 +251,8 @@ def _number_of(event: Event, name: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def dtype_of(event: Event) -> str:
-    """Return the data sheet's name of the first floating-point input's dtype; fp32 where nothing says more."""
+def dtype_of(event: Event) -> str | None:
+    """Return the data sheet's name of the first floating-point input's dtype; None where none is recorded."""
     for name in _types(event):
         if "float8" in name:
             return "fp8"
@@ -203,13 +260,13 @@ def dtype_of(event: Event) -> str:
             return "bf16"
         if name in {"float", "double"}:
             return "fp32"
-    return "fp32"
+    return None
 
 
 def cost_of(event: Event) -> Cost | None:
     """Return what a call needs at least, None where its shapes were not recorded or are not understood."""
     dims, base = event.args.get("Input Dims"), event.name.rpartition("::")[2]
-    if not isinstance(dims, list):
+    if not isinstance(dims, list) or not event.name.startswith(_KNOWN_SPACES):
         return None
     flops = _flops(base, dims)
     inputs = [
@@ -243,7 +300,12 @@ def _types(event: Event) -> list[str]:
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, int) and one >= 0 for one in value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(one, int) and 0 <= one < _LARGEST for one in value)
+        and math.prod(value) < _LARGEST
+    )
 
 
 def _flops(base: str, dims: Sequence[Any]) -> float | None:
@@ -285,14 +347,21 @@ def _convolution(weight: Sequence[int], output: Sequence[int]) -> float:
 
 
 def _attention(base: str, dims: Sequence[Any]) -> float | None:
-    """Return the multiply-adds of (batch, heads, rows, size) queries, keys and values, whole squares; 2.5 times as many backwards."""
+    """Return the multiply-adds of queries, keys and values, whole squares; 2.5 times as many backwards.
+
+    They are (batch, heads, rows, size), or for the operations of `_ROWS_BEFORE_HEADS` (batch, rows, heads, size). Packed sequences are not understood.
+    """
     first = 1 if "backward" in base else 0
     operands = [one for one in dims[first : first + 3] if _is_shape(one) and len(one) == 4]
     if len(operands) < 3:
         return None
     query, key, value = operands
-    forward = math.prod(query[:3]) * key[2] * (query[3] + value[3])
+    keys = key[1] if base.startswith(_ROWS_BEFORE_HEADS) else key[2]
+    forward = math.prod(query[:3]) * keys * (query[3] + value[3])
     return float(forward) * (2.5 if first else 1.0)
+
+
+_ROWS_BEFORE_HEADS = ("_flash_attention", "_efficient_attention")
 
 
 def _product_output(base: str, dims: Sequence[Any]) -> float | None:

@@ -3,12 +3,15 @@
 The JSON holds `ranks`, a row for each. A single rank's fields stand at the top too; of several, the common bottleneck and its sentence do.
 """
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.profiler.activity import Activity, activity_of, own_times
-from pipelines.profiler.operations import Operation, dtype_of, limits_of, most_expensive
+from pipelines.profiler.names import is_communication, is_launch
+from pipelines.profiler.operations import Operation, dtype_of, dtype_of_products, limits_of, most_expensive
 from pipelines.profiler.shares import Parts, Shares, parts_of, shares_of
 from pipelines.profiler.trace import Event, Kind, Trace
 from pipelines.profiler.verdict import Circumstances, Verdict, common_verdict, verdict_of
@@ -24,6 +27,7 @@ SHARE_NAMES = {
     "host": "host",
 }
 _NOTED = 0.01
+_DIRECTION = re.compile(r"[HDP]to[HDP]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ class RankProfile:
     def notes(self) -> list[str]:
         """What to know of the figures."""
         interrupted = self.activity.interrupted_us / self.parts.span_us if self.parts.span_us > 0 else 0.0
-        why = f"{interrupted:.0%} of the time is in gaps that do not recur; the sentence leaves them out"
+        why = f"{interrupted:.0%} of the time is in gaps that do not recur; the sentence excludes them"
         return [*self.trace.notes, *([why] if interrupted >= _NOTED else [])]
 
     def as_row(self) -> dict[str, Any]:
@@ -67,12 +71,20 @@ def profile_of(trace: Trace) -> RankProfile:
     work = _work(trace)
     operations = most_expensive(trace, parts.span_us, work)
     numbers = sorted({one.device for one in trace.events if one.is_on_device})
+    span_us = parts.span_us or 1.0
     about = Circumstances(
         is_of_gpu=trace.is_of_gpu,
-        interrupted=activity.interrupted_us / parts.span_us if parts.span_us > 0 else 0.0,
+        interrupted=activity.interrupted_us / span_us,
         is_unrecorded=2 * activity.unrecorded_us > shares.data_wait * parts.span_us,
         dtype=_dtype(trace, operations),
         operations=operations,
+        num_activities=len(work),
+        active_us=parts.span_us - parts.idle_us,
+        span_us=parts.span_us,
+        recorded_us=max(one.end_us for one in trace.events),
+        unknown=activity.unknown_us / span_us,
+        lacks_kernels=not trace.is_of_gpu and any(is_launch(one.name) for one in trace.of(Kind.RUNTIME)),
+        copies=_direction(trace),
     )
     devices = {number: parts_of(activity_of(trace, number)) for number in numbers} if len(numbers) > 1 else {}
     return RankProfile(
@@ -129,8 +141,18 @@ def _work(trace: Trace) -> list[tuple[Event, float]]:
     return own
 
 
-def _dtype(trace: Trace, operations: Sequence[Operation]) -> str:
-    """Return the dtype of the most expensive operation's first call."""
+def _dtype(trace: Trace, operations: Sequence[Operation]) -> str | None:
+    """Return the dtype of a device's products, of a CPU's most expensive operation; None where the trace does not say."""
+    if trace.is_of_gpu:
+        return dtype_of_products(trace, [one for one in trace.of(Kind.KERNEL) if not is_communication(one.name)])
     name = operations[0].name if operations else ""
-    first = next((one for one in trace.of(Kind.OPERATION) if one.name == name), None)
-    return "fp32" if first is None else dtype_of(first)
+    return next((dtype_of(one) for one in trace.of(Kind.OPERATION) if one.name == name), None)
+
+
+def _direction(trace: Trace) -> str:
+    """Return the direction in which copies spend most of their time, `fill` for fills, and nothing without copies."""
+    times: Counter[str] = Counter()
+    for one in trace.of(Kind.COPY):
+        found = _DIRECTION.search(one.name)
+        times[found[0] if found else "fill" if "memset" in one.name.lower() else ""] += int(1_000 * one.duration_us)
+    return times.most_common(1)[0][0] if times else ""

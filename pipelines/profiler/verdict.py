@@ -1,8 +1,9 @@
 """Names the bottleneck of a rank, and the first thing to try. Pure: shares in, one sentence out.
 
-What is lost counts before what is used: waits, exposed communication and launch gaps end when they are repaired, while a device that computes
-is doing its work. So each loss has a low threshold, and the largest loss above its own is named; a device is called bound by compute or by memory
-only where one of the two takes nearly all of the time, since in a healthy step products and the rest share it.
+Losses count before use: waits, exposed communication and launch gaps end when they are repaired, while a device that computes
+is doing its work. So each loss has a low threshold, and the largest loss above its own is named; where all losses together take `LOST`, the
+largest two are named. A device is called bound by compute or by memory only where one of the two takes nearly all of the time, since in a
+healthy step products and the rest share it. A trace with too few kernels, or mostly of kernels of unknown kind, gets no verdict.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ class Bottleneck(StrEnum):
     COPY = "copy"
     HOST = "host"
     NONE = "none"
+    UNKNOWN = "unknown"
+    """The trace does not say."""
 
 
 LOSSES: Mapping[Bottleneck, float] = {
@@ -41,6 +44,14 @@ still shows some of them, up to a fifth on slow links. A host that writes a chec
 Eager code leaves gaps of a third around operations of usual size, in profiles above all, which make each operation dearer; where launching is the
 bottleneck, they and the fixed costs are more than half.
 """
+LOST = 0.45
+"""If all losses together take this share, the largest is named although it is below its own threshold. Healthy steps lose less."""
+_ENOUGH_ACTIVITIES, _ENOUGH_US = 10, 1_000.0
+"""Fewer kernels and copies that take less time together are not a whole step: start-up, a warm-up, the end of a profile."""
+_SLIVER, _FEW = 0.01, 100
+"""The same holds for so few of them in so small a share of the recording."""
+_UNDESCRIBED = 0.5
+"""If kernels of unknown kind take this share, neither compute nor memory is named."""
 _UNRECORDED_WAIT = 0.3
 """From which a wait for data is named of most of which nothing was recorded: what else runs on the processor leaves such gaps too."""
 COMPUTE_SHARE, MEMORY_SHARE = 0.88, 0.85
@@ -66,18 +77,43 @@ class Circumstances:
     """The share of the span in which something else had the processor; the verdict is of the rest."""
     is_unrecorded: bool
     """Whether most of the wait for data is time of which nothing was recorded."""
-    dtype: str
-    """Of the most expensive operation."""
+    dtype: str | None
+    """Of the products; None where the trace does not say."""
     operations: Sequence[Operation]
+    num_activities: int = _ENOUGH_ACTIVITIES
+    active_us: float = _ENOUGH_US
+    span_us: float = _ENOUGH_US
+    recorded_us: float = 0.0
+    """From the first event of any kind to the last event."""
+    unknown: float = 0.0
+    """The share of the span in kernels that neither a name nor shapes describe."""
+    lacks_kernels: bool = False
+    """Whether the trace has launches but no kernels."""
+    copies: str = ""
+    """The direction of most of the copies' time, such as HtoD."""
 
     @property
     def is_of_engine(self) -> bool:
         """Whether the engine's compiled code takes the most."""
         return bool(self.operations) and self.operations[0].name.startswith(f"{OUR_METADATA}::")
 
+    @property
+    def lack(self) -> str:
+        """Evidence that the trace lacks for a verdict, and how to record it; empty if it has enough."""
+        if self.lacks_kernels:
+            return "the trace has launches but no kernels; record with ProfilerActivity.CUDA too"
+        is_short = self.num_activities < _ENOUGH_ACTIVITIES and self.active_us < _ENOUGH_US
+        is_sliver = self.num_activities < _FEW and self.span_us < _SLIVER * self.recorded_us
+        if self.is_of_gpu and (is_short or is_sliver):
+            took = f"{self.num_activities:,} kernels and copies take {self.active_us / 1_000:,.3f} ms"
+            return f"{took} of {self.recorded_us / 1_000:,.1f} ms recorded; record some whole steps"
+        return ""
+
 
 def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
     """Return the verdict of one rank."""
+    if about.lack:
+        return Verdict(Bottleneck.UNKNOWN, 0.0, f"There is too little to judge: {about.lack}.")
     shares = _without(shares, "host", about.interrupted)
     lost = {
         Bottleneck.DATA_WAIT: shares.data_wait,
@@ -95,6 +131,13 @@ def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
         return Verdict(kind, over[kind], _sentence(kind, over[kind], about))
     if about.is_unrecorded:  # too little to be named, and no sign of what else bounds the step
         shares = _without(shares, "data_wait", shares.data_wait)
+        del lost[Bottleneck.DATA_WAIT]
+    if sum(lost.values()) >= LOST:
+        return _of_several(lost, about)
+    if about.unknown >= _UNDESCRIBED:
+        longest = f", {about.operations[0].name} the most" if about.operations else ""
+        what = f"{about.unknown:.0%} of the time is in kernels of a kind that the trace does not tell{longest}"
+        return Verdict(Bottleneck.UNKNOWN, about.unknown, f"No bottleneck is named: {what}.")
     for kind, share, enough in (
         (Bottleneck.COMPUTE, shares.compute, COMPUTE_SHARE),
         (Bottleneck.MEMORY, shares.memory, MEMORY_SHARE),
@@ -109,6 +152,13 @@ def verdict_of(shares: Shares, about: Circumstances) -> Verdict:
     return Verdict(Bottleneck.NONE, share, sentence)
 
 
+def _of_several(lost: Mapping[Bottleneck, float], about: Circumstances) -> Verdict:
+    """Name the largest of several losses, with their sum and the next one."""
+    (kind, share), (second, its_share), *_ = sorted(lost.items(), key=lambda one: -one[1])
+    what = f"{sum(lost.values()):.0%} of the time is lost in several ways, {_NAMES[kind]} {share:.0%} and {_NAMES[second]} {its_share:.0%}"
+    return Verdict(kind, share, f"{what[0].upper()}{what[1:]}: {_advice(kind, about)}.")
+
+
 def _without(shares: Shares, name: str, less: float) -> Shares:
     """Return the shares of the span without so much of one of them."""
     if not 0 < less < 1:
@@ -120,7 +170,8 @@ def _without(shares: Shares, name: str, less: float) -> Shares:
 def common_verdict(verdicts: Sequence[Verdict]) -> Verdict:
     """Return the verdict of several ranks: that of the bottleneck which most of them share, in the rank where it is largest."""
     kinds = [one.bottleneck for one in verdicts]
-    most = max(dict.fromkeys(kinds), key=lambda kind: (kinds.count(kind), kind is not Bottleneck.NONE))
+    unnamed = (Bottleneck.UNKNOWN, Bottleneck.NONE)
+    most = max(dict.fromkeys(kinds), key=lambda kind: (kinds.count(kind), kind not in unnamed, kind is Bottleneck.NONE))
     worst = max((one for one in verdicts if one.bottleneck is most), key=lambda one: one.share)
     if len(verdicts) == 1:
         return worst
@@ -134,6 +185,16 @@ _NAMES = {
     Bottleneck.HOST: "other work of the host",
     Bottleneck.LAUNCH: "launching",
 }
+
+
+_COPIES = {
+    "HtoD": ("from the host to the device", "copy from pinned memory with non_blocking=True first"),
+    "DtoH": ("from the device to the host", "read fewer results back first, and once a step (item, cpu, numpy)"),
+    "DtoD": ("within the device", "avoid clones and changes of layout first (clone, contiguous, cat)"),
+    "PtoP": ("between devices", "exchange less between devices first, and while they compute"),
+    "fill": ("and fills of memory", "fill buffers once and reuse them first (zero_grad(set_to_none=True))"),
+}
+"""By direction: where, and what to try."""
 
 
 def _sentence(kind: Bottleneck, share: float, about: Circumstances) -> str:
@@ -152,7 +213,8 @@ def _what(kind: Bottleneck, share: float, about: Circumstances) -> str:
                 f"Communication is the bottleneck, with {share:.0%} of the time in collectives that no computing hides"
             )
         case Bottleneck.COPY:
-            return f"Copies between host and device are the bottleneck, with {share:.0%} of the time that no computing hides"
+            where = _COPIES.get(about.copies, _COPIES["HtoD"])[0]
+            return f"Copies {where} are the bottleneck, with {share:.0%} of the time that no computing hides"
         case Bottleneck.HOST:
             return f"The host is the bottleneck, with {share:.0%} of the time in which it works and the device does not"
         case Bottleneck.LAUNCH:
@@ -171,12 +233,14 @@ def _advice(kind: Bottleneck, about: Circumstances) -> str:
             return "compute in bf16 first"
         case Bottleneck.COMPUTE:
             return "compute less first, by a smaller model, shorter sequences or no recomputation; else more devices"
-        case Bottleneck.MEMORY:
+        case Bottleneck.MEMORY if about.dtype == "fp32":
             return "fuse the operations first (torch.compile), then halve their bytes with bf16"
+        case Bottleneck.MEMORY:
+            return "fuse the operations first (torch.compile), or give each read more work with a larger batch"
         case Bottleneck.COMMUNICATION:
             return "overlap it with the backward pass first (DDP's or FSDP's buckets), then exchange less often by accumulating gradients"
         case Bottleneck.COPY:
-            return "copy from pinned memory with non_blocking=True first"
+            return _COPIES.get(about.copies, _COPIES["HtoD"])[1]
         case Bottleneck.HOST:
             return "find its work with stacks (with_stack=True) and take it out of the step first"
         case Bottleneck.LAUNCH if about.is_of_gpu:

@@ -12,7 +12,7 @@ import torch
 from models.decoder.config import DecoderConfig
 from pipelines.planner.devices import device_of_driver
 from pipelines.training.fit.parallel import ALONE, Group
-from pipelines.training.fit.recompute import Recompute
+from pipelines.training.fit.recompute import flops_factor
 from services.llm.engine.cost.machine_limits import measure_limits
 
 SPEED = "speed.json"
@@ -45,7 +45,7 @@ def speed_of(
     flops_per_s = flops / seconds
     dtype = torch.bfloat16 if group.uses_bf16(device) else torch.float32
     measured = group.size * measure_limits(device, dtype).flops_per_s
-    again = 4 / 3 if group.method.recompute == Recompute.FULL else 1.0
+    again = flops_factor(group.method.recompute, device, dtype)
     return {
         "tokens_per_s": num_tokens / seconds,
         "flops_per_s": flops_per_s,

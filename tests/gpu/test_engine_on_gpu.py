@@ -1,19 +1,16 @@
 """The engine on a CUDA device returns what it returns on the CPU, with captured steps and without.
 
-`make gpu-check` runs this file, the kernels' own tests and the benchmarks (docs/benchmarks.md). To run on a device that has torch, triton,
-numpy, safetensors, tokenizers, pytest and hypothesis; Triton's compiler takes most of the time, and caches its results in `TRITON_CACHE_DIR`:
+`make gpu-check` runs this file and the benchmarks (docs/benchmarks.md), on a device that has torch, triton, numpy, safetensors, tokenizers, pytest
+and pytest-xdist. Triton's compiler takes most of the time, and caches its results in `TRITON_CACHE_DIR`: `make gpu-check PART=tests` reruns this file alone, and
+`PART=kernel-tests` the kernels' own tests, compiled instead of interpreted.
 
-1. `python -m pytest tests/gpu/test_engine_on_gpu.py --maxfail 3`: this file.
-2. `python -m pytest -c tests/gpu/pytest.ini tests/unit/llm/engine/gpu/test_triton_kernels.py
-   tests/unit/llm/engine/gpu/test_triton_attention.py tests/unit/llm/engine/test_device.py`: the kernels' own tests, compiled
-   instead of interpreted.
-
-If the first one fails, the second names the kernel. If that passes, `-k "ahead and False"` runs the engine without captured steps and
+If this file fails, the kernels' tests name the kernel. If those pass, `-k "ahead and False"` runs the engine without captured steps and
 `-k "ahead and True"` with them. `CUDA_LAUNCH_BLOCKING=1` names the launch that fails without captured steps, `compute-sanitizer` the
 access. After one failure on the device every later test of the process fails: run one at a time. If `tests.support.engine.attention_shapes`
 is not found, an installed package is named `tests` too. docs/lab-notes/engine.md#gpu-kernels has the tolerances and the expected step times.
 """
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -239,6 +236,25 @@ def test_an_engine_is_made_ready_while_another_serves() -> None:
     serving.check_integrity(following)
     for found in rounds:
         assert_alike(found, wanted)
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_an_engine_goes_on_after_another_one_and_its_graphs_are_gone(shares_memory: bool) -> None:
+    """As after the swap of a bundle: the workspaces that its graphs have captured are its own, in replays and in eager work alike."""
+    wanted = outcomes_of(warm_engine("cuda", LLAMA, SMALL))
+    before = warm_engine("cuda", LLAMA, SMALL)
+    after = warm_engine("cuda", LLAMA, SMALL, memory=before.memory if shares_memory else None)
+    outcomes_of(before)
+
+    del before
+    gc.collect()
+    torch.cuda.empty_cache()
+    taken = [torch.full((2**20,), torch.nan, device="cuda") for _ in range(64)]  # whatever was freed is overwritten
+    found = [outcomes_of(after), outcomes_of(after)]
+
+    assert len(taken) == 64
+    for each in found:
+        assert_alike(each, wanted)
 
 
 def test_memory_does_not_grow() -> None:

@@ -1,6 +1,6 @@
 """Activations that are computed again in the backward pass instead of being kept: less memory for the same gradients, bit for bit.
 
-`full` keeps a block's input alone and computes a third more; `selective` also keeps what products and attention made, and repeats the cheap rest.
+`full` keeps only a block's input and computes a third more; `selective` also keeps the outputs of products and attention, and repeats the cheap rest.
 """
 
 from collections.abc import Iterator
@@ -10,17 +10,25 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
-_KEPT = [
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-]
+_KEPT = (
+    "mm", "addmm", "bmm", "baddbmm", "addbmm", "_addmm_activation", "_int_mm", "_grouped_mm", "_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm",
+    "_scaled_grouped_mm_v2", "convolution", "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_attention_math_for_mps", "_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace",
+    "_efficient_attention_forward", "_cudnn_attention_forward",
+)  # fmt: skip
+"""Operations of torch that are products or attention, whichever of them a device and a version of torch choose. Absent ones are skipped."""
+
+
+def kept_operations() -> list[Any]:
+    """Return the operations whose outputs `selective` keeps, in every overload."""
+    packets = [getattr(torch.ops.aten, name) for name in _KEPT if hasattr(torch.ops.aten, name)]
+    return [getattr(packet, overload) for packet in packets for overload in packet.overloads() if overload != "out"]
 
 
 class Recompute(StrEnum):
@@ -41,7 +49,9 @@ def recomputed(model: nn.Module, how: str) -> Iterator[None]:
     """Inside this block, the model's blocks keep no more of their forward passes than this."""
     blocks = [] if how == Recompute.NONE else blocks_of(model)
     kept: dict[str, Any] = (
-        {"context_fn": partial(create_selective_checkpoint_contexts, _KEPT)} if how == Recompute.SELECTIVE else {}
+        {"context_fn": partial(create_selective_checkpoint_contexts, kept_operations())}
+        if how == Recompute.SELECTIVE
+        else {}
     )
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **kept)
@@ -50,3 +60,35 @@ def recomputed(model: nn.Module, how: str) -> Iterator[None]:
     finally:
         for block in blocks:
             del block.forward
+
+
+class _Block(nn.Module):
+    """Attention of four heads of 64 numbers, and a feed-forward part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.up, self.down = nn.Linear(256, 768), nn.Linear(256, 1_024), nn.Linear(1_024, 256)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        q, k, v = (x.unflatten(-1, (4, 64)).transpose(1, 2) for x in self.qkv(x_BLD).chunk(3, dim=-1))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        out: Tensor = self.down(functional.silu(self.up(mixed)))
+        return out
+
+
+def flops_factor(how: str, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the FLOPs that this recomputation executes over those without it.
+
+    A third more for `full`; for `selective` counted by torch over a small block on this device, whose attention is the one that training gets there.
+    """
+    if how != Recompute.SELECTIVE:
+        return 4 / 3 if how == Recompute.FULL else 1.0
+    counts = []
+    for each in (Recompute.NONE, how):
+        model = nn.Module()
+        model.blocks = nn.ModuleList([_Block().to(device, dtype)])
+        x_BLD = torch.zeros(1, 256, 256, device=device, dtype=dtype, requires_grad=True)
+        with FlopCounterMode(display=False) as counter, recomputed(model, each):
+            model.blocks[0](x_BLD).sum().backward()
+        counts.append(counter.get_total_flops())
+    return counts[1] / counts[0]

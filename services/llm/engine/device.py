@@ -3,27 +3,38 @@
 On a CPU there is no stream, and tensors are used where they are.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from services.errors import ConfigError
 
 
 class DeviceStream:
     """The queue of one engine's work: a CUDA stream of its own, on its own card; nothing on a CPU.
 
     Two engines share a card while a bundle is replaced. Each enters its stream for all its work, in whichever thread, so neither waits
-    for the other, and no call of an engine waits for the whole device.
+    for the other, and no call of an engine waits for the whole device. No two of them are the same stream: torch hands out the streams of a pool in
+    turn, and cuBLAS' workspaces, which captured graphs keep, belong to streams.
     """
+
+    _in_use: ClassVar["WeakValueDictionary[tuple[int, int], DeviceStream]"] = WeakValueDictionary()
+    _lock: ClassVar[Lock] = Lock()
 
     def __init__(self, device: torch.device) -> None:
         """Make a stream whose work follows what the calling thread has started on the device: loading the weights."""
         self._stream: torch.cuda.Stream | None = None
         self._marked: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            with self._lock:
+                self._stream = draw_unused(lambda: torch.cuda.Stream(device), self._in_use)  # type: ignore[no-untyped-call]
+                self._in_use[_key(self._stream)] = self
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def entered(self) -> AbstractContextManager[object]:
@@ -43,6 +54,23 @@ class DeviceStream:
             for marked in [other._marked for other in others]:
                 if marked is not None:
                     self._stream.wait_event(marked)
+
+
+_NUM_DRAWS = 64
+"""Twice the streams of torch's pool."""
+
+
+def draw_unused(draw: Callable[[], torch.cuda.Stream], in_use: Collection[tuple[int, int]]) -> torch.cuda.Stream:
+    """Return a drawn stream that is not in use. Raises ConfigError where each one is."""
+    for _ in range(_NUM_DRAWS):
+        stream = draw()
+        if _key(stream) not in in_use:
+            return stream
+    raise ConfigError(f"{len(in_use)} engines on one card: a card has streams for 32; serve the others elsewhere")
+
+
+def _key(stream: torch.cuda.Stream) -> tuple[int, int]:
+    return stream.device_index, stream.cuda_stream
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

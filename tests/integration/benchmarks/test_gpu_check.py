@@ -1,59 +1,114 @@
 """`make gpu-check` at its smallest, on a CPU: what runs first on a card fails there for reasons of the card alone."""
 
 import fcntl
+import itertools
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks.engine.cases import PRODUCT, shape_cases
-from benchmarks.gpu.__main__ import Step, run, steps
+from benchmarks.engine.cases import PRODUCT
+from benchmarks.gpu.__main__ import ARCHIVE, SUMMARY, archive, run_all, run_stage
+from benchmarks.gpu.cases import groups_of
+from benchmarks.gpu.steps import TOTAL_S, Step, steps
 from services.llm.ranking.deployment import engine_config
 from services.settings.settings import Settings
+from tests.support.engine.attention_oracle import CASES, sample
 from tests.support.wait import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
+MISSING = """
+import sys
+from importlib.metadata import packages_distributions
+
+ALLOWED = {
+    "torch", "numpy", "triton", "safetensors", "tokenizers", "pytest", "pytest-xdist", "hypothesis",
+    "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "filelock", "typing-extensions", "setuptools",
+    "execnet", "sortedcontainers", "attrs", "pluggy", "iniconfig", "packaging", "pygments", "tailrace",
+}
+
+class Missing:
+    names = {
+        module for module, found in packages_distributions().items() if not {name.lower().replace("_", "-") for name in found} & ALLOWED
+    } - {"tests", "benchmarks", "services", "pipelines", "models", "infra"}
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+"""A `sitecustomize` in which every package is missing that a card's machine lacks: torch, triton, numpy, safetensors, tokenizers and pytest are there, with all that they need."""
+
+
 @pytest.mark.grid  # tests/gpu and test_engine_benchmark.py run the parts
 @pytest.mark.timeout(1_800)
 def test_every_step_runs_and_leaves_its_results(tmp_path: Path) -> None:
-    """Oracle, benchmark at both settings, training and profile end well and write their figures into one folder."""
-    command = [sys.executable, "-m", "benchmarks.gpu", str(tmp_path), "--tiny"]
+    """On a machine with the card's packages only: each step ends well within its time, and eight files hold all results."""
+    out, site = tmp_path / "out", tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(MISSING)
+    command = ["/usr/bin/env", f"PYTHONPATH={site}", sys.executable, "-m", "benchmarks.gpu", str(out), "--tiny"]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1_700)
 
-    assert done.returncode == 0, done.stdout + "".join(path.read_text()[-600:] for path in tmp_path.glob("*.txt"))
-    summary = {one["name"]: one["code"] for one in json.loads((tmp_path / "summary.json").read_text())}
-    assert summary == dict.fromkeys(("machine", "oracle", "engine-benchmark", "engine-product", "train", "profile"), 0)
-    oracle = (tmp_path / "oracle.txt").read_text().splitlines()
-    assert [line.split()[0] for line in oracle] == ["ok"] * 2
-    profile = json.loads((tmp_path / "profile.json").read_text())
-    assert [row["kind"] for row in profile["attention"]] == ["prefill", "decode", "beam"]
-    assert all(row["gb_per_s"] > 0 and row["tflop_per_s"] > 0 and row["torch_us"] > 0 for row in profile["attention"])
-    assert {name for name, row in profile["profiles"].items() if row["span_us"] > 0} == {"texts", "ranking"}
-    assert {row["kind"] for row in profile["steps"]} >= {"texts: prefill", "texts: decode", "ranking: beam"}
+    summary = {one["name"]: one for one in json.loads((out / "summary.json").read_text())}
+    assert done.returncode == 0, done.stdout + "".join(one["output_tail"] for one in summary.values() if one["code"])
+    assert {name: one["code"] for name, one in summary.items()} == dict.fromkeys(NAMES, 0)
+    assert len(list(out.iterdir())) == MOST_FILES
+    results = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
+    assert [row["error"] for row in results["smoke"]["checks"]] == [None] * 5
+    assert all(row["is_right"] for row in results["oracle"]["cases"])
+    assert len(results["beams"]["groups"][0]["cases"]) == 4
+    assert [row["kind"] for row in results["profile"]["attention"]] == ["prefill", "decode", "beam"]
+    assert {row["kind"] for row in results["profile"]["steps"]} >= {"texts: prefill", "texts: decode", "ranking: beam"}
+    assert all(row["span_us"] > 0 for row in results["profile"]["profiles"].values())
+    with tarfile.open(out / ARCHIVE) as packed:
+        assert {"beams.txt", "ranking.trace.json.gz"} <= set(packed.getnames())
 
 
-def test_it_takes_at_most_25_minutes(tmp_path: Path) -> None:
-    """The limits of the steps on a card add up to that, the card's tests with pytest included."""
-    planned = list(steps(tmp_path, tiny=False))
+NAMES = ("smoke", "oracle", "tests", "compile", "beams", "text", "profile", "train")
+MOST_FILES = 8
+"""What a device's machine returns."""
 
-    assert sum(step.limit_s for step in planned) <= 25 * 60
-    assert {"oracle", "tests", "kernel-tests", "engine-benchmark", "engine-product", "train", "profile"} < {
-        step.name for step in planned
-    }
+
+@pytest.mark.parametrize("tiny", [True, False])
+def test_the_whole_takes_at_most_8_minutes_and_8_files(tmp_path: Path, tiny: bool) -> None:
+    """The limits of the stages add up to that, the most important comes first, and all steps of a stage run beside each other."""
+    planned = [step for step in steps(tmp_path, tmp_path, tiny=tiny) if not step.is_extra]
+
+    limits = {step.stage: step.limit_s for step in planned}
+    assert list(limits.items()) == [
+        ("smoke", 20), ("kernels", 75), ("beams", 150), ("text", 75), ("profile", 75), ("train", 45),
+    ]  # fmt: skip
+    assert sum(limits.values()) <= TOTAL_S == 480
+    assert tuple(step.name for step in planned) == NAMES
+    written = {word for step in planned for word in step.command if word.startswith(f"{tmp_path}/")}
+    assert len([file for file in written if file.endswith(".json")]) + len((SUMMARY, ARCHIVE)) <= MOST_FILES
+
+
+def test_the_oracle_s_sample_covers_every_pair_of_values() -> None:
+    """A stride through the cases reached one head size only."""
+    for number in (2, 36):
+        assert {case.head_dim for case in sample(number)} == {64, 128}
+    cases = sample(36)
+    for first, second in itertools.combinations(("kv_kind", "work", "parts", "heads_per_group", "head_dim"), 2):
+        wanted = {(getattr(case, first), getattr(case, second)) for case in CASES}
+        assert {(getattr(case, first), getattr(case, second)) for case in cases} == wanted
 
 
 def test_a_training_is_measured_beside_the_planner(tmp_path: Path) -> None:
     """In bf16 with each kind of recomputation: the same loss, MFU of what the device was measured to do, and memory by component, of which less is kept the more is computed again."""
-    (step,) = [step for step in steps(tmp_path, tiny=True) if step.name == "train"]
+    (step,) = [step for step in steps(tmp_path, tmp_path, tiny=True) if step.name == "train"]
 
-    ended = run(step, tmp_path, interpreted=True)
+    (ended,) = run_stage([step], tmp_path, scale=6, left_s=600.0)
 
-    assert ended.code == 0, (tmp_path / "train.txt").read_text()
+    assert ended.code == 0, ended.output_tail
     none, selective, full = json.loads((tmp_path / "train.json").read_text())["rows"]
     assert none["last_loss"] == selective["last_loss"] == full["last_loss"]
     assert all(row["mfu_of_measured"] > 0 and row["memory"]["measured_bytes"] > 0 for row in (none, selective, full))
@@ -61,18 +116,71 @@ def test_a_training_is_measured_beside_the_planner(tmp_path: Path) -> None:
     assert kept == sorted(kept, reverse=True)
 
 
-def test_a_step_at_its_limit_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    """The engine benchmark's engines are processes of their own: one that hangs must not keep the card's memory from the next step."""
+def script(name: str, text: str, limit_s: int = 30) -> Step:
+    """A step that runs this text."""
+    return Step(name, "stage", (sys.executable, "-c", text), limit_s)
+
+
+def test_a_step_at_its_limit_costs_no_other_s_results(tmp_path: Path) -> None:
+    """It ends with all that it started, which must not keep the card's memory from the next step; the steps beside and after it run."""
     locked = tmp_path / "locked"
     locked.touch()
     child = f"import fcntl, time; file = open({str(locked)!r}); fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    wanted = [
+        script("hangs", parent, 5),
+        script("beside", "print('done')"),
+        Step("after", "next", (sys.executable, "-c", "exit(3)"), 30),
+    ]
 
-    ended = run(Step("hangs", (sys.executable, "-c", parent), 8), tmp_path, interpreted=False)
+    run_all(wanted, tmp_path, tmp_path, scale=1)
 
-    assert ended.code is None
-    assert (tmp_path / "hangs.txt").read_text() == "held\n"
+    rows = {one["name"]: one for one in json.loads((tmp_path / SUMMARY).read_text())}
+    assert {name: one["code"] for name, one in rows.items()} == {"hangs": None, "beside": 0, "after": 3}
+    assert (rows["hangs"]["output_tail"], rows["beside"]["output_tail"]) == ("held\n", "done\n")
     wait_for(lambda: _can_lock(locked), timeout_s=20.0, what="the end of the step's child")
+
+
+def test_the_time_of_the_whole_ends_what_is_left_and_a_part_keeps_the_rest(tmp_path: Path) -> None:
+    """A step never runs past the whole's end; a rerun of a part replaces its own row only."""
+    (stopped,) = run_stage([script("late", "import time; time.sleep(60)")], tmp_path, scale=1, left_s=0.2)
+    run_all([script("first", "print(1)"), script("second", "exit(1)")], tmp_path, tmp_path, scale=1)
+    run_all([script("second", "print(2)")], tmp_path, tmp_path, scale=1)
+
+    assert (stopped.code, stopped.limit_s) == (None, 0.2)
+    assert {one["name"]: one["code"] for one in json.loads((tmp_path / SUMMARY).read_text())} == {
+        "first": 0,
+        "second": 0,
+    }
+
+
+def test_the_archive_holds_what_may_come_back(tmp_path: Path) -> None:
+    """The smallest files first; of a long log its end."""
+    scratch = tmp_path / "work"
+    scratch.mkdir()
+    (scratch / "long.txt").write_bytes(b"x" * 2**20 + b"the end")
+    (scratch / "small.json").write_text("{}")
+    (scratch / "huge.trace.json.gz").write_bytes(b"0" * (16 * 2**20))
+
+    archive(scratch, tmp_path / ARCHIVE)
+
+    with tarfile.open(tmp_path / ARCHIVE) as packed:
+        assert packed.getnames() == ["small.json", "long.txt"]
+        log = packed.extractfile("long.txt")
+        assert log is not None
+        assert log.read().endswith(b"the end")
+    assert (tmp_path / ARCHIVE).stat().st_size < 16 * 2**20
+
+
+def test_an_unknown_part_is_refused_with_the_parts(tmp_path: Path) -> None:
+    """Parts that only run on request are among them."""
+    command = [sys.executable, "-m", "benchmarks.gpu", str(tmp_path), "--part", "beam"]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 2
+    assert "choose from smoke, oracle" in done.stderr
+    assert "kernel-tests" in done.stderr
 
 
 def _can_lock(path: Path) -> bool:
@@ -86,10 +194,10 @@ def _can_lock(path: Path) -> bool:
 
 def test_the_kernels_tests_pass_with_the_card_s_configuration(tmp_path: Path) -> None:
     """It loads no conftest.py, so no profile of hypothesis: an example that compiles a kernel takes longer than its default deadline."""
-    command = next(step.command for step in steps(tmp_path, tiny=False) if step.name == "kernel-tests")
+    command = next(step.command for step in steps(tmp_path, tmp_path, tiny=False) if step.name == "kernel-tests")
 
     done = subprocess.run(
-        ["/usr/bin/env", "TRITON_INTERPRET=1", *command, "-k", "test_norms"],
+        ["/usr/bin/env", "TRITON_INTERPRET=1", *command, "-n", "0", "-k", "test_norms"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -108,7 +216,7 @@ def test_the_product_s_settings_are_measured() -> None:
     )
 
     assert {name: getattr(served, name) for name in PRODUCT} == PRODUCT
-    assert all(PRODUCT.items() <= group.config.items() for group in shape_cases(as_product=True))
+    assert all(PRODUCT.items() <= group.config.items() for group in groups_of("beams-product", tiny=False))
 
 
 def test_the_card_s_tests_run_without_pytest(tmp_path: Path) -> None:

@@ -1,14 +1,20 @@
 """How far the GPU's attention kernels are from attention in fp32, in bf16 at the sizes that are served, beside torch's own attention.
 
-`python -m tests.support.engine.attention_oracle cuda` prints one line for each case, or `cuda 12` for each twelfth. Needs torch, triton and numpy alone. The keys and values of
-the fp32 reference are those that the cache holds, so that what int8 and fp8 lose in storing is not counted.
+`python -m tests.support.engine.attention_oracle cuda` prints one line for each case, `cuda 36` for 36 of them, which cover every pair of values. Needs
+only torch, triton and numpy. The keys and values of the fp32 reference are those that the cache holds, so the loss of storing int8 and fp8 is not counted.
 
 Shape suffixes: T rows, H query heads, G key/value heads, K head size, N keys that a request's rows see, B beams.
 """
 
+import argparse
 import itertools
+import json
 import sys
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, fields
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -155,19 +161,58 @@ def most(device: torch.device) -> float:
     return MOST_ON_A_CARD if device.type == "cuda" else MOST_INTERPRETED
 
 
-def main() -> None:
-    """Print the cases' errors. Exits with 1 where one is beyond its bound."""
-    device, wrong = torch.device(sys.argv[1]), 0
+def sample(number: int) -> list[Case]:
+    """Return so many cases, in an order in which the first ones cover the most pairs of values: head sizes, kinds of work, of caches."""
+    left, chosen, covered = list(CASES), list[Case](), set[object]()
+    while left and len(chosen) < number:
+        best = max(left, key=lambda case: len(_pairs(case) - covered))
+        left.remove(best)
+        chosen.append(best)
+        covered |= _pairs(best)
+        covered = covered if any(_pairs(case) - covered for case in left) else set()
+    return chosen
+
+
+def _pairs(case: Case) -> set[object]:
+    return set(itertools.combinations([(one.name, getattr(case, one.name)) for one in fields(case)], 2))
+
+
+def checked(case: Case, name: str) -> dict[str, Any]:
+    """Return a case's row; an error is a row too."""
+    device = torch.device(name)
     multiply_bf16_as_numbers()
-    for case in CASES[:: int(sys.argv[2]) if len(sys.argv) > 2 else 1]:
-        if case.kv_kind == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-            continue
+    try:
         ours, theirs = deviations(case, device, beside_torch=device.type == "cuda")
-        is_right = ours <= most(device)
-        wrong += not is_right
-        sys.stdout.write(f"{'ok   ' if is_right else 'WRONG'} {case!s:32} ours {ours:.5f} torch {theirs:.5f}\n")
-        sys.stdout.flush()
-    sys.exit(1 if wrong else 0)
+    except Exception as error:  # noqa: BLE001 - one case's failure costs no other's result
+        return {"case": str(case), "is_right": False, "error": f"{type(error).__name__}: {error}"}
+    return {"case": str(case), "is_right": ours <= most(device), "ours": ours, "torch": theirs}
+
+
+def main() -> None:
+    """Print the cases' errors as they come. Exits with 1 where one is beyond its bound."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("device", choices=["cpu", "cuda"])
+    parser.add_argument("number", type=int, nargs="?", default=len(CASES))
+    parser.add_argument(
+        "--processes", type=int, default=1, help="among which the cases, and so the compilation, are divided"
+    )
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    cases = [case for case in sample(options.number) if not (case.kv_kind == "fp8" and lacks_fp8(options.device))]
+    rows: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(checked, case, options.device) for case in cases]):
+            rows.append(done.result())
+            shown = rows[-1].get("error") or f"ours {rows[-1]['ours']:.5f} torch {rows[-1]['torch']:.5f}"
+            print(f"{'ok   ' if rows[-1]['is_right'] else 'WRONG'} {rows[-1]['case']:32} {shown}", flush=True)  # noqa: T201
+            if options.json is not None:
+                options.json.write_text(json.dumps({"cases": rows}, indent=1) + "\n")
+    sys.exit(any(not row["is_right"] for row in rows))
+
+
+def lacks_fp8(device: str) -> bool:
+    """Whether it is a card without fp8."""
+    return device == "cuda" and torch.cuda.get_device_capability() < (8, 9)
 
 
 if __name__ == "__main__":

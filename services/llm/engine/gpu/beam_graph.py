@@ -22,7 +22,7 @@ from services.llm.engine.beam.trie import Level, Trie
 from services.llm.engine.device import to_device
 from services.llm.engine.forward.attention import UniformBatch
 from services.llm.engine.forward.layers import LayerLoop, StepInputs
-from services.llm.engine.gpu.graph_device import GraphDevice
+from services.llm.engine.gpu.graph_device import CapturedStep, GraphDevice
 from services.llm.engine.gpu.graph_shapes import BeamShape
 from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.sequence import Sequence
@@ -127,21 +127,21 @@ class BeamGraph:
         self._trie = trie
         self._table = table
         self._inputs = inputs
-        table.fill([], shape.num_requests)
-        inputs.fill([], shape)
-        self._graph = device.capture(self._body, [table.numbers, *inputs.all()])
+        self.step = CapturedStep(device, self._body, [table.numbers, *inputs.all()], lambda: self._fill([]))
 
     def run(self, sequences: list[Sequence]) -> list[RankedItems]:
         """Select all levels of these requests, which have their first one's beams. Does not wait."""
-        self._table.fill(sequences, self._shape.num_requests)
-        self._inputs.fill(sequences, self._shape)
-        self._graph.replay()
-        item_RN, score_RN = (output.clone() for output in self._graph.outputs)
+        self._fill(sequences)
+        item_RN, score_RN = (output.clone() for output in self.step.replay())
         widths = [RankWork.of(sequence).width_by_level[-1] for sequence in sequences]
         return [
             RankedItems(sequence, item_RN[index, :width], score_RN[index, :width])
             for index, (sequence, width) in enumerate(zip(sequences, widths, strict=True))
         ]
+
+    def _fill(self, sequences: list[Sequence]) -> None:
+        self._table.fill(sequences, self._shape.num_requests)
+        self._inputs.fill(sequences, self._shape)
 
     def _body(self) -> tuple[Tensor, ...]:
         shape, inputs = self._shape, self._inputs

@@ -1,11 +1,14 @@
 """The interface between captured steps and the device that replays them: CUDA graphs, or a CPU stand-in in tests.
 
-A body is captured once over tensors that stay in place and then replayed. It takes no arguments, takes no decision that depends on
-data, and does not wait for the device.
+A body is warmed up, captured once over tensors that stay in place, and then replayed. It takes no arguments, takes no decision that depends on
+data, and does not wait for the device. All bodies of an engine are warmed up before the first is captured: while the device captures, no
+kernel may be compiled or loaded, and no workspace of a library allocated.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,38 +31,141 @@ class CapturedGraph(Protocol):
 class GraphDevice(Protocol):
     """Captures bodies."""
 
+    def warm_up(self, body: Body) -> None:
+        """Run a body eagerly until its kernels are compiled and loaded and its workspaces are allocated."""
+        ...
+
     def capture(self, body: Body, inputs: Sequence[Tensor]) -> CapturedGraph:
-        """Capture a body that reads these tensors, which stay in place. Runs it a few times first."""
+        """Capture a body that was warmed up and that reads these tensors, which stay in place."""
         ...
 
 
-class CudaGraphDevice:
-    """CUDA graphs of one engine that share one memory pool: only one runs at a time, and its outputs are copied at once.
+class CapturedStep:
+    """One shape of a step: `pad` fills its inputs with padding before each run that is not a replay."""
 
-    Graphs are captured on the current stream, the engine's own, and nothing but that stream is waited for: another engine may serve
-    from the same card, in another thread. torch's context manager for captures would wait for the whole device and return its cached
-    memory to the driver, which stops all work on it.
+    def __init__(self, device: GraphDevice, body: Body, inputs: Sequence[Tensor], pad: Callable[[], None]) -> None:
+        self._device, self._body, self._inputs, self._pad = device, body, inputs, pad
+        self._graph: CapturedGraph | None = None
+
+    def warm_up(self) -> None:
+        """Run the body on padding."""
+        self._pad()
+        self._device.warm_up(self._body)
+
+    def capture(self) -> None:
+        """Capture the body on padding."""
+        self._pad()
+        self._graph = self._device.capture(self._body, self._inputs)
+
+    def replay(self) -> tuple[Tensor, ...]:
+        """Run the body over the current inputs and return its outputs, which the next replay overwrites. Does not wait."""
+        assert self._graph is not None, "captured before it is replayed"
+        self._graph.replay()
+        return self._graph.outputs
+
+
+class CaptureDriver(Protocol):
+    """The calls of torch that captures need, for the current stream."""
+
+    def new_graph(self) -> Any:
+        """Return an empty graph."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for the stream on which graphs are captured, and for no other."""
+        ...
+
+    def begin(self, graph: Any) -> None:
+        """Start a capture into the pool that the graphs of this driver share."""
+        ...
+
+
+class TorchCaptures:
+    """CUDA graphs of torch on the stream that is current when the first is made, in a memory pool of their own.
+
+    torch's own context manager for captures would wait for the whole device and return its cached memory to the driver, which stops all work
+    on it.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream: torch.cuda.Stream | None = None
 
-    def capture(self, body: Body, inputs: Sequence[Tensor]) -> CapturedGraph:
-        """Run the body until all kernels are compiled and all memory is allocated, then capture it."""
+    def new_graph(self) -> torch.cuda.CUDAGraph:
+        """Return an empty graph."""
+        self._stream = self._stream or torch.cuda.current_stream()
+        return torch.cuda.CUDAGraph()
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        (self._stream or torch.cuda.current_stream()).synchronize()
+
+    def begin(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Start a capture. Other threads may use the device meanwhile: another engine may serve from the same card."""
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+
+class CudaGraphDevice:
+    """CUDA graphs of one engine that share one memory pool and one stream: only one runs at a time, and its outputs are copied at once.
+
+    They are destroyed together, after their last replay. Since torch 2.12 the end of one graph frees cuBLAS' workspace of the stream on which it was
+    captured (pytorch#193402), and the other graphs of that stream hold its address. So a graph never ends alone, not even one whose capture
+    failed, and no two engines share a stream (`DeviceStream`).
+    """
+
+    def __init__(self, driver: CaptureDriver | None = None) -> None:
+        self._driver = driver or TorchCaptures()
+        self._graphs: list[Any] = []
+
+    def warm_up(self, body: Body) -> None:
+        """Run the body twice: the second run finds what the first one allocated."""
         for _ in range(_NUM_WARM_UP_RUNS):
             body()
-        torch.cuda.current_stream().synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            outputs = body()
-        finally:
+
+    def capture(self, body: Body, inputs: Sequence[Tensor]) -> CapturedGraph:
+        """Capture the body, after all work of the stream."""
+        self._driver.synchronize()
+        graph = self._driver.new_graph()
+        self._graphs.append(graph)
+        with _without_collection():
+            self._driver.begin(graph)
+            try:
+                outputs = body()
+            except BaseException:
+                with suppress(Exception):  # a failed capture cannot be ended either; its own error counts
+                    graph.capture_end()
+                raise
             graph.capture_end()
         return _CudaGraph(graph, outputs)
 
+    def release(self) -> None:
+        """Destroy all graphs, after the last replay of any."""
+        graphs, self._graphs = self._graphs, []
+        if graphs:
+            self._driver.synchronize()
+        for graph in graphs:
+            graph.reset()
+
+    def __del__(self) -> None:
+        """Release what is left; at the end of a process the device may be gone."""
+        with suppress(Exception):
+            self.release()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep the garbage collector from destroying another engine's graphs and tensors during a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
 
 class _CudaGraph:
-    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: tuple[Tensor, ...]) -> None:
+    def __init__(self, graph: Any, outputs: tuple[Tensor, ...]) -> None:
         self._graph = graph
         self.outputs = outputs
 

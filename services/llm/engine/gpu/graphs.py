@@ -1,4 +1,4 @@
-"""The captured steps of one engine: all are captured at warm-up, then the set is frozen.
+"""The captured steps of one engine: all are warmed up, then all are captured, then the set is frozen.
 
 A plan is cut into groups that run as captured shapes, and a rest: prompts, captured where they are short. Without a warm-up a decode or
 beam shape is captured at its first use, and counted as late (prompts run eagerly). Beams that fit no shape run eagerly, level by level,
@@ -36,7 +36,7 @@ from services.llm.engine.sequence import TextWork
 from services.llm.engine.text.sampling import SampledBatch
 
 CaptureProgress = Callable[[int, int], None]
-"""(number of captured shapes, total number of shapes)."""
+"""(runs and captures of shapes that are done, their total)."""
 
 
 @dataclass(slots=True)
@@ -81,11 +81,13 @@ class StepGraphs:
 
     @torch.inference_mode()
     def warm_up(self, progress: CaptureProgress) -> None:
-        """Capture every shape, then freeze the set."""
-        shapes = self._shapes.all()
-        for done, shape in enumerate(shapes, start=1):
-            self._capture(shape)
-            progress(done, len(shapes))
+        """Run every shape once, so that every kernel is loaded, then capture every shape and freeze the set."""
+        built = {shape: self._build(shape) for shape in self._shapes.all()}
+        steps = [graph.step for graph in built.values()]
+        for done, work in enumerate([*(step.warm_up for step in steps), *(step.capture for step in steps)], start=1):
+            work()
+            progress(done, 2 * len(steps))
+        self._captured |= built
         self._is_frozen = True
 
     def cut(self, plan: StepPlan) -> tuple[StepPlan, list[GraphGroup]]:
@@ -96,7 +98,10 @@ class StepGraphs:
             if group.shape not in self._captured:
                 assert not self._is_frozen, "the warm-up captures every shape of a group"
                 self.counts.late_captures += 1
-                self._capture(group.shape)
+                late = self._build(group.shape)
+                late.step.warm_up()
+                late.step.capture()
+                self._captured[group.shape] = late
         return rest, groups
 
     def prompt_hidden(self, rest: StepPlan) -> Tensor | None:
@@ -129,12 +134,11 @@ class StepGraphs:
         """Keep a step's sampled tokens on the device for the next step."""
         self._table.keep([(sequences, batch.token_R) for sequences, batch in sampled])
 
-    def _capture(self, shape: GraphShape) -> None:
+    def _build(self, shape: GraphShape) -> TextGraph | BeamGraph | PromptGraph:
         if isinstance(shape, TextShape):
-            self._captured[shape] = TextGraph(shape, self._forward, self._vocab_size, self._table, self._device)
-        elif isinstance(shape, PromptShape):
-            self._captured[shape] = PromptGraph(shape, self._forward, self._prompts, self._device)
-        else:
-            assert self._trie is not None, "beams need a catalogue"
-            assert self._inputs is not None, "beams need a catalogue"
-            self._captured[shape] = BeamGraph(shape, self._forward, self._trie, self._table, self._inputs, self._device)
+            return TextGraph(shape, self._forward, self._vocab_size, self._table, self._device)
+        if isinstance(shape, PromptShape):
+            return PromptGraph(shape, self._forward, self._prompts, self._device)
+        assert self._trie is not None, "beams need a catalogue"
+        assert self._inputs is not None, "beams need a catalogue"
+        return BeamGraph(shape, self._forward, self._trie, self._table, self._inputs, self._device)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.llm.engine.forward.attention import TileBatch
 from services.llm.engine.forward.layers import LayerLoop, StepInputs
-from services.llm.engine.gpu.graph_device import GraphDevice
+from services.llm.engine.gpu.graph_device import CapturedStep, GraphDevice
 from services.llm.engine.gpu.graph_shapes import MAX_PROMPTS, PromptShape, TextShape
 from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.plan import Chunk, StepPlan
@@ -34,15 +34,14 @@ class TextGraph:
         self._forward = forward
         self._vocab_size = vocab_size
         self._table = table
-        table.fill([], shape.num_requests)
-        self._graph = device.capture(self._body, [table.numbers, table.sampled_B])
+        inputs = [table.numbers, table.sampled_B]
+        self.step = CapturedStep(device, self._body, inputs, lambda: table.fill([], shape.num_requests))
 
     def run(self, sequences: list[Sequence]) -> SampledBatch:
         """Sample each request's next token. Does not wait; sampling parameters and masks are prepared while the device runs the graph."""
         self._table.fill(sequences, self._num_requests)
-        self._graph.replay()
+        logits_BV, token_B = self.step.replay()
         draws = [SamplingInput.of(sequence) for sequence in sequences]
-        logits_BV, token_B = self._graph.outputs
         if any(not draw.is_plain_greedy for draw in draws):
             return sample(logits_BV[: len(draws)], draws)
         return SampledBatch(token_B[: len(draws)].clone(), logits_BV, [None] * len(draws))
@@ -153,14 +152,12 @@ class PromptGraph:
         self._num_rows = shape.num_rows
         self._forward = forward
         self._table = table
-        table.fill([], shape.num_rows)
-        self._graph = device.capture(self._body, [table.numbers])
+        self.step = CapturedStep(device, self._body, [table.numbers], lambda: table.fill([], shape.num_rows))
 
     def run(self, plan: StepPlan) -> Tensor:
         """Return the hidden states (T, D) of a plan's chunks, in its order; the next replay overwrites them. Does not wait."""
         self._table.fill(plan.chunks, self._num_rows)
-        self._graph.replay()
-        return self._graph.outputs[0]
+        return self.step.replay()[0]
 
     def _body(self) -> tuple[Tensor, ...]:
         token_T, position_T, slot_T = self._table.columns(self._num_rows)

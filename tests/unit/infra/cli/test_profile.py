@@ -24,7 +24,7 @@ def run(*words: str) -> str:
 @pytest.fixture
 def traces(tmp_path: Path) -> list[str]:
     """Two ranks, of which each computes and waits for the other."""
-    events = [memcpy(0, 10), kernel("ampere_sgemm_128x64_nn", 10, 50), kernel(SUM, 60, 40)]
+    events = [memcpy(0, 1_000), kernel("ampere_sgemm_128x64_nn", 1_000, 5_000), kernel(SUM, 6_000, 4_000)]
     return [str(write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})) for rank in range(2)]
 
 
@@ -36,7 +36,7 @@ def test_one_rank_is_at_the_top_of_the_file_too(tmp_path: Path, traces: list[str
 
     found = json.loads(out.read_text())
     assert {name: found[name] for name in ("span_us", "compute_us", "communication_exposed_us", "copy_exposed_us", "idle_us")} == {
-        "span_us": 100, "compute_us": 50, "communication_exposed_us": 40, "copy_exposed_us": 10, "idle_us": 0,
+        "span_us": 10_000, "compute_us": 5_000, "communication_exposed_us": 4_000, "copy_exposed_us": 1_000, "idle_us": 0,
     }  # fmt: skip
     assert found["bottleneck"] == "communication"
     assert printed.splitlines()[-1] == found["sentence"]

@@ -10,7 +10,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from pipelines.profiler.names import is_input, is_product_kernel, is_product_operation, is_waiting_frame
+from pipelines.profiler.kernels import is_product_kernel
+from pipelines.profiler.names import is_communication, is_input, is_product_operation, is_waiting_frame
 from pipelines.profiler.operations import Cost, cost_of, limits_of, most_expensive
 from pipelines.profiler.trace import Kind, Trace, read_traces
 from tests.support.profiler.traces import kernel, operation, write
@@ -133,6 +134,62 @@ def test_kernels_count_for_the_operation_that_launched_them(read) -> None:
     assert (second.name, second.roofline_share) == ("of nobody", None)
 
 
+SQUARES = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["float", "float"]}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name", "bound", "has_roofline"),
+    [
+        ("aten::mm", "ampere_sgemm_128x64_nn", "compute", True),
+        ("CompiledFunctionBackward", "ampere_sgemm_128x64_nn", "compute", False),
+        ("Torch-Compiled Region: 0/0", "my_kernel", "unknown", False),
+        ("my_library::attention", "ampere_sgemm_128x64_nn", "compute", False),
+        ("aten::mm", "my_kernel", "compute", True),
+        ("aten::add", "my_kernel", "memory", True),
+        ("my_library::step", "my_kernel", "unknown", False),
+    ],
+)
+def test_only_a_known_operation_explains_its_kernels(
+    read, launcher: str, name: str, bound: str, has_roofline: bool
+) -> None:
+    """A compiled region's shapes say nothing of its work; a kernel of unknown name is what the operation that launched it is."""
+    events = [
+        operation(launcher, 0, 20, **SQUARES),
+        operation("cudaLaunchKernel", 5, 5, category="cuda_runtime", correlation=1),
+        kernel(name, 30, 20_000, correlation=1),
+    ]
+    trace = read(*events, deviceProperties=A100)
+
+    (one,) = most_expensive(trace, 20_000.0, [(event, event.duration_us) for event in trace.of(Kind.KERNEL)])
+
+    assert (one.bound, one.roofline_share is not None) == (bound, has_roofline)
+
+
+def test_more_flops_than_the_device_has_are_no_roofline(read) -> None:
+    """The shapes then do not say what the kernels did."""
+    trace = read(operation("aten::mm", 0, 100, **SQUARES), tailrace=MEASURED)
+
+    (one,) = most_expensive(trace, 100.0, [(event, event.duration_us) for event in trace.of(Kind.OPERATION)])
+
+    assert one.roofline_share is None
+
+
+def test_the_rows_of_attention_come_before_its_heads_in_some_operations(read) -> None:
+    """`_flash_attention_forward` takes (batch, rows, heads, size), `scaled_dot_product` (batch, heads, rows, size): the FLOPs are the same."""
+    rows_first, heads_first = [[2, 512, 8, 64]] * 3, [[2, 8, 512, 64]] * 3
+    types = ["c10::BFloat16"] * 3
+    costs = [
+        cost_in(read(operation(f"aten::{name}", 0, 1, **{"Input Dims": dims, "Input type": types})))
+        for name, dims in (
+            ("_flash_attention_forward", rows_first),
+            ("_efficient_attention_forward", rows_first),
+            ("_scaled_dot_product_cudnn_attention", heads_first),
+        )
+    ]
+
+    assert {cost and cost.flops for cost in costs} == {sdpa_flop_count(*heads_first)}
+
+
 @pytest.mark.parametrize(
     ("about", "bytes_per_s"),
     [
@@ -187,6 +244,19 @@ def test_limits_are_measured_ones_before_the_data_sheet_s(read, about, bytes_per
             ],
         ),
         (
+            is_communication,
+            (
+                "ncclDevKernel_AllGather_RING_LL",
+                "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)",
+                "gloo:all_reduce",
+            ),
+            (
+                "triton_poi_fused_all_gather_into_tensor_add_0",
+                "triton_red_fused_all_reduce_norm_1",
+                "void all_reduce_bucket()",
+            ),
+        ),
+        (
             is_input,
             (
                 "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
@@ -203,7 +273,13 @@ def test_limits_are_measured_ones_before_the_data_sheet_s(read, about, bytes_per
             ("train.py(12): evaluate",),
         ),
     ],
-    ids=["kernels that are products", "operations that are products", "ranges of input", "frames that wait"],
+    ids=[
+        "kernels that are products",
+        "operations that are products",
+        "collectives",
+        "ranges of input",
+        "frames that wait",
+    ],
 )
 def test_what_a_name_says(is_one: Callable[[str], bool], these: Sequence[str], others: Sequence[str]) -> None:
     """Products by their libraries' names: cuBLAS, CUTLASS, cuDNN, Tensile, flash attention, Triton, and torch's own. Ranges of input by all their words: a name with a word of its own is no loader's."""

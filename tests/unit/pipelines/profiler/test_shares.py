@@ -123,6 +123,64 @@ def test_gaps_are_launches_waits_for_data_or_the_host(tmp_path: Path) -> None:
     assert activity.host.tolist() == [[2_350, 4_350]]
 
 
+WAIT, SAVE = "threading.py(359): wait", "train.py(88): write_checkpoint"
+LOADER = "torch/utils/data/dataloader.py(733): __next__"
+
+
+@pytest.mark.parametrize(
+    ("frames", "share"),
+    [
+        ([(WAIT, 99)], "host"),
+        ([(WAIT, 99), (SAVE, 1)], "host"),
+        ([(LOADER, 99), (SAVE, 1)], "host"),
+        ([(LOADER, 1)], "data_wait"),
+        ([("trainer.py(9): validate", 1), (LOADER, 1), (WAIT, 1)], "data_wait"),
+        ([(SAVE, 1), ("zipfile.py(900): read", 1), (WAIT, 1)], "host"),
+        ([("train.py(5): main", 1), ("<built-in function sleep>", 1)], "data_wait"),
+        ([("train.py(5): main", 1), ("torch/distributed/distributed_c10d.py(4): barrier", 1)], "communication_exposed"),
+    ],
+)
+@pytest.mark.parametrize("has_correlations", [True, False])
+def test_only_the_launching_thread_explains_a_gap(tmp_path: Path, frames, share: str, has_correlations: bool) -> None:
+    """A loader, a writer or a monitor that waits on a thread of its own is no evidence, and the innermost telling frame counts."""
+    events = []
+    for step in range(4):
+        number = {"correlation": step} if has_correlations else {}
+        events += [
+            operation("cudaLaunchKernel", 10_000 * step, 5, category="cuda_runtime", **number),
+            kernel(GEMM, 10_000 * step + 10, 2_000, **number),
+        ]
+    for depth, (name, thread) in enumerate(frames):
+        length = 40_000 - 2 * depth
+        events.append(operation(name, depth, length, thread=thread, category="python_function"))
+
+    (trace,) = read_traces([write(tmp_path / "frames.json", events)])
+    found = dict(shares_of(activity_of(trace)).items())
+
+    assert found[share] == pytest.approx(3 * 7_990 / 32_010, rel=0.01)
+
+
+def test_a_loader_on_another_thread_hides_no_work(tmp_path: Path) -> None:
+    """On a CPU it prepares the next batch while this thread computes; on a GPU it waits while the device idles for another reason."""
+    loader = operation(
+        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 9_000, thread=9, category="user_annotation"
+    )
+    on_cpu = [loader, operation("aten::mm", 0, 9_000)]
+    on_gpu = [
+        loader,
+        *(operation("aten::mm", 4_000 * step, 5) for step in range(3)),
+        *(kernel(GEMM, 4_000 * step, 400) for step in range(3)),
+    ]
+
+    cpu, gpu = (
+        dict(shares_of(activity_of(*read_traces([write(tmp_path / f"{name}.json", events)]))).items())
+        for name, events in (("cpu", on_cpu), ("gpu", on_gpu))
+    )
+
+    assert (cpu["data_wait"], gpu["data_wait"]) == (0, 0)
+    assert cpu["compute"] > 0.99
+
+
 def test_several_devices_in_one_file_are_a_rank_with_a_row_each(tmp_path: Path) -> None:
     """The rank computes when any of its devices does."""
     events = [kernel(GEMM, 0, 40), kernel(GEMM, 20, 60, device=1), memcpy(90, 10)]
@@ -174,9 +232,9 @@ def test_a_wait_before_the_first_operation_counts(tmp_path: Path) -> None:
 
 def test_several_ranks_have_a_row_each_and_one_sentence(tmp_path: Path) -> None:
     """Above them stands the bottleneck that most of them share."""
-    lost = [kernel(GEMM, 0, 20), kernel(SUM, 20, 80)]
+    lost = [kernel(GEMM, 0, 2_000), kernel(SUM, 2_000, 8_000)]
     paths = [write(tmp_path / f"{rank}.json", lost, distributedInfo={"rank": rank}) for rank in range(2)]
-    paths.append(write(tmp_path / "2.json", [kernel(GEMM, 0, 100)], distributedInfo={"rank": 2}))
+    paths.append(write(tmp_path / "2.json", [kernel(GEMM, 0, 10_000)], distributedInfo={"rank": 2}))
 
     found = as_json([profile_of(one) for one in read_traces(paths)])
 

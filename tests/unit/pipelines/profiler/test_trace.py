@@ -1,13 +1,17 @@
 """Traces as they are found: compressed, cut, odd, old, of several ranks, and those of nsys."""
 
+import gzip
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
 from models.errors import InvalidRequest
+from pipelines.profiler import trace as trace_module
+from pipelines.profiler.report import as_lines, profile_of
 from pipelines.profiler.trace import Kind, read_traces
 from tests.support.profiler.traces import kernel, memcpy, memset, operation, write
 
@@ -71,9 +75,9 @@ def test_events_that_cannot_be_placed_are_counted_and_left_out(tmp_path: Path) -
 
     assert [one.name for one in trace.events] == ["k", ""]
     assert sorted(trace.notes) == [
-        "1 events were left out: a duration is negative",
-        "2 events were left out: no object",
-        "4 events were left out: a time is missing or no number",
+        "1 events were skipped: a duration is negative",
+        "2 events were skipped: no object",
+        "4 events were skipped: a time is missing or no number",
     ]
 
 
@@ -114,7 +118,7 @@ def test_a_cut_file_is_named_with_the_fix(tmp_path: Path, suffix: str, share: fl
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (None, "there is no file"),
+        (None, "does not exist"),
         (b"", "is empty"),
         (b"<html>", "is no JSON at line 1"),
         (b"{}", "without a list of traceEvents"),
@@ -182,12 +186,119 @@ def test_an_nsys_report_holds_a_rank_for_each_process(tmp_path: Path) -> None:
         (Kind.RANGE, "step", 0, 20),
         (Kind.OPERATION, "aten::mm", 0.4, 0.9),
         (Kind.RUNTIME, "cudaLaunchKernel", 0.5, 0.8),
-        (Kind.COPY, "memcpy", 1, 4),
+        (Kind.COPY, "memcpy HtoD", 1, 4),
         (Kind.KERNEL, "void cutlass::Kernel<gemm>", 5, 9),
         (Kind.KERNEL, "ncclDevKernel_AllReduce", 8, 15),
     ]
     assert [one.device for one in second.events] == [1]
     assert first.device_names[0] == "NVIDIA A100-SXM4-80GB"
+
+
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS id, x AS value, x AS start, x AS end FROM n"
+KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+GENERATED = (
+    f"CREATE TABLE {KERNEL} (start INT, end INT, text TEXT AS (upper('made by a function')));"
+    f"INSERT INTO {KERNEL} VALUES (1, 2);"
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (f"DROP TABLE {KERNEL}; CREATE VIEW {KERNEL} AS {ENDLESS};", None),
+        (f"DROP TABLE StringIds; CREATE VIEW StringIds AS {ENDLESS};", None),
+        (f"DROP TABLE {KERNEL}; {GENERATED}", None),
+        (f"ALTER TABLE {KERNEL} RENAME COLUMN start TO begin;", "lacks the column start"),
+        (
+            f"UPDATE {KERNEL} SET start = NULL, deviceId = NULL, globalPid = NULL, shortName = NULL, demangledName = NULL;",
+            None,
+        ),
+        (
+            f"UPDATE {KERNEL} SET start = '{'9' * 5_000}', streamId = '{'9' * 5_000}', globalPid = 'x', demangledName = x'00ff';",
+            None,
+        ),
+        (
+            "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = NULL, nameId = 'none'; UPDATE NVTX_EVENTS SET globalTid = 1.5;",
+            None,
+        ),
+        ("UPDATE StringIds SET value = x'ff00fe'; UPDATE TARGET_INFO_GPU SET id = 'one', name = NULL;", None),
+    ],
+)
+def test_an_nsys_report_may_hold_anything(tmp_path: Path, script: str, why: str | None) -> None:
+    """Views are not read, functions of SQLite do not run, and a cell of another type costs its row at most."""
+    path = nsys_report(tmp_path / "odd.sqlite")
+    with closing(sqlite3.connect(path)) as base:
+        base.executescript(script)
+
+    if why is not None:
+        with pytest.raises(InvalidRequest, match=why):
+            read_traces([path])
+        return
+    traces = read_traces([path])
+    assert all(profile_of(trace).verdict.sentence for trace in traces)
+    assert "MADE BY A FUNCTION" not in {event.name for trace in traces for event in trace.events}
+
+
+def test_pages_that_lead_to_each_other_end(tmp_path: Path) -> None:
+    """The steps of SQLite's machine are bounded by the file's size."""
+    path = tmp_path / "pages.sqlite"
+    with closing(sqlite3.connect(path)) as base:
+        base.executescript(
+            f"CREATE TABLE {KERNEL} (start INT, end INT); WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 9000) INSERT INTO {KERNEL} SELECT x, x + 1 FROM n;"
+        )
+        (root,) = base.execute(f"SELECT rootpage FROM sqlite_master WHERE name = '{KERNEL}'").fetchone()
+    pages = bytearray(path.read_bytes())
+    start = (root - 1) * 4_096
+    children = int.from_bytes(pages[start + 3 : start + 5], "big")
+    places = [start + 12 + 2 * number for number in range(children)]
+    cells = [start + int.from_bytes(pages[place : place + 2], "big") for place in places]
+    leaf = pages[cells[0] : cells[0] + 4]
+    for level in range(6):  # a chain of interior pages, each of which leads to the next by every cell
+        target = leaf if level == 5 else (int.from_bytes(leaf, "big") + level + 1).to_bytes(4, "big")
+        page = start if level == 0 else (int.from_bytes(leaf, "big") + level - 1) * 4_096
+        pages[page : page + 4_096] = pages[start : start + 4_096]
+        for cell in cells:
+            pages[page + cell - start : page + cell - start + 4] = target
+        pages[page + 8 : page + 12] = target
+    path.write_bytes(pages)
+
+    with pytest.raises(InvalidRequest, match=r"damaged SQLite file|more than"):
+        read_traces([path])
+
+
+@pytest.mark.parametrize("suffix", ["json", "json.gz"])
+@pytest.mark.parametrize(("filler", "limit"), [(b"x", "MAX_BYTES"), (b"[]", "_MAX_NESTED"), (b"0", "_MAX_ITEMS")])
+def test_a_trace_has_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, filler: bytes, limit: str
+) -> None:
+    """Bytes, objects and numbers are counted before they become objects of Python; gzip is unpacked up to the limit."""
+    monkeypatch.setattr(trace_module, limit, 1_000)
+    content = (
+        b'{"traceEvents": ["' + filler * 2_000 + b'"]}'
+        if filler == b"x"
+        else b'{"traceEvents": [' + b",".join([filler] * 2_000) + b"]}"
+    )
+    path = tmp_path / f"large.{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+
+    with pytest.raises(InvalidRequest, match=r"holds more than .*; record fewer steps"):
+        read_traces([path])
+
+
+def test_numbers_and_names_of_any_length_are_read(tmp_path: Path) -> None:
+    """5,000 digits, lone surrogates, escapes of a terminal and endless names cost nothing but themselves."""
+    digits = "9" * 5_000
+    path = write(tmp_path / "long.json", [kernel("\ud800\x1b[2J" + "n" * 9_000, 0, 2_000), kernel("k", 2, 1)])
+    path.write_text(
+        path.read_text().replace('"ts": 2', f'"ts": {digits}').replace('"stream": 7', f'"stream": {digits}')
+    )
+
+    (trace,) = read_traces([path])
+
+    assert len(trace.events) == 1
+    printed = "\n".join(as_lines([profile_of(trace)]))
+    assert printed.encode()
+    assert "\x1b" not in printed
 
 
 def test_an_nsys_report_without_a_device_names_the_command(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipelines.profiler.report import profile_of
 from pipelines.profiler.shares import Shares
 from pipelines.profiler.trace import read_traces
-from pipelines.profiler.verdict import Bottleneck, Circumstances, verdict_of
+from pipelines.profiler.verdict import Bottleneck, Circumstances, common_verdict, verdict_of
 
 ROOT = Path(__file__).resolve().parents[4]
 ABOUT = Circumstances(is_of_gpu=True, interrupted=0.0, is_unrecorded=False, dtype="fp32", operations=())
@@ -65,6 +66,58 @@ def test_interruptions_take_no_part() -> None:
     about = replace(ABOUT, interrupted=0.6)
 
     assert verdict_of(shares(launch=0.35, host=0.65), about).bottleneck is Bottleneck.LAUNCH
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"communication_exposed": 0.24, "launch": 0.35, "compute": 0.41}, Bottleneck.LAUNCH),
+        ({"communication_exposed": 0.24, "data_wait": 0.19, "copy": 0.1, "compute": 0.47}, Bottleneck.COMMUNICATION),
+        ({"communication_exposed": 0.2, "launch": 0.2, "compute": 0.6}, Bottleneck.NONE),
+    ],
+)
+def test_half_of_the_time_lost_in_several_ways_is_named(given: dict[str, float], expected: Bottleneck) -> None:
+    """Losses are summed before each is compared with its own threshold: the largest is the bottleneck, the next one stands beside it."""
+    verdict = verdict_of(shares(**given), ABOUT)
+
+    assert verdict.bottleneck is expected
+    assert ("in several ways" in verdict.sentence) == (expected is not Bottleneck.NONE)
+
+
+@pytest.mark.parametrize(
+    ("about", "is_enough"),
+    [
+        ({"num_activities": 2, "active_us": 6.0, "span_us": 7.0, "recorded_us": 1e6}, False),
+        ({"num_activities": 60, "active_us": 900.0, "span_us": 2_000.0, "recorded_us": 1e6}, False),
+        ({"num_activities": 60, "active_us": 900.0, "span_us": 2_000.0, "recorded_us": 9e3}, True),
+        ({"num_activities": 2, "active_us": 6_000.0, "span_us": 7_000.0, "recorded_us": 1e4}, True),
+        ({"lacks_kernels": True, "is_of_gpu": False}, False),
+        ({"unknown": 0.6}, False),
+    ],
+)
+def test_too_little_evidence_is_no_verdict(about: dict[str, Any], is_enough: bool) -> None:
+    """A few tiny kernels, launches without kernels, or kernels that nothing describes: the sentence says what is missing."""
+    verdict = verdict_of(shares(memory=0.9), replace(ABOUT, **about))
+
+    assert verdict.bottleneck is (Bottleneck.MEMORY if is_enough else Bottleneck.UNKNOWN)
+    assert common_verdict([verdict, verdict_of(shares(memory=0.9), ABOUT)]).bottleneck is Bottleneck.MEMORY
+
+
+@pytest.mark.parametrize("kind", ["compute", "memory"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp8", None])
+def test_advice_invents_no_dtype(kind: str, dtype: str | None) -> None:
+    """bf16 is advised where the trace shows fp32."""
+    verdict = verdict_of(shares(**{kind: 0.95}), replace(ABOUT, dtype=dtype))
+
+    assert ("bf16" in verdict.sentence) == (dtype == "fp32")
+
+
+@pytest.mark.parametrize(
+    ("copies", "advice"), [("HtoD", "pinned"), ("DtoH", "results"), ("DtoD", "clones"), ("", "pinned")]
+)
+def test_advice_of_copies_is_of_their_direction(copies: str, advice: str) -> None:
+    """Pinned memory helps no copy within a device."""
+    assert advice in verdict_of(shares(copy=0.5), replace(ABOUT, copies=copies)).sentence
 
 
 PLANTS = {

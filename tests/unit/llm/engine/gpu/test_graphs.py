@@ -1,15 +1,19 @@
 """Which steps of an engine are captured and replayed; that the outcomes of any mix are the same, test_mixed_requests holds."""
 
+import gc
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 
 from services.llm.engine.engine import Engine
+from services.llm.engine.gpu.graph_device import Body, CudaGraphDevice
 from services.llm.engine.gpu.graph_shapes import sizes_up_to
 from services.llm.engine.gpu.step_table import StepTable
 from tests.support.engine.engine_scripts import EvenAndOdd, World, assert_same_answers, prompt_of
 from tests.support.engine.engines import drain
-from tests.support.engine.replaying_device import ReplayingDevice
+from tests.support.engine.replaying_device import ReplayedBody, ReplayingDevice
 
 
 def both(depth: int, **changes: int) -> tuple[Engine, Engine, ReplayingDevice]:
@@ -72,17 +76,109 @@ def test_shapes_are_captured_once_before_or_late() -> None:
         engine.add_rank(name, prompt_of(1), k=5, beam_width=8)
         drain(engine)
 
-    total = len(warm.recordings)
+    total = 2 * len(warm.recordings)
     assert progress == [(done, total) for done in range(1, total + 1)]
     assert engine.graph_counts.late_captures == len(late.recordings) == 1
     assert late.num_replays == 2
+
+
+def test_an_operation_that_no_warm_up_ran_is_refused() -> None:
+    """Its kernel would be loaded during the capture."""
+    with pytest.raises(AssertionError, match=r"loaded during a capture: .*neg"):
+        ReplayingDevice().capture(lambda: (torch.neg(torch.ones(2)),), [])
+
+
+class LoggedGraph:
+    """Notes its calls."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def capture_end(self) -> None:
+        """End a capture."""
+        self.log.append(f"end {self.name}")
+
+    def replay(self) -> None:
+        """Replay."""
+        self.log.append(f"replay {self.name}")
+
+    def reset(self) -> None:
+        """Destroy the graph."""
+        self.log.append(f"reset {self.name}")
+
+
+class LoggedDriver:
+    """A driver without a card."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.num_graphs = 0
+
+    def new_graph(self) -> LoggedGraph:
+        """Return an empty graph."""
+        self.num_graphs += 1
+        return LoggedGraph(str(self.num_graphs), self.log)
+
+    def synchronize(self) -> None:
+        """Wait."""
+        self.log.append("synchronize")
+
+    def begin(self, graph: LoggedGraph) -> None:
+        """Start a capture."""
+        assert not gc.isenabled(), "a collection could end another engine's graphs"
+        self.log.append(f"begin {graph.name}")
+
+
+def test_graphs_of_an_engine_end_together_after_their_last_replay() -> None:
+    """Even one whose capture failed stays until then: its end would free the workspace that the others have captured."""
+    driver = LoggedDriver()
+    device = CudaGraphDevice(driver)
+
+    def fails() -> tuple[torch.Tensor, ...]:
+        raise ValueError("stop")
+
+    first = device.capture(lambda: (torch.ones(1),), [])
+    with pytest.raises(ValueError, match="stop"):
+        device.capture(fails, [])
+    first.replay()
+    assert gc.isenabled()
+    assert driver.log == ["synchronize", "begin 1", "end 1", "synchronize", "begin 2", "end 2", "replay 1"]
+    driver.log.clear()
+    del device
+
+    assert driver.log == ["synchronize", "reset 1", "reset 2"]
+
+
+def test_no_graph_is_captured_before_all_steps_are_warmed_up() -> None:
+    """The device loads kernels while it warms up, and never between two captures."""
+    calls: list[str] = []
+
+    class Ordered(ReplayingDevice):
+        """Notes the order."""
+
+        def warm_up(self, body: Body) -> None:
+            """Run the body."""
+            calls.append("warm up")
+            super().warm_up(body)
+
+        def capture(self, body: Body, inputs: Sequence[torch.Tensor]) -> ReplayedBody:
+            """Keep the body."""
+            calls.append("capture")
+            return super().capture(body, inputs)
+
+    World(2).engine(Ordered(), max_running=1, max_beam_rows=8, max_num_batched_tokens=16)
+
+    assert calls == ["warm up"] * (len(calls) // 2) + ["capture"] * (len(calls) // 2)
+    assert calls
 
 
 @pytest.mark.parametrize(("change", "message"), [("input", "was replaced"), ("operation", "another way")])
 def test_the_stand_in_replays_as_a_graph_does(change: str, message: str) -> None:
     """New contents of the memory that was captured, but neither another tensor nor other operations; what a replay has read is spoiled for the next."""
     inputs, operations = [torch.ones(2)], [torch.neg]
-    recording = ReplayingDevice().capture(lambda: (operations[-1](inputs[-1]),), inputs[:])
+    device = ReplayingDevice()
+    device.warm_up(lambda: (operations[-1](inputs[-1]),))
+    recording = device.capture(lambda: (operations[-1](inputs[-1]),), inputs[:])
     inputs[0].fill_(4.0)
     replayed = [(recording.replay(), recording.outputs[0].tolist())[1] for _ in range(2)]
     inputs.append(torch.zeros(2)) if change == "input" else operations.append(torch.abs)

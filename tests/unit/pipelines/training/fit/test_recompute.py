@@ -1,14 +1,17 @@
 """Activations that are computed again."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.decoder.decoder import Decoder
+from pipelines.training.fit import recompute
 from pipelines.training.fit.batches import make_batch
 from pipelines.training.fit.dropout import dropout_after
-from pipelines.training.fit.recompute import blocks_of, recomputed
+from pipelines.training.fit.recompute import blocks_of, flops_factor, kept_operations, recomputed
 from pipelines.training.train_decoder import TrainOptions, new_decoder, next_token_loss
 from tests.support.training.bundles import build_catalogue
 
@@ -63,6 +66,31 @@ def test_gradients_are_the_same_bits_whatever_is_computed_again() -> None:
     assert few == usual < more
     assert kept_of_full < kept
     assert kept_of_selective < kept
+
+
+def test_selective_keeps_every_attention_that_torch_may_choose() -> None:
+    """Hopper cards get cuDNN's. Composites and fused inference layers are no choices of `scaled_dot_product_attention`."""
+    chosen = re.compile(
+        r"aten::(_scaled_dot_product_\w*attention\w*|_(?:flash|efficient|cudnn)_attention_forward\w*)(\.(?!out)\w+)?"
+    )
+    of_torch = {
+        name for name in torch._C._dispatch_get_all_op_names() if chosen.fullmatch(name) and "backward" not in name
+    }
+
+    kept = {operation.name() for operation in kept_operations()}
+
+    assert of_torch - kept == {"aten::_scaled_dot_product_attention_math"}
+    assert "aten::_scaled_dot_product_cudnn_attention" in kept
+
+
+def test_flops_of_recomputation_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Selective repeats no product; what a version of torch would not keep counts as repeated."""
+    cpu, dtype = torch.device("cpu"), torch.float32
+    as_it_is = flops_factor("selective", cpu, dtype)
+    monkeypatch.setattr(recompute, "_KEPT", ("mm", "_scaled_dot_product_flash_attention_for_cpu"))
+
+    assert (flops_factor("none", cpu, dtype), as_it_is, flops_factor("full", cpu, dtype)) == (1.0, 1.0, 4 / 3)
+    assert 1.0 < flops_factor("selective", cpu, dtype) < 4 / 3
 
 
 def test_a_model_without_lists_of_modules_has_no_blocks() -> None:
