@@ -10,9 +10,10 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from models.canary import Canary
+from models.canary import Canary, StoredCanary
+from models.documents import Schema, Version, decode
 from models.errors import BundleCorrupt, BundleMoved, BundleNotFound, BundleWithdrawn, CanaryError, InvalidRequest
-from models.withdrawals import Withdrawal, refuse, without
+from models.withdrawals import StoredWithdrawal, Withdrawal, refuse, without
 
 DEFAULT_NAME = "default"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -202,33 +203,57 @@ class NameRecord:
         return (*self.history, move)[-_MAX_HISTORY:]
 
 
+class _StoredReference(Schema):
+    version: Version
+    by: str | None = None
+    at: str | None = None
+
+
+class _StoredMove(Schema):
+    act: str
+    version: Version | None
+    by: str
+    at: str
+    note: str = ""
+
+
+class _StoredRecord(Schema):
+    live: Version | None
+    previous: Version | None
+    owner: str | None
+    reference: _StoredReference | None
+    canary: StoredCanary | None = None
+    withdrawn: dict[Version, StoredWithdrawal]
+    history: list[_StoredMove]
+
+
 def decode_record(content: bytes, where: str) -> NameRecord:
-    """Read what `encode` wrote. `where` names it in errors. Raises BundleCorrupt."""
+    """Read what `encode` wrote. `where` names it in errors. Raises BundleCorrupt, which names the field that is wrong."""
     try:
-        fields = json.loads(content)
-        reference, canary = fields["reference"], fields.get("canary")
-        record = NameRecord(
-            live=fields["live"],
-            previous=fields["previous"],
-            owner=fields["owner"],
-            reference=None if reference is None else Reference(**reference),
-            canary=None if canary is None else Canary.decode(canary),
-            withdrawn={version: Withdrawal(version=version, **one) for version, one in fields["withdrawn"].items()},
-            history=tuple(Move(**one) for one in fields["history"]),
+        stored, _ = decode(content, _StoredRecord, where)
+        return NameRecord(
+            live=stored.live,
+            previous=stored.previous,
+            owner=stored.owner,
+            reference=None if stored.reference is None else Reference(**dict(stored.reference)),
+            canary=None if stored.canary is None else stored.canary.canary(),
+            withdrawn={version: Withdrawal(version=version, **dict(one)) for version, one in stored.withdrawn.items()},
+            history=tuple(Move(**dict(one)) for one in stored.history),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BundleCorrupt(f"{where}: no record of a name; restore it, or remove it and promote a version") from error
-    parts = [record.reference, *record.withdrawn.values(), *record.history]
-    texts = [record.live, record.previous, record.owner]
-    texts += [text for part in parts if part is not None for text in asdict(part).values()]
-    if not all(text is None or isinstance(text, str) for text in texts):
-        raise BundleCorrupt(f"{where}: no record of a name; restore it, or remove it and promote a version")
-    return record
+    except InvalidRequest as error:
+        raise BundleCorrupt(f"{where}: canary.{error}") from error
+    except BundleCorrupt as error:
+        raise BundleCorrupt(f"{error}; restore the record, or remove it and promote a version") from error
+
+
+def is_name(text: str) -> bool:
+    """Whether a model may have this name."""
+    return _NAME.fullmatch(text) is not None
 
 
 def check_name(name: str) -> str:
     """Return the name, or refuse one that is no name of a model. Raises InvalidRequest."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise InvalidRequest("name", f"{name!r} is no name", "use lower-case letters, digits and hyphens, at most 63")
     return name
 

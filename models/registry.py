@@ -30,9 +30,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from models.bundle import MANIFEST, Bundle, answers_with, hashes, open_bundle
+from models.bundle import Bundle, answers_with, hashes, open_bundle
 from models.canary import Canary, Stage, check_stages
-from models.errors import BundleError, BundleNotFound, BundleWithdrawn
+from models.documents import is_version
+from models.errors import BundleCorrupt, BundleError, BundleNotFound, BundleWithdrawn, InvalidRequest
+from models.manifest import MANIFEST, decode_manifest
 from models.name_record import DEFAULT_NAME, NameRecord, Reference, check_name, decode_record
 from models.storage.folder import FolderStorage
 from models.storage.port import Storage
@@ -92,7 +94,14 @@ class BundleStore:
     def publish(
         self, source: Path, version: str, about: dict[str, Any], pages: Mapping[str, str] | None = None
     ) -> Bundle:
-        """Copy `source`, and these texts by file name, as `version` with a manifest of hashes. Does not promote. An existing version is kept."""
+        """Copy `source`, and these texts by file name, as `version` with a manifest of hashes. Does not promote. An existing version is kept.
+
+        Raises InvalidRequest for a version that cannot have this name, BundleCorrupt for a manifest that no process would read, StoreUnavailable or OSError.
+        """
+        if not is_version(version):
+            raise InvalidRequest(
+                "version", f"{version!r:.100} is not a name of a version", "use letters, digits, . _ -"
+            )
         if version not in self.versions():
             scratch = self._storage.scratch(version)
             try:
@@ -100,7 +109,9 @@ class BundleStore:
                 for name, text in (pages or {}).items():
                     (scratch / name).write_text(text)
                 manifest = {"version": version, **about, "files": hashes(scratch)}
-                (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+                text = json.dumps(manifest, indent=1, sort_keys=True)
+                decode_manifest(text, version, f"manifest of {version}")
+                (scratch / MANIFEST).write_text(text)
                 self._storage.add(scratch, version)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -111,13 +122,13 @@ class BundleStore:
     def open(self, version: str) -> Bundle:
         """Open one version; its files are verified when they are needed. Raises BundleNotFound, BundleCorrupt or StoreUnavailable."""
         try:
-            return open_bundle(self._storage.folder_of(version))
+            return open_bundle(self._storage.folder_of(_checked(version)))
         except BundleNotFound as error:
-            raise BundleNotFound(f"no bundle {version} in {self._storage}{self._nearest(version)}") from error
+            raise BundleNotFound(f"no bundle {version:.200} in {self._storage}{self._nearest(version)}") from error
 
     def described(self, version: str, *, with_report: bool = False) -> Bundle:
         """Open one version for its manifest, and for its report where asked for: nothing else is brought to this machine. Raises BundleNotFound, BundleCorrupt or StoreUnavailable."""
-        return open_bundle(self._storage.manifest_folder_of(version, with_report))
+        return open_bundle(self._storage.manifest_folder_of(_checked(version), with_report))
 
     def versions(self) -> list[str]:
         """Return all published versions, oldest first."""
@@ -134,6 +145,14 @@ class BundleStore:
     def record(self) -> NameRecord:
         """Return the record of this store's name; an empty one before the first promotion. One small read. Raises BundleCorrupt or StoreUnavailable."""
         return self._read()[0]
+
+    def last_valid_record(self) -> NameRecord | None:
+        """Return the record of this store's name that this machine read last and could decode; None where it keeps none."""
+        content = self._storage.kept_record(self.name)
+        try:
+            return None if content is None else decode_record(content, f"the kept record of {self.name}")
+        except BundleCorrupt:
+            return None
 
     def live_version(self) -> str | None:
         """Return the version that serves under the name, or None before the first promotion. One small read."""
@@ -341,7 +360,9 @@ class BundleStore:
         content, mark = self._storage.read_record(self.name)
         if content is None:
             return NameRecord(), mark
-        return decode_record(content, f"names/{self.name}.json in {self._storage}"), mark
+        record = decode_record(content, f"names/{self.name}.json in {self._storage}")
+        self._storage.keep_record(self.name, content)
+        return record, mark
 
     def _change(self, change: Callable[[NameRecord], NameRecord]) -> NameRecord:
         """Replace the record by what `change` makes of it, which is asked again where another process was faster; return the one before."""
@@ -357,6 +378,13 @@ class BundleStore:
         if version not in self.versions():
             self._change(lambda record: before if record.live == version else record)
             self.open(version)
+
+
+def _checked(version: str) -> str:
+    """Return the name of a version. Raises BundleNotFound for a name that no version can have."""
+    if not is_version(version):
+        raise BundleNotFound(f"{version!r:.200} is not a name of a version")
+    return version
 
 
 def _now() -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
+from models.documents import Schema
 from models.errors import BundleWithdrawn
 
 SERVING = "serving/"
@@ -30,6 +31,15 @@ class Withdrawal:
     def describe(self) -> str:
         """Return a sentence on who withdrew it, when and why."""
         return f"{self.version} was withdrawn by {self.by} at {self.at} ({self.reason or 'no reason given'})"
+
+
+class StoredWithdrawal(Schema):
+    """A withdrawal as a name's record holds it, under its version."""
+
+    by: str
+    at: str
+    reason: str
+    content: str
 
 
 def content_of(files: Mapping[str, str]) -> str:

@@ -65,7 +65,7 @@ def list_bundles(name: Name = "default") -> None:
     if canary is not None:
         share = canary.share_at(time.time() * 1_000)
         notes.append(f"{canary.version} is the canary of {name}: {share:.3g} of its users get it, since {canary.at}")
-    elsewhere = [f"{store.named(other).live_version()} is live as {other}" for other in store.names() if other != name]
+    elsewhere = [_live_as(store.named(other)) for other in store.names() if other != name]
     for message in (*damaged, *notes, *elsewhere):
         out.print(escape(f"note: {message}"))
 
@@ -184,7 +184,18 @@ def rollback(
 def bundle_row(report: dict[str, Any]) -> list[str]:
     """Return a bundle's table cells from its evaluation report, a dash for what was not measured."""
     measured = [report.get("metrics", {}).get(model, {}) for model in ("decoder", "student", "item_knn")]
-    return [str(report.get("dataset", "-")), *(f"{one['ndcg@10']:.4f}" if one else "-" for one in measured)]
+    return [
+        str(report.get("dataset") or "-"),
+        *("-" if (ndcg := one.get("ndcg@10")) is None else f"{ndcg:.4f}" for one in measured),
+    ]
+
+
+def _live_as(store: "BundleStore") -> str:
+    """Return a sentence on what is live under another name, or why that is unknown."""
+    try:
+        return f"{store.live_version()} is live as {store.name}"
+    except BundleCorrupt as error:
+        return str(error)
 
 
 def _if_named(name: str) -> dict[str, str]:

@@ -14,9 +14,11 @@ from infra.cli.audit import audited, user_name
 from services.errors import CanaryError, ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from models.canary import Canary, Stage
     from models.registry import BundleStore
-    from models.release_report import GuardReport
+    from models.release_report import GuardReport, ReleaseReport
     from services.settings.settings import Settings
 
 out = Console(highlight=False, soft_wrap=True)
@@ -213,8 +215,6 @@ def _since(canary: "Canary", now_ms: int) -> str:
 
 
 def _show_report(canary: "Canary", now_ms: int) -> None:
-    from rich.table import Column, Table
-
     from models.release_report import ReleaseReport
 
     report = ReleaseReport.decode(canary.report)
@@ -226,13 +226,20 @@ def _show_report(canary: "Canary", now_ms: int) -> None:
     ago_s = round((now_ms - (canary.looked_ms or now_ms)) / 1_000)
     lists = " and ".join(f"{one:,}" for one in report.lists)
     out.print(f"looked at {ago_s} s ago, {lists} lists of it and of the live version: {report.outcome}", markup=False)
+    if report.guards:
+        out.print(report_table(report))
+    out.print(f"{report.act}: {report.reason}", markup=False)
+
+
+def report_table(report: "ReleaseReport") -> "Table":
+    """Return the guards of a look as a table."""
+    from rich.table import Column, Table
+
     columns = ("guard", Column("state", no_wrap=True), Column("worse by", justify="right"), "interval")
     table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for one in report.guards:
-        table.add_row(escape(one.name), one.state, _percent(one.worse_by), _interval(one))
-    if table.row_count:
-        out.print(table)
-    out.print(f"{report.act}: {report.reason}", markup=False)
+        table.add_row(escape(one.name), escape(one.state), _percent(one.worse_by), _interval(one))
+    return table
 
 
 def _interval(one: "GuardReport") -> str:

@@ -197,6 +197,11 @@ class GatewayMetrics(_Metrics):
     bundle_store_lost = _gauge(
         "tailrace_bundle_store_lost", "1 while the store of bundles does not answer and what is loaded serves on"
     )
+    name_record_corrupt = _gauge(
+        "tailrace_name_record_corrupt",
+        "1 while the record of a name cannot be decoded and the last valid one serves",
+        "name",
+    )
     llm_replicas_wanted = _gauge("tailrace_llm_replicas_wanted", "Minimum number of LLM replicas")
 
 

@@ -117,6 +117,74 @@ def test_unusable_manifest_is_corrupt(store: BundleStore, root: Path, manifest: 
     assert (store.rollback(), list(store.withdrawals())) == ("v1", ["v2"])
 
 
+HASH = "0" * 64
+HOSTILE_MANIFESTS: dict[str, str] = {
+    **{
+        f"file {name!r}": json.dumps({"files": {name: HASH}})
+        for name in (
+            *("/etc/cron.d/x", "../v1/student.onnx", "decoder/../../x", "decoder/..", ".", "", "a//b", "./a", "a/"),
+            *("a\\b", "C:\\x", "a\0b", "a\nb", "manifest.json", "decoder/manifest.json", "x" * 2_000),
+        )
+    },
+    **{
+        f"hash {one!r}": json.dumps({"files": {"a": one}}) for one in ("", "c0de", "../" * 21 + "x", HASH[:-1] + "G", 1)
+    },
+    "file and folder": json.dumps({"files": {"a": HASH, "a/b": HASH}}),
+    "listed twice": f'{{"files": {{"a": "{HASH}", "a": "{HASH}"}}}}',
+    "another version": json.dumps({"files": {}, "version": "v1"}),
+    **{
+        f"{name}: {value!r}": json.dumps({"files": {}, name: value})
+        for name, value in (
+            *(("lineage", []), ("lineage", None), ("lineage", {"parents": []}), ("lineage", {"stages": 1})),
+            *(("lineage", {"parents": {"started_from": "../x"}}), ("lineage", {"items_added_to": 3})),
+            *(("lineage", {"options": []}), ("serving", []), ("serving", {"weight_kind": 4}), ("trained", "no")),
+            *(("prompt", {"max_items": 0}), ("prompt", {"stride": 0}), ("prompt", {"stride": "50"}), ("prompt", 1)),
+            *(
+                ("llm_pays", [1]),
+                ("llm_pays", [["a", None]]),
+                ("lists", {"of": "v1"}),
+                ("lists", {"of": "/", "under": "v2"}),
+            ),
+            *(("metrics", {"decoder": 1}), ("multiply_adds", []), ("data", []), ("num_items", "9"), ("forced", "no")),
+        )
+    },
+}
+"""By what is wrong. A writer of the store may have written any of them."""
+
+
+@pytest.mark.parametrize("wrong", HOSTILE_MANIFESTS)
+def test_a_hostile_manifest_is_named_and_ends_no_run(store: BundleStore, root: Path, wrong: str) -> None:
+    """The version does not open. What a nightly run asks of all versions (reference, pruning, the list) steps over it."""
+    promote(store, "v1")
+    (root / "v2" / "manifest.json").write_text(HOSTILE_MANIFESTS[wrong])
+
+    for act in (store.open, store.described, store.promote):
+        with pytest.raises(BundleCorrupt, match=r"v2/manifest\.json"):
+            act("v2")
+    assert store.reference() == Reference(version="v1")
+    publish(store, root, "v3")
+    assert store.prune(2) == []
+    assert store.versions() == ["v1", "v2", "v3"]
+
+
+@pytest.mark.parametrize(
+    "version", ["../v1", "/tmp/x", "v1/../v2", ".hidden", "", "a\\b", "a\0", "v" * 200, "LIVE", "names"]
+)
+def test_a_version_is_one_segment_of_a_path(store: BundleStore, tmp_path: Path, version: str) -> None:
+    """Other names are neither opened nor published nor found in a record."""
+    with pytest.raises(BundleNotFound):
+        store.open(version)
+    with pytest.raises(InvalidRequest, match="version"):
+        store.publish(source_with(tmp_path / "source", "x"), version, {})
+
+
+def test_a_manifest_that_no_process_would_read_is_not_published(store: BundleStore, tmp_path: Path) -> None:
+    """The publisher gets the error, and not the gateways later."""
+    with pytest.raises(BundleCorrupt, match="lineage"):
+        store.publish(source_with(tmp_path / "source", "x"), "v3", {"lineage": []})
+    assert store.versions() == ["v1", "v2"]
+
+
 @pytest.mark.parametrize("name", ["v9", "names"])
 def test_what_is_no_version_is_not_found(store: BundleStore, name: str) -> None:
     """An unknown version, and a file of the store that is no folder, cannot be promoted."""
@@ -204,14 +272,85 @@ def test_a_withdrawn_versions_twin_is_refused_too(store: BundleStore, root: Path
     assert store.withdrawals() == {}
 
 
-@pytest.mark.parametrize("withdrawn", [[], {"v2": {}}, {"v2": 1}])
-def test_an_unreadable_record_of_a_name_is_named(store: BundleStore, root: Path, withdrawn: object) -> None:
+CANARY: dict[str, object] = {
+    "version": "v2",
+    "salt": "s",
+    "stages": [{"share": 0.5, "hold_s": 1.0}],
+    "by": "ann",
+    "at": "now",
+    "stage": 0,
+    "since_ms": 0,
+    "by_hand": False,
+    "budgets": {},
+    "report": "",
+    "looked_ms": None,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            {"withdrawn": one}
+            for one in ([], {"v2": {}}, {"v2": 1}, {"../v2": {"by": "", "at": "", "reason": "", "content": ""}})
+        ),
+        *({"live": one} for one in (1, ["v1"], "../v1", "")),
+        *({"reference": one} for one in ("v1", {"version": 1}, {"version": "/"})),
+        *({"history": one} for one in ({}, [1], [{"act": 1, "version": "v1", "by": "", "at": ""}])),
+        *(
+            {"canary": {**CANARY, **one}}
+            for one in (
+                *(
+                    {"version": "../v2"},
+                    {"salt": 1},
+                    {"since_ms": "0"},
+                    {"since_ms": 1e300},
+                    {"since_ms": -1},
+                    {"stage": 1},
+                ),
+                *(
+                    {"stage": True},
+                    {"by_hand": "no"},
+                    {"budgets": []},
+                    {"budgets": {"errors": "x"}},
+                    {"looked_ms": "x"},
+                ),
+                *(
+                    {"stages": []},
+                    {"stages": [{"share": 2.0, "hold_s": 1.0}]},
+                    {"stages": [{"share": 0.5, "hold_s": 1e300}]},
+                ),
+                *({"stages": [{"share": None, "hold_s": 1.0}]}, {"stages": [{"share": 0.5}]}, {"report": None}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_an_unreadable_record_of_a_name_is_named(store: BundleStore, root: Path, wrong: dict[str, object]) -> None:
     """What cannot be read forbids a promotion: what it withdrew is not known."""
     store.promote("v1")
-    change_record(root, withdrawn=withdrawn)
+    change_record(root, **wrong)
 
     with pytest.raises(BundleCorrupt, match=r"names/default\.json"):
         store.promote("v1")
+
+
+def test_a_valid_canary_is_read(store: BundleStore, root: Path) -> None:
+    """The cases above are wrong by one field each."""
+    store.promote("v1")
+    change_record(root, canary=CANARY)
+
+    assert store.record().serving == ("v1", "v2")
+
+
+def test_what_lies_beside_the_records_is_no_name(store: BundleStore, root: Path) -> None:
+    """A copy that an editor left does not end a pruning."""
+    store.promote("v1")
+    for left in ("default (copy).json", ".default.json", "UPPER.json"):
+        (root / "names" / left).write_text("{}")
+
+    assert store.names() == ["default"]
+    assert store.prune(1) == []
 
 
 def test_a_store_from_before_names_keeps_its_pointers(store: BundleStore, root: Path) -> None:
