@@ -97,6 +97,11 @@ class Canary:
         """Whether there is no larger share to go to."""
         return self.stage == len(self.stages) - 1
 
+    @property
+    def identity(self) -> tuple[str, str, int, int, bool]:
+        """What an analysis of it holds for: this release, which its salt identifies, in this stage, and how it may be left."""
+        return self.version, self.salt, self.stage, self.since_ms, self.by_hand
+
     def moved(self, stage: int, since_ms: int) -> Self:
         """Return it in this stage from then on (Unix ms). What was reported is of the stage before. Raises InvalidRequest for a stage that it has not."""
         self.check_stage(stage)

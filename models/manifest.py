@@ -37,7 +37,7 @@ def _files(files: dict[str, str]) -> dict[str, str]:
 _FileName = Annotated[str, AfterValidator(_file_name)]
 _TimeUs = Annotated[int, Field(ge=-62_135_596_800 * 10**6, le=1_000 * MAX_TIME_MS)]
 """Unix microseconds of the years 1 to 9999."""
-_Numbers = dict[str, Finite | None]
+_Numbers = dict[str, float]
 
 
 class _Parents(Schema):

@@ -64,6 +64,20 @@ class NameRecord:
     withdrawn: Mapping[str, Withdrawal] = field(default_factory=dict)
     history: tuple[Move, ...] = ()
 
+    def in_release(self, canary: Canary | None) -> "NameRecord":
+        """Return the record where this release is under way in this very stage, or none is asked for. Raises CanaryError.
+
+        Whoever moves a release decides by what they saw of it, and a person may have ended it, moved it on or begun another since.
+        """
+        if canary is not None and (self.canary is None or self.canary.identity != canary.identity):
+            now = (
+                "no release is" if self.canary is None else f"{self.canary.version} in stage {self.canary.stage + 1} is"
+            )
+            raise CanaryError(
+                f"the release of {canary.version} in stage {canary.stage + 1} is no longer under way: {now} as of now"
+            )
+        return self
+
     def promote(
         self, version: str, files: Mapping[str, str], *, seen: str | None, by: str, at: str, force: bool
     ) -> "NameRecord":
@@ -112,10 +126,10 @@ class NameRecord:
             ),
         )
 
-    def release(self, canary: Canary, files: Mapping[str, str]) -> "NameRecord":
-        """Return the record with this canary beside the live version. `files` are what it answers with.
+    def release(self, canary: Canary, files: Mapping[str, str], *, seen: str | None) -> "NameRecord":
+        """Return the record with this canary beside the live version. `files` are what it answers with, `seen` what its mover saw live.
 
-        Raises BundleWithdrawn, or CanaryError where nothing or this version is live, or another release is under way.
+        Raises BundleMoved, BundleWithdrawn, or CanaryError where nothing or this version is live, or another release is under way.
         """
         if self.live is None:
             raise CanaryError("nothing is live yet: `tailrace bundles promote` makes the first version live")
@@ -123,6 +137,8 @@ class NameRecord:
             raise CanaryError(f"a release of {self.canary.version} is under way: end it with `tailrace release --stop`")
         if canary.version == self.live:
             raise CanaryError(f"{canary.version} is live already; name another version")
+        if self.live != seen:
+            raise BundleMoved(seen, self.live)
         refuse(self.withdrawn, canary.version, files)
         note = f"{canary.version} at {canary.stages[canary.stage].share:.3g} of users"
         return replace(
@@ -137,6 +153,20 @@ class NameRecord:
         note = f"{version} at {canary.stages[stage].share:.3g} of users"
         move = Move(act="share", version=self.live, by=by, at=at, note=note)
         return replace(self, canary=canary, history=self._with(move))
+
+    def pause_canary(self, version: str, *, by: str, at: str) -> "NameRecord":
+        """Return the record with this canary's stages left by hand alone from now on. Raises CanaryError where it is not under way."""
+        canary = replace(self._canary_of(version), by_hand=True)
+        move = Move(act="share", version=self.live, by=by, at=at, note=f"{version} is moved on by hand from now on")
+        return replace(self, canary=canary, history=self._with(move))
+
+    def take_back(self, version: str, before: "NameRecord", after: "NameRecord") -> "NameRecord":
+        """Return the record without a promotion of this version, which is gone; other moves that were made since stay."""
+        if self == after:
+            return before
+        if self.live != version:
+            return self
+        return replace(self, live=before.live, previous=before.previous)
 
     def report_canary(self, version: str, report: str, looked_ms: int) -> "NameRecord":
         """Return the record with what was found of this canary. Raises CanaryError where it is not under way."""

@@ -29,6 +29,7 @@ from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 from models.bundle import Bundle, answers_with, hashes, open_bundle
 from models.canary import Canary, Stage, check_stages
@@ -199,18 +200,27 @@ class BundleStore:
             refuse(record.withdrawn, version, answers_with({**about, "files": hashes(folder)}))
 
     def promote(
-        self, version: str, seen: str | Seen | None = Seen.NOW, *, by: str = _NOBODY, force: bool = False
+        self,
+        version: str,
+        seen: str | Seen | None = Seen.NOW,
+        *,
+        by: str = _NOBODY,
+        force: bool = False,
+        release: Canary | None = None,
     ) -> None:
         """Make this version live by one atomic move, after verifying it. `seen` is what was live when it was made; None: nothing was.
 
-        `force` promotes a withdrawn version too, and removes its record.
+        `force` promotes a withdrawn version too, and removes its record. `release` is the release, as its mover saw it, that ends with this move.
 
-        Raises BundleMoved if the pointer moved meanwhile, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
+        Raises BundleMoved if the pointer moved meanwhile, CanaryError if the release did, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
         """
         expected = self.live_version() if isinstance(seen, Seen) else seen
         files = self._verified(version)
         self._move_to(
-            version, lambda record: record.promote(version, files, seen=expected, by=by, at=_now(), force=force)
+            version,
+            lambda record: record.in_release(release).promote(
+                version, files, seen=expected, by=by, at=_now(), force=force
+            ),
         )
 
     def rollback(self, to: str | None = None, *, by: str = _NOBODY, reason: str = "", force: bool = False) -> str:
@@ -241,12 +251,15 @@ class BundleStore:
             raise BundleWithdrawn(f"{error}, and --to VERSION goes back to another one") from error
         return target
 
-    def withdraw(self, version: str, *, by: str = _NOBODY, reason: str = "") -> None:
-        """Record a version that is not live as withdrawn by this person. Raises BundleNotFound for an unknown and for the live version."""
+    def withdraw(self, version: str, *, by: str = _NOBODY, reason: str = "", release: Canary | None = None) -> None:
+        """Record a version that is not live as withdrawn by this person, or by the analysis of this release.
+
+        Raises BundleNotFound for an unknown and for the live version, CanaryError where the release has moved since.
+        """
         if version not in self.versions():
             self.open(version)
         left = Withdrawal(version=version, by=by, at=_now(), reason=reason, content=self._content(version))
-        self._change(lambda record: record.withdraw(left))
+        self._change(lambda record: record.in_release(release).withdraw(left))
 
     def release(
         self,
@@ -262,11 +275,11 @@ class BundleStore:
 
         Raises InvalidRequest for stages that `check_stages` refuses, CanaryError, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
         """
-        checked = check_stages(stages)
+        checked, live = check_stages(stages), self.live_version()
         files, at = self._verified(version), _now()
         canary = Canary(
             version=version,
-            salt=f"{self.name} {version} {at}",
+            salt=f"{self.name} {version} {at} {uuid4().hex[:8]}",
             stages=checked,
             by=by,
             at=at,
@@ -274,20 +287,26 @@ class BundleStore:
             by_hand=by_hand,
             budgets=budgets,
         )
-        self._change(lambda record: record.release(canary, files))
+        self._change(lambda record: record.release(canary, files, seen=live))
         return canary
 
-    def move_canary(self, version: str, stage: int, since_ms: int, *, by: str = _NOBODY) -> None:
-        """Move this canary to another of its stages from `since_ms` (Unix ms) on. Raises CanaryError where it is not under way, InvalidRequest for a stage that it has not."""
-        self._change(lambda record: record.move_canary(version, stage, since_ms, by=by, at=_now()))
+    def move_canary(
+        self, version: str, stage: int, since_ms: int, *, by: str = _NOBODY, release: Canary | None = None
+    ) -> None:
+        """Move this canary to another of its stages from `since_ms` (Unix ms) on. Raises CanaryError where it, or `release` as its mover saw it, is not under way, InvalidRequest for a stage that it has not."""
+        self._change(lambda record: record.in_release(release).move_canary(version, stage, since_ms, by=by, at=_now()))
 
-    def report_canary(self, version: str, report: str, looked_ms: int) -> None:
-        """Record what was found of this canary. Raises CanaryError where it is not under way."""
-        self._change(lambda record: record.report_canary(version, report, looked_ms))
+    def pause_canary(self, version: str, *, by: str = _NOBODY, release: Canary | None = None) -> None:
+        """Leave this canary's stages to people from now on. Raises as `move_canary` does."""
+        self._change(lambda record: record.in_release(release).pause_canary(version, by=by, at=_now()))
 
-    def end_canary(self, version: str, *, by: str = _NOBODY, note: str = "") -> None:
-        """End this canary's release without withdrawing it: all users get the live version. Raises CanaryError where it is not under way."""
-        self._change(lambda record: record.end_canary(version, by=by, at=_now(), note=note))
+    def report_canary(self, version: str, report: str, looked_ms: int, release: Canary | None = None) -> None:
+        """Record what was found of this canary. Raises as `move_canary` does."""
+        self._change(lambda record: record.in_release(release).report_canary(version, report, looked_ms))
+
+    def end_canary(self, version: str, *, by: str = _NOBODY, note: str = "", release: Canary | None = None) -> None:
+        """End this canary's release without withdrawing it: all users get the live version. Raises as `move_canary` does."""
+        self._change(lambda record: record.in_release(release).end_canary(version, by=by, at=_now(), note=note))
 
     def prune(self, keep: int) -> list[str]:
         """Remove all but the newest `keep` versions and those that a name may serve or is measured by, with what killed processes left; return the removed versions.
@@ -364,19 +383,19 @@ class BundleStore:
         self._storage.keep_record(self.name, content)
         return record, mark
 
-    def _change(self, change: Callable[[NameRecord], NameRecord]) -> NameRecord:
-        """Replace the record by what `change` makes of it, which is asked again where another process was faster; return the one before."""
+    def _change(self, change: Callable[[NameRecord], NameRecord]) -> tuple[NameRecord, NameRecord]:
+        """Replace the record by what `change` makes of it, which is asked again where another process was faster; return the one before and the new one."""
         while True:
             before, mark = self._read()
             after = change(before)
             if after == before or self._storage.swap_record(self.name, mark, after.encode()):
-                return before
+                return before, after
 
     def _move_to(self, version: str, change: Callable[[NameRecord], NameRecord]) -> None:
         """Move the pointer to a version, and back where it was pruned meanwhile: pruning hides it first and looks at the pointers then. Raises BundleNotFound."""
-        before = self._change(change)
+        before, after = self._change(change)
         if version not in self.versions():
-            self._change(lambda record: before if record.live == version else record)
+            self._change(lambda record: record.take_back(version, before, after))
             self.open(version)
 
 

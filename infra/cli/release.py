@@ -34,7 +34,9 @@ def release(
     stages: Annotated[
         str, typer.Option(help="Shares, and how long each lasts at least.", show_default=USUAL_STAGES)
     ] = "",
-    by_hand: Annotated[bool, typer.Option("--by-hand", help="Leave a stage by `--next` alone.")] = False,
+    by_hand: Annotated[
+        bool, typer.Option("--by-hand", help="Leave a stage by `--next` alone; without VERSION: from now on.")
+    ] = False,
     budget: Annotated[
         list[str] | None,
         typer.Option(help="By how much a guard may be worse, as latency=10%; repeat it.", show_default=False),
@@ -59,6 +61,10 @@ def release(
 
     settings = load_settings()
     store = BundleStore.of(settings, name)
+    if version is None:
+        _refuse_without_version(stages=stages, share=share, budget=budget, lists=lists, events=events, items=items)
+    if sum((go_on, stop, by_hand and version is None)) > 1:
+        raise ConfigError("--next: give one of --next, --stop and --by-hand")
     if version is not None:
         if go_on or stop:
             raise ConfigError("VERSION: --next and --stop are of the release under way; leave VERSION out")
@@ -69,7 +75,16 @@ def release(
         _stop(settings, store, reason)
     elif go_on:
         _go_on(settings, store)
+    elif by_hand:
+        _pause(settings, store)
     _show(store)
+
+
+def _refuse_without_version(**given: object) -> None:
+    """Raise ConfigError for an option that only the beginning of a release has."""
+    for option, value in given.items():
+        if value not in (None, "", []):
+            raise ConfigError(f"--{option}: is of a release that begins; give the VERSION too")
 
 
 def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
@@ -169,17 +184,25 @@ def _go_on(settings: "Settings", store: "BundleStore") -> None:
     details = {"version": canary.version, "stage": str(canary.stage + 1), **_if_named(store)}
     with audited(settings.state_dir.absolute(), "release-next", **details):
         if canary.is_last_stage:
-            store.promote(canary.version, by=user_name())
+            store.promote(canary.version, by=user_name(), release=canary)
         else:
-            store.move_canary(canary.version, canary.stage + 1, _lead_from_now(settings), by=user_name())
+            store.move_canary(
+                canary.version, canary.stage + 1, _lead_from_now(settings), by=user_name(), release=canary
+            )
 
 
 def _stop(settings: "Settings", store: "BundleStore", reason: str) -> None:
     canary = _under_way(store)
     details = {"version": canary.version, **({"reason": reason} if reason else {}), **_if_named(store)}
     with audited(settings.state_dir.absolute(), "release-stop", **details):
-        store.end_canary(canary.version, by=user_name(), note=reason)
+        store.end_canary(canary.version, by=user_name(), note=reason, release=canary)
     out.print(f"the release of {canary.version} is stopped", markup=False)
+
+
+def _pause(settings: "Settings", store: "BundleStore") -> None:
+    canary = _under_way(store)
+    with audited(settings.state_dir.absolute(), "release-by-hand", version=canary.version, **_if_named(store)):
+        store.pause_canary(canary.version, by=user_name(), release=canary)
 
 
 def _under_way(store: "BundleStore") -> "Canary":

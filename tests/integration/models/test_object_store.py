@@ -1,5 +1,6 @@
 """Bundles in a real object store: names that racing processes move, broken transfers, an outage, wrong credentials, and objects changed behind the store's back."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -11,12 +12,15 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 from obstore.store import from_url
 
 from models.bundle_follower import BundleFollower
 from models.errors import BundleCorrupt, BundleError, BundleNotFound, ConfigError, StoreUnavailable
 from models.registry import BundleStore
 from models.storage.objects import ObjectStorage
+from tests.support.release_moves import VERSIONS, Moves
 from tests.support.servers import S3_KEYS, Server, object_server
 
 GIB = 2**30
@@ -410,3 +414,27 @@ def test_wrong_credentials_and_no_bucket_are_named(url: str, tmp_path: Path, mon
     for wrong in ("ftp://host/x", "s3://", "bundles"):
         with pytest.raises(ConfigError, match="TAILRACE_BUNDLE_STORE"):
             open_at(wrong, tmp_path)
+
+
+def test_the_analysis_does_not_overrule_people(server: Server, url: str, tmp_path: Path) -> None:
+    """The moves of people and of the analysis in any order, as on a folder."""
+    numbers = itertools.count()
+
+    class ObjectMoves(Moves):
+        """A prefix of its own for each run."""
+
+        @staticmethod
+        def open_store() -> BundleStore:
+            """Versions of one small file each."""
+            number = next(numbers)
+            store = open_at(f"{url}/{number}", tmp_path / f"cache-{number}")
+            for version in VERSIONS:
+                source = tmp_path / f"source-{number}-{version}"
+                source.mkdir()
+                (source / "student.onnx").write_text(version)
+                store.publish(source, version, {})
+            for version in ("old", "live"):
+                store.promote(version)
+            return store
+
+    run_state_machine_as_test(ObjectMoves, settings=settings(max_examples=4, stateful_step_count=15, database=None))

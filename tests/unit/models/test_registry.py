@@ -4,6 +4,8 @@ import json
 import multiprocessing
 import os
 import shutil
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier, Event
@@ -12,6 +14,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from models.bundle import Bundle
 from models.canary import Stage
@@ -28,6 +31,7 @@ from models.name_record import Reference
 from models.registry import BundleStore
 from models.storage.folder import FolderStorage
 from models.storage.port import Stored
+from tests.support.release_moves import ANALYSIS, PEOPLE, VERSIONS, Moves, release
 from tests.support.wait import wait_for
 
 
@@ -753,3 +757,75 @@ def test_what_may_not_be_released(releasing: BundleStore) -> None:
         with pytest.raises(InvalidRequest, match=r"stages\[\d\].share: "):
             releasing.release("v1", stages, since_ms=0)
     assert releasing.record() == before
+
+
+class Interrupted(FolderStorage):
+    """A folder in which somebody moves the name just before the next swap: while the mover verified files, say."""
+
+    def __init__(self, root: Path, moves: Callable[[], object]) -> None:
+        super().__init__(root)
+        self.moves = [moves]
+
+    def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
+        """Move first, once."""
+        if self.moves:
+            self.moves.pop()()
+        return super().swap_record(name, seen, content)
+
+
+def moved_store(root: Path) -> BundleStore:
+    """A store of small versions, `live` after `old`."""
+    store = BundleStore(root)
+    publish(store, root, *VERSIONS)
+    promote(store, "old", "live")
+    return store
+
+
+@pytest.mark.parametrize("act", ANALYSIS)
+@pytest.mark.parametrize("person", PEOPLE)
+def test_the_analysis_does_not_overrule_people(root: Path, person: str, act: str) -> None:
+    """Whatever a person did between its look and its swap stays, and the analysis does nothing."""
+    store = moved_store(root)
+    seen = release(store)
+    analysis = BundleStore(Interrupted(root, lambda: PEOPLE[person](store)))
+
+    with pytest.raises(CanaryError, match="no longer under way"):
+        ANALYSIS[act](analysis, seen)
+
+    record = store.record()
+    assert "release" not in {move.by for move in record.history} | {one.by for one in record.withdrawn.values()}
+    assert (record.live == "new") == (person == "promote by hand")
+
+
+class FolderMoves(Moves):
+    """The same in any order."""
+
+    @staticmethod
+    def open_store() -> BundleStore:
+        """A store in a new folder."""
+        return moved_store(Path(tempfile.mkdtemp()) / "bundles")
+
+
+FolderMoves.TestCase.settings = settings(max_examples=10, stateful_step_count=20)
+TestFolderMoves = FolderMoves.TestCase
+
+
+def test_a_promotion_that_is_taken_back_leaves_what_others_moved_meanwhile(store: BundleStore, root: Path) -> None:
+    """The promoted version was pruned; a withdrawal between the promotion and the look at the versions stays."""
+    publish(store, root, "v3")
+    promote(store, "v1")
+
+    class Pruned(FolderStorage):
+        """Removes the version right after the swap that made it live."""
+
+        def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
+            """Swap, remove the version, and withdraw another."""
+            swapped = super().swap_record(name, seen, content)
+            if (root / "v2").exists():
+                shutil.rmtree(root / "v2")
+                store.withdraw("v3", by="ann")
+            return swapped
+
+    with pytest.raises(BundleNotFound):
+        BundleStore(Pruned(root)).promote("v2")
+    assert (store.live_version(), store.previous_version(), list(store.withdrawals())) == ("v1", None, ["v3"])
