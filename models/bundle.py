@@ -10,8 +10,9 @@ from models.catalogue import Catalogue, load_catalogue, load_item_ids
 from models.documents import MAX_BYTES, decode
 from models.errors import BundleCorrupt, BundleIncomplete, BundleNotFound, BundleUntrained
 from models.files import file_sha256
-from models.manifest import MANIFEST, Report, decode_manifest, made_from, parents_of
+from models.manifest import MANIFEST, Report, decode_manifest, parents_of
 from models.similar import SIMILAR, SimilarTable, load_similar
+from models.trainings import Lineage, made_from
 from models.withdrawals import SERVING
 
 JUDGED = "judged"
@@ -56,6 +57,12 @@ class Bundle:
         return self.path / JUDGED if f"{JUDGED}/catalogue.parquet" in self.manifest["files"] else self.path
 
     @property
+    def lineage(self) -> Lineage:
+        """What it was made from, by name."""
+        found: Lineage = self.manifest.get("lineage", {})
+        return found
+
+    @property
     def started_from(self) -> str | None:
         """The version from whose weights its training started; None where it started from the beginning."""
         return parents_of(self.manifest).get("started_from")
@@ -63,7 +70,7 @@ class Bundle:
     @property
     def is_whole_training(self) -> bool:
         """Whether its training started from the beginning, and no items were added and nothing was optimised since."""
-        return self.is_trained and self.started_from is None and made_from(self.manifest) is None
+        return self.is_trained and self.started_from is None and made_from(self.lineage) is None
 
     @property
     def prefix_version(self) -> str:

@@ -49,6 +49,7 @@ class _Parents(Schema):
 
 class _Lineage(Schema):
     training: Version | None = None
+    weights_of: Version | None = None
     items_added_to: Version | None = None
     optimised_from: Version | None = None
     parents: _Parents = _Parents()
@@ -148,21 +149,3 @@ def parents_of(manifest: Mapping[str, Any]) -> Mapping[str, str | None]:
     """Return the bundles that a bundle's training started from and was compared with, by role."""
     parents: Mapping[str, str | None] = manifest.get("lineage", {}).get("parents", {})
     return parents
-
-
-def made_from(manifest: Mapping[str, Any]) -> str | None:
-    """Return the version to which a bundle adds items, or of which it is a variant; None for a training."""
-    lineage: Mapping[str, str | None] = manifest.get("lineage", {})
-    return lineage.get("items_added_to") or lineage.get("optimised_from")
-
-
-def adds_items_to(manifest: Mapping[str, Any]) -> str | None:
-    """Return the version whose weights a bundle has, with more items; None where its weights are its own."""
-    found: str | None = manifest.get("lineage", {}).get("items_added_to")
-    return found
-
-
-def training_of(manifest: Mapping[str, Any], version: str) -> str:
-    """Return the training that a bundle belongs to, as its manifest names it; itself for a training."""
-    recorded: str | None = manifest.get("lineage", {}).get("training")
-    return recorded or made_from(manifest) or version

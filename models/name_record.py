@@ -7,7 +7,7 @@ content, so that all its fields move together or not at all. Each method here re
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from models.canary import Canary, StoredCanary
@@ -18,6 +18,7 @@ from models.withdrawals import StoredWithdrawal, Withdrawal, refuse, without
 DEFAULT_NAME = "default"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MAX_HISTORY = 100
+_SAME_WEIGHTS = "same weights, more items"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,20 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A version that a name may move to: what it answers with (hashes by name), the versions that it was made from, and whether it has the weights of the live one."""
+
+    version: str
+    files: Mapping[str, str]
+    ancestors: frozenset[str] = frozenset()
+    continues: bool = False
+
+    def refuse_withdrawn(self, records: Mapping[str, Withdrawal]) -> None:
+        """Raise BundleWithdrawn where it, an identical version, or one that it was made from is withdrawn. What continues the live version is judged by itself."""
+        refuse(records, self.version, self.files, () if self.continues else self.ancestors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NameRecord:
     """What serves under a name, and how that came about. `history` has the newest moves, oldest first; `withdrawn` is by version, oldest first."""
 
@@ -78,56 +93,53 @@ class NameRecord:
             )
         return self
 
-    def promote(
-        self, version: str, files: Mapping[str, str], *, seen: str | None, by: str, at: str, force: bool
-    ) -> "NameRecord":
-        """Return the record with this version live. `files` are what it answers with, `seen` what its mover saw live.
+    def promote(self, candidate: "Candidate", *, seen: str | None, by: str, at: str, force: bool) -> "NameRecord":
+        """Return the record with this version live. `seen` is what its mover saw live.
+
+        A version with the live one's weights, to which items were added, leaves `previous` as it is: a rollback goes to other weights.
 
         The canary itself may go live, which ends its release; `force` ends the release of any other, makes a withdrawn version live too, and removes its record.
 
         Raises BundleMoved, BundleWithdrawn, or CanaryError where another version has a release under way.
         """
-        if self.canary is not None and version not in (self.canary.version, self.live) and not force:
+        if self.canary is not None and candidate.version not in (self.canary.version, self.live) and not force:
             raise CanaryError(
                 f"a release of {self.canary.version} is under way, and its verdict is against {self.live}: end it with `tailrace release --stop`, or give --force"
             )
-        return self._move(version, files, seen=seen, force=force, move=("promote", by, at))
+        return self._move(candidate, seen=seen, force=force, move=("promote", by, at))
 
     def roll_back(
-        self, version: str, files: Mapping[str, str], *, left: Withdrawal, reference: str | None, force: bool
+        self, candidate: "Candidate", *, left: Sequence[Withdrawal], reference: str | None, force: bool
     ) -> "NameRecord":
-        """Return the record with this earlier version live, and the one that it leaves withdrawn, as `left` says.
+        """Return the record with this earlier version live, and withdrawn what `left` says: the live version, and others of its training.
 
-        A release under way ends, since its verdict is against the version that is left. Where the one left is `reference`, the version that trainings are measured by, this version becomes that too: nothing is measured against what was withdrawn.
+        A release under way ends, since its verdict is against the version that is left. Where `reference`, the version that trainings are measured by, is among these, this version becomes that too: nothing is measured against what was withdrawn.
         Raises BundleMoved or BundleWithdrawn.
         """
-        moved = self._move(version, files, seen=left.version, force=force, move=("rollback", left.by, left.at))
-        instead = Reference(version=version, by=left.by, at=left.at) if reference == left.version else self.reference
-        return replace(moved, withdrawn={**moved.withdrawn, left.version: left}, reference=instead)
+        live, by, at = left[0].version, left[0].by, left[0].at
+        moved = self._move(candidate, seen=live, force=force, move=("rollback", by, at))
+        gone = {one.version: one for one in left if one.version not in self.withdrawn}
+        instead = Reference(version=candidate.version, by=by, at=at) if reference in gone else self.reference
+        return replace(moved, withdrawn={**moved.withdrawn, **gone}, reference=instead)
 
-    def withdraw(self, left: Withdrawal) -> "NameRecord":
-        """Return the record with a version withdrawn that is not live. Raises BundleNotFound for the live one, from which one rolls back."""
-        if left.version == self.live:
-            raise BundleNotFound(f"{left.version} is live: `tailrace rollback` withdraws it and makes another live")
-        reference = self.reference if self.reference is None or self.reference.version != left.version else None
+    def withdraw(self, left: Sequence[Withdrawal]) -> "NameRecord":
+        """Return the record with a version withdrawn, and those that were made from it. Raises BundleNotFound where one of them is live, from which one rolls back."""
+        first, gone = left[0], {one.version: one for one in left}
+        if self.live in gone:
+            what = "is live" if first.version == self.live else f"is what {self.live}, which is live, was made from"
+            raise BundleNotFound(f"{first.version} {what}: `tailrace rollback` withdraws it and makes another live")
+        reference = self.reference if self.reference is None or self.reference.version not in gone else None
+        note = ": ".join(filter(None, (first.version, first.reason)))
         return replace(
             self,
-            withdrawn={**self.withdrawn, left.version: left},
+            withdrawn={**self.withdrawn, **gone},
             reference=reference,
-            canary=None if self.canary is not None and self.canary.version == left.version else self.canary,
-            history=self._with(
-                Move(
-                    act="withdraw",
-                    version=self.live,
-                    by=left.by,
-                    at=left.at,
-                    note=": ".join(filter(None, (left.version, left.reason))),
-                )
-            ),
+            canary=None if self.canary is not None and self.canary.version in gone else self.canary,
+            history=self._with(Move(act="withdraw", version=self.live, by=first.by, at=first.at, note=note)),
         )
 
-    def release(self, canary: Canary, files: Mapping[str, str], *, seen: str | None) -> "NameRecord":
-        """Return the record with this canary beside the live version. `files` are what it answers with, `seen` what its mover saw live.
+    def release(self, canary: Canary, candidate: "Candidate", *, seen: str | None) -> "NameRecord":
+        """Return the record with this canary, which is of the candidate, beside the live version. `seen` is what its mover saw live.
 
         Raises BundleMoved, BundleWithdrawn, or CanaryError where nothing or this version is live, or another release is under way.
         """
@@ -139,7 +151,7 @@ class NameRecord:
             raise CanaryError(f"{canary.version} is live already; name another version")
         if self.live != seen:
             raise BundleMoved(seen, self.live)
-        refuse(self.withdrawn, canary.version, files)
+        candidate.refuse_withdrawn(self.withdrawn)
         note = f"{canary.version} at {canary.stages[canary.stage].share:.3g} of users"
         return replace(
             self,
@@ -209,24 +221,27 @@ class NameRecord:
         return json.dumps(fields, indent=1).encode() + b"\n"
 
     def _move(
-        self, version: str, files: Mapping[str, str], *, seen: str | None, force: bool, move: tuple[str, str, str]
+        self, candidate: "Candidate", *, seen: str | None, force: bool, move: tuple[str, str, str]
     ) -> "NameRecord":
         if self.live != seen:
             raise BundleMoved(seen, self.live)
-        act, by, at = move
+        (act, by, at), version = move, candidate.version
         if not force and version != self.live:
-            refuse(self.withdrawn, version, files)
-        withdrawn = without(self.withdrawn, version, files) if force else self.withdrawn
+            candidate.refuse_withdrawn(self.withdrawn)
+        withdrawn = without(self.withdrawn, version, candidate.files) if force else self.withdrawn
         if version == self.live:
             return replace(self, withdrawn=withdrawn)
+        moved = Move(act=act, version=version, by=by, at=at, note=_SAME_WEIGHTS if candidate.continues else "")
+        repeats = candidate.continues and self.history and self.history[-1].note == _SAME_WEIGHTS
+        before = replace(self, history=self.history[:-1]) if repeats else self  # or additions would push out trainings
         return replace(
             self,
             live=version,
-            previous=self.live or self.previous,
+            previous=self.previous if candidate.continues else self.live or self.previous,
             owner=self.owner or by,
             canary=None,
             withdrawn=withdrawn,
-            history=self._with(Move(act=act, version=version, by=by, at=at)),
+            history=before._with(moved),
         )
 
     def _with(self, move: Move) -> tuple[Move, ...]:

@@ -31,15 +31,20 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
+import structlog
+
 from models.bundle import Bundle, answers_with, hashes, open_bundle
 from models.canary import Canary, Stage, check_stages
 from models.documents import is_version
 from models.errors import BundleCorrupt, BundleError, BundleNotFound, BundleWithdrawn, InvalidRequest
 from models.manifest import MANIFEST, decode_manifest
-from models.name_record import DEFAULT_NAME, NameRecord, Reference, check_name, decode_record
+from models.name_record import DEFAULT_NAME, Candidate, NameRecord, Reference, check_name, decode_record
 from models.storage.folder import FolderStorage
 from models.storage.port import Storage
+from models.trainings import Lineage, Trainings
 from models.withdrawals import Withdrawal, content_of, refuse
+
+log = structlog.get_logger()
 
 _NOBODY = "unknown"
 
@@ -215,50 +220,47 @@ class BundleStore:
         Raises BundleMoved if the pointer moved meanwhile, CanaryError if the release did, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
         """
         expected = self.live_version() if isinstance(seen, Seen) else seen
-        files = self._verified(version)
+        candidate = self._candidate(version, expected)
         self._move_to(
             version,
-            lambda record: record.in_release(release).promote(
-                version, files, seen=expected, by=by, at=_now(), force=force
-            ),
+            lambda record: record.in_release(release).promote(candidate, seen=expected, by=by, at=_now(), force=force),
         )
 
     def rollback(self, to: str | None = None, *, by: str = _NOBODY, reason: str = "", force: bool = False) -> str:
-        """Make `to`, or else the version before the live one, live again and return it; record the one left as withdrawn by this person.
+        """Make `to`, or else the last one that served with other weights, live again and return it; record what is left as withdrawn by this person.
 
-        The version before is the previously live one, or, where that was withdrawn, the newest published before the live one that was not.
-        Where the one left is the reference, the target becomes that too: nothing is measured against what was withdrawn.
+        What is left is the live version with all that has its weights or was made from it; towards an earlier version with the same weights, only what came after.
+        Without `to` the target is the version before, or, where that was withdrawn, the newest of the history, else of the store, that was not.
+        Where the reference is among what is left, the target becomes that too: nothing is measured against what was withdrawn.
 
         Raises BundleNotFound, BundleMoved, BundleCorrupt or BundleIncomplete; BundleWithdrawn without `force` if the target was withdrawn itself.
         """
-        seen = self.record()
-        previous = seen.previous
-        if to is None and not force and previous in seen.withdrawn:
-            previous = self._kept_before(seen)
-        target = previous if to is None else to
-        if target is None or seen.live is None or (to is None and previous == seen.live):
+        seen, trainings = self.record(), self._trainings()
+        target = to if to is not None else self._rollback_target(seen, trainings, force=force)
+        if target is None or seen.live is None:
             raise BundleNotFound("no earlier version to go back to")
         if target == seen.live:
             raise BundleNotFound(f"{seen.live} is live already; name another version to go back to")
-        files, reference = self._verified(target), self.reference()
-        left = Withdrawal(version=seen.live, by=by, at=_now(), reason=reason, content=self._content(seen.live))
-        measured_by = None if reference is None else reference.version
+        candidate, reference = self._candidate(target, None), self.reference()
+        gone = self._left_behind(seen.live, target, trainings)
+        left, measured_by = self._withdrawals(gone, by, reason), None if reference is None else reference.version
         try:
             self._move_to(
-                target, lambda record: record.roll_back(target, files, left=left, reference=measured_by, force=force)
+                target, lambda record: record.roll_back(candidate, left=left, reference=measured_by, force=force)
             )
         except BundleWithdrawn as error:
             raise BundleWithdrawn(f"{error}, and --to VERSION goes back to another one") from error
         return target
 
     def withdraw(self, version: str, *, by: str = _NOBODY, reason: str = "", release: Canary | None = None) -> None:
-        """Record a version that is not live as withdrawn by this person, or by the analysis of this release.
+        """Record a version that is not live, and all that were made from it, as withdrawn by this person, or by the analysis of this release.
 
-        Raises BundleNotFound for an unknown and for the live version, CanaryError where the release has moved since.
+        Raises BundleNotFound for an unknown version and where one of these is live, CanaryError where the release has moved since.
         """
-        if version not in self.versions():
+        versions = self.versions()
+        if version not in versions:
             self.open(version)
-        left = Withdrawal(version=version, by=by, at=_now(), reason=reason, content=self._content(version))
+        left = self._withdrawals([version, *self._trainings().descendants(version, versions)], by, reason)
         self._change(lambda record: record.in_release(release).withdraw(left))
 
     def release(
@@ -276,7 +278,7 @@ class BundleStore:
         Raises InvalidRequest for stages that `check_stages` refuses, CanaryError, BundleWithdrawn, BundleNotFound, BundleCorrupt or BundleIncomplete.
         """
         checked, live = check_stages(stages), self.live_version()
-        files, at = self._verified(version), _now()
+        candidate, at = self._candidate(version, live), _now()
         canary = Canary(
             version=version,
             salt=f"{self.name} {version} {at} {uuid4().hex[:8]}",
@@ -287,7 +289,7 @@ class BundleStore:
             by_hand=by_hand,
             budgets=budgets,
         )
-        self._change(lambda record: record.release(canary, files, seen=live))
+        self._change(lambda record: record.release(canary, candidate, seen=live))
         return canary
 
     def move_canary(
@@ -309,17 +311,17 @@ class BundleStore:
         self._change(lambda record: record.in_release(release).end_canary(version, by=by, at=_now(), note=note))
 
     def prune(self, keep: int) -> list[str]:
-        """Remove all but the newest `keep` versions and those that a name may serve or is measured by, with what killed processes left; return the removed versions.
+        """Remove all but the newest `keep` trainings (see `models.trainings`) and what a name may serve or is measured by, with what killed processes left; return the removed versions.
 
-        Those are, of each name, the live version, the one before it, what both started from and the reference. What is to go is hidden, then the names are read
+        The latter are, of each name, the live version, the one that a rollback goes to, what both started from or add items to, and the reference. What is to go is hidden, then the names are read
         again: a version that was promoted between the two looks comes back, and its promoter looks at it again. So does one that a killed process had hidden.
-        One process prunes at a time, and none publishes meanwhile. Raises StoreUnavailable.
+        One process prunes at a time, and none publishes meanwhile. Raises StoreUnavailable, or BundleCorrupt where a name's record cannot be read: nothing is removed then.
         """
         with self._storage.alone():
             versions = self.versions()
-            spared = {*versions[-keep:], *self._spared()}
+            kept = {*self._trainings().kept(versions, keep), *self._spared()}
             for version in versions:
-                if version not in spared:
+                if version not in kept:
                     self._storage.hide(version)
             while (hidden := set(self._storage.hidden())) and (promoted := self._spared() & hidden):
                 for version in promoted:
@@ -327,23 +329,86 @@ class BundleStore:
             self._storage.sweep()
         return [version for version in versions if version in hidden]
 
+    def prune_after_publication(self, keep: int) -> None:
+        """Prune, as the last step of a run that has published. A name's record that cannot be read is logged, and ends no run."""
+        try:
+            self.prune(keep)
+        except BundleCorrupt as error:
+            log.warning("nothing_pruned", why=str(error))
+
     def _spared(self) -> set[str]:
-        spared: set[str] = set()
+        spared, trainings = set[str](), self._trainings()
         for name in self.names():
             named = self.named(name)
-            may_serve = named.record().spared
-            spared |= may_serve | {start for one in may_serve if (start := self._started_from(one)) is not None}
+            record = named.record()
+            target = named._last_served(record, trainings)
+            may_serve = record.spared | ({target} if target is not None else set())
+            spared |= may_serve | {trainings.weights(one) for one in may_serve}
+            spared |= {start for one in may_serve if (start := self._started_from(one)) is not None}
             if reference := named.reference():
                 spared.add(reference.version)
         if not self.names() and (reference := self.reference()):
             spared.add(reference.version)
         return spared
 
-    def _kept_before(self, record: NameRecord) -> str | None:
-        """Return the newest version that was published before the live one and is not withdrawn."""
+    def _rollback_target(self, record: NameRecord, trainings: Trainings, *, force: bool) -> str | None:
+        """Return the version that served last with other weights than the live one's; without one, the newest that was published before it, of other weights or else of its own."""
+        if force and record.previous is not None:
+            return record.previous
         versions = self.versions()
-        older = versions[: versions.index(record.live)] if record.live in versions else []
-        return next((one for one in reversed(older) if one not in record.withdrawn), None)
+        before = versions[: versions.index(record.live)] if record.live in versions else []
+        earlier = [one for one in reversed(before) if one not in record.withdrawn]
+        return (
+            self._last_served(record, trainings)
+            or self._first_kept(earlier, record, trainings)
+            or next(iter(earlier), None)
+        )
+
+    def _last_served(self, record: NameRecord, trainings: Trainings) -> str | None:
+        served = [record.previous, *(move.version for move in reversed(record.history))]
+        return self._first_kept([one for one in served if one is not None], record, trainings)
+
+    def _first_kept(self, versions: Sequence[str], record: NameRecord, trainings: Trainings) -> str | None:
+        """Return the first of these that is there, not withdrawn, and of other weights than the live version's."""
+        live = None if record.live is None else trainings.weights(record.live)
+        present = set(self.versions()) - record.withdrawn.keys()
+        return next((one for one in versions if one in present and trainings.weights(one) != live), None)
+
+    def _left_behind(self, live: str, target: str, trainings: Trainings) -> list[str]:
+        """Return what a rollback from `live` to `target` withdraws, the live version first."""
+        versions, first = self.versions(), trainings.weights(live)
+        if trainings.weights(target) == first or first in trainings.ancestors(target):
+            gone = trainings.descendants(live, versions)
+        else:
+            gone = [one for one in (first, *trainings.descendants(first, versions)) if one in versions]
+        kept = {live, target, *trainings.ancestors(target)}
+        return [live, *(one for one in gone if one not in kept)]
+
+    def _withdrawals(self, versions: Sequence[str], by: str, reason: str) -> list[Withdrawal]:
+        at = _now()
+        return [Withdrawal(version=one, by=by, at=at, reason=reason, content=self._content(one)) for one in versions]
+
+    def _trainings(self) -> Trainings:
+        """Return how versions descend from each other, each read when it is asked for."""
+
+        def read(version: str) -> Lineage | None:
+            try:
+                return self.described(version).lineage
+            except (BundleCorrupt, BundleNotFound):
+                return None
+
+        return Trainings(read)
+
+    def _candidate(self, version: str, live: str | None) -> Candidate:
+        """Verify a version and return what a move to it must know, from this live version."""
+        bundle, trainings = self.open(version), self._trainings()
+        bundle.verify()
+        return Candidate(
+            version=version,
+            files=answers_with(bundle.manifest),
+            ancestors=frozenset(trainings.ancestors(version)),
+            continues=live is not None and trainings.weights(version) == trainings.weights(live),
+        )
 
     def _content(self, version: str) -> str:
         """Return what identifies the content of a version; nothing where it cannot be read, which must not hold up its withdrawal."""
@@ -368,12 +433,6 @@ class BundleStore:
             return self.described(version).is_whole_training
         except BundleError:
             return False
-
-    def _verified(self, version: str) -> dict[str, str]:
-        """Verify a version and return what it answers with."""
-        bundle = self.open(version)
-        bundle.verify()
-        return answers_with(bundle.manifest)
 
     def _read(self) -> tuple[NameRecord, str | None]:
         content, mark = self._storage.read_record(self.name)

@@ -5,7 +5,7 @@ its bundle, since what made the bundle can make it again; a forced promotion rem
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -48,13 +48,17 @@ def content_of(files: Mapping[str, str]) -> str:
     return sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()
 
 
-def refuse(records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str]) -> None:
-    """Raise BundleWithdrawn where this version, or an identical one, is on record."""
+def refuse(
+    records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str], ancestors: Collection[str] = ()
+) -> None:
+    """Raise BundleWithdrawn where this version, an identical one, or one of these that it was made from is on record."""
     content = content_of(files)
     same = records.get(version) or next((one for one in records.values() if one.content == content), None)
-    if same is not None:
-        twin = "" if same.version == version else f"{version} is identical to {same.version}: "
-        raise BundleWithdrawn(f"{twin}{same.describe()}; --force makes it live all the same")
+    parent = next((one for name, one in records.items() if name in ancestors), None)
+    if (found := same or parent) is not None:
+        twin = "" if found.version == version else f"{version} is identical to {found.version}: "
+        twin = twin if same is not None else f"{version} was made from {found.version}: "
+        raise BundleWithdrawn(f"{twin}{found.describe()}; --force makes it live all the same")
 
 
 def without(records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str]) -> dict[str, Withdrawal]:

@@ -106,8 +106,10 @@ def withdraw(
 
 
 @bundles_app.command()
-def gc(keep: Annotated[int | None, typer.Option(help="Versions to keep.", show_default="keep_bundles")] = None) -> None:
-    """Remove all but the newest versions and those that a name may serve or is measured by, and what killed processes left."""
+def gc(
+    keep: Annotated[int | None, typer.Option(help="Trainings to keep.", show_default="keep_bundles")] = None,
+) -> None:
+    """Remove all but the newest trainings and what a name may serve or is measured by, and what killed processes left."""
     from services.settings.settings import load_settings
 
     store, state_dir = _store()
@@ -173,8 +175,10 @@ def rollback(
     before = store.reference()
     given = {"to": to, "reason": reason, **_if_named(name)}
     with audited(state_dir, "rollback", **{key: value for key, value in given.items() if value}):
+        withdrawn = store.withdrawals().keys()
         version = store.rollback(to, by=user_name(), reason=reason, force=force)
-    out.print(f"{version} is live{_as_named(name)}; {store.previous_version()} is withdrawn")
+    left = [one for one in store.withdrawals() if one not in withdrawn]
+    out.print(f"{version} is live{_as_named(name)}; {', '.join(left)} {'is' if len(left) == 1 else 'are'} withdrawn")
     if before is not None and (after := store.reference()) is not None and after.version != before.version:
         out.print(
             f"{before.version} was the reference: now {after.version} is; `tailrace bundles reference VERSION` sets another"

@@ -31,6 +31,7 @@ from models.name_record import Reference
 from models.registry import BundleStore
 from models.storage.folder import FolderStorage
 from models.storage.port import Stored
+from models.trainings import lineage_of_addition, lineage_of_variant
 from tests.support.release_moves import ANALYSIS, PEOPLE, VERSIONS, Moves, release
 from tests.support.wait import wait_for
 
@@ -757,6 +758,107 @@ def test_what_may_not_be_released(releasing: BundleStore) -> None:
         with pytest.raises(InvalidRequest, match=r"stages\[\d\].share: "):
             releasing.release("v1", stages, since_ms=0)
     assert releasing.record() == before
+
+
+def add_items(store: BundleStore, root: Path, version: str) -> None:
+    """Publish and promote a bundle that adds items to the live one, as `add-items` does."""
+    live = store.live()
+    publish(store, root, version, about={"lineage": lineage_of_addition(live.manifest, live.version)})
+    store.promote(version, live.version)
+
+
+@pytest.fixture
+def trained(store: BundleStore, root: Path) -> BundleStore:
+    """Trainings v1 and v2, with items added to v1 once, and to v2 twenty times with a pruning after each."""
+    store.promote("v1")
+    add_items(store, root, "v1-a")
+    store.promote("v2")
+    for number in range(20):
+        add_items(store, root, f"v2-{number:02d}")
+        store.prune(2)
+    return store
+
+
+def test_additions_do_not_take_the_way_back_away(trained: BundleStore) -> None:
+    """Pruning counts trainings, and the rollback leaves the training with all its additions for the version that served before it."""
+    assert trained.versions() == ["v1", "v2", "v1-a", "v2-18", "v2-19"]
+    assert (trained.live_version(), trained.previous_version()) == ("v2-19", "v1-a")
+
+    assert trained.rollback(by="ann", reason="bad") == "v1-a"
+    assert set(trained.withdrawals()) == {"v2", "v2-18", "v2-19"}
+    with pytest.raises(BundleWithdrawn):
+        trained.promote("v2")
+
+
+def test_the_way_back_is_kept_however_few_trainings_are(trained: BundleStore, root: Path) -> None:
+    """What a rollback goes to is spared, after more additions than a history has moves, and a second rollback goes further back still."""
+    publish(trained, root, "v3")
+    trained.promote("v3")
+    for number in range(102):
+        add_items(trained, root, f"v3-{number:03d}")
+    trained.prune(1)
+
+    assert trained.versions() == ["v1", "v2", "v2-19", "v3", "v3-100", "v3-101"]  # v1 is the reference
+    assert [trained.rollback(), trained.rollback()] == ["v2-19", "v1"]
+
+
+def test_a_rollback_within_a_training_leaves_its_earlier_versions(trained: BundleStore) -> None:
+    """One goes back to an earlier addition by its name, and only what came after is withdrawn."""
+    assert trained.rollback("v2-18") == "v2-18"
+    assert set(trained.withdrawals()) == {"v2-19"}
+    assert trained.rollback() == "v1-a"
+    assert set(trained.withdrawals()) == {"v2", "v2-18", "v2-19"}
+
+
+def test_the_only_training_goes_back_to_fewer_items(store: BundleStore, root: Path) -> None:
+    """Where no other weights have served, the addition before it is what there is to go back to."""
+    store.promote("v1")
+    shutil.rmtree(root / "v2")
+    add_items(store, root, "v1-a")
+
+    assert store.rollback() == "v1"
+    assert set(store.withdrawals()) == {"v1-a"}
+
+
+def test_a_variant_is_of_its_parents_training_and_has_weights_of_its_own(trained: BundleStore, root: Path) -> None:
+    """A rollback from it goes to its parent, and withdraws it with its additions; pruning keeps variants that nobody has promoted yet."""
+    parent = trained.open("v2")
+    for name in ("int8", "int4"):
+        publish(trained, root, name, about={"lineage": lineage_of_variant(parent.manifest, "v2")})
+    trained.promote("int8")
+    add_items(trained, root, "int8-a")
+    trained.prune(1)
+
+    assert {"int4", "int8", "int8-a", "v2"} <= set(trained.versions())
+    assert trained.rollback() == "v2-19"
+    assert set(trained.withdrawals()) == {"int8", "int8-a"}
+
+
+def test_withdrawing_a_training_withdraws_what_was_made_from_it(trained: BundleStore, root: Path) -> None:
+    """Also where that is made later; a training from which the live version descends is left by a rollback alone."""
+    with pytest.raises(BundleNotFound, match="v2-19, which is live, was made from"):
+        trained.withdraw("v2")
+    trained.promote("v1-a")
+    trained.withdraw("v2", by="ann")
+
+    assert set(trained.withdrawals()) == {"v2", "v2-18", "v2-19"}
+    publish(trained, root, "int8", about={"lineage": lineage_of_variant({}, "v2")})
+    with pytest.raises(BundleWithdrawn, match="int8 was made from v2: v2 was withdrawn by ann"):
+        trained.promote("int8")
+    trained.promote("int8", force=True)
+    add_items(trained, root, "int8-a")
+
+
+def test_a_name_that_cannot_be_read_ends_no_run(trained: BundleStore, root: Path) -> None:
+    """What it may serve is not known, so nothing is removed; a run that has published says so and ends well."""
+    trained.named("mail").promote("v1")
+    (root / "names" / "mail.json").write_text("{}")
+    before = trained.versions()
+
+    trained.prune_after_publication(1)
+    assert trained.versions() == before
+    with pytest.raises(BundleCorrupt, match=r"names/mail\.json"):
+        trained.prune(1)
 
 
 class Interrupted(FolderStorage):
