@@ -152,10 +152,10 @@ ALERTS = (
     ),
     Alert(
         name="TailraceReleaseUnjudged",
-        expr="time() - max by (name) (last_over_time(tailrace_release_look_time_seconds[1d])) > 300",
+        expr="time() - max by (name) (last_over_time(tailrace_release_look_time_seconds[1d])) > 300 or max by (name) (tailrace_release_lost_users) > 0",
         lasts="1m",
         severity="ticket",
-        summary="For {{ $value | humanizeDuration }} nobody has looked at releases of {{ $labels.name }}",
+        summary="The release of {{ $labels.name }} is not judged: no look for five minutes, or users of one version are missing",
     ),
     Alert(
         name="TailraceRestarts",

@@ -119,11 +119,13 @@ class ReleaseJudge:
         """Forget a stage that is over."""
         if self._stage is not None:
             self._metrics.share.labels(self._store.name, self._stage.canary.version).set(0)
+            self._metrics.lost_users.labels(self._store.name, self._stage.canary.version).set(0)
         self.close()
 
     def _measure(self, canary: Canary, decision: Decision) -> None:
         labels = self._store.name, canary.version
         self._metrics.looks.labels(*labels).inc()
+        self._metrics.lost_users.labels(*labels).set(decision.lost_users)
         if decision.verdict is None:
             return
         self._metrics.verdict.labels(*labels).set(_VERDICTS[decision.verdict.outcome])

@@ -297,6 +297,11 @@ class ReleaseMetrics(_Metrics):
         "tailrace_release_verdict", "The last verdict: -1 worse, 0 none yet, 1 no worse, 2 better", "name version"
     )
     looks = _counter("tailrace_release_looks_total", "Looks at a release's candidate", "name version")
+    lost_users = _gauge(
+        "tailrace_release_lost_users",
+        "1 while a release stays because users of one version are missing",
+        "name version",
+    )
     look_time = _gauge("tailrace_release_look_time_seconds", "When a name was last looked at (Unix time)", "name")
     rolled_back = _counter(
         "tailrace_release_rolled_back_total", "Candidates that were withdrawn because they were worse", "name version"
