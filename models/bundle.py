@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from models.catalogue import Catalogue, load_catalogue, load_item_ids
+from models.documents import MAX_BYTES, decode
 from models.errors import BundleCorrupt, BundleIncomplete, BundleNotFound, BundleUntrained
 from models.files import file_sha256
+from models.manifest import MANIFEST, Report, decode_manifest, parents_of
 from models.similar import SIMILAR, SimilarTable, load_similar
+from models.trainings import Lineage, made_from
 from models.withdrawals import SERVING
 
 JUDGED = "judged"
 """The folder of the judged pair within a bundle."""
-MANIFEST = "manifest.json"
 REPORT = "report.json"
 
 
@@ -55,18 +57,20 @@ class Bundle:
         return self.path / JUDGED if f"{JUDGED}/catalogue.parquet" in self.manifest["files"] else self.path
 
     @property
+    def lineage(self) -> Lineage:
+        """What it was made from, by name."""
+        found: Lineage = self.manifest.get("lineage", {})
+        return found
+
+    @property
     def started_from(self) -> str | None:
         """The version from whose weights its training started; None where it started from the beginning."""
-        found: str | None = self.manifest.get("lineage", {}).get("parents", {}).get("started_from")
-        return found
+        return parents_of(self.manifest).get("started_from")
 
     @property
     def is_whole_training(self) -> bool:
         """Whether its training started from the beginning, and no items were added and nothing was optimised since."""
-        lineage = self.manifest.get("lineage", {})
-        return (
-            self.is_trained and self.started_from is None and not lineage.keys() & {"items_added_to", "optimised_from"}
-        )
+        return self.is_trained and self.started_from is None and made_from(self.lineage) is None
 
     @property
     def prefix_version(self) -> str:
@@ -93,9 +97,12 @@ class Bundle:
         return load_item_ids(self._verified("catalogue.parquet"))
 
     def report(self) -> dict[str, Any]:
-        """Read the evaluation report."""
-        report: dict[str, Any] = json.loads(self._verified(REPORT).read_text())
-        return report
+        """Read the evaluation report. Raises BundleCorrupt."""
+        path = self._verified(REPORT)
+        try:
+            return decode(path.read_bytes(), Report, str(path))[1]
+        except OSError as error:
+            raise BundleIncomplete(f"{path}: missing; the version has no report") from error
 
     def verify(self) -> None:
         """Verify every file. Raises BundleCorrupt or BundleIncomplete."""
@@ -145,16 +152,14 @@ def llm_pays(manifest: Mapping[str, Any], num_history: int) -> bool:
 
 def open_bundle(folder: Path) -> Bundle:
     """Open the version in a folder of its name; its files are verified when they are needed. Raises BundleNotFound or BundleCorrupt."""
+    path = folder / MANIFEST
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        if path.stat().st_size > MAX_BYTES:
+            raise BundleCorrupt(f"{path}: exceeds the maximum of {MAX_BYTES:,} bytes")
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise BundleNotFound(f"no bundle {folder.name} under {folder.parent}") from error
-    except (ValueError, RecursionError) as error:
-        raise BundleCorrupt(f"{folder}/{MANIFEST}: not JSON") from error
-    listed = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(listed, dict):
-        raise BundleCorrupt(f"{folder}/{MANIFEST}: lists no files")
-    return Bundle(folder.name, folder, manifest)
+    return Bundle(folder.name, folder, decode_manifest(content, folder.name, str(path)))
 
 
 def answers_with(manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -77,6 +77,8 @@ class BundleFollower(Generic[Loaded]):
         self._thread = threading.Thread(target=self._follow, name="bundle-follower", daemon=True)
         self.serving: Serving[Loaded] = Serving()
         """What was handed over last."""
+        self.is_record_corrupt = False
+        """Whether the name's record could not be decoded when it was last read."""
         self._corrupt: set[str] = set()
         self._failed: dict[str, _Failure] = {}
 
@@ -97,7 +99,8 @@ class BundleFollower(Generic[Loaded]):
     def refresh(self) -> None:
         """Look at the record once, and load the versions that it names if they are due. Never raises."""
         try:
-            record = self._store.record()
+            if (record := self._record()) is None:
+                return
             self._failed = {version: one for version, one in self._failed.items() if version in record.serving}
             self._settle(record, self.serving.loaded)
             for version in record.serving:
@@ -107,6 +110,18 @@ class BundleFollower(Generic[Loaded]):
             log.exception("name_unreadable", name=self._store.name, live=self.serving.live, error=repr(error))
         finally:
             self._polled()
+
+    def _record(self) -> NameRecord | None:
+        """Return the name's record; where it cannot be decoded, the last valid one of this machine before anything is loaded, and None after."""
+        try:
+            record = self._store.record()
+        except BundleCorrupt as error:
+            if not self.is_record_corrupt:
+                log.exception("name_record_corrupt", name=self._store.name, live=self.serving.live, error=str(error))
+            self.is_record_corrupt = True
+            return self._store.last_valid_record() if self.serving.live is None else None
+        self.is_record_corrupt = False
+        return record
 
     def _follow(self) -> None:
         while not self._stopped.wait(self._poll_s):

@@ -5,14 +5,15 @@ A release goes through stages of growing shares. A larger share adds users and m
 after the record is written, so that all processes have the version loaded by then and change over together.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Self
 
+from models.documents import Count, Finite, Schema, TimeMs, Version
 from models.errors import InvalidRequest
 
 MAX_STAGES = 20
+MAX_HOLD_S = 366 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,10 @@ def check_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
                 f"{stage.share:.4g} is not above the stage before",
                 "shares must grow from stage to stage",
             )
-        if not 0 <= stage.hold_s < math.inf:
-            raise InvalidRequest(f"{where}.hold_s", f"{stage.hold_s} is no duration", "give seconds, 0 or more")
+        if not 0 <= stage.hold_s <= MAX_HOLD_S:
+            raise InvalidRequest(
+                f"{where}.hold_s", f"{stage.hold_s:g} s is out of range", f"give 0 to {MAX_HOLD_S:,.0f}"
+            )
         least = stage.share
     if stages[0].share == 1:
         raise InvalidRequest(
@@ -94,23 +97,45 @@ class Canary:
         """Whether there is no larger share to go to."""
         return self.stage == len(self.stages) - 1
 
+    @property
+    def identity(self) -> tuple[str, str, int, int, bool]:
+        """What an analysis of it holds for: this release, which its salt identifies, in this stage, and how it may be left."""
+        return self.version, self.salt, self.stage, self.since_ms, self.by_hand
+
     def moved(self, stage: int, since_ms: int) -> Self:
         """Return it in this stage from then on (Unix ms). What was reported is of the stage before. Raises InvalidRequest for a stage that it has not."""
-        if not 0 <= stage < len(self.stages):
-            raise InvalidRequest("stage", f"there is no stage {stage}", f"give 0 to {len(self.stages) - 1}")
+        self.check_stage(stage)
         return replace(self, stage=stage, since_ms=since_ms, report="", looked_ms=None)
 
-    def encode(self) -> dict[str, Any]:
-        """Return plain values, as `decode` reads them."""
-        return asdict(self)
+    def check_stage(self, stage: int) -> None:
+        """Raise InvalidRequest unless it has this stage."""
+        if not 0 <= stage < len(self.stages):
+            raise InvalidRequest("stage", f"there is no stage {stage}", f"give 0 to {len(self.stages) - 1}")
 
-    @classmethod
-    def decode(cls, plain: Mapping[str, Any]) -> Self:
-        """Read what `encode` wrote. Raises ValueError, TypeError, KeyError or AttributeError."""
-        stages = tuple(Stage(float(one["share"]), float(one["hold_s"])) for one in plain["stages"])
-        found = cls(**{**plain, "stages": stages, "budgets": dict(plain["budgets"])})
-        if not all(isinstance(text, str) for text in (found.version, found.salt, found.by, found.at, found.report)):
-            raise TypeError("a text field is none")
-        if not 0 <= found.stage < len(stages):
-            raise ValueError(f"there is no stage {found.stage}")
-        return found
+
+class _StoredStage(Schema):
+    share: Finite
+    hold_s: Finite
+
+
+class StoredCanary(Schema):
+    """A canary as a name's record holds it."""
+
+    version: Version
+    salt: str
+    stages: list[_StoredStage]
+    by: str
+    at: str
+    stage: Count
+    since_ms: TimeMs
+    by_hand: bool
+    budgets: dict[str, Finite]
+    report: str
+    looked_ms: TimeMs | None
+
+    def canary(self) -> Canary:
+        """Return the canary. Raises InvalidRequest for stages or a stage that a release cannot have."""
+        stages = check_stages([Stage(one.share, one.hold_s) for one in self.stages])
+        canary = Canary(**{**dict(self), "stages": stages})
+        canary.check_stage(self.stage)
+        return canary

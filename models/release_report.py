@@ -2,9 +2,12 @@
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from models.documents import Count, Finite
 
 _MAX_REASON_CHARS = 500
 
@@ -15,9 +18,9 @@ class GuardReport:
 
     name: str
     state: str
-    worse_by: float | None
-    low: float | None
-    high: float | None
+    worse_by: Finite | None
+    low: Finite | None
+    high: Finite | None
     lacks: str = ""
 
 
@@ -41,10 +44,10 @@ class ReleaseReport:
     outcome: str = ""
     reason: str
     stage: int = 0
-    share: float = 0.0
+    share: Finite = 0.0
     elapsed_s: int = 0
-    users: tuple[int, int] = (0, 0)
-    lists: tuple[int, int] = (0, 0)
+    users: tuple[Count, Count] = (0, 0)
+    lists: tuple[Count, Count] = (0, 0)
     guards: tuple[GuardReport, ...] = ()
 
     def encode(self) -> str:
@@ -54,22 +57,17 @@ class ReleaseReport:
         return json.dumps(plain | {"guards": guards}, separators=(",", ":"), allow_nan=False)
 
     @classmethod
-    def decode(cls, text: str) -> Self | None:
+    def decode(cls, text: str) -> "ReleaseReport | None":
         """Read a record's report; None where there is none yet. Fields that another version of the judge added are left out; text that is no such document is the reason."""
         if not text:
             return None
         try:
-            plain = json.loads(text)
-            guards = tuple(GuardReport(**_known(GuardReport, one)) for one in plain["guards"])
-            pairs = {name: tuple(plain[name]) for name in ("users", "lists") if name in plain}
-            return cls(**_known(cls, plain) | pairs | {"guards": guards})
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return _REPORT.validate_json(text, strict=True)
+        except ValidationError:
             return cls(reason=text)
 
 
-def _known(of: Any, plain: Mapping[str, Any]) -> dict[str, Any]:
-    names = {one.name for one in fields(of)}
-    return {name: value for name, value in plain.items() if name in names}
+_REPORT = TypeAdapter(ReleaseReport)
 
 
 def _finite(value: Any) -> Any:

@@ -13,13 +13,19 @@ Shape suffixes: B histories, L positions (the beginning is position 0), H heads,
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from safetensors import safe_open
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.documents import Count, Finite, Schema, decode
+from models.errors import BundleCorrupt
+
+_Size = Annotated[int, Field(ge=1, le=2**40)]
 START = 0
 """The input row of the beginning of a history; item i is row i + 1."""
 
@@ -117,9 +123,25 @@ def save_student(student: StudentModel, path: Path) -> None:
     save_file(tensors, path, metadata={"config": json.dumps(asdict(student.config))})
 
 
+class _StoredConfig(Schema):
+    num_items: _Size
+    hidden_size: _Size
+    feed_forward: _Size
+    num_heads: _Size
+    num_hops: Count
+    max_items: _Size
+    norm_eps: Finite = 1e-5
+
+
 def read_student(path: Path) -> StudentModel:
-    """Read what `save_student` wrote, ready for inference."""
-    with safe_open(path, framework="pt") as file:
-        student = StudentModel(StudentConfig(**json.loads(file.metadata()["config"])))
-        student.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a dict
+    """Read what `save_student` wrote, ready for inference. Raises BundleCorrupt."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored, _ = decode((file.metadata() or {}).get("config", ""), _StoredConfig, f"{path}: config")
+            with torch.device("meta"):  # nothing is allocated by what the file merely says
+                student = StudentModel(StudentConfig(**dict(stored)))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        student.load_state_dict(tensors, assign=True)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise BundleCorrupt(f"{path}: not the weights of a student ({str(error)[:500]})") from error
     return student.eval()

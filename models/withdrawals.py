@@ -5,10 +5,11 @@ its bundle, since what made the bundle can make it again; a forced promotion rem
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
+from models.documents import Schema
 from models.errors import BundleWithdrawn
 
 SERVING = "serving/"
@@ -32,19 +33,32 @@ class Withdrawal:
         return f"{self.version} was withdrawn by {self.by} at {self.at} ({self.reason or 'no reason given'})"
 
 
+class StoredWithdrawal(Schema):
+    """A withdrawal as a name's record holds it, under its version."""
+
+    by: str
+    at: str
+    reason: str
+    content: str
+
+
 def content_of(files: Mapping[str, str]) -> str:
     """Return the hash of what a bundle with these files (hashes by name) answers with; of one that holds no such file, of all."""
     serving = {name: digest for name, digest in files.items() if name.startswith(_SERVING)} or dict(files)
     return sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()
 
 
-def refuse(records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str]) -> None:
-    """Raise BundleWithdrawn where this version, or an identical one, is on record."""
+def refuse(
+    records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str], ancestors: Collection[str] = ()
+) -> None:
+    """Raise BundleWithdrawn where this version, an identical one, or one of these that it was made from is on record."""
     content = content_of(files)
     same = records.get(version) or next((one for one in records.values() if one.content == content), None)
-    if same is not None:
-        twin = "" if same.version == version else f"{version} is identical to {same.version}: "
-        raise BundleWithdrawn(f"{twin}{same.describe()}; --force makes it live all the same")
+    parent = next((one for name, one in records.items() if name in ancestors), None)
+    if (found := same or parent) is not None:
+        twin = "" if found.version == version else f"{version} is identical to {found.version}: "
+        twin = twin if same is not None else f"{version} was made from {found.version}: "
+        raise BundleWithdrawn(f"{twin}{found.describe()}; --force makes it live all the same")
 
 
 def without(records: Mapping[str, Withdrawal], version: str, files: Mapping[str, str]) -> dict[str, Withdrawal]:

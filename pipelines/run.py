@@ -1,5 +1,6 @@
 """A run of the offline flow, from raw events to a live bundle, shown on a console. `pipelines.stages` lists what it consists of."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,8 +40,11 @@ class PipelineReport:
 def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> PipelineReport:
     """Run the flow and show it on the console, also what the gate refuses. What was withdrawn is not published again.
 
-    Raises DataError, StageFailed, BundleMoved where another version went live meanwhile, EnvironmentFault, DependencyUnavailable.
+    Raises ConfigError where no Ray cluster is at `--ray`, DataError, StageFailed, BundleMoved where another version went live meanwhile, EnvironmentFault, DependencyUnavailable.
     """
+    options.team.check_ray()
+    for note in options.team.notes(os.cpu_count() or 1, torch.cuda.device_count()):
+        console.print(note, markup=False)
     with run_lock(places.stages_dir, console):
         run = ModelRun(options=options, places=places)
         try:

@@ -364,7 +364,7 @@ def _publish(run: ModelRun, _: Progress) -> StageOutput:
         run.options.replace_live and run.judgement.reference is None
     ):  # what was replaced can measure nothing of this data
         store.set_reference(version, "tailrace pipeline --replace-live")
-    store.prune(run.places.keep_bundles)
+    store.prune_after_publication(run.places.keep_bundles)
     FeatureWriter(run.places.feature_repo).remove_precomputed(store.versions())
     return StageOutput("publish", version, published.path, skipped=False, seconds=0.0)
 

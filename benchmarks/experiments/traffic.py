@@ -20,7 +20,7 @@ _DEADLINE_MS = 200.0
 _MOST_VALUE = 200.0
 """Values are clipped here: the test of a mean needs bounded values."""
 _MEANS = ("latency_ms", "clicks", "value", "variety")
-_AFFECTED = ("errors", "deadline_misses", "popular")
+_AFFECTED = ("errors", "deadline_misses", "popular", "refusals", "missing")
 _TIERS = {"llm": 0.2, "student": 0.6, "precomputed": 0.2}
 """By tier, its part of the lists."""
 
@@ -74,6 +74,7 @@ def looks(traffic: Traffic, seed: int) -> Iterator[Counts]:
     happened = {"errors": draw.random(num) < failing, "deadline_misses": latency > _DEADLINE_MS}
     values["variety"] = np.clip(0.7 * draw.lognormal(0, 0.1, users)[user] * draw.lognormal(0, 0.2, num), 0, 1)
     happened["popular"] = draw.random(num) < 0.01
+    happened["refusals"], happened["missing"] = draw.random(num) < 0.002, draw.random(num) < 0.001
     tier = draw.choice(list(_TIERS), num, p=list(_TIERS.values()))
     sums = {name: _sums(user, is_candidate, minute, values[name], traffic.minutes) for name in _MEANS}
     affected = {name: _affected(user, is_candidate, minute, happened[name], traffic.minutes) for name in _AFFECTED}

@@ -1,4 +1,4 @@
-"""How often the guards of a release find an equal candidate worse, all together, in any of its stages, at any look."""
+"""How often the guards of a release find an equal candidate worse, or its users missing, all together, in any of its stages, at any look."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,9 +7,9 @@ from typing import Any
 from benchmarks.experiments.release import each
 from benchmarks.experiments.traffic import Traffic, looks
 from models.canary import Canary, Stage
-from pipelines.experiments.verdict import Outcome
+from pipelines.experiments.verdict import Counts, Means, Outcome
 from pipelines.release.counts import Seen
-from pipelines.release.guards import judge
+from pipelines.release.guards import judge, mismatch
 
 STAGES = (Stage(0.01, 600), Stage(0.05, 1_800), Stage(0.25, 3_600))
 """The usual ones, each looked at every minute of its time."""
@@ -22,11 +22,29 @@ def found_worse(seed: int) -> str | None:
         canary = Canary(version="new", salt="", stages=STAGES, by="", at="", stage=number)
         traffic = replace(_TRAFFIC, share=stage.share, minutes=round(stage.hold_s / 60))
         for minute, counts in enumerate(looks(traffic, seed * len(STAGES) + number), 1):
-            seen = Seen(counts=counts, share=stage.share, num_users=(0, 0), num_lists=(0, 0), stray_share=0.0)
+            users = _num_users(counts)
+            seen = Seen(
+                counts=counts,
+                share=stage.share,
+                num_users=users,
+                num_lists=(0, 0),
+                stray_share=0.0,
+                num_new=users,
+                new_share=stage.share,
+            )
             found = judge(canary, seen, minute * 60_000)
             if found.outcome is Outcome.WORSE:
                 return found.reason
+            if stopped := mismatch(canary, seen):
+                return stopped
     return None
+
+
+def _num_users(counts: Counts) -> tuple[int, int]:
+    """Return the users who came, of candidate and control."""
+    latency = counts["latency"]
+    assert isinstance(latency, Means), "a mean over all users"
+    return latency.candidate.num_users, latency.control.num_users
 
 
 def false_alarms(num: int, processes: int) -> Mapping[str, Any]:

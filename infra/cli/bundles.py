@@ -65,7 +65,7 @@ def list_bundles(name: Name = "default") -> None:
     if canary is not None:
         share = canary.share_at(time.time() * 1_000)
         notes.append(f"{canary.version} is the canary of {name}: {share:.3g} of its users get it, since {canary.at}")
-    elsewhere = [f"{store.named(other).live_version()} is live as {other}" for other in store.names() if other != name]
+    elsewhere = [_live_as(store.named(other)) for other in store.names() if other != name]
     for message in (*damaged, *notes, *elsewhere):
         out.print(escape(f"note: {message}"))
 
@@ -106,8 +106,10 @@ def withdraw(
 
 
 @bundles_app.command()
-def gc(keep: Annotated[int | None, typer.Option(help="Versions to keep.", show_default="keep_bundles")] = None) -> None:
-    """Remove all but the newest versions and those that a name may serve or is measured by, and what killed processes left."""
+def gc(
+    keep: Annotated[int | None, typer.Option(help="Trainings to keep.", show_default="keep_bundles")] = None,
+) -> None:
+    """Remove all but the newest trainings and what a name may serve or is measured by, and what killed processes left."""
     from services.settings.settings import load_settings
 
     store, state_dir = _store()
@@ -173,8 +175,10 @@ def rollback(
     before = store.reference()
     given = {"to": to, "reason": reason, **_if_named(name)}
     with audited(state_dir, "rollback", **{key: value for key, value in given.items() if value}):
+        withdrawn = store.withdrawals().keys()
         version = store.rollback(to, by=user_name(), reason=reason, force=force)
-    out.print(f"{version} is live{_as_named(name)}; {store.previous_version()} is withdrawn")
+    left = [one for one in store.withdrawals() if one not in withdrawn]
+    out.print(f"{version} is live{_as_named(name)}; {', '.join(left)} {'is' if len(left) == 1 else 'are'} withdrawn")
     if before is not None and (after := store.reference()) is not None and after.version != before.version:
         out.print(
             f"{before.version} was the reference: now {after.version} is; `tailrace bundles reference VERSION` sets another"
@@ -184,7 +188,18 @@ def rollback(
 def bundle_row(report: dict[str, Any]) -> list[str]:
     """Return a bundle's table cells from its evaluation report, a dash for what was not measured."""
     measured = [report.get("metrics", {}).get(model, {}) for model in ("decoder", "student", "item_knn")]
-    return [str(report.get("dataset", "-")), *(f"{one['ndcg@10']:.4f}" if one else "-" for one in measured)]
+    return [
+        str(report.get("dataset") or "-"),
+        *("-" if (ndcg := one.get("ndcg@10")) is None else f"{ndcg:.4f}" for one in measured),
+    ]
+
+
+def _live_as(store: "BundleStore") -> str:
+    """Return a sentence on what is live under another name, or why that is unknown."""
+    try:
+        return f"{store.live_version()} is live as {store.name}"
+    except BundleCorrupt as error:
+        return str(error)
 
 
 def _if_named(name: str) -> dict[str, str]:

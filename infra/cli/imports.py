@@ -182,7 +182,7 @@ def _publish_first(settings: "Settings", source: str, query: str | None, columns
     name = Path(name_of(source, None)).name
     bundle = publish_items(store, frame, name, datetime.now(UTC), partial(out.print, markup=False))
     out.print(
-        f"{bundle.version} is live with {bundle.manifest['num_items']} items and no models: popular and similar items are answered",
+        f"{bundle.version} is live with {bundle.manifest.get('num_items')} items and no models: popular and similar items are answered",
         markup=False,
     )
 

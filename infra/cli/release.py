@@ -14,9 +14,11 @@ from infra.cli.audit import audited, user_name
 from services.errors import CanaryError, ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from models.canary import Canary, Stage
     from models.registry import BundleStore
-    from models.release_report import GuardReport
+    from models.release_report import GuardReport, ReleaseReport
     from services.settings.settings import Settings
 
 out = Console(highlight=False, soft_wrap=True)
@@ -32,7 +34,9 @@ def release(
     stages: Annotated[
         str, typer.Option(help="Shares, and how long each lasts at least.", show_default=USUAL_STAGES)
     ] = "",
-    by_hand: Annotated[bool, typer.Option("--by-hand", help="Leave a stage by `--next` alone.")] = False,
+    by_hand: Annotated[
+        bool, typer.Option("--by-hand", help="Leave a stage by `--next` alone; without VERSION: from now on.")
+    ] = False,
     budget: Annotated[
         list[str] | None,
         typer.Option(help="By how much a guard may be worse, as latency=10%; repeat it.", show_default=False),
@@ -57,6 +61,10 @@ def release(
 
     settings = load_settings()
     store = BundleStore.of(settings, name)
+    if version is None:
+        _refuse_without_version(stages=stages, share=share, budget=budget, lists=lists, events=events, items=items)
+    if sum((go_on, stop, by_hand and version is None)) > 1:
+        raise ConfigError("--next: give one of --next, --stop and --by-hand")
     if version is not None:
         if go_on or stop:
             raise ConfigError("VERSION: --next and --stop are of the release under way; leave VERSION out")
@@ -67,7 +75,16 @@ def release(
         _stop(settings, store, reason)
     elif go_on:
         _go_on(settings, store)
+    elif by_hand:
+        _pause(settings, store)
     _show(store)
+
+
+def _refuse_without_version(**given: object) -> None:
+    """Raise ConfigError for an option that only the beginning of a release has."""
+    for option, value in given.items():
+        if value not in (None, "", []):
+            raise ConfigError(f"--{option}: is of a release that begins; give the VERSION too")
 
 
 def parse_stages(stages: str, share: str) -> "tuple[Stage, ...]":
@@ -167,17 +184,25 @@ def _go_on(settings: "Settings", store: "BundleStore") -> None:
     details = {"version": canary.version, "stage": str(canary.stage + 1), **_if_named(store)}
     with audited(settings.state_dir.absolute(), "release-next", **details):
         if canary.is_last_stage:
-            store.promote(canary.version, by=user_name())
+            store.promote(canary.version, by=user_name(), release=canary)
         else:
-            store.move_canary(canary.version, canary.stage + 1, _lead_from_now(settings), by=user_name())
+            store.move_canary(
+                canary.version, canary.stage + 1, _lead_from_now(settings), by=user_name(), release=canary
+            )
 
 
 def _stop(settings: "Settings", store: "BundleStore", reason: str) -> None:
     canary = _under_way(store)
     details = {"version": canary.version, **({"reason": reason} if reason else {}), **_if_named(store)}
     with audited(settings.state_dir.absolute(), "release-stop", **details):
-        store.end_canary(canary.version, by=user_name(), note=reason)
+        store.end_canary(canary.version, by=user_name(), note=reason, release=canary)
     out.print(f"the release of {canary.version} is stopped", markup=False)
+
+
+def _pause(settings: "Settings", store: "BundleStore") -> None:
+    canary = _under_way(store)
+    with audited(settings.state_dir.absolute(), "release-by-hand", version=canary.version, **_if_named(store)):
+        store.pause_canary(canary.version, by=user_name(), release=canary)
 
 
 def _under_way(store: "BundleStore") -> "Canary":
@@ -213,8 +238,6 @@ def _since(canary: "Canary", now_ms: int) -> str:
 
 
 def _show_report(canary: "Canary", now_ms: int) -> None:
-    from rich.table import Column, Table
-
     from models.release_report import ReleaseReport
 
     report = ReleaseReport.decode(canary.report)
@@ -226,13 +249,20 @@ def _show_report(canary: "Canary", now_ms: int) -> None:
     ago_s = round((now_ms - (canary.looked_ms or now_ms)) / 1_000)
     lists = " and ".join(f"{one:,}" for one in report.lists)
     out.print(f"looked at {ago_s} s ago, {lists} lists of it and of the live version: {report.outcome}", markup=False)
+    if report.guards:
+        out.print(report_table(report))
+    out.print(f"{report.act}: {report.reason}", markup=False)
+
+
+def report_table(report: "ReleaseReport") -> "Table":
+    """Return the guards of a look as a table."""
+    from rich.table import Column, Table
+
     columns = ("guard", Column("state", no_wrap=True), Column("worse by", justify="right"), "interval")
     table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for one in report.guards:
-        table.add_row(escape(one.name), one.state, _percent(one.worse_by), _interval(one))
-    if table.row_count:
-        out.print(table)
-    out.print(f"{report.act}: {report.reason}", markup=False)
+        table.add_row(escape(one.name), escape(one.state), _percent(one.worse_by), _interval(one))
+    return table
 
 
 def _interval(one: "GuardReport") -> str:

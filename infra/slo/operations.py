@@ -53,6 +53,13 @@ ALERTS = (
         summary="The store of bundles does not answer: what is loaded serves on, and nothing new is picked up",
     ),
     Alert(
+        name="TailraceNameRecordCorrupt",
+        expr="max by (name) (tailrace_name_record_corrupt) > 0",
+        lasts="1m",
+        severity="ticket",
+        summary="The record of {{ $labels.name }} cannot be decoded: the last valid one serves, and no move is seen",
+    ),
+    Alert(
         name="TailraceWorkerUnavailable",
         expr=f"absent({_LAG}) or count(count by (partition) (max_over_time({_LAG}[1d])) unless count by (partition) ({_LAG})) > 0",
         lasts="2m",
@@ -145,10 +152,10 @@ ALERTS = (
     ),
     Alert(
         name="TailraceReleaseUnjudged",
-        expr="time() - max by (name) (last_over_time(tailrace_release_look_time_seconds[1d])) > 300",
+        expr="time() - max by (name) (last_over_time(tailrace_release_look_time_seconds[1d])) > 300 or max by (name) (tailrace_release_lost_users) > 0",
         lasts="1m",
         severity="ticket",
-        summary="For {{ $value | humanizeDuration }} nobody has looked at releases of {{ $labels.name }}",
+        summary="The release of {{ $labels.name }} is not judged: no look for five minutes, or users of one version are missing",
     ),
     Alert(
         name="TailraceRestarts",

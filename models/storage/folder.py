@@ -18,8 +18,9 @@ from glob import escape
 from hashlib import sha256
 from pathlib import Path
 
+from models.documents import is_version
 from models.files import rename_durably, rename_if_absent
-from models.name_record import DEFAULT_NAME
+from models.name_record import DEFAULT_NAME, is_name
 from models.storage.port import Stored
 
 _REMOVED = ".removed"
@@ -45,6 +46,13 @@ class FolderStorage:
             return Stored(content, sha256(content).hexdigest())
         return Stored(self._from_pointer_files() if name == DEFAULT_NAME else None, None)
 
+    def keep_record(self, name: str, content: bytes) -> None:
+        """Do nothing: the records are on this machine."""
+
+    def kept_record(self, name: str) -> bytes | None:
+        """Return None."""
+        return None
+
     def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
         """Replace a name's record where it is still the one that was seen."""
         self._record(name).parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +66,7 @@ class FolderStorage:
 
     def names(self) -> list[str]:
         """Return the names that have a record."""
-        found = {path.stem for path in (self._root / "names").glob("*.json")}
+        found = {path.stem for path in (self._root / "names").glob("*.json") if is_name(path.stem)}
         return sorted(found | ({DEFAULT_NAME} if (self._root / "LIVE").exists() else set()))
 
     def add(self, folder: Path, version: str) -> None:
@@ -81,7 +89,7 @@ class FolderStorage:
         found = []
         for path in self._root.iterdir():
             with suppress(FileNotFoundError):  # removed meanwhile
-                if path.name[0] != "." and (path / "manifest.json").exists():
+                if is_version(path.name) and (path / "manifest.json").exists():
                     found.append((path.stat().st_mtime, path.name))
         return [name for _, name in sorted(found)]
 

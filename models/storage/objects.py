@@ -16,7 +16,6 @@ that starts meanwhile serves what this machine had. Nothing can be published or 
 variables of each service, or from the machine's role.
 """
 
-import json
 import os
 import shutil
 import time
@@ -30,9 +29,12 @@ from uuid import uuid4
 
 import structlog
 
-from models.bundle import MANIFEST, REPORT, hashes, open_bundle
+from models.bundle import REPORT, hashes, open_bundle
+from models.documents import MAX_BYTES, is_version
 from models.errors import BundleCorrupt, BundleNotFound, ConfigError, StoreUnavailable
 from models.files import file_sha256, rename_durably, rename_if_absent
+from models.manifest import MANIFEST, decode_manifest
+from models.name_record import is_name
 from models.storage.port import Stored
 
 log = structlog.get_logger()
@@ -68,21 +70,29 @@ class ObjectStorage:
         return self._is_lost
 
     def read_record(self, name: str) -> Stored:
-        """Return a name's record; the one that was read last while the store does not answer. Raises StoreUnavailable where there is none."""
-        kept = self._cache / "names" / f"{name}.json"
+        """Return a name's record; the one that was kept last while the store does not answer. Raises StoreUnavailable where there is none, BundleCorrupt."""
+        path = f"names/{name}.json"
         try:
-            with self._asking(f"names/{name}.json"):
-                found = self._store.get(f"names/{name}.json")
-                content, mark = bytes(found.bytes()), found.meta["e_tag"]
+            with self._asking(path):
+                found = self._store.get(path)
+                return Stored(self._content(found, path), found.meta["e_tag"])
         except BundleNotFound:
             return Stored(None, None)
         except StoreUnavailable:
-            with suppress(FileNotFoundError):
-                return Stored(kept.read_bytes(), None)
+            if (kept := self.kept_record(name)) is not None:
+                return Stored(kept, None)
             raise
-        if not kept.exists() or kept.read_bytes() != content:
-            _replace(kept, content)
-        return Stored(content, mark)
+
+    def keep_record(self, name: str, content: bytes) -> None:
+        """Keep a valid record in the cache, for when the store does not answer or holds another one that cannot be read."""
+        if self.kept_record(name) != content:
+            _replace(self._cache / "names" / f"{name}.json", content)
+
+    def kept_record(self, name: str) -> bytes | None:
+        """Return the record that was kept last."""
+        with suppress(FileNotFoundError):
+            return (self._cache / "names" / f"{name}.json").read_bytes()
+        return None
 
     def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
         """Replace a name's record where its ETag is still the one that was seen. A record read from the cache has none."""
@@ -98,7 +108,7 @@ class ObjectStorage:
 
     def names(self) -> list[str]:
         """Return the names that have a record."""
-        return sorted(Path(path).stem for path, _ in self._list("names/"))
+        return [name for name in sorted(self._stems("names")) if is_name(name)]
 
     def add(self, folder: Path, version: str) -> None:
         """Upload the files that the store lacks, then the manifest; a file that was collected as garbage meanwhile is uploaded again. The folder goes to the cache."""
@@ -140,9 +150,9 @@ class ObjectStorage:
 
     def versions(self) -> list[str]:
         """Return the versions by the time of their manifest, which no hiding changes."""
-        found, hidden = sorted(self._list("versions/"), key=lambda one: (one[1], one[0])), set(self.hidden())
-        names = [Path(path).name.removesuffix(".json") for path, _ in found if path.endswith(".json")]
-        return [name for name in names if name not in hidden]
+        published, hidden = self._stems("versions"), set(self.hidden())
+        found = sorted(published, key=lambda name: (published[name], name))
+        return [name for name in found if is_version(name) and name not in hidden]
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -166,7 +176,7 @@ class ObjectStorage:
 
     def hidden(self) -> list[str]:
         """Return the marked versions."""
-        return [Path(path).name for path, _ in self._list("hidden/")]
+        return [name for path, _ in self._list("hidden/") if is_version(name := Path(path).name)]
 
     def show(self, version: str) -> None:
         """Remove the mark."""
@@ -179,12 +189,10 @@ class ObjectStorage:
             hidden = set(self.hidden())
             self._delete([path for path, _ in self._list("versions/") if Path(path).stem in hidden])
             self._delete([f"hidden/{version}" for version in hidden])  # after the manifests, or these would be back
-            kept: set[str] = set()
-            for path, _ in self._list("versions/"):
-                kept |= set(json.loads(bytes(self._store.get(path).bytes()))["files"].values())
+            kept = self._referenced()
             before = datetime.now(UTC) - timedelta(seconds=_KEPT_S)
-            files = [path for path, changed in self._list("files/") if changed < before and Path(path).name not in kept]
-            self._delete(files)
+            old = [path for path, changed in self._list("files/") if changed < before]
+            self._delete([] if kept is None else [path for path in old if Path(path).name not in kept])
 
     def scratch(self, version: str) -> Path:
         """Return a path of this process in the cache."""
@@ -193,11 +201,40 @@ class ObjectStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
+    def _referenced(self) -> set[str] | None:
+        """Return the hashes of all versions' files; None where a manifest cannot be read: its files are not known then."""
+        kept: set[str] = set()
+        for version in self._stems("versions"):
+            path = f"versions/{version}.json"
+            try:
+                content = self._content(self._store.get(path), path)
+                kept |= set(decode_manifest(content, version, f"{self._url}/{path}")["files"].values())
+            except BundleCorrupt as error:
+                log.warning("unreferenced_files_kept", why=str(error))
+                return None
+        return kept
+
+    def _stems(self, folder: str) -> dict[str, datetime]:
+        """Return the JSON documents directly in a folder: each one's name without its suffix, and its time."""
+        found = {path: changed for path, changed in self._list(f"{folder}/") if path.endswith(".json")}
+        names = {path: path.removeprefix(f"{folder}/").removesuffix(".json") for path in found}
+        return {names[path]: changed for path, changed in found.items() if "/" not in names[path]}
+
+    def _content(self, found: Any, path: str) -> bytes:
+        """Return the bytes of a document. Raises BundleCorrupt before too large a one is downloaded."""
+        if found.meta["size"] > MAX_BYTES:
+            raise BundleCorrupt(f"{self._url}/{path}: exceeds the maximum of {MAX_BYTES:,} bytes")
+        return bytes(found.bytes())
+
     def _manifest(self, version: str) -> bytes:
-        with self._asking(f"versions/{version}.json"):
+        """Return a version's manifest, after validating it. Raises BundleNotFound or BundleCorrupt."""
+        path = f"versions/{version}.json"
+        with self._asking(path):
             if self._size(f"hidden/{version}") is not None:
                 raise FileNotFoundError(f"{version} is being removed")
-            return bytes(self._store.get(f"versions/{version}.json").bytes())
+            content = self._content(self._store.get(path), path)
+        decode_manifest(content, version, f"{self._url}/{path}")
+        return content
 
     def _download(self, version: str, folder: Path) -> None:
         manifest = self._manifest(version)
@@ -205,7 +242,9 @@ class ObjectStorage:
         scratch.mkdir()
         try:
             (scratch / MANIFEST).write_bytes(manifest)
-            files: Mapping[str, str] = open_bundle(scratch).manifest["files"]
+            files: Mapping[str, str] = decode_manifest(manifest, version, f"{self._url}/versions/{version}.json")[
+                "files"
+            ]
             for name, digest in files.items():
                 target = scratch / name
                 target.parent.mkdir(parents=True, exist_ok=True)

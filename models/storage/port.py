@@ -24,6 +24,14 @@ class Storage(Protocol):
         """Return a name's record. One small read. Raises StoreUnavailable."""
         ...
 
+    def keep_record(self, name: str, content: bytes) -> None:
+        """Keep a valid record of a name on this machine, where records are elsewhere."""
+        ...
+
+    def kept_record(self, name: str) -> bytes | None:
+        """Return the record that was kept last; None without one."""
+        ...
+
     def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
         """Replace a name's record where its mark is still `seen` (None: there is none yet); whether that was so. Raises StoreUnavailable."""
         ...

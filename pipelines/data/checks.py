@@ -60,7 +60,7 @@ def describe(ingested: Path, before: Mapping[str, Any] | None, now_us: int) -> d
     summary = json.loads((ingested / "ingest.json").read_text())
     events = pl.read_parquet(ingested / "events.parquet")
     times_us = events["event_time"].dt.epoch("us")
-    since_us = before["newest_event_us"] if before else None
+    since_us = before.get("newest_event_us") if before else None
     return {
         "num_events": summary["num_events"],
         "num_users": summary["num_users"],
@@ -82,7 +82,7 @@ def problems(now: Mapping[str, Any], before: Mapping[str, Any] | None, options: 
         if share > options.max_unusable_share
     ]
     for name in ("events", "users", "items") if before else ():
-        num, num_before = now[f"num_{name}"], (before or {})[f"num_{name}"]
+        num, num_before = now[f"num_{name}"], (before or {}).get(f"num_{name}", 0)
         if num < options.min_volume_share * num_before:
             found.append(
                 f"{num} {name} are {num / num_before:.0%} of the live bundle's {num_before}, "

@@ -14,6 +14,7 @@ import structlog
 
 from models.bundle import Bundle
 from models.catalogue import Catalogue, load_catalogue
+from models.prompt import prompt_limits
 from pipelines.evaluation.evaluate import Trained, read_ranks
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.evaluation.pair import load_pair
@@ -33,7 +34,9 @@ def compare(challenger: Trained, held_out: HeldOut, evaluated: Path, champion: B
     try:
         champion.verify()
         before = load_catalogue(champion.judged_dir / "catalogue.parquet")
-        scorers = load_pair(champion.judged_dir, challenger.device).scorers(before, **champion.manifest["prompt"])
+        max_items, stride = prompt_limits(champion.manifest)
+        pair = load_pair(champion.judged_dir, challenger.device)
+        scorers = pair.scorers(before, max_items=max_items, stride=stride)
         found = {
             name: rank_labels(MappedScorer(scorer, before, now), cases).as_served(repeats=challenger.repeats)
             for name, scorer in scorers.items()

@@ -16,6 +16,7 @@ from models.decoder.config import read_config
 from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
 from models.registry import BundleStore
+from models.trainings import lineage_of_variant
 from pipelines.optimize.choice import Row
 from pipelines.optimize.parent import Parent
 from pipelines.optimize.recipes import Job, Recipe
@@ -97,11 +98,9 @@ def read_num_parameters(decoder_dir: Path) -> int:
 
 def _manifest(parent: Parent, recipe: Recipe, row: Row, num_parameters: int) -> dict[str, Any]:
     about = {name: value for name, value in parent.bundle.manifest.items() if name not in {"version", "files"}}
-    lineage, version = about.get("lineage", {}), parent.bundle.version
     return about | {
         "serving": {"weight_kind": recipe.weight_kind},
         "num_parameters": num_parameters,
         "optimisation": asdict(row) | {"recipe": recipe.name, "what": recipe.what},
-        "lineage": lineage
-        | {"optimised_from": version, "parents": lineage.get("parents", {}) | {"optimised_from": version}},
+        "lineage": lineage_of_variant(parent.bundle.manifest, parent.bundle.version),
     }

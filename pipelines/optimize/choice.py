@@ -1,7 +1,7 @@
 """Which variants are published, and which one goes live: decided from what was measured of them. Pure.
 
 A variant is inside the budget where the 95 % interval of its NDCG@10, as a paired relative difference from its parent's on the same users, lies above the
-allowed loss. It wins where it is inside, at least a twentieth faster or smaller than the parent, and no other variant inside is at once as good in NDCG, time and bytes.
+allowed loss. It wins where it is inside, its gain is worth a bundle (`Worth`), and no other variant inside is at once as good in NDCG, time and bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from services.errors import ConfigError
 
 _RESAMPLES = 2_000
 _DRAWN_AT_ONCE = 1 << 22
-_WORTH_IT = 0.95
-"""The share of its parent's time or bytes from which on a variant is worth publishing; times nearer to each other count as equal."""
+_EQUAL = 0.95
+"""Times nearer to each other than this ratio count as equal."""
 DEFAULT_BUDGET = "ndcg=1%"
 
 
@@ -35,6 +35,37 @@ class Row:
     tokens_per_s: float
     weight_bytes: int
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """What a win must be worth: a gain in time or bytes that is felt, and no loss in the other one that is.
+
+    Args:
+        gain: At least so much of the parent's time, or of its bytes, is saved.
+        loss: At most so much more of the other one is taken.
+        saved_bytes: A gain in bytes is at least this large: less memory than that holds no further replica, model or cache block.
+    """
+
+    gain: float = 0.05
+    loss: float = 0.05
+    saved_bytes: int = 1_000_000
+
+    def why_not(self, parent: Row, row: Row) -> str:
+        """Return why a variant is not worth publishing; empty where it is."""
+        time, size = row.request_ms / parent.request_ms - 1, row.weight_bytes / parent.weight_bytes - 1
+        is_smaller = size <= -self.gain and parent.weight_bytes - row.weight_bytes >= self.saved_bytes
+        if time > self.loss:
+            return f"{time:.0%} slower than its parent"
+        if size > self.loss:
+            return f"{size:.0%} larger than its parent"
+        if time > -self.gain and not is_smaller:
+            saved = f"{self.gain:.0%} and {self.saved_bytes / 1e6:g} MB"
+            return f"neither {self.gain:.0%} faster nor {saved} smaller than its parent"
+        return ""
+
+
+WORTH = Worth()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +107,19 @@ def relative_difference(child: np.ndarray, parent: np.ndarray, seed: int = 0) ->
     return float((child.mean() - parent.mean()) / parent.mean()), float(low), float(high)
 
 
-def judge(parent: Row, rows: Sequence[Row], budget: float) -> dict[str, Verdict]:
+def judge(parent: Row, rows: Sequence[Row], budget: float, worth: Worth = WORTH) -> dict[str, Verdict]:
     """Return the verdict on each row by its name."""
     inside = [row for row in rows if row.low > -budget]
-    served = [row for row in inside if row.weight_kind is not None]
+    served = [row for row in inside if row.weight_kind is not None and not worth.why_not(parent, row)]
     verdicts = {}
     for row in rows:
         is_inside = row in inside
         better = next((other.name for other in served if other is not row and _dominates(other, row)), None)
-        is_worth_it = (
-            row.request_ms <= _WORTH_IT * parent.request_ms or row.weight_bytes <= _WORTH_IT * parent.weight_bytes
-        )
         if row.weight_kind is None:
             why = row.note or "an export, which the engine does not serve"
         elif not is_inside:
             why = f"may lose {-row.low:.1%} of NDCG@10, and the budget is {budget:.1%}"
-        elif not is_worth_it:
-            why = "neither faster nor smaller than its parent"
-        else:
+        elif not (why := worth.why_not(parent, row)):
             why = "" if better is None else f"{better} is as good in everything"
         verdicts[row.name] = Verdict(is_inside, is_inside and better is None, not why, why)
     return verdicts
@@ -109,8 +135,8 @@ def _dominates(one: Row, other: Row) -> bool:
     """Whether a row is as good as the other in NDCG, bytes and, within what a repetition differs by, time, and better in one of them."""
     is_as_good = one.ndcg >= other.ndcg and one.weight_bytes <= other.weight_bytes
     is_as_fast, is_faster = (
-        one.request_ms * _WORTH_IT <= other.request_ms,
-        one.request_ms <= _WORTH_IT * other.request_ms,
+        one.request_ms * _EQUAL <= other.request_ms,
+        one.request_ms <= _EQUAL * other.request_ms,
     )
     is_better = one.ndcg > other.ndcg or one.weight_bytes < other.weight_bytes
     return is_as_good and is_as_fast and (is_better or is_faster)

@@ -25,7 +25,7 @@ from models.registry import BundleStore
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.optimize import choice, report
 from pipelines.optimize.children import PICTURE, Winner, judged_bundle, make_decoders, write_child
-from pipelines.optimize.choice import Row, Verdict
+from pipelines.optimize.choice import WORTH, Row, Verdict, Worth
 from pipelines.optimize.exports import OnnxVariant, write_onnx
 from pipelines.optimize.measure import Ranker, Speed, Variant, ranked, speeds
 from pipelines.optimize.parent import Parent, open_parent
@@ -46,6 +46,7 @@ class OptimizeOptions:
     Args:
         recipes: The variants to make.
         budget: The share of NDCG@10 that may be lost.
+        worth: What a win must be worth.
         dtype: Of the engine's arithmetic.
         promotes: Whether the best winner goes live in place of its parent.
         epochs: Of each recipe's fit; None: its own number.
@@ -54,6 +55,7 @@ class OptimizeOptions:
 
     recipes: tuple[Recipe, ...] = RECIPES
     budget: float = 0.01
+    worth: Worth = WORTH
     dtype: torch.dtype = torch.float32
     promotes: bool = False
     epochs: int | None = None
@@ -104,8 +106,9 @@ def optimize(version: str, options: OptimizeOptions, places: Places, console: Co
             _row(name, kind, gains[name], gains[PARENT], timed[name], variants[name].weight_bytes)
             for name, kind in kinds.items()
         )
-        verdicts = choice.judge(base, rows, options.budget)
-        console.print(report.terminal(base, rows, verdicts))
+        verdicts = choice.judge(base, rows, options.budget, options.worth)
+        for shown in report.terminal(base, rows, verdicts):
+            console.print(shown)
         children = _publish(store, parent, options.recipes, made, (base, rows, verdicts), scratch)
         live = _promote(store, version, choice.best(rows, verdicts), children) if options.promotes else None
     for name, child in children.items():

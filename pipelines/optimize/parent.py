@@ -59,8 +59,8 @@ def open_parent(bundle: Bundle, stages_dir: Path) -> Parent:
     """
     bundle.verify()
     lineage: Mapping[str, Any] = bundle.manifest.get("lineage", {})
-    key, trained = lineage.get("stages", {}).get("tokenize"), lineage.get("options", {}).get("recipe", {}).get("train")
-    if key is None or trained is None:
+    key, options = lineage.get("stages", {}).get("tokenize"), _options_of(lineage.get("options", {}))
+    if key is None or options is None:
         raise ConfigError(
             f"VERSION: the manifest of {bundle.version} names no training; give a version that `tailrace pipeline` published"
         )
@@ -74,10 +74,14 @@ def open_parent(bundle: Bundle, stages_dir: Path) -> Parent:
         raise ConfigError(
             f"VERSION: {bundle.version} has items that its training data lack; optimise {before}, then add the items to the result"
         )
-    return Parent(bundle, tokenized, _options_of(trained))
+    return Parent(bundle, tokenized, options)
 
 
-def _options_of(trained: Mapping[str, Any]) -> TrainOptions:
-    fitted = trained["fit"]
-    fit = FitOptions(**{**fitted, "descent": DescentOptions(**fitted["descent"])})
-    return TrainOptions(**{**trained, "fit": fit})
+def _options_of(given: Mapping[str, Any]) -> TrainOptions | None:
+    """Return what a decoder was trained with, from the options in its bundle's lineage; None where they do not say it."""
+    try:
+        trained = given["recipe"]["train"]
+        fit = FitOptions(**{**trained["fit"], "descent": DescentOptions(**trained["fit"]["descent"])})
+        return TrainOptions(**{**trained, "fit": fit})
+    except (LookupError, TypeError, AttributeError):
+        return None

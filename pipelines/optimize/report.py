@@ -3,22 +3,28 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE
-from rich.table import Table
+from rich.console import RenderableType
+from rich.table import Column, Table
+from rich.text import Text
 
 from pipelines.optimize.choice import Row, Verdict
 from pipelines.publication.model_card import table
 
 _HEADS = ("variant", "weights", "NDCG@10", "difference, 95 %", "ms a request", "tokens/s", "MB", "verdict")
+_NUMBERS = ("NDCG", "difference, 95 %", "ms", "tok/s", "MB")
+"""Short heads: with them the table has less than 80 columns."""
 _INCHES, _DPI = (7.0, 4.5), 120
 
 
-def terminal(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> Table:
-    """Return the table for a terminal."""
-    shown = Table(*_HEADS, box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+def terminal(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[RenderableType, ...]:
+    """Return the table for a terminal of 80 columns or more, and below it a line for each variant that is not published, with why."""
+    numbers = (Column(head, justify="right", no_wrap=True) for head in _NUMBERS)
+    names = (Column(head, no_wrap=True) for head in ("variant", "weights"))
+    shown = Table(*names, *numbers, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for cells in _cells(parent, rows, verdicts):
-        shown.add_row(*cells)
-    return shown
+        shown.add_row(*cells[:-1])
+    ends = (f"{row.name}: {_end(verdicts[row.name])}" for row in rows)
+    return shown, *(Text(line) for line in ends)
 
 
 def markdown(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str:
@@ -55,9 +61,13 @@ def _cells(parent: Row, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) ->
     listed = [_numbers(parent, "", "what it is made from")]
     for row in rows:
         verdict = verdicts[row.name]
-        between = f"{row.difference:+.1%} ({row.low:+.1%} to {row.high:+.1%})"
-        listed.append(_numbers(row, between, "published" if verdict.wins else f"negative: {verdict.why}"))
+        between = f"{row.difference:+.1%} ({100 * row.low:+.1f} to {100 * row.high:+.1f})"
+        listed.append(_numbers(row, between, _end(verdict)))
     return listed
+
+
+def _end(verdict: Verdict) -> str:
+    return "published" if verdict.wins else f"negative: {verdict.why}"
 
 
 def _numbers(row: Row, between: str, verdict: str) -> tuple[str, ...]:

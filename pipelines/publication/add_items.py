@@ -25,6 +25,7 @@ from models.decoder.weights import load_decoder, save_decoder
 from models.registry import BundleStore
 from models.similar import NONE, SIMILAR, SimilarTable, num_neighbours
 from models.student import StudentModel, read_student, save_student
+from models.trainings import lineage_of_addition
 from pipelines.codes.embedding import texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
 from pipelines.data import schema
@@ -93,7 +94,7 @@ def append_items(
         export_with_items_added(student, live.path, folder)
         about = {name: value for name, value in live.manifest.items() if name not in {"version", "files"}}
         about["num_items"] = student.config.num_items
-        about["lineage"] = about.get("lineage", {}) | {"items_added_to": live.version}
+        about["lineage"] = lineage_of_addition(live.manifest, live.version)
         if (card := folder / CARD).exists():
             note = f"This bundle is {live.version} with {len(new)} items more, without training; what follows is on that one.\n\n"
             card.write_text(note + card.read_text())

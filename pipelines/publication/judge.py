@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from models.bundle import Bundle
+from models.manifest import parents_of
 from models.registry import BundleStore
 from pipelines.data import checks
 from pipelines.data.examples import SplitKind
@@ -27,6 +28,8 @@ from services.errors import BundleError
 _NO_COMPARISON = "not compared: every bundle has learned from what is after the cut"
 log = structlog.get_logger()
 
+_FOUND = frozenset({"data", "against_live", "against_reference", "about_reference", "forced"})
+"""What each judgement finds; a bundle without it is judged again."""
 _RECORDED = ("data", "against_live", "against_reference", "about_reference", "forced", "withdrawn")
 
 
@@ -83,13 +86,12 @@ def judge(
     other, is_compared = live, options.split == SplitKind.LEAVE_ONE_OUT
     reference, about_reference = reference_of(store, ingested) if is_compared else (None, _NO_COMPARISON)
     if live is not None and _holds(live, evaluated):
-        lineage = live.manifest["lineage"]
-        parents = lineage["parents"]
-        if bounds == {name: lineage["options"].get(name) for name in bounds}:
+        parents, given = parents_of(live.manifest), live.manifest["lineage"].get("options", {})
+        if bounds == {name: given.get(name) for name in bounds} and not _FOUND - live.manifest.keys():
             found: dict[str, Any] = {name: live.manifest.get(name) for name in _RECORDED}
-            before = {name: parents[name] for name in ("compared_with", "reference")}
+            before: dict[str, Any] = {name: parents.get(name) for name in ("compared_with", "reference")}
             return Judgement(**found, **before, problems=(), bounds=bounds)
-        other = _open(store, parents["compared_with"])
+        other = _open(store, parents.get("compared_with"))
         if reference is not None and reference.version == live.version:
             reference, about_reference = None, f"{about_reference}: it has these models itself"
     if live is not None and is_compared and reference is None:

@@ -52,7 +52,7 @@ def add_new_items(store: BundleStore, items: LiveItems, report: Callable[[str], 
     if not len(raw):
         return 0
     bundle, num_new = append_items(store, raw, TABLE, datetime.now(UTC), report=report)
-    store.prune(keep_bundles)
+    store.prune_after_publication(keep_bundles)
     report(f"{num_new} new items; {bundle.version} is live")
     return num_new
 

@@ -18,7 +18,7 @@ import torch
 from models.bundle import Bundle, learned_repeats, lists_version
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
-from models.prompt import prompt_tokens
+from models.prompt import prompt_limits, prompt_tokens
 from pipelines.options import PrecomputeOptions
 from pipelines.runner.stage import Progress, content_key
 from services.features import schema
@@ -60,9 +60,9 @@ def ranker_of(live: Bundle) -> BatchRanker:
         live.decoder_dir,
         live.catalogue(),
         lists_version(live.manifest, live.version),
+        *prompt_limits(live.manifest),
         repeats=learned_repeats(live.manifest),
         weight_kind=cast("WeightKind", live.weight_kind),
-        **live.manifest["prompt"],
     )
 
 

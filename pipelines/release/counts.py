@@ -1,6 +1,6 @@
 """The counts of one stage of a release: sums by user of each version, from impressions and clicks that may come late, twice and in any order.
 
-A user is the candidate's by the hash of the release, whatever answered: so neither version chooses its users. Impressions of visitors, of whom nobody
+A user is the candidate's by the hash of the release, whatever answered: so neither version chooses its users. Requests that got no list count too. Impressions of visitors, of whom nobody
 knows which came back, and of other versions are left out. For an hour's half an impression may still draw clicks: that long its row is kept, after
 that its user's sums alone. Where rows or users become too many, a random half of one version's users is left out, by a hash of its own.
 
@@ -9,6 +9,7 @@ Knows no topic, no store and no clock.
 """
 
 import hashlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from pipelines.experiments.verdict import Affected, Counts, Means
 from services.contracts.events import Impression, Interaction
 from services.contracts.experiments import place_of
 from services.contracts.recommend import Reason, Tier
+from services.errors import ErrorKind
 
 FAILURES = frozenset({Reason.STUDENT_FAILED, Reason.LLM_FAILED, Reason.LLM_UNAVAILABLE, Reason.BUNDLE_MISMATCH})
 """Reasons of an answer for which something failed; the others are load, the time left, or who asks."""
@@ -34,15 +36,22 @@ MAX_ROWS = 150_000
 """Impressions, and clicks, that are kept at most: some 3,000 bytes each while they are joined."""
 MAX_USERS = 1_000_000
 """Users of both versions whose sums are kept at most, at some 200 bytes each."""
+FAULTS = frozenset({ErrorKind.INTERNAL, ErrorKind.UNAVAILABLE, ErrorKind.LATE, "gone"})
+"""Codes of requests without a list that are ours, or that the caller did not wait for; the others are refusals."""
 _CLICK_TYPE = "click"
 _LONGEST_MS = 5_000.0
-_SUMS = ("lists", "stray", "late", "failed", "popular", "timed", "latency", "varied", "variety", "clicks")
+_SUMS = (
+    *("requests", "lists", "new", "stray", "late", "failed", "refused", "missing", "popular"),
+    *("timed", "latency", "varied", "variety", "clicks"),
+)
 _BY_TIER = tuple(f"{what}:{tier}" for tier in TIMED_TIERS for what in ("timed", "latency"))
 _ROW: dict[str, Any] = {
     "request_id": pl.UInt64,
     "user_id": pl.UInt64,
     "shown_time_ms": pl.Int64,
     "is_candidate": pl.Boolean,
+    "is_new": pl.Boolean,
+    "failure": pl.String,
     "is_stray": pl.Boolean,
     "is_late": pl.Boolean,
     "is_failed": pl.Boolean,
@@ -70,6 +79,9 @@ class Seen:
         num_users: Of candidate and control.
         num_lists: Of candidate and control.
         stray_share: Part of the lists to the candidate's users that the candidate did not make.
+        num_new: Users of both who came and had not had the candidate in an earlier stage, whom it cannot have kept away.
+        new_share: The share of these that is the candidate's.
+        num_halvings: How often users were excluded to bound memory.
     """
 
     counts: Counts
@@ -77,6 +89,9 @@ class Seen:
     num_users: tuple[int, int]
     num_lists: tuple[int, int]
     stray_share: float
+    num_new: tuple[int, int] = (0, 0)
+    new_share: float = 0.5
+    num_halvings: int = 0
 
 
 @dataclass(slots=True)
@@ -103,6 +118,10 @@ class StageCounts:
     @property
     def _share(self) -> float:
         return self.canary.stages[self.canary.stage].share
+
+    @property
+    def _share_before(self) -> float:
+        return self.canary.stages[self.canary.stage - 1].share if self.canary.stage else 0.0
 
     def add(self, impressions: Iterable[Impression], interactions: Iterable[Interaction]) -> None:
         """Take in what was read; repeated records do no harm."""
@@ -148,7 +167,8 @@ class StageCounts:
         if one.shown_time_ms < self._closed_ms:
             self.num_late += 1
             return None
-        user, is_candidate = _number(one.user_id), self._is_candidate(one.user_id)
+        place = place_of(self.canary.salt, one.user_id)
+        user, is_candidate = _number(one.user_id), place < self._share
         if not self._keeps(user, is_candidate):
             return None
         limit_ms = one.deadline_ms or _LONGEST_MS
@@ -157,9 +177,11 @@ class StageCounts:
             user,
             one.shown_time_ms,
             is_candidate,
-            (one.bundle_version == self.canary.version) is not is_candidate,
+            place >= self._share_before,
+            one.failure,
+            one.failure is None and (one.bundle_version == self.canary.version) is not is_candidate,
             one.elapsed_ms is not None and one.elapsed_ms > limit_ms,
-            one.reason in FAILURES,
+            one.reason in FAILURES or one.failure in FAULTS,
             one.tier,
             None if one.elapsed_ms is None else min(one.elapsed_ms, limit_ms),
             [_number(item) for item in dict.fromkeys(one.item_ids)],
@@ -201,15 +223,23 @@ class StageCounts:
         )
         found = followed(items, self._clicks, self.window_ms)
         clicked = found.group_by(IMPRESSION).agg(clicks=pl.len().cast(pl.Float64))
-        before = pl.col("item_id").shift(1).over("is_candidate")
-        of_another = pl.col("user_id").shift(1).over("is_candidate") != pl.col("user_id")
+        is_answered = pl.col("failure").is_null()
+        before, user_before = (
+            pl.when(is_answered).then(pl.col(name)).forward_fill().shift(1).over("is_candidate")
+            for name in ("item_id", "user_id")
+        )
+        of_another = (user_before != pl.col("user_id")) & is_answered
         new = pl.col("item_id").list.set_difference(before).list.len() / pl.col("item_id").list.len().clip(1)
         is_timed, latency = pl.col("latency_ms").is_not_null(), pl.col("latency_ms").fill_null(0.0)
         is_tier = {tier: pl.col("tier") == tier.value for tier in TIMED_TIERS}
         return (
             self._rows.join(clicked, on=IMPRESSION, how="left", maintain_order="left")
             .with_columns(
-                lists=pl.lit(1.0),
+                requests=pl.lit(1.0),
+                lists=is_answered.cast(pl.Float64),
+                new=pl.col("is_new").cast(pl.Float64),
+                refused=(pl.col("failure").is_not_null() & ~pl.col("is_failed")).cast(pl.Float64),
+                missing=(is_answered & (pl.col("item_id").list.len() == 0)).cast(pl.Float64),
                 stray=pl.col("is_stray").cast(pl.Float64),
                 late=pl.col("is_late").cast(pl.Float64),
                 failed=pl.col("is_failed").cast(pl.Float64),
@@ -245,18 +275,28 @@ class StageCounts:
             guard: Affected(
                 _num_hit(candidate, column),
                 _num_hit(control, column),
-                Means(*(_user_sums(of, column, "lists") for of in (candidate, control))),
+                Means(*(_user_sums(of, column, exposure) for of in (candidate, control))),
             )
-            for guard, column in (("errors", "failed"), ("deadline_misses", "late"), ("popular", "popular"))
+            for guard, column, exposure in (
+                ("errors", "failed", "requests"),
+                ("refusals", "refused", "requests"),
+                ("missing", "missing", "lists"),
+                ("deadline_misses", "late", "lists"),
+                ("popular", "popular", "lists"),
+            )
         }
-        weights = self._share * self._kept[True], (1 - self._share) * self._kept[False]
+        shares = self._kept[True] * self._share, self._kept[False] * (1 - self._share)
+        new_shares = self._kept[True] * (self._share - self._share_before), shares[1]
         lists = tuple(int(of["lists"].sum()) for of in (candidate, control))
         return Seen(
             counts={**means, **affected},
-            share=weights[0] / sum(weights),
+            share=shares[0] / sum(shares),
             num_users=(candidate.height, control.height),
             num_lists=(lists[0], lists[1]),
             stray_share=float(candidate["stray"].sum()) / max(1, lists[0]),
+            num_new=(_num_hit(candidate, "new"), _num_hit(control, "new")),
+            new_share=new_shares[0] / sum(new_shares),
+            num_halvings=-round(math.log2(self._kept[True] * self._kept[False])),
         )
 
 

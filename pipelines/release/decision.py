@@ -1,16 +1,19 @@
 """What follows from what was seen of a canary: it is withdrawn, moved on, promoted or left, and what its record says of it. Pure."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 from models.canary import Canary
 from models.release_report import GuardReport, ReleaseReport
-from pipelines.experiments.verdict import Outcome, Verdict
+from pipelines.experiments.verdict import Affected, Outcome, Verdict
 from pipelines.release.counts import Seen
-from pipelines.release.guards import judge
+from pipelines.release.guards import judge, mismatch
 
 MAX_STRAY_SHARE = 0.1
 """Part of the candidate's users' lists that the live version may have made, where a release still goes on: beyond, the candidate is not served as it should be."""
+
+MAX_FAILING = 0.01
+"""Part of all requests that may fail where nothing is left to compare with, and the release still ends with a promotion."""
 
 
 class Act(StrEnum):
@@ -24,12 +27,13 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is to be done and why, the verdict (None where there is no control), and the report for the record."""
+    """What is to be done and why, the verdict (None where there is no control), the report for the record, and whether users were lost."""
 
     act: Act
     reason: str
     verdict: Verdict | None
     report: ReleaseReport
+    lost_users: bool = False
 
 
 def decide(canary: Canary, seen: Seen, now_ms: int) -> Decision:
@@ -38,6 +42,8 @@ def decide(canary: Canary, seen: Seen, now_ms: int) -> Decision:
     found = judge(canary, seen, now_ms) if stage.share < 1 else None
     if found is not None and found.outcome is Outcome.WORSE:
         return _decision(Act.WITHDRAW, found.reason, canary, seen, found, now_ms)
+    if stopped := mismatch(canary, seen):
+        return replace(_decision(Act.STAY, stopped, canary, seen, found, now_ms), lost_users=True)
     lacking = _lacking(canary, seen, found, now_ms)
     if lacking:
         return _decision(Act.STAY, "; ".join(lacking), canary, seen, found, now_ms)
@@ -57,6 +63,11 @@ def _lacking(canary: Canary, seen: Seen, found: Verdict | None, now_ms: int) -> 
         lacking.append(
             f"the live version made {seen.stray_share:.0%} of its users' lists: gateways do not all serve it"
         )
+    errors = seen.counts.get("errors")
+    if found is None and isinstance(errors, Affected) and errors.lists is not None:
+        failing = errors.lists.candidate.mean
+        if failing > MAX_FAILING:
+            lacking.append(f"{failing:.1%} of all requests fail, and {MAX_FAILING:.0%} may")
     if found is not None and found.outcome not in (Outcome.BETTER, Outcome.NO_WORSE):
         lacking.append(found.reason)
     left_s = canary.stages[canary.stage].hold_s - (now_ms - canary.since_ms) / 1_000

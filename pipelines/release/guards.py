@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from models.canary import Canary
+from pipelines.experiments.sequential import mismatch_p_value
 from pipelines.experiments.verdict import ALPHA, Affected, Guard, Means, Verdict, verdict
 from pipelines.release.counts import TIMED_TIERS, Seen
 from services.errors import ConfigError
 
 GUARDS = (
     Guard(name="errors", effect=0.5, tolerance=0.005),
+    Guard(name="refusals", effect=0.5, tolerance=0.005, weight=0.5),
+    Guard(name="missing", effect=0.5, tolerance=0.005, weight=0.5),
     Guard(name="deadline_misses", effect=0.5, tolerance=0.01),
     Guard(name="popular", budget=0.1, effect=0.5, tolerance=0.01),
     Guard(name="latency", budget=0.1, effect=0.1),
@@ -18,18 +21,22 @@ GUARDS = (
     Guard(name="variety", higher_is_worse=False, budget=0.05, effect=0.1, weight=0.5),
     Guard(name="clicks", higher_is_worse=False, effect=0.1, weight=6, is_objective=True),
 )
-"""By whether something failed, the deadline was missed, or only popular items came, as users whom that hit; by milliseconds, distance of lists, and clicks a list.
+"""By whether something failed, a request was refused, a list was empty, the deadline was missed, or only popular items came, as users whom that hit; by milliseconds, distance of lists, and clicks a list.
 
 Clicks are rare beside what they must show, so half of the false alarms that are allowed are theirs.
 """
 MEANINGS: Mapping[str, str] = {
-    "errors": "users with an answer for which something failed",
+    "errors": "users with a request that failed, or with an answer for which something failed",
+    "refusals": "users with a request that was refused",
+    "missing": "users with an empty list",
     "deadline_misses": "users with an answer after its deadline",
     "popular": "users with a list of the popular tier",
     "latency": "milliseconds to an answer, in all and by tier",
     "variety": "part of a list that is not in the list before it, of another user",
     "clicks": "clicked items a list",
 }
+MISMATCH_ALPHA = 0.005
+"""Part of ALPHA for a mismatch of users."""
 _WHERE_THERE_ARE_ANY = frozenset({"clicks", "variety"})
 _LARGEST_EFFECT, _LARGEST_TOLERANCE = 0.9, 0.2
 
@@ -73,8 +80,31 @@ def judge(canary: Canary, seen: Seen, now_ms: float) -> Verdict:
         share=seen.share,
         elapsed_s=(now_ms - canary.since_ms) / 1_000,
         limit_s=stage.hold_s,
-        alpha=ALPHA / sum(one.share < 1 for one in canary.stages),
+        alpha=(ALPHA - MISMATCH_ALPHA) / _num_judged(canary),
     )
+
+
+def mismatch(canary: Canary, seen: Seen) -> str:
+    """Return a sentence where the users who came are not divided as the hash divides them: some were lost, and what is left is not comparable. Empty otherwise.
+
+    May be looked at always; over all stages an analysis that lost nobody is stopped in at most `MISMATCH_ALPHA` of releases.
+    """
+    shares = seen.new_share, 1 - seen.new_share
+    if not 0 < seen.new_share < 1 or not any(seen.num_new):
+        return ""
+    alpha = MISMATCH_ALPHA / _num_judged(canary) / 2 ** (seen.num_halvings + 1)
+    if mismatch_p_value(seen.num_new, shares) >= alpha:
+        return ""
+    found = seen.num_new[0] / sum(seen.num_new)
+    return (
+        f"users are missing: {found:.2%} of those who came are the candidate's, and the hash gives it {shares[0]:.2%}. "
+        "Nothing can be concluded; see whether gateways of one version crash, then release again"
+    )
+
+
+def _num_judged(canary: Canary) -> int:
+    """Return the number of stages with a control."""
+    return sum(one.share < 1 for one in canary.stages)
 
 
 def _has_any(counts: Means | Affected) -> bool:

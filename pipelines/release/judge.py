@@ -119,11 +119,13 @@ class ReleaseJudge:
         """Forget a stage that is over."""
         if self._stage is not None:
             self._metrics.share.labels(self._store.name, self._stage.canary.version).set(0)
+            self._metrics.lost_users.labels(self._store.name, self._stage.canary.version).set(0)
         self.close()
 
     def _measure(self, canary: Canary, decision: Decision) -> None:
         labels = self._store.name, canary.version
         self._metrics.looks.labels(*labels).inc()
+        self._metrics.lost_users.labels(*labels).set(decision.lost_users)
         if decision.verdict is None:
             return
         self._metrics.verdict.labels(*labels).set(_VERDICTS[decision.verdict.outcome])
@@ -132,21 +134,23 @@ class ReleaseJudge:
                 self._metrics.guard.labels(*labels, reading.name, bound).set(getattr(reading, bound))
 
     def _act(self, canary: Canary, record: NameRecord, decision: Decision, now_ms: int) -> None:
-        """Do what was decided. Where a person was faster, nothing is left to do. Raises StoreUnavailable."""
+        """Do what was decided, if the release is still the one that was analysed: where a person was faster, the person's move stays. Raises StoreUnavailable."""
         stage = f"stage {canary.stage + 1} of {len(canary.stages)}"
         noted = {"name": self._store.name, "version": canary.version, "stage": canary.stage, "reason": decision.reason}
         try:
-            self._store.report_canary(canary.version, decision.report.encode(), now_ms)
+            self._store.report_canary(canary.version, decision.report.encode(), now_ms, release=canary)
             match decision.act:
                 case Act.WITHDRAW:
-                    self._store.withdraw(canary.version, by=BY, reason=f"{stage}: {decision.reason}")
+                    self._store.withdraw(canary.version, by=BY, reason=f"{stage}: {decision.reason}", release=canary)
                     self._metrics.rolled_back.labels(self._store.name, canary.version).inc()
                     log.warning("release_rolled_back", **noted)
                 case Act.MOVE_ON:
-                    self._store.move_canary(canary.version, canary.stage + 1, now_ms + self._lead_ms, by=BY)
+                    self._store.move_canary(
+                        canary.version, canary.stage + 1, now_ms + self._lead_ms, by=BY, release=canary
+                    )
                     log.info("release_moved_on", **noted)
                 case Act.PROMOTE:
-                    self._store.promote(canary.version, record.live, by=BY)
+                    self._store.promote(canary.version, record.live, by=BY, release=canary)
                     log.info("release_promoted", **noted)
                 case Act.STAY:
                     log.info("release_stays", **noted)
@@ -155,4 +159,4 @@ class ReleaseJudge:
 
 
 def _identity(canary: Canary, live: str) -> tuple[object, ...]:
-    return canary.version, canary.salt, canary.stage, canary.since_ms, live
+    return *canary.identity, live

@@ -173,6 +173,7 @@ class Impression:
         elapsed_ms: From the request's arrival to its answer.
         deadline_ms: The request's deadline.
         session: Of a visitor without a user id, a hash of the session by which experiments assign.
+        failure: Error code of a request that got no list although a bundle was assigned to its user; recorded during releases, read by their analysis alone.
     """
 
     request_id: str
@@ -195,6 +196,7 @@ class Impression:
     elapsed_ms: float | None = None
     deadline_ms: int | None = None
     session: str | None = None
+    failure: str | None = None
 
     def encode(self) -> bytes:
         """Return the record's value: compact JSON without absent fields."""

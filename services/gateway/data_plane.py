@@ -360,11 +360,13 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         ),
     )
     shadow = Shadow(rankers, load, metrics.shadow_samples, ports.clock)
+    impressions = Impressions(ports.impressions, metrics.impressions, lambda name: names.of(name).canary is not None)
     recommend = make_recommend(
         names=names,
         surfaces=experiments,
+        failure_sinks=(impressions.failed,),
         sinks=(
-            Impressions(ports.impressions, metrics.impressions).answered,
+            impressions.answered,
             answer_metrics.answered,
             log_answer,
             set_span_attributes,

@@ -22,9 +22,10 @@ from services.contracts.recommend import (
     ScoredItem,
     Tier,
 )
+from services.errors import as_tailrace_error
 from services.gateway.overload.admission import Verdict
 from services.gateway.overload.monitor import LoadMonitor
-from services.gateway.records.answer import AnswerRecord, AnswerSink, RoutingRecord
+from services.gateway.records.answer import AnswerRecord, AnswerSink, FailureRecord, FailureSink, RoutingRecord
 from services.gateway.request.candidates import Chosen, ItemRanking, as_items, check_items, choose
 from services.gateway.request.context import (
     UNREAD,
@@ -93,6 +94,7 @@ class Recommend:
         rationale: RationaleWriter,
         pages: Pages,
         sinks: Sequence[AnswerSink],
+        failure_sinks: Sequence[FailureSink] = (),
         limits: DeadlineLimits,
         feature_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -109,6 +111,7 @@ class Recommend:
         self._rationale = rationale
         self._pages = pages
         self._sinks = sinks
+        self._failure_sinks = failure_sinks
         self._limits = limits
         self._feature_timeout_s = feature_timeout_s
         self._clock = clock
@@ -125,6 +128,23 @@ class Recommend:
         """
         surface = self._surfaces.find(request.surface, request.unit_id)
         live = self._live_for(request, surface)
+        try:
+            return await self._assigned(request, arrival, door, caller, features, surface, live)
+        except BaseException as error:  # the assignment is on record, whatever its request ends with
+            self._record_failure(request, live, surface.variant, error)
+            raise
+
+    async def _assigned(
+        self,
+        request: RecommendRequest,
+        arrival: Arrival,
+        door: str,
+        caller: Caller,
+        features: Features | None,
+        surface: Surface,
+        live: Live,
+    ) -> Recommendation:
+        """Answer a request by the bundle that is assigned to its user."""
         check_items(request, live.items, live.expressions)
         request = request.after(self._pages.shown_before(request, live))
         request = surface.applied_to(request.excluding_seen(default=not live.repeats))
@@ -162,6 +182,15 @@ class Recommend:
 
         routing = RoutingRecord(context=context, facts=facts, results=results, ruled=ruled)
         return self._answered(admitted, planned, decided, items, stages.as_ms(), rationale, routing)
+
+    def _record_failure(self, request: RecommendRequest, live: Live, variant: str | None, error: BaseException) -> None:
+        code = as_tailrace_error(error).kind.value if isinstance(error, Exception) else "gone"
+        now_ms = int(self._wall_clock() * 1_000)
+        record = FailureRecord(
+            request=request, name=live.name, version=live.version, variant=variant, code=code, now_ms=now_ms
+        )
+        for sink in self._failure_sinks:
+            sink(record)
 
     def lists_version_for(self, request: RecommendRequest) -> str:
         """Return the version of the stored lists that this request reads now. Raises as a call does."""

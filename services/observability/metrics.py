@@ -197,6 +197,11 @@ class GatewayMetrics(_Metrics):
     bundle_store_lost = _gauge(
         "tailrace_bundle_store_lost", "1 while the store of bundles does not answer and what is loaded serves on"
     )
+    name_record_corrupt = _gauge(
+        "tailrace_name_record_corrupt",
+        "1 while the record of a name cannot be decoded and the last valid one serves",
+        "name",
+    )
     llm_replicas_wanted = _gauge("tailrace_llm_replicas_wanted", "Minimum number of LLM replicas")
 
 
@@ -292,6 +297,11 @@ class ReleaseMetrics(_Metrics):
         "tailrace_release_verdict", "The last verdict: -1 worse, 0 none yet, 1 no worse, 2 better", "name version"
     )
     looks = _counter("tailrace_release_looks_total", "Looks at a release's candidate", "name version")
+    lost_users = _gauge(
+        "tailrace_release_lost_users",
+        "1 while a release stays because users of one version are missing",
+        "name version",
+    )
     look_time = _gauge("tailrace_release_look_time_seconds", "When a name was last looked at (Unix time)", "name")
     rolled_back = _counter(
         "tailrace_release_rolled_back_total", "Candidates that were withdrawn because they were worse", "name version"

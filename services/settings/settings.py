@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     llm_replicas: int = Field(1, ge=1)
     """Processes that run the ranking model of a name, each with its own engines and threads."""
     keep_bundles: int = Field(10, ge=2)
-    """Number of published bundles kept; the live one, the one before it and the reference are always kept."""
+    """Number of trainings kept, each with its newest additions of items and its variants; what a name may serve or roll back to, and the reference, are always kept."""
     bundle_store: str = ""
     """Object store of bundles: s3://BUCKET/PREFIX, gs://... or az://..., with credentials from the service's usual environment variables; empty: the folder."""
     bundle_cache_gib: float = Field(20.0, gt=0)

@@ -7,7 +7,7 @@ import json
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,11 +20,18 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from infra.cli.bundle_diff import compare
+from infra.cli.bundles import bundle_row
+from infra.cli.release import report_table
+from models.bundle import Bundle, learned_repeats, lists_version, llm_pays
+from models.canary import Canary, Stage
 from models.decoder.config import read_config
 from models.decoder.gguf import convert_gguf
 from models.decoder.weights import load_decoder
-from models.name_record import Move, NameRecord, Reference
+from models.name_record import Move, NameRecord, Reference, decode_record
+from models.prompt import prompt_window
 from models.registry import BundleStore
+from models.release_report import GuardReport, ReleaseReport
 from models.withdrawals import Withdrawal
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE
@@ -33,6 +40,7 @@ from services.errors import TailraceError
 from services.features.schema import LogPosition
 from services.gateway.access.keys import read_keys
 from services.gateway.console.door import parse_drills
+from services.gateway.console.releases import describe_name
 from services.gateway.events.record import check_events
 from services.gateway.grpc import schema as rpc
 from services.gateway.openai.parse import CallContext, parse_chat, parse_completion
@@ -145,9 +153,93 @@ def manifest_document(folder: Path) -> dict[str, Any]:
     """The manifest of a bundle, which is left beside the file that is read."""
     (folder / "source").mkdir()
     (folder / "source" / "catalogue.parquet").write_text("x")
-    bundle = BundleStore(folder / "bundles").publish(folder / "source", "v1", {"dataset": "toy"})
+    bundle = BundleStore(folder / "bundles").publish(folder / "source", "v1", ABOUT)
     manifest: dict[str, Any] = json.loads((bundle.path / "manifest.json").read_text())
     return manifest
+
+
+def manifest(path: Path) -> None:
+    """Ask of a manifest what gateways, runs and commands ask."""
+    store = BundleStore(path.parents[1])
+    if path.stat().st_size % 50 == 0:  # the others are read faster
+        store.reference()
+        store.prune(3)
+    bundle = store.open("v1")
+    compare(bundle, bundle)
+    prompt_window(1_000, bundle.manifest)
+    for about in (bundle.manifest, {}):
+        llm_pays(about, 7), lists_version(about, "v1"), learned_repeats(about)
+    assert bundle.prefix_version
+    assert all(
+        (bundle.path / name).resolve().is_relative_to(bundle.path.resolve()) for name in bundle.manifest["files"]
+    )
+
+
+def name_record(path: Path) -> None:
+    """Ask of a name's record what gateways and console ask."""
+    record = BundleStore(path.parents[1]).record()
+    json.dumps(describe_name("default", record, NOW_MS), allow_nan=False)
+    if record.canary is not None:
+        record.canary.takes(0.5, NOW_MS)
+    assert decode_record(record.encode(), "again") == record
+
+
+def release_report(body: bytes) -> None:
+    """Show a report as command and console do."""
+    report = ReleaseReport.decode(body.decode(errors="replace"))
+    if report is not None:
+        json.dumps(asdict(report), allow_nan=False)
+        report_table(report)
+
+
+def bundle_report(path: Path) -> None:
+    """List a bundle by its report, and compare it."""
+    report = Bundle("v1", path.parent, {"files": {}}).report()
+    bundle_row(report)
+
+
+ABOUT: dict[str, Any] = {
+    "dataset": "toy",
+    "trained": True,
+    "repeats": False,
+    "depth": 1,
+    "num_items": 9,
+    "num_parameters": 9,
+    "prompt": {"max_items": 200, "stride": 50},
+    "llm_pays": [[0, 5], [9, None]],
+    "llm_price_ndcg_per_ms": 0.1,
+    "lists": {"of": "v0", "under": "v1"},
+    "serving": {"weight_kind": "int8"},
+    "metrics": {"decoder": {"ndcg@10": 0.1}},
+    "multiply_adds": {"decoder": 9},
+    "data": {"num_events": 9, "num_users": 3, "num_items": 9, "oldest_event_us": 1, "newest_event_us": 9},
+    "forced": [],
+    "lineage": {
+        "training": "v0",
+        "items_added_to": "v0",
+        "parents": {"started_from": None, "compared_with": "v0"},
+        "stages": {"tokenize": "k"},
+        "data": {"events.parquet": "c0de"},
+        "options": {"gate": {"x": 1}},
+        "code": "c0de",
+    },
+}
+EVALUATION: dict[str, Any] = {
+    "dataset": "toy",
+    "protocol": "all items",
+    "num_test_users": 3,
+    "student_share": 0.9,
+    "metrics": {"decoder": {"hr@10": 0.2, "ndcg@10": 0.1, "ndcg@10_interval": [0.0, 0.2]}},
+    "gain": [{"slice": "1-5", "history": [1, 5], "num_cases": 3, "llm_minus_student": 0.1, "low": 0.0, "high": 0.2}],
+}
+LOOKED = ReleaseReport(
+    act="stay",
+    outcome="continue",
+    reason="too few",
+    users=(3, 4),
+    lists=(5, 6),
+    guards=(GuardReport(name="errors", state="open", worse_by=0.1, low=-0.2, high=None, lacks="users"),),
+)
 
 
 RECORD = NameRecord(
@@ -156,6 +248,9 @@ RECORD = NameRecord(
     reference=Reference(version="v1", by="ann", at="2026-11-24T00:00:00Z"),
     withdrawn={"v2": Withdrawal(version="v2", by="ann", at="2026-11-24T00:00:00Z", reason="", content="c0de")},
     history=(Move(act="promote", version="v1", by="ann", at="2026-11-23T00:00:00Z"),),
+    canary=Canary(
+        version="v3", salt="s", stages=(Stage(0.1, 60.0), Stage(1.0, 0.0)), by="ann", at="now", report=LOOKED.encode()
+    ),
 )
 
 
@@ -204,15 +299,17 @@ PARSERS = {
     ),
     "chat template": Parser(chat_template, of_templates, "tokenizer_config.json"),
     "manifest": Parser(
-        lambda path: BundleStore(path.parents[1]).open("v1"),
-        lambda folder: json_of(["files", "version", "dataset"], manifest_document(folder)),
+        manifest,
+        lambda folder: json_of(["files", "version", *ABOUT], manifest_document(folder)),
         "bundles/v1/manifest.json",
     ),
     "name record": Parser(
-        lambda path: BundleStore(path.parents[1]).record(),
+        name_record,
         of_json(json.loads(RECORD.encode())),
         "bundles/names/default.json",
     ),
+    "release report": Parser(release_report, of_json(json.loads(LOOKED.encode()))),
+    "bundle report": Parser(bundle_report, of_json(EVALUATION), "report.json"),
     "safetensors": Parser(
         lambda path: load_decoder(path.parent, torch.float32, "cpu"),
         lambda folder: mutations_of(weights_document(folder)[:3_000], weights_document(folder)),

@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from pipelines.training.fit.watch import UNWATCHED, Reporting, Watch
 from services.errors import CheckpointError, StageFailed
 
 _NUM_KEPT = 2
-_SUFFIX, _PARTIAL = ".safetensors", ".partial"
+_SUFFIX, PARTIAL = ".safetensors", ".partial"
 FOLDER_SUFFIX = ".shards"
 Like = Callable[[str], Tensor | None]
 """Returns a tensor of the layout that the tensor of this name has; None for one that every process has whole, and ELSEWHERE for one that this process has no part of."""
@@ -74,15 +75,22 @@ class Checkpoints:
         for old in self._files()[_NUM_KEPT:]:
             shutil.rmtree(old) if old.is_dir() else old.unlink()
 
+    def discard_partial(self) -> None:
+        """Remove what a killed process left of a checkpoint: a file, or a folder where the ranks wrote their parts."""
+        for left in self.folder.glob(f"*{PARTIAL}"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+
     def save(self, state: FitState) -> None:
         """Write a checkpoint durably and remove all but the newest two. Raises StageFailed, with the files before it untouched."""
         path = self.next_path().with_suffix(_SUFFIX)
-        partial = path.with_suffix(_PARTIAL)
+        partial = path.with_suffix(PARTIAL)
         try:
+            self.discard_partial()
             _write(state, partial)
             rename_durably(partial, path)
         except (OSError, SafetensorError) as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.discard_partial()
             raise self.not_written(path, error) from error
         self.prune()
         self.note_saved()
@@ -90,6 +98,19 @@ class Checkpoints:
     def newest_name(self) -> str | None:
         """Return the name of the newest checkpoint, whole or not; None without one."""
         return next((path.name for path in self._files()), None)
+
+    def newest_whole_name(self) -> str | None:
+        """Return the name of the checkpoint from which a fit goes on; None where it starts over. Reads them."""
+        for path in self._files():
+            with suppress(CheckpointError):
+                if path.is_dir():
+                    from pipelines.training.fit.shard_files import read_state
+
+                    read_state(path)
+                else:
+                    _read(path)
+                return path.name
+        return None
 
     def newest(self, like: Like = nothing_alike, watch: Watch = UNWATCHED) -> FitState | None:
         """Return the newest checkpoint that is whole; None without one. `watch` is told of each damaged one.
@@ -108,13 +129,14 @@ class Checkpoints:
         return None
 
     def _files(self) -> list[Path]:
-        found = [path for suffix in (_SUFFIX, FOLDER_SUFFIX) for path in self.folder.glob(f"*{suffix}")]
+        suffixes = (_SUFFIX, FOLDER_SUFFIX)
+        found = [path for one in suffixes for path in self.folder.glob(f"*{one}") if path.stem.isdigit()]
         return sorted(found, key=lambda path: path.stem, reverse=True)
 
     def not_written(self, path: Path, error: Exception) -> StageFailed:
         """Return the error of a checkpoint that cannot be written."""
-        kept = self._files()
-        last = f"the next run goes on from {kept[0].name}" if kept else "the next run starts over"
+        kept = self.newest_whole_name()
+        last = f"the next run goes on from {kept}" if kept else "the next run starts over"
         why = f"the checkpoint {path} cannot be written ({error}); free space on that disk and run again: {last}"
         return StageFailed(self.stage, why)
 

@@ -30,9 +30,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from models.errors import CheckpointError
 from models.files import file_sha256, rename_durably
-from pipelines.training.fit.checkpoints import ELSEWHERE, FOLDER_SUFFIX, Checkpoints, FitState, Like
+from pipelines.training.fit.checkpoints import ELSEWHERE, FOLDER_SUFFIX, PARTIAL, Checkpoints, FitState, Like
 
-_STATE, _PARTIAL = "state.json", ".partial"
+_STATE = "state.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class ShardWriter:
         """Begin to write a checkpoint, after the one before has been written: the state is copied first, and may then change. Raises StageFailed."""
         self.wait()
         path = self._checkpoints.next_path()
-        partial = path.with_suffix(_PARTIAL)
+        partial = path.with_suffix(PARTIAL)
         if self._is_main:
-            shutil.rmtree(partial, ignore_errors=True)
+            self._checkpoints.discard_partial()
         dist.barrier(group=self._group)
         with _quiet():
             future = async_save(
@@ -93,16 +93,24 @@ class ShardWriter:
         return None
 
 
-def read_shards(folder: Path, like: Like) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors, each laid out as `like` says, and the values. Raises CheckpointError when it is not what was written."""
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return the values, after comparing every file's hash. Raises CheckpointError when it is not what was written."""
     try:
         about = json.loads((folder / _STATE).read_text())
         changed = [name for name, written in about["sha256"].items() if file_sha256(folder / name) != written]
-    except (OSError, ValueError, LookupError) as error:
+        is_changed = about["state_sha256"] != _sha256(about["values"])
+        values: dict[str, Any] = json.loads(about["values"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{folder}: not readable ({error}); the one before it is used") from error
-    if changed or about["state_sha256"] != _sha256(about["values"]):
+    if changed or is_changed:
         names = ", ".join(changed) or _STATE
         raise CheckpointError(f"{folder}: the content of {names} differs from its SHA-256; the one before it is used")
+    return values
+
+
+def read_shards(folder: Path, like: Like) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors, each laid out as `like` says, and the values. Raises CheckpointError when it is not what was written."""
+    values = read_state(folder)
     reader = FileSystemReader(folder)
     tensors: dict[str, Tensor] = {}
     for name, stored in reader.read_metadata().state_dict_metadata.items():
@@ -117,7 +125,7 @@ def read_shards(folder: Path, like: Like) -> tuple[dict[str, Tensor], dict[str, 
         )
     with _quiet():
         load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
-    return tensors, json.loads(about["values"])
+    return tensors, values
 
 
 def _reason(failed: BaseException | None) -> Exception:

@@ -16,6 +16,7 @@ from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.workers.attempts import Left, Needs, fit_again
 from pipelines.training.workers.rank import Ended, Ending, Seat, Shown, group_of, work_at
 from pipelines.training.workers.team import Team
+from services.errors import ConfigError
 
 if TYPE_CHECKING:
     from ray.util.queue import Queue
@@ -41,7 +42,13 @@ def fit_on_ray(
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES,
     }
-    ray.init(address=team.ray, log_to_driver=True, **(own if team.ray == "local" else {}))
+    team.check_ray()
+    try:
+        ray.init(address=team.ray, log_to_driver=True, **(own if team.ray == "local" else {}))
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"--ray: no Ray cluster at {team.ray} ({error}); start it with `ray start --head`, or give --ray local"
+        ) from error
     try:
         return fit_again(lambda accumulation: _run(work, team, accumulation, checkpoints, progress), checkpoints, needs)
     finally:

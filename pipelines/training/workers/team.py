@@ -1,5 +1,6 @@
 """Over how many processes a model is fitted, and who starts them: nobody for one, this process for those of one machine, Ray Train for those of several."""
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from pipelines.training.fit.recompute import Recompute
 from pipelines.training.reports.watched import ended_where_left
 from services.errors import ConfigError
 
+_CONNECT_S = 3.0
 _PRECISIONS = (AUTO, "fp32", "bf16")
 
 
@@ -55,6 +57,31 @@ class Team:
             raise ConfigError(
                 f"--worker-timeout-s: {self.timeout_s} is no time; give a number of seconds above that of one step"
             )
+
+    def notes(self, num_cores: int, num_gpus: int) -> list[str]:
+        """Return a sentence for each option that does not do here what it says elsewhere."""
+        notes = []
+        if self.workers == 1 and self.parallel != AUTO:
+            notes.append(f"--parallel {self.parallel}: one worker has the whole model; --workers 2 or more divide it")
+        if self.workers == 1 and self.ray:
+            notes.append(f"--ray {self.ray}: one worker runs in this process, without Ray; give --workers 2 or more")
+        if not self.ray and num_gpus < self.workers and self.workers > num_cores:
+            notes.append(
+                f"--workers {self.workers}: {num_cores} cores here, so the workers take turns; this is slower than {num_cores}"
+            )
+        return notes
+
+    def check_ray(self) -> None:
+        """Raise ConfigError at once where nothing listens at the cluster's address, which Ray itself would wait for."""
+        host, _, port = self.ray.removeprefix("ray://").rpartition(":")
+        if self.workers == 1 or not host or not port.isdigit():
+            return
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"--ray: no Ray cluster at {self.ray} ({error}); start it with `ray start --head`, or give --ray local"
+            ) from error
 
     @property
     def layout(self) -> Layout:

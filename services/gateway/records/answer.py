@@ -63,6 +63,18 @@ class AnswerRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecord:
+    """A request that got no list after a bundle was assigned to its user. `code` is the error's kind, or `gone` where the caller left."""
+
+    request: RecommendRequest
+    name: str
+    version: str
+    variant: str | None
+    code: str
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalRecord:
     """A request that got an error. `code` is the error's kind, `now_ms` is Unix time."""
 
@@ -75,5 +87,7 @@ class RefusalRecord:
 
 AnswerSink = Callable[[AnswerRecord], None]
 """Consumes the record of each answer. Called on the request's path: it must not block."""
+FailureSink = Callable[[FailureRecord], None]
+"""Consumes the record of each assigned request without a list. It must not block."""
 RefusalSink = Callable[[RefusalRecord], None]
 """Consumes the record of each refusal."""

@@ -11,7 +11,7 @@ from prometheus_client import Counter
 
 from services.contracts.events import Impression
 from services.contracts.recommend import Tier
-from services.gateway.records.answer import AnswerRecord, RefusalRecord, RoutingRecord
+from services.gateway.records.answer import AnswerRecord, FailureRecord, RefusalRecord, RoutingRecord
 from services.gateway.tiers.llm import LlmResult
 from services.observability.tracing import Attributes, here
 from services.router.policy import Facts
@@ -93,8 +93,12 @@ class RecordSink(Protocol):
 class Impressions:
     """Sends an impression for each answer, and counts the outcomes: sent, failed or dropped."""
 
-    def __init__(self, sink: RecordSink, outcomes: Counter) -> None:
+    def __init__(
+        self, sink: RecordSink, outcomes: Counter, is_releasing: Callable[[str], bool] = lambda _name: False
+    ) -> None:
+        """`is_releasing` tells whether a release of this name is under way."""
         self._sink = sink
+        self._is_releasing = is_releasing
         self._sent = outcomes.labels("sent")
         self._failed = outcomes.labels("failed")
         self._dropped = outcomes.labels("dropped")
@@ -107,13 +111,39 @@ class Impressions:
         if record.routing is not None:
             asyncio.get_running_loop().call_soon(self._offer, record, record.routing)
 
+    def failed(self, record: FailureRecord) -> None:
+        """Send a record of a known user's request that got no list, while a release is under way: its analysis counts by assigned user."""
+        if record.request.user_id is not None and self._is_releasing(record.name):
+            self._send(failure_of(record))
+
     def _offer(self, record: AnswerRecord, routing: RoutingRecord) -> None:
-        impression = impression_of(record, routing)
+        self._send(impression_of(record, routing))
+
+    def _send(self, impression: Impression) -> None:
         if not self._sink.offer((impression.key, impression.encode()), self._settled):
             self._dropped.inc()
 
     def _settled(self, arrived: bool) -> None:
         (self._sent if arrived else self._failed).inc()
+
+
+def failure_of(record: FailureRecord) -> Impression:
+    """Describe an assigned request that got no list."""
+    return Impression(
+        request_id=record.request.request_id,
+        user_id=record.request.user_id,
+        shown_time_ms=record.now_ms,
+        item_ids=(),
+        tier="",
+        reason="",
+        bundle_version=record.version,
+        history_len=0,
+        history_digest="",
+        name=record.name,
+        surface=record.request.surface,
+        variant=record.variant,
+        failure=record.code,
+    )
 
 
 def impression_of(record: AnswerRecord, routing: RoutingRecord) -> Impression:

@@ -185,6 +185,7 @@ class LiveBundle:
 
     def _report(self, store: BundleStore) -> None:
         self._metrics.bundle_store_lost.set(store.is_lost)
+        self._metrics.name_record_corrupt.labels(self.name).set(self._follower.is_record_corrupt)
 
 
 def _roles(serving: Serving[Live]) -> list[tuple[str, str]]:

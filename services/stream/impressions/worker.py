@@ -149,6 +149,8 @@ class ImpressionWorker:
             except InvalidRequest as error:
                 dead.append(DeadLetter(record, str(error)[:500]))
                 continue
+            if impression.failure is not None:  # nothing was shown
+                continue
             erased = self._log.ledger.erased(record.position.partition)
             if not erased.covers_time(impression.user_id, impression.shown_time_ms):
                 found.append(LoggedImpression(impression, record.position, record.leader_epoch))

@@ -1,5 +1,7 @@
 """Bundles in a real object store: names that racing processes move, broken transfers, an outage, wrong credentials, and objects changed behind the store's back."""
 
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -10,11 +12,15 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 from obstore.store import from_url
 
+from models.bundle_follower import BundleFollower
 from models.errors import BundleCorrupt, BundleError, BundleNotFound, ConfigError, StoreUnavailable
 from models.registry import BundleStore
 from models.storage.objects import ObjectStorage
+from tests.support.release_moves import VERSIONS, Moves
 from tests.support.servers import S3_KEYS, Server, object_server
 
 GIB = 2**30
@@ -320,6 +326,51 @@ def test_what_changed_in_the_store_is_refused(url: str, tmp_path: Path, what: st
     assert not list((tmp_path / "there").glob(".v2.*"))
 
 
+def test_a_hostile_manifest_writes_and_links_nowhere(url: str, tmp_path: Path) -> None:
+    """Names that lead out of the cache are refused before anything is downloaded; the other versions are listed, opened and pruned as before, and no file of theirs is collected."""
+    here, there = open_at(url, tmp_path / "here"), open_at(url, tmp_path / "there")
+    publish(here, tmp_path, "v1", "v2")
+    here.promote("v1")
+    digest = here.open("v2").manifest["files"]["student.onnx"]
+    for number, name in enumerate((str(tmp_path / "x"), "../../../x", "a/../../x", "manifest.json")):
+        body = json.dumps({"version": f"bad{number}", "files": {name: digest}})
+        bucket_of(url).put(f"versions/bad{number}.json", body.encode())
+    bucket_of(url).put("versions/bad4.json", json.dumps({"files": {"a": "../../secret"}}).encode())
+    bucket_of(url).put("versions/bad5.json", b'{"files": {"a": ')
+    bucket_of(url).put("versions/..json", b"{}")
+    bucket_of(url).put("versions/a/b.json", b"{}")
+    bucket_of(url).put("names/Not A Name.json", b"{}")
+
+    for number in range(6):
+        for act in (there.open, there.described, there.promote):
+            with pytest.raises(BundleCorrupt, match=f"versions/bad{number}"):
+                act(f"bad{number}")
+
+    assert not (tmp_path / "x").exists()
+    assert not (tmp_path / "there" / "files").exists()
+    assert there.reference() is not None
+    assert [one for one in there.versions() if one[:3] != "bad"] == ["v1", "v2"]
+    assert there.names() == ["default"]
+    there.prune(20)
+    there.open("v2").verify()
+
+
+def test_a_record_that_cannot_be_decoded_leaves_the_last_valid_one(url: str, tmp_path: Path) -> None:
+    """A process that starts while the store holds such a record serves by the one that its machine kept; moves are refused."""
+    here = open_at(url, tmp_path / "here")
+    publish(here, tmp_path, "v1")
+    here.promote("v1")
+    assert open_at(url, tmp_path / "there").live_version() == "v1"
+    bucket_of(url).put("names/default.json", b'{"live": ["v1"]}')
+    there = open_at(url, tmp_path / "there")
+
+    with pytest.raises(BundleCorrupt, match="names/default"):
+        there.promote("v1")
+    follower = BundleFollower(there, 60.0, lambda bundle: bundle.version, lambda _serving: None)
+    follower.refresh()
+    assert (follower.serving.live, follower.is_record_corrupt) == ("v1", True)
+
+
 def test_a_killed_upload_is_invisible_and_collected(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are removed when they are a day old, those of kept versions are not; publishing again then brings them back."""
     store = open_at(url, tmp_path / "cache")
@@ -363,3 +414,27 @@ def test_wrong_credentials_and_no_bucket_are_named(url: str, tmp_path: Path, mon
     for wrong in ("ftp://host/x", "s3://", "bundles"):
         with pytest.raises(ConfigError, match="TAILRACE_BUNDLE_STORE"):
             open_at(wrong, tmp_path)
+
+
+def test_the_analysis_does_not_overrule_people(server: Server, url: str, tmp_path: Path) -> None:
+    """The moves of people and of the analysis in any order, as on a folder."""
+    numbers = itertools.count()
+
+    class ObjectMoves(Moves):
+        """A prefix of its own for each run."""
+
+        @staticmethod
+        def open_store() -> BundleStore:
+            """Versions of one small file each."""
+            number = next(numbers)
+            store = open_at(f"{url}/{number}", tmp_path / f"cache-{number}")
+            for version in VERSIONS:
+                source = tmp_path / f"source-{number}-{version}"
+                source.mkdir()
+                (source / "student.onnx").write_text(version)
+                store.publish(source, version, {})
+            for version in ("old", "live"):
+                store.promote(version)
+            return store
+
+    run_state_machine_as_test(ObjectMoves, settings=settings(max_examples=4, stateful_step_count=15, database=None))

@@ -9,6 +9,7 @@ import pytest
 
 from models.canary import Stage
 from models.registry import BundleStore
+from services.contracts.events import decode_impression
 from services.contracts.experiments import place_of
 from services.gateway.tiers.popular import rank_by_popularity
 from tests.support.gateway.fakes import FakeLlm
@@ -157,6 +158,26 @@ async def test_a_batch_reads_the_users_of_each_version_together(world: World, do
 
     assert [one["bundle_version"] for one in reply.body["answers"]] == ["v1", "v2"] * 3
     assert sorted(world.features.read_together) == sorted([tuple(live), tuple(canary)])
+
+
+async def test_a_request_without_a_list_is_on_record_with_its_assignment(
+    world: World, door: Door, store: BundleStore
+) -> None:
+    """While a release is under way its analysis counts the requests of each version's users, also those that got an error; without a release nothing is recorded."""
+    users = {version: units(store, canary=version == "v2")[0] for version in ("v1", "v2")}
+    body = {"k": 1, "filters": {"categories": ["no such category"]}}
+
+    for user_id in users.values():
+        await door.recommend({"user_id": user_id, **body})
+    await door.recommend(body)
+    store.end_canary("v2")
+    await world.plane.names.first.refresh()
+    await door.recommend({"user_id": users["v2"], **body})
+
+    recorded = [decode_impression(value) for _, value in world.impressions.records]
+    assert [(one.user_id, one.bundle_version, one.failure) for one in recorded] == [
+        (user_id, version, "invalid_request") for version, user_id in users.items()
+    ]
 
 
 async def test_pages_go_on_when_the_version_changes(world: World, door: Door, store: BundleStore) -> None:

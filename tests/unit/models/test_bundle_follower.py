@@ -1,5 +1,6 @@
 """Following the live pointer: when a version that failed is tried again, what is read of it, and a pointer that cannot be read."""
 
+import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -115,6 +116,31 @@ def test_a_process_reads_only_the_files_that_it_needs(root: Path) -> None:
     assert len(used) == 1
     with pytest.raises(BundleCorrupt, match=r"model\.safetensors"):
         BundleStore(root).live().decoder_dir  # noqa: B018 - verifies
+
+
+def test_a_record_of_wrong_types_leaves_what_serves(root: Path) -> None:
+    """A canary whose beginning is a text would fail every request with a user; the follower keeps the last valid record, and says that it does."""
+    loader = Loader()
+    follower = BundleFollower(BundleStore(root), 60.0, loader.load, loader.swap)
+    follower.refresh()
+    path = root / "names" / "default.json"
+    valid = path.read_text()
+    canary = {
+        "version": "v1",
+        "salt": "s",
+        "stages": [{"share": 0.5, "hold_s": 1}],
+        "by": "",
+        "at": "",
+        "since_ms": "x",
+    }
+    path.write_text(json.dumps(json.loads(valid) | {"canary": canary}))
+
+    follower.refresh()
+
+    assert (follower.serving.live, follower.serving.canary, follower.is_record_corrupt) == ("v2", None, True)
+    path.write_text(valid)
+    follower.refresh()
+    assert not follower.is_record_corrupt
 
 
 async def test_a_pointer_that_cannot_be_read_ends_nothing(root: Path) -> None:

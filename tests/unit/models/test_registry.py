@@ -4,6 +4,8 @@ import json
 import multiprocessing
 import os
 import shutil
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier, Event
@@ -12,6 +14,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from models.bundle import Bundle
 from models.canary import Stage
@@ -28,6 +31,8 @@ from models.name_record import Reference
 from models.registry import BundleStore
 from models.storage.folder import FolderStorage
 from models.storage.port import Stored
+from models.trainings import lineage_of_addition, lineage_of_variant
+from tests.support.release_moves import ANALYSIS, PEOPLE, VERSIONS, Moves, release
 from tests.support.wait import wait_for
 
 
@@ -117,6 +122,74 @@ def test_unusable_manifest_is_corrupt(store: BundleStore, root: Path, manifest: 
     assert (store.rollback(), list(store.withdrawals())) == ("v1", ["v2"])
 
 
+HASH = "0" * 64
+HOSTILE_MANIFESTS: dict[str, str] = {
+    **{
+        f"file {name!r}": json.dumps({"files": {name: HASH}})
+        for name in (
+            *("/etc/cron.d/x", "../v1/student.onnx", "decoder/../../x", "decoder/..", ".", "", "a//b", "./a", "a/"),
+            *("a\\b", "C:\\x", "a\0b", "a\nb", "manifest.json", "decoder/manifest.json", "x" * 2_000),
+        )
+    },
+    **{
+        f"hash {one!r}": json.dumps({"files": {"a": one}}) for one in ("", "c0de", "../" * 21 + "x", HASH[:-1] + "G", 1)
+    },
+    "file and folder": json.dumps({"files": {"a": HASH, "a/b": HASH}}),
+    "listed twice": f'{{"files": {{"a": "{HASH}", "a": "{HASH}"}}}}',
+    "another version": json.dumps({"files": {}, "version": "v1"}),
+    **{
+        f"{name}: {value!r}": json.dumps({"files": {}, name: value})
+        for name, value in (
+            *(("lineage", []), ("lineage", None), ("lineage", {"parents": []}), ("lineage", {"stages": 1})),
+            *(("lineage", {"parents": {"started_from": "../x"}}), ("lineage", {"items_added_to": 3})),
+            *(("lineage", {"options": []}), ("serving", []), ("serving", {"weight_kind": 4}), ("trained", "no")),
+            *(("prompt", {"max_items": 0}), ("prompt", {"stride": 0}), ("prompt", {"stride": "50"}), ("prompt", 1)),
+            *(
+                ("llm_pays", [1]),
+                ("llm_pays", [["a", None]]),
+                ("lists", {"of": "v1"}),
+                ("lists", {"of": "/", "under": "v2"}),
+            ),
+            *(("metrics", {"decoder": 1}), ("multiply_adds", []), ("data", []), ("num_items", "9"), ("forced", "no")),
+        )
+    },
+}
+"""By what is wrong. A writer of the store may have written any of them."""
+
+
+@pytest.mark.parametrize("wrong", HOSTILE_MANIFESTS)
+def test_a_hostile_manifest_is_named_and_ends_no_run(store: BundleStore, root: Path, wrong: str) -> None:
+    """The version does not open. What a nightly run asks of all versions (reference, pruning, the list) steps over it."""
+    promote(store, "v1")
+    (root / "v2" / "manifest.json").write_text(HOSTILE_MANIFESTS[wrong])
+
+    for act in (store.open, store.described, store.promote):
+        with pytest.raises(BundleCorrupt, match=r"v2/manifest\.json"):
+            act("v2")
+    assert store.reference() == Reference(version="v1")
+    publish(store, root, "v3")
+    assert store.prune(2) == []
+    assert store.versions() == ["v1", "v2", "v3"]
+
+
+@pytest.mark.parametrize(
+    "version", ["../v1", "/tmp/x", "v1/../v2", ".hidden", "", "a\\b", "a\0", "v" * 200, "LIVE", "names"]
+)
+def test_a_version_is_one_segment_of_a_path(store: BundleStore, tmp_path: Path, version: str) -> None:
+    """Other names are neither opened nor published nor found in a record."""
+    with pytest.raises(BundleNotFound):
+        store.open(version)
+    with pytest.raises(InvalidRequest, match="version"):
+        store.publish(source_with(tmp_path / "source", "x"), version, {})
+
+
+def test_a_manifest_that_no_process_would_read_is_not_published(store: BundleStore, tmp_path: Path) -> None:
+    """The publisher gets the error, and not the gateways later."""
+    with pytest.raises(BundleCorrupt, match="lineage"):
+        store.publish(source_with(tmp_path / "source", "x"), "v3", {"lineage": []})
+    assert store.versions() == ["v1", "v2"]
+
+
 @pytest.mark.parametrize("name", ["v9", "names"])
 def test_what_is_no_version_is_not_found(store: BundleStore, name: str) -> None:
     """An unknown version, and a file of the store that is no folder, cannot be promoted."""
@@ -204,14 +277,85 @@ def test_a_withdrawn_versions_twin_is_refused_too(store: BundleStore, root: Path
     assert store.withdrawals() == {}
 
 
-@pytest.mark.parametrize("withdrawn", [[], {"v2": {}}, {"v2": 1}])
-def test_an_unreadable_record_of_a_name_is_named(store: BundleStore, root: Path, withdrawn: object) -> None:
+CANARY: dict[str, object] = {
+    "version": "v2",
+    "salt": "s",
+    "stages": [{"share": 0.5, "hold_s": 1.0}],
+    "by": "ann",
+    "at": "now",
+    "stage": 0,
+    "since_ms": 0,
+    "by_hand": False,
+    "budgets": {},
+    "report": "",
+    "looked_ms": None,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            {"withdrawn": one}
+            for one in ([], {"v2": {}}, {"v2": 1}, {"../v2": {"by": "", "at": "", "reason": "", "content": ""}})
+        ),
+        *({"live": one} for one in (1, ["v1"], "../v1", "")),
+        *({"reference": one} for one in ("v1", {"version": 1}, {"version": "/"})),
+        *({"history": one} for one in ({}, [1], [{"act": 1, "version": "v1", "by": "", "at": ""}])),
+        *(
+            {"canary": {**CANARY, **one}}
+            for one in (
+                *(
+                    {"version": "../v2"},
+                    {"salt": 1},
+                    {"since_ms": "0"},
+                    {"since_ms": 1e300},
+                    {"since_ms": -1},
+                    {"stage": 1},
+                ),
+                *(
+                    {"stage": True},
+                    {"by_hand": "no"},
+                    {"budgets": []},
+                    {"budgets": {"errors": "x"}},
+                    {"looked_ms": "x"},
+                ),
+                *(
+                    {"stages": []},
+                    {"stages": [{"share": 2.0, "hold_s": 1.0}]},
+                    {"stages": [{"share": 0.5, "hold_s": 1e300}]},
+                ),
+                *({"stages": [{"share": None, "hold_s": 1.0}]}, {"stages": [{"share": 0.5}]}, {"report": None}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_an_unreadable_record_of_a_name_is_named(store: BundleStore, root: Path, wrong: dict[str, object]) -> None:
     """What cannot be read forbids a promotion: what it withdrew is not known."""
     store.promote("v1")
-    change_record(root, withdrawn=withdrawn)
+    change_record(root, **wrong)
 
     with pytest.raises(BundleCorrupt, match=r"names/default\.json"):
         store.promote("v1")
+
+
+def test_a_valid_canary_is_read(store: BundleStore, root: Path) -> None:
+    """The cases above are wrong by one field each."""
+    store.promote("v1")
+    change_record(root, canary=CANARY)
+
+    assert store.record().serving == ("v1", "v2")
+
+
+def test_what_lies_beside_the_records_is_no_name(store: BundleStore, root: Path) -> None:
+    """A copy that an editor left does not end a pruning."""
+    store.promote("v1")
+    for left in ("default (copy).json", ".default.json", "UPPER.json"):
+        (root / "names" / left).write_text("{}")
+
+    assert store.names() == ["default"]
+    assert store.prune(1) == []
 
 
 def test_a_store_from_before_names_keeps_its_pointers(store: BundleStore, root: Path) -> None:
@@ -614,3 +758,176 @@ def test_what_may_not_be_released(releasing: BundleStore) -> None:
         with pytest.raises(InvalidRequest, match=r"stages\[\d\].share: "):
             releasing.release("v1", stages, since_ms=0)
     assert releasing.record() == before
+
+
+def add_items(store: BundleStore, root: Path, version: str) -> None:
+    """Publish and promote a bundle that adds items to the live one, as `add-items` does."""
+    live = store.live()
+    publish(store, root, version, about={"lineage": lineage_of_addition(live.manifest, live.version)})
+    store.promote(version, live.version)
+
+
+@pytest.fixture
+def trained(store: BundleStore, root: Path) -> BundleStore:
+    """Trainings v1 and v2, with items added to v1 once, and to v2 twenty times with a pruning after each."""
+    store.promote("v1")
+    add_items(store, root, "v1-a")
+    store.promote("v2")
+    for number in range(20):
+        add_items(store, root, f"v2-{number:02d}")
+        store.prune(2)
+    return store
+
+
+def test_additions_do_not_take_the_way_back_away(trained: BundleStore) -> None:
+    """Pruning counts trainings, and the rollback leaves the training with all its additions for the version that served before it."""
+    assert trained.versions() == ["v1", "v2", "v1-a", "v2-18", "v2-19"]
+    assert (trained.live_version(), trained.previous_version()) == ("v2-19", "v1-a")
+
+    assert trained.rollback(by="ann", reason="bad") == "v1-a"
+    assert set(trained.withdrawals()) == {"v2", "v2-18", "v2-19"}
+    with pytest.raises(BundleWithdrawn):
+        trained.promote("v2")
+
+
+def test_the_way_back_is_kept_however_few_trainings_are(trained: BundleStore, root: Path) -> None:
+    """What a rollback goes to is spared, after more additions than a history has moves, and a second rollback goes further back still."""
+    publish(trained, root, "v3")
+    trained.promote("v3")
+    for number in range(102):
+        add_items(trained, root, f"v3-{number:03d}")
+    trained.prune(1)
+
+    assert trained.versions() == ["v1", "v2", "v2-19", "v3", "v3-100", "v3-101"]  # v1 is the reference
+    assert [trained.rollback(), trained.rollback()] == ["v2-19", "v1"]
+
+
+def test_a_rollback_within_a_training_leaves_its_earlier_versions(trained: BundleStore) -> None:
+    """One goes back to an earlier addition by its name, and only what came after is withdrawn."""
+    assert trained.rollback("v2-18") == "v2-18"
+    assert set(trained.withdrawals()) == {"v2-19"}
+    assert trained.rollback() == "v1-a"
+    assert set(trained.withdrawals()) == {"v2", "v2-18", "v2-19"}
+
+
+def test_the_only_training_goes_back_to_fewer_items(store: BundleStore, root: Path) -> None:
+    """Where no other weights have served, the addition before it is what there is to go back to."""
+    store.promote("v1")
+    shutil.rmtree(root / "v2")
+    add_items(store, root, "v1-a")
+
+    assert store.rollback() == "v1"
+    assert set(store.withdrawals()) == {"v1-a"}
+
+
+def test_a_variant_is_of_its_parents_training_and_has_weights_of_its_own(trained: BundleStore, root: Path) -> None:
+    """A rollback from it goes to its parent, and withdraws it with its additions; pruning keeps variants that nobody has promoted yet."""
+    parent = trained.open("v2")
+    for name in ("int8", "int4"):
+        publish(trained, root, name, about={"lineage": lineage_of_variant(parent.manifest, "v2")})
+    trained.promote("int8")
+    add_items(trained, root, "int8-a")
+    trained.prune(1)
+
+    assert {"int4", "int8", "int8-a", "v2"} <= set(trained.versions())
+    assert trained.rollback() == "v2-19"
+    assert set(trained.withdrawals()) == {"int8", "int8-a"}
+
+
+def test_withdrawing_a_training_withdraws_what_was_made_from_it(trained: BundleStore, root: Path) -> None:
+    """Also where that is made later; a training from which the live version descends is left by a rollback alone."""
+    with pytest.raises(BundleNotFound, match="v2-19, which is live, was made from"):
+        trained.withdraw("v2")
+    trained.promote("v1-a")
+    trained.withdraw("v2", by="ann")
+
+    assert set(trained.withdrawals()) == {"v2", "v2-18", "v2-19"}
+    publish(trained, root, "int8", about={"lineage": lineage_of_variant({}, "v2")})
+    with pytest.raises(BundleWithdrawn, match="int8 was made from v2: v2 was withdrawn by ann"):
+        trained.promote("int8")
+    trained.promote("int8", force=True)
+    add_items(trained, root, "int8-a")
+
+
+def test_a_name_that_cannot_be_read_ends_no_run(trained: BundleStore, root: Path) -> None:
+    """What it may serve is not known, so nothing is removed; a run that has published says so and ends well."""
+    trained.named("mail").promote("v1")
+    (root / "names" / "mail.json").write_text("{}")
+    before = trained.versions()
+
+    trained.prune_after_publication(1)
+    assert trained.versions() == before
+    with pytest.raises(BundleCorrupt, match=r"names/mail\.json"):
+        trained.prune(1)
+
+
+class Interrupted(FolderStorage):
+    """A folder in which somebody moves the name just before the next swap: while the mover verified files, say."""
+
+    def __init__(self, root: Path, moves: Callable[[], object]) -> None:
+        super().__init__(root)
+        self.moves = [moves]
+
+    def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
+        """Move first, once."""
+        if self.moves:
+            self.moves.pop()()
+        return super().swap_record(name, seen, content)
+
+
+def moved_store(root: Path) -> BundleStore:
+    """A store of small versions, `live` after `old`."""
+    store = BundleStore(root)
+    publish(store, root, *VERSIONS)
+    promote(store, "old", "live")
+    return store
+
+
+@pytest.mark.parametrize("act", ANALYSIS)
+@pytest.mark.parametrize("person", PEOPLE)
+def test_the_analysis_does_not_overrule_people(root: Path, person: str, act: str) -> None:
+    """Whatever a person did between its look and its swap stays, and the analysis does nothing."""
+    store = moved_store(root)
+    seen = release(store)
+    analysis = BundleStore(Interrupted(root, lambda: PEOPLE[person](store)))
+
+    with pytest.raises(CanaryError, match="no longer under way"):
+        ANALYSIS[act](analysis, seen)
+
+    record = store.record()
+    assert "release" not in {move.by for move in record.history} | {one.by for one in record.withdrawn.values()}
+    assert (record.live == "new") == (person == "promote by hand")
+
+
+class FolderMoves(Moves):
+    """The same in any order."""
+
+    @staticmethod
+    def open_store() -> BundleStore:
+        """A store in a new folder."""
+        return moved_store(Path(tempfile.mkdtemp()) / "bundles")
+
+
+FolderMoves.TestCase.settings = settings(max_examples=10, stateful_step_count=20)
+TestFolderMoves = FolderMoves.TestCase
+
+
+def test_a_promotion_that_is_taken_back_leaves_what_others_moved_meanwhile(store: BundleStore, root: Path) -> None:
+    """The promoted version was pruned; a withdrawal between the promotion and the look at the versions stays."""
+    publish(store, root, "v3")
+    promote(store, "v1")
+
+    class Pruned(FolderStorage):
+        """Removes the version right after the swap that made it live."""
+
+        def swap_record(self, name: str, seen: str | None, content: bytes) -> bool:
+            """Swap, remove the version, and withdraw another."""
+            swapped = super().swap_record(name, seen, content)
+            if (root / "v2").exists():
+                shutil.rmtree(root / "v2")
+                store.withdraw("v3", by="ann")
+            return swapped
+
+    with pytest.raises(BundleNotFound):
+        BundleStore(Pruned(root)).promote("v2")
+    assert (store.live_version(), store.previous_version(), list(store.withdrawals())) == ("v1", None, ["v3"])

@@ -11,7 +11,7 @@ from models.release_report import GuardReport, ReleaseReport
 
 TEXTS = st.text(max_size=600)
 NUMBERS = st.none() | st.floats()
-PAIRS = st.tuples(st.integers(0), st.integers(0))
+PAIRS = st.tuples(st.integers(0, 2**53), st.integers(0, 2**53))
 GUARDS = st.builds(GuardReport, name=TEXTS, state=TEXTS, worse_by=NUMBERS, low=NUMBERS, high=NUMBERS, lacks=TEXTS)
 REPORTS = st.builds(
     ReleaseReport,
@@ -24,6 +24,15 @@ REPORTS = st.builds(
     users=PAIRS,
     lists=PAIRS,
     guards=st.lists(GUARDS, max_size=4).map(tuple),
+)
+
+
+WRONG_TYPES = (
+    '{"reason": 1}',
+    '{"reason": "r", "users": ["a", 1]}',
+    '{"reason": "r", "lists": [1]}',
+    '{"reason": "r", "share": "half"}',
+    '{"reason": "r", "guards": [{"name": "errors", "state": 1, "worse_by": null, "low": null, "high": null}]}',
 )
 
 
@@ -43,7 +52,10 @@ def test_a_report_is_read_as_it_was_written(report: ReleaseReport) -> None:
     assert ReleaseReport.decode(report.encode()) == replace(report, guards=guards, reason=report.reason[:500])
 
 
-@given(st.text(min_size=1) | st.sampled_from(["[1]", "12", "null", '{"guards": 1}', '{"guards": [{}]}', "[" * 9_999]))
+@given(
+    st.text(min_size=1)
+    | st.sampled_from(["[1]", "12", "null", '{"guards": 1}', '{"guards": [{}]}', "[" * 9_999, *WRONG_TYPES])
+)
 def test_words_are_the_reason(text: str) -> None:
     """What is no report is shown as it stands; nothing is none."""
     assert ReleaseReport.decode(text) == ReleaseReport(reason=text)

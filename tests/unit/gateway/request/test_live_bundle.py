@@ -1,5 +1,7 @@
 """The live bundle follows the registry's pointer, is replaced as a whole, and survives bad bundles."""
 
+import json
+import shutil
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +17,7 @@ from services.errors import DependencyUnavailable
 from services.gateway.request.live_bundle import LiveBundle
 from services.observability.metrics import GatewayMetrics
 from tests.support.gateway.fakes import FakeStudent
+from tests.support.training.bundles import point_to
 from tests.support.wait import until
 from tests.unit.gateway.world import add_version, catalogue_of, publish
 
@@ -72,7 +75,11 @@ async def test_a_promotion_is_followed_in_the_background(started: Follower) -> N
 @pytest.mark.parametrize("metrics", [{"decoder": {"hr@10": None}}, {"decoder": 0.5}, []])
 async def test_a_manifest_with_bad_metrics_does_not_stop_the_follower(started: Follower, metrics: object) -> None:
     """The old one stays live, and a later good one is loaded."""
-    publish(started.root, "odd", catalogue_of(), metrics=metrics)
+    path = started.root / "v1" / "manifest.json"
+    shutil.copytree(path.parent, started.root / "odd")
+    odd = json.loads(path.read_text()) | {"version": "odd", "metrics": metrics}
+    (started.root / "odd" / "manifest.json").write_text(json.dumps(odd))
+    point_to(started.root, "odd")
     await started.live.refresh()
     kept = started.live.current().version
     await started.follow_to("v3")

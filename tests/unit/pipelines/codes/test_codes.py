@@ -164,7 +164,8 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store
     widened = StudentRanker(live.student_path).score(now.indices(["i03", "i04", "i05"]))
     beams = BeamScorer(decoder, now, 10, 5)([np.array(now.indices(["i03", "i04", "i05"]))])[0]
     assert (num_new, store.live_version(), live.manifest["num_items"]) == (1, live.version, 31)
-    assert live.manifest["lineage"] == {"seed": 0, "items_added_to": "first"}
+    names = dict.fromkeys(("items_added_to", "weights_of", "training"), "first")
+    assert live.manifest["lineage"] == {"seed": 0, **names}
     assert (live.path / CARD).read_text().startswith("This bundle is first with 1 items more, without training;")
     assert np.array_equal(now.codes[rows], before.codes)
     assert live.prefix_version == prefixes  # the decoder's cached prefixes hold on

@@ -1,15 +1,21 @@
 """What is published and what goes live: the budget, the Pareto front, and the paired interval."""
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from pipelines.optimize.choice import Row, best, judge, parse_budget, relative_difference
+from pipelines.optimize.report import terminal
 from services.errors import ConfigError
+
+MB = 10**6
 
 
 def row(
-    name: str, ndcg: float = 0.1, low: float = -0.005, ms: float = 1.0, size: int = 100, kind: str | None = "int8"
+    name: str, ndcg: float = 0.1, low: float = -0.005, ms: float = 1.0, size: float = 100, kind: str | None = "int8"
 ) -> Row:
     """Build a row whose interval ends at `low`."""
     return Row(
@@ -21,7 +27,7 @@ def row(
         high=0.01,
         request_ms=ms,
         tokens_per_s=1.0,
-        weight_bytes=size,
+        weight_bytes=round(size * MB),
     )
 
 
@@ -85,9 +91,48 @@ def test_what_wins_is_inside_the_budget_worth_it_and_on_the_front() -> None:
     assert [name for name, verdict in verdicts.items() if verdict.wins] == ["small", "fast"]
     assert verdicts["dominated"].why == "small is as good in everything"
     assert verdicts["lossy"].why == "may lose 2.0% of NDCG@10, and the budget is 1.0%"
-    assert verdicts["same"].why == "neither faster nor smaller than its parent"
+    assert verdicts["same"].why == "neither 5% faster nor 5% and 1 MB smaller than its parent"
     assert verdicts["export"].why == "an export, which the engine does not serve"
     assert best(rows, verdicts) == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("ms", "size", "wins"),
+    [
+        *((1.18, 99.4, False), (1.18, 50.0, False), (1.0, 99.4, False), (1.0, 94.0, True), (1.04, 60.0, True)),
+        *((0.9, 100.0, True), (0.9, 104.0, True), (0.9, 130.0, False), (0.96, 96.0, False), (0.5, 30.0, True)),
+    ],
+)
+def test_a_win_is_worth_something(ms: float, size: float, wins: bool) -> None:
+    """A twentieth of time, or of bytes and a megabyte, is saved, and not paid for by more than a twentieth of the other."""
+    child = row("child", ms=ms, size=size)
+
+    assert judge(PARENT, [child], 0.01)["child"].wins is wins
+
+
+def test_a_small_parent_is_not_worth_a_smaller_child() -> None:
+    """Half of a megabyte is half of the weights, and nothing that serving feels."""
+    parent, child = row("parent", size=1.2), row("child", size=0.6)
+
+    assert judge(parent, [child], 0.01)["child"].why == "neither 5% faster nor 5% and 1 MB smaller than its parent"
+
+
+def test_the_table_fits_80_columns() -> None:
+    """Each variant has one line of numbers, with no word broken, and one line with its end below."""
+    rows = [row("pruned-heads", ndcg=0.0404, low=-0.0211, kind="int8_all"), row("int4-qat", ms=3456.78, size=99_999.9)]
+    shown = io.StringIO()
+    console = Console(file=shown, width=80)
+    for part in terminal(PARENT, rows, judge(PARENT, rows, 0.01)):
+        console.print(part)
+
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in ("parent", "pruned-heads", "int4-qat"):
+        (line,) = [line for line in lines if line.startswith(f"{name} ")]
+        assert "…" not in line
+        assert "MB" not in line
+        assert line.split()[-1].replace(".", "").replace(",", "").isdigit()
+    assert sum(line.startswith(("pruned-heads: ", "int4-qat: ")) for line in lines) == 2
 
 
 def test_times_nearer_than_a_repetition_are_equal() -> None:

@@ -15,6 +15,7 @@ from models.canary import Canary, Stage
 from pipelines.experiments.user_sums import UserSums
 from pipelines.experiments.verdict import Affected, Means
 from pipelines.release.counts import StageCounts
+from pipelines.release.decision import Act, decide
 from services.contracts.events import Impression, Interaction
 from services.contracts.experiments import place_of
 
@@ -230,3 +231,52 @@ def test_memory_is_bounded_by_leaving_users_out() -> None:
     assert seen.share > 0.4
     of_candidate = seen.num_users[0] / sum(seen.num_users)
     assert of_candidate == pytest.approx(seen.share, abs=0.15)
+
+
+@pytest.mark.parametrize("part", [0.3, 0.03])
+def test_requests_that_got_no_list_are_counted_by_assigned_user(part: float) -> None:
+    """A candidate that fails a part of its users' requests is rolled back, though all that it answers is well; an equal one is not, and nobody is missing."""
+    draw, releasing = np.random.default_rng(3), replace(CANARY, stages=(Stage(0.5, 600.0), Stage(1.0, 0.0)))
+    outcomes = {}
+    for failing in (0.0, part):
+        counts = StageCounts("default", releasing, "old")
+        lists = []
+        for number in range(6_000):
+            user_id = f"user-{draw.integers(1_500)}"
+            fails = is_candidate(user_id) and draw.random() < failing
+            changes = (
+                {"item_ids": (), "tier": "", "reason": "", "failure": "internal", "elapsed_ms": None} if fails else {}
+            )
+            lists.append(replace(shown(number, user_id=user_id), shown_time_ms=SINCE_MS + 100 * number, **changes))
+        counts.add(lists, [])
+        seen = counts.look(SINCE_MS + 700_000)
+        outcomes[failing] = decide(releasing, seen, SINCE_MS + 700_000)
+        assert sum(seen.num_new) == sum(seen.num_users) == len({one.user_id for one in lists})
+        assert sum(seen.num_lists) == sum(one.failure is None for one in lists)
+
+    assert not outcomes[0.0].lost_users
+    assert outcomes[0.0].act is not Act.WITHDRAW
+    assert (outcomes[part].act, "errors worse" in outcomes[part].reason) == (Act.WITHDRAW, True)
+
+
+def test_failures_are_told_from_refusals_and_empty_lists() -> None:
+    """Each by its users, beside the control's; variety passes over what was not shown."""
+    user = next(user for user in USERS if is_candidate(user))
+    other = next(one for one in USERS if is_candidate(one) and one != user)
+    counts = StageCounts("default", CANARY, "old")
+    counts.add(
+        [
+            shown(0, user_id=user, item_ids=("i0",)),
+            shown(1, user_id=other, item_ids=(), failure="invalid_request"),
+            shown(2, user_id=other, item_ids=(), failure="internal"),
+            shown(3, user_id=other, item_ids=()),
+            shown(4, user_id=user, item_ids=("i0",)),
+        ],
+        [],
+    )
+
+    found = counts.look(SINCE_MS + 9_000)
+
+    hit = {name: one.candidate for name, one in found.counts.items() if isinstance(one, Affected)}
+    assert {name: hit[name] for name in ("errors", "refusals", "missing")} == {"errors": 1, "refusals": 1, "missing": 1}
+    assert found.num_lists[0] == 3

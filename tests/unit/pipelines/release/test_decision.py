@@ -16,7 +16,7 @@ from pipelines.experiments.user_sums import UserSums
 from pipelines.experiments.verdict import Affected, Means, Outcome, State
 from pipelines.release.counts import Seen
 from pipelines.release.decision import Act, decide
-from pipelines.release.guards import GUARDS, MEANINGS, check_budgets, guards_of, judge
+from pipelines.release.guards import GUARDS, MEANINGS, check_budgets, guards_of, judge, mismatch
 from services.errors import ConfigError
 
 CANARY = Canary(
@@ -46,6 +46,8 @@ def seen(num: int = 5_000, **changes: Any) -> Seen:
     """Build counts of two equal versions."""
     counts: dict[str, Means | Affected] = {
         "errors": rare(0, 0, num),
+        "refusals": rare(0, 0, num),
+        "missing": rare(0, 0, num),
         "deadline_misses": rare(3, 3, num),
         "popular": rare(0, 0, num),
         "variety": means(0.7, 0.7, num),
@@ -75,6 +77,46 @@ def test_worse_is_withdrawn_at_once_also_by_hand() -> None:
 
         assert found.act is Act.WITHDRAW
         assert found.reason.startswith("latency worse: worse by +30.0%")
+
+
+@pytest.mark.parametrize("guard", ["errors", "refusals", "missing"])
+def test_what_gets_no_list_counts(guard: str) -> None:
+    """A request that failed, was refused or got an empty list: 30 % and 3 % of the candidate's users are enough."""
+    for hit in (1_500, 150):
+        found = decide(CANARY, seen(**{guard: rare(hit, 0)}), LATER_MS)
+        assert (found.act, guard in found.reason) == (Act.WITHDRAW, True)
+
+
+def test_an_analysis_that_lost_users_stays() -> None:
+    """Fewer users of the candidate than the hash gives it: nothing is promoted, and what is measured as worse is still withdrawn."""
+    lost = {"num_new": (4_500, 5_000), "new_share": 0.5}
+
+    stays = decide(CANARY, seen(**lost), LATER_MS)
+    assert (stays.act, stays.lost_users, "users are missing" in stays.reason) == (Act.STAY, True, True)
+    assert decide(CANARY, seen(num_new=(4_960, 5_000), new_share=0.5), LATER_MS).act is Act.MOVE_ON
+    assert decide(CANARY, seen(errors=rare(1_500, 0), **lost), LATER_MS).act is Act.WITHDRAW
+
+
+def test_the_last_stage_asks_for_requests_that_do_not_fail() -> None:
+    """With all users there is no control: a candidate whose requests fail stays short of its promotion."""
+    last = replace(CANARY, stage=1)
+
+    assert decide(last, seen(errors=rare(1_500, 0)), LATER_MS).act is Act.STAY
+
+
+def test_equal_candidates_are_seldom_stopped_and_lost_users_are_found() -> None:
+    """A look after each of 200 batches of users: the test of the ratio holds its budget over all looks together, and finds 10 % of users lost."""
+    draw, equal = np.random.default_rng(7), seen()
+
+    def stopped(kept: float) -> bool:
+        """Whether any look stops a release that loses the rest of the candidate's users."""
+        mine = draw.binomial(20, 0.5, 200)
+        candidate, control = np.cumsum(draw.binomial(mine, kept)), np.cumsum(20 - mine)
+        looks = zip(candidate.tolist(), control.tolist(), strict=True)
+        return any(mismatch(CANARY, replace(equal, num_new=users, new_share=0.5)) for users in looks)
+
+    assert sum(stopped(1.0) for _ in range(200)) <= 3
+    assert all(stopped(0.8) for _ in range(5))
 
 
 def test_a_budget_tolerates_what_it_names_and_its_tiers() -> None:
@@ -157,7 +199,7 @@ def test_budgets_name_guards() -> None:
     """Each guard but those by tier can have a budget; others are refused with the list."""
     check_budgets(dict.fromkeys(MEANINGS, 0.5))
     assert {guard.name.partition(":")[0] for guard in GUARDS} == set(MEANINGS)
-    with pytest.raises(ConfigError, match="the guards are errors, deadline_misses"):
+    with pytest.raises(ConfigError, match="the guards are errors, refusals, missing, deadline_misses"):
         check_budgets({"speed": 0.1})
     with pytest.raises(ConfigError, match="give 0% to below 100%"):
         check_budgets({"latency": 1.0})

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
 from pipelines.training.fit.checkpoints import FitState
@@ -31,6 +32,23 @@ def test_ranks_begin_again_for_as_long_as_checkpoints_are_made(tmp_path: Path) -
 
     assert fit_again(run, saved) == "weights"
     assert starts == [1] * 5
+
+
+def test_a_start_names_the_checkpoint_that_it_uses(tmp_path: Path) -> None:
+    """The newest whole one at the time of the new start, and not the newest before the run that failed."""
+    saved, starts = checkpoints_in(tmp_path), []
+
+    def run(accumulation: int) -> list[Left]:
+        starts.append(accumulation)
+        saved.save(FitState({"weight": torch.zeros(1)}, {}))
+        if len(starts) == 2:
+            (tmp_path / "000000002.safetensors").write_bytes(b"torn")
+        return left(DONE, DONE) if len(starts) == 3 else left(LOST, None)
+
+    with structlog.testing.capture_logs() as logged:
+        fit_again(run, saved)
+
+    assert [one["checkpoint"] for one in logged] == ["000000001.safetensors"] * 2
 
 
 def test_a_fit_that_does_not_get_on_is_given_up_with_the_rank(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""JSON documents of a bundle store, decoded and validated in one step: a process that can write to the store may have written anything.
+
+A schema is a pydantic model. It declares the fields that code reads. Other fields are kept unchecked, since a newer version may have written them.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from models.errors import BundleCorrupt
+
+MAX_BYTES = 64 * 2**20
+"""Larger documents are refused."""
+MAX_TIME_MS = 253_402_300_799_999
+"""Unix milliseconds at the end of the year 9999."""
+_VERSION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_RESERVED = frozenset({"names", "LIVE", "PREVIOUS", "REFERENCE", "WITHDRAWN"})
+"""Entries of a folder store that are no versions."""
+
+Version = Annotated[str, StringConstraints(pattern=f"^{_VERSION}$")]
+"""Name of a version: one segment of a path."""
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+TimeMs = Annotated[int, Field(ge=0, le=MAX_TIME_MS)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Schema(BaseModel):
+    """Base of the documents' schemas. Types are not converted."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+Document = TypeVar("Document", bound=Schema)
+
+
+def decode(content: bytes | str, schema: type[Document], where: str) -> tuple[Document, dict[str, Any]]:
+    """Return what this JSON object holds: the declared fields, and all that are not null as plain values.
+
+    Raises BundleCorrupt, which names `where` and the first wrong field.
+    """
+    if len(content) > MAX_BYTES:
+        raise BundleCorrupt(f"{where}: {len(content):,} bytes exceed the maximum of {MAX_BYTES:,}")
+    try:
+        plain: dict[str, Any] = json.loads(content, object_pairs_hook=_object)
+        return schema.model_validate_json(content), {name: one for name, one in plain.items() if one is not None}
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))[:200] or "content"
+        raise BundleCorrupt(f"{where}: {field}: {first['msg'][:200]}") from error
+    except (ValueError, RecursionError) as error:
+        raise BundleCorrupt(f"{where}: not JSON ({str(error)[:200]})") from error
+
+
+def is_version(text: str) -> bool:
+    """Whether a version may have this name."""
+    return re.fullmatch(_VERSION, text) is not None and text not in _RESERVED
+
+
+def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError for a name that occurs twice."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r:.100} occurs twice")
+        found[name] = value
+    return found

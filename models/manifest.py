@@ -1,0 +1,151 @@
+"""The manifest of a bundle, and its evaluation report: what both may hold, validated whenever one is read.
+
+A file's name is a relative path in normal form, so that no file is read or written outside the version's folder.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from models.documents import MAX_TIME_MS, Count, Finite, Schema, Sha256, Version, decode
+from models.errors import BundleCorrupt
+
+MANIFEST = "manifest.json"
+_MAX_FILES = 100_000
+_MAX_PROMPT_ITEMS = 1_000_000
+
+
+def _file_name(name: str) -> str:
+    """Return the name of a bundle's file. Raises ValueError unless it is a relative path in normal form."""
+    parts = name.split("/")
+    if len(name) > 1_024 or not name.isprintable() or "\\" in name or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{name!r:.100} is not a relative path in normal form")
+    if parts[-1] == MANIFEST:
+        raise ValueError(f"{name!r:.100}: a manifest does not list a manifest")
+    return name
+
+
+def _files(files: dict[str, str]) -> dict[str, str]:
+    """Return the files. Raises ValueError where one file would be the folder of another."""
+    folders = {name[:at] for name in files for at, letter in enumerate(name) if letter == "/"}
+    if clash := sorted(folders & files.keys()):
+        raise ValueError(f"{clash[0]!r:.100} is a file and a folder")
+    return files
+
+
+_FileName = Annotated[str, AfterValidator(_file_name)]
+_TimeUs = Annotated[int, Field(ge=-62_135_596_800 * 10**6, le=1_000 * MAX_TIME_MS)]
+"""Unix microseconds of the years 1 to 9999."""
+_Numbers = dict[str, float]
+
+
+class _Parents(Schema):
+    started_from: Version | None = None
+    compared_with: Version | None = None
+    reference: Version | None = None
+    optimised_from: Version | None = None
+
+
+class _Lineage(Schema):
+    training: Version | None = None
+    weights_of: Version | None = None
+    items_added_to: Version | None = None
+    optimised_from: Version | None = None
+    parents: _Parents = _Parents()
+    stages: dict[str, str] = Field(default_factory=dict)
+    data: dict[str, str] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict)
+    code: str = ""
+    command: str = ""
+
+
+class _Data(Schema):
+    num_events: Count = 0
+    num_users: Count = 0
+    num_items: Count = 0
+    oldest_event_us: _TimeUs | None = None
+    newest_event_us: _TimeUs | None = None
+
+
+class _Lists(Schema):
+    of: Version
+    under: Version
+
+
+class _Serving(Schema):
+    weight_kind: str = "model"
+
+
+class _Prompt(Schema):
+    max_items: Annotated[int, Field(ge=1, le=_MAX_PROMPT_ITEMS)] = 200
+    stride: Annotated[int, Field(ge=1, le=_MAX_PROMPT_ITEMS)] = 50
+
+
+class Manifest(Schema):
+    """The fields that code reads. Only `files` is required: bundles from before a field have none."""
+
+    version: Version | None = None
+    files: Annotated[dict[_FileName, Sha256], AfterValidator(_files), Field(max_length=_MAX_FILES)]
+    dataset: str | None = None
+    trained: bool = True
+    repeats: bool = False
+    depth: Count | None = None
+    num_items: Count | None = None
+    num_parameters: Count | None = None
+    multiply_adds: dict[str, Count] = Field(default_factory=dict)
+    metrics: dict[str, _Numbers] = Field(default_factory=dict)
+    decoder_ms: _Numbers = Field(default_factory=dict)
+    prompt: _Prompt = _Prompt()
+    llm_pays: list[tuple[Count, Count | None]] | None = None
+    llm_price_ndcg_per_ms: Finite | None = None
+    lists: _Lists | None = None
+    serving: _Serving = _Serving()
+    lineage: _Lineage = _Lineage()
+    data: _Data | None = None
+    forced: list[str] | None = None
+    withdrawn: str | None = None
+    about_reference: str | None = None
+    against_live: list[dict[str, Any]] | None = None
+    against_reference: list[dict[str, Any]] | None = None
+    training: dict[str, Any] = Field(default_factory=dict)
+
+
+class _Measured(Schema):
+    hr_at_10: Annotated[Finite | None, Field(alias="hr@10")] = None
+    ndcg_at_10: Annotated[Finite | None, Field(alias="ndcg@10")] = None
+    interval: Annotated[tuple[Finite, Finite] | None, Field(alias="ndcg@10_interval")] = None
+
+
+class _Gain(Schema):
+    slice: str | None = None
+    history: tuple[Count, Count | None] | None = None
+    num_cases: Count = 0
+    llm_minus_student: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class Report(Schema):
+    """The fields of an evaluation report that others than its writer read."""
+
+    dataset: str | None = None
+    protocol: str | None = None
+    num_test_users: Count | None = None
+    student_share: float | None = None
+    metrics: dict[str, _Measured] = Field(default_factory=dict)
+    gain: list[_Gain] = Field(default_factory=list)
+
+
+def decode_manifest(content: bytes | str, version: str, where: str) -> dict[str, Any]:
+    """Return the manifest of this version. Raises BundleCorrupt, also for another version's manifest."""
+    found, manifest = decode(content, Manifest, where)
+    if (named := found.version or version) != version:
+        raise BundleCorrupt(f"{where}: version: names {named} instead of {version}")
+    return manifest
+
+
+def parents_of(manifest: Mapping[str, Any]) -> Mapping[str, str | None]:
+    """Return the bundles that a bundle's training started from and was compared with, by role."""
+    parents: Mapping[str, str | None] = manifest.get("lineage", {}).get("parents", {})
+    return parents

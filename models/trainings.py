@@ -1,0 +1,105 @@
+"""How the versions of a store descend from each other: a training, bundles that add items to it, and variants that an optimisation made of it.
+
+    training T ── adds items ── adds items          the same weights: one group
+          └────── variant (int8) ── adds items      other weights: a group of its own, of the same training
+
+Retention and rollback count these, not versions: items may be added every ten minutes. Manifests name what they were made from, and the first
+version of their group and training, so that what lies between may be pruned. Pure but for the reader of manifests that it is given.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+NUM_ADDITIONS_KEPT = 2
+"""Newest versions kept of each group, beside its first one."""
+Lineage = Mapping[str, str | None]
+
+
+def lineage_of_addition(manifest: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Return the lineage of a bundle that adds items to this version."""
+    given: dict[str, Any] = manifest.get("lineage", {})
+    names = {"items_added_to": version, "weights_of": given.get("weights_of") or version}
+    return {**given, **names, "training": given.get("training") or version}
+
+
+def lineage_of_variant(manifest: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Return the lineage of a bundle with other weights, made of this version's."""
+    given = {
+        name: value
+        for name, value in manifest.get("lineage", {}).items()
+        if name not in ("items_added_to", "weights_of")
+    }
+    parents = {**given.get("parents", {}), "optimised_from": version}
+    return {**given, "optimised_from": version, "parents": parents, "training": given.get("training") or version}
+
+
+def made_from(lineage: Lineage) -> str | None:
+    """Return the version that a bundle was made from without a training; None for a training."""
+    return lineage.get("items_added_to") or lineage.get("optimised_from")
+
+
+class Trainings:
+    """The descent of versions. `read` returns a version's lineage, None where its manifest is gone or cannot be read; it is asked once for each."""
+
+    def __init__(self, read: Callable[[str], Lineage | None]) -> None:
+        self._read = read
+        self._known: dict[str, Lineage | None] = {}
+
+    def lineage(self, version: str) -> Lineage | None:
+        """Return the lineage of a version; None where it is not known."""
+        if version not in self._known:
+            self._known[version] = self._read(version)
+        return self._known[version]
+
+    def weights(self, version: str) -> str:
+        """Return the first version with the weights of this one."""
+        return self._first(version, "weights_of", lambda lineage: lineage.get("items_added_to"))
+
+    def training(self, version: str) -> str:
+        """Return the training that a version belongs to."""
+        return self._first(version, "training", made_from)
+
+    def ancestors(self, version: str) -> set[str]:
+        """Return the versions that a version descends from, as far as manifests say."""
+        return set(self._ancestors(version))
+
+    def descendants(self, version: str, among: Sequence[str]) -> list[str]:
+        """Return those of these versions that descend from a version."""
+        return [one for one in among if one != version and version in self.ancestors(one)]
+
+    def kept(self, versions: Sequence[str], num: int) -> set[str]:
+        """Return what stays of these versions, oldest first: of the newest `num` trainings each group's first version and its newest ones.
+
+        Versions whose manifest cannot be read count as none, and stay while they are newer than the oldest training that stays.
+        """
+        known = [one for one in versions if self.lineage(one) is not None]
+        trainings = list(dict.fromkeys(self.training(one) for one in known))[-num:]
+        groups: dict[str, list[str]] = {}
+        for one in known:
+            if self.training(one) in trainings:
+                groups.setdefault(self.weights(one), []).append(one)
+        kept = {one for group in groups.values() for one in (*group[:1], *group[-NUM_ADDITIONS_KEPT:])}
+        oldest = min((versions.index(one) for one in kept), default=0)
+        return kept | {one for one in versions[oldest:] if self.lineage(one) is None}
+
+    def _first(self, version: str, recorded: str, before: Callable[[Lineage], str | None]) -> str:
+        passed = {version}
+        while (lineage := self.lineage(version)) is not None:
+            if found := lineage.get(recorded):
+                return found
+            parent = before(lineage)
+            if parent is None or parent in passed:
+                break
+            passed.add(parent)
+            version = parent
+        return version
+
+    def _ancestors(self, version: str) -> Iterator[str]:
+        passed, left = {version}, [version]
+        while left:
+            lineage = self.lineage(left.pop()) or {}
+            for name in ("items_added_to", "weights_of", "optimised_from", "training"):
+                if (found := lineage.get(name)) and found not in passed:
+                    passed.add(found)
+                    left.append(found)
+                    yield found

@@ -1,0 +1,96 @@
+"""Moves of people and of the canary analysis on one name, in any order: what the record must say after each, on whichever storage."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from models.canary import Canary, Stage
+from models.errors import BundleError, CanaryError
+from models.registry import BundleStore
+
+STAGES = (Stage(0.1, 0.0), Stage(0.5, 0.0), Stage(1.0, 0.0))
+VERSIONS = ("old", "live", "new", "other")
+
+
+def release(store: BundleStore, version: str = "new") -> Canary:
+    """Begin a release as a person."""
+    return store.release(version, STAGES, 0, by="ann")
+
+
+def _release_again(store: BundleStore) -> None:
+    store.end_canary("new", by="ann")
+    release(store)
+
+
+PEOPLE: dict[str, Callable[[BundleStore], Any]] = {
+    "stop": lambda store: store.end_canary("new", by="ann"),
+    "promote by hand": lambda store: store.promote("new", by="ann"),
+    "promote another": lambda store: store.promote("other", by="ann", force=True),
+    "rollback": lambda store: store.rollback(by="ann"),
+    "withdraw": lambda store: store.withdraw("new", by="ann"),
+    "stop and release again": _release_again,
+    "next": lambda store: store.move_canary("new", 1, 5, by="ann"),
+    "pause": lambda store: store.pause_canary("new", by="ann"),
+}
+"""What a person may do between the look and the move of an analysis."""
+ANALYSIS: dict[str, Callable[[BundleStore, Canary], None]] = {
+    "promote": lambda store, seen: store.promote(seen.version, "live", by="release", release=seen),
+    "move on": lambda store, seen: store.move_canary(seen.version, seen.stage + 1, 9, by="release", release=seen),
+    "withdraw": lambda store, seen: store.withdraw(seen.version, by="release", release=seen),
+    "report": lambda store, seen: store.report_canary(seen.version, "fine", 9, release=seen),
+}
+"""What follows from a look at a release."""
+
+
+class Moves(RuleBasedStateMachine):
+    """An analysis looks, people move, and the analysis acts by what it saw. Subclasses give `open_store`: versions of `VERSIONS`, `live` after `old`."""
+
+    open_store: Callable[[], BundleStore]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = type(self).open_store()
+        self.seen: Canary | None = None
+
+    @rule(version=st.sampled_from(["new", "other"]))
+    def begin(self, version: str) -> None:
+        """A person begins a release, if there is none."""
+        with suppress(BundleError):
+            release(self.store, version)
+
+    @rule()
+    def look(self) -> None:
+        """The analysis looks."""
+        self.seen = self.store.record().canary or self.seen
+
+    @rule(name=st.sampled_from(sorted(PEOPLE)))
+    def move(self, name: str) -> None:
+        """A person moves the name, where that may be done."""
+        with suppress(BundleError):
+            PEOPLE[name](self.store)
+
+    @precondition(lambda self: self.seen is not None)
+    @rule(name=st.sampled_from(sorted(ANALYSIS)))
+    def act(self, name: str) -> None:
+        """The analysis acts on what it saw last: on that very release in that very stage, or on nothing."""
+        assert self.seen is not None
+        before = self.store.record()
+        is_same = before.canary is not None and before.canary.identity == self.seen.identity
+        if not is_same:
+            with pytest.raises(CanaryError):
+                ANALYSIS[name](self.store, self.seen)
+            assert self.store.record() == before
+            return
+        with suppress(BundleError):  # the last stage has none after it, and another version may be live
+            ANALYSIS[name](self.store, self.seen)
+
+    @invariant()
+    def is_consistent(self) -> None:
+        """What is withdrawn by people is not served, and a canary is beside another live version."""
+        record = self.store.record()
+        assert record.live not in record.withdrawn
+        assert record.canary is None or record.canary.version not in {record.live, *record.withdrawn}

@@ -1,0 +1,37 @@
+"""What the options of workers say where they cannot do what they say elsewhere."""
+
+import socket
+
+import pytest
+
+from pipelines.training.workers.team import Team
+from services.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("team", "said"),
+    [
+        (Team(), []),
+        (Team(workers=2), []),
+        (Team(workers=3), ["--workers 3: 2 cores here"]),
+        (Team(parallel="fsdp"), ["--parallel fsdp: one worker has the whole model"]),
+        (Team(ray="local"), ["--ray local: one worker runs in this process"]),
+    ],
+)
+def test_an_option_without_effect_says_so(team: Team, said: list[str]) -> None:
+    """On two cores without a GPU."""
+    notes = team.notes(2, 0)
+
+    assert [note[: len(begin)] for note, begin in zip(notes, said, strict=True)] == said
+
+
+def test_a_cluster_that_is_gone_is_noticed_at_once() -> None:
+    """The address of nobody is refused within the time of one connection; other forms are Ray's to resolve."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    for gone in (address, f"ray://{address}"):
+        with pytest.raises(ConfigError, match="--ray: no Ray cluster at"):
+            Team(workers=2, ray=gone).check_ray()
+    for other in ("local", "auto", ""):
+        Team(workers=2, ray=other).check_ray()
