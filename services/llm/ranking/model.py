@@ -136,6 +136,8 @@ def _warm_up(loaded: LoadedBundle) -> None:
             with suppress(Overloaded):  # the queue may be shorter
                 loaded.engine.add_rank(f"warm-up {place}", prompt, k=_WARM_UP_K, deadline_s=give_up_s)
         while loaded.engine.has_work:
-            loaded.engine.step(time.monotonic())
+            began_s = time.monotonic()
+            loaded.engine.step(began_s)
+            loaded.engine.record_step_time(time.monotonic() - began_s)
             if loaded.engine.is_blocked:
                 time.sleep(_BLOCKED_PAUSE_S)

@@ -6,6 +6,7 @@ where checkpoints come from.
 
 import asyncio
 import secrets
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -224,4 +225,6 @@ def _warm_up(engine: Engine) -> None:
             with suppress(Overloaded):  # the queue may be shorter
                 engine.add_text(f"warm-up {place}", [0] * max(length, 1), max_new_tokens=_WARM_UP_TOKENS)
         while engine.has_work:
+            began_s = time.monotonic()
             engine.step(0.0)
+            engine.record_step_time(time.monotonic() - began_s)
