@@ -324,10 +324,13 @@ class Engine:
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
         work = TextWork.of(sequence)
-        sequence.append_token(sampled)
-        self.new_tokens.append(NewToken(sequence.request_id, sampled, sequence.num_cached_tokens, sequence.arrival_s))
         if work.mask is not None:
             work.mask.take(sampled.token_id)
+            if work.mask.failure is not None:  # the token means nothing
+                self._end(sequence, Status.FAILED)
+                return
+        sequence.append_token(sampled)
+        self.new_tokens.append(NewToken(sequence.request_id, sampled, sequence.num_cached_tokens, sequence.arrival_s))
         if sampled.token_id in work.stop_token_ids:
             self._end(sequence, Status.DONE)
         elif len(sequence.generated) == sequence.max_new_tokens:
