@@ -5,6 +5,7 @@ Never pickle. Tensors that are missing, unknown or misshapen are named in the er
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,12 @@ _PART = "model-{:05}-of-{:05}.safetensors"
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Tensors that old checkpoints store although the config determines them."""
 _SHOWN = 5
+_CHECKED_AT_ONCE = 2**24
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device) -> Decoder:
     """Load a decoder, ready for inference. Raises CheckpointError naming what is missing, unknown, misshapen or unsupported."""
-    config = read_config(folder)
-    tensors = _read_tensors(folder)
-    if config.tie_word_embeddings:
-        tensors.pop(f"{OUTSIDE_LAYERS['head'][0]}.weight", None)
+    config, tensors = _untied(read_config(folder), _read_tensors(folder))
     with torch.device("meta"):
         decoder = Decoder(config)
     names = _tensor_names(config, decoder.state_dict())
@@ -111,6 +110,16 @@ def _shards(folder: Path) -> list[Path]:
         raise CheckpointError(f"{index}: not an index of shards ({error})") from error
 
 
+def _untied(config: DecoderConfig, tensors: dict[str, Tensor]) -> tuple[DecoderConfig, dict[str, Tensor]]:
+    """Return the config with a head of its own where the file stores another one than the embedding: the stored head is what was trained."""
+    head, embedding = (tensors.get(f"{OUTSIDE_LAYERS[name][0]}.weight") for name in ("head", "embedding"))
+    if not config.tie_word_embeddings or head is None:
+        return config, tensors
+    if embedding is not None and not torch.equal(head, embedding):
+        return replace(config, tie_word_embeddings=False), tensors
+    return config, {name: tensor for name, tensor in tensors.items() if tensor is not head}
+
+
 def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Tensor]) -> None:
     misshapen = [
         f"{name} is {tuple(found[name].shape)}, not {tuple(tensor.shape)}"
@@ -124,10 +133,21 @@ def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Ten
         "not of real numbers": sorted(
             name for name in wanted.keys() & found.keys() if not found[name].is_floating_point()
         ),
+        "with numbers that are not finite": sorted(
+            name for name in wanted.keys() & found.keys() if not _is_finite(found[name])
+        ),
     }
     described = [f"{what}: {_shorten(names)}" for what, names in problems.items() if names]
     if described:
         raise CheckpointError(f"{folder}: {'; '.join(described)}")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether every number is finite; in parts, so that the comparison takes little memory."""
+    rows = tensor.detach().flatten()
+    if not tensor.is_floating_point():
+        return True
+    return all(bool(part.float().isfinite().all()) for part in rows.split(_CHECKED_AT_ONCE))
 
 
 def _shorten(names: list[str]) -> str:

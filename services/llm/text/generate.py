@@ -5,11 +5,12 @@ a stop string. A choice that reaches a stop string ends in the engine at once. C
 """
 
 import codecs
+import math
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TokenLogprob
-from services.errors import DeadlineExceeded, InvalidRequest, SchemaViolated
+from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, SchemaViolated
 from services.llm.engine.outcome import NewToken, Status
 from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.serving.engine_thread import AddRequests, EngineThread
@@ -17,6 +18,9 @@ from services.llm.serving.streams import Ended
 from services.llm.text.guided_decoding import JsonMask
 from services.llm.text.tokenizer import TextTokenizer
 
+_RETRY_AFTER_S = 1.0
+_LEAST_LOGPROB = -9999.0
+"""In place of minus infinity, as OpenAI and vLLM write it."""
 _REASONS = {Status.DONE: FinishReason.STOP, Status.LENGTH: FinishReason.LENGTH, Status.LATE: FinishReason.DEADLINE}
 
 Events = tuple[TextEvent, ...]
@@ -97,7 +101,15 @@ class TextChoice:
 
     def _token(self, token_id: int, logprob: float) -> TokenLogprob:
         token_bytes = self._tokenizer.bytes_of(token_id)
-        return TokenLogprob(token=token_bytes.decode(errors="replace"), token_bytes=token_bytes, logprob=logprob)
+        text = token_bytes.decode(errors="replace")
+        return TokenLogprob(token=text, token_bytes=token_bytes, logprob=_finite(logprob))
+
+
+def _finite(logprob: float) -> float:
+    """Return a logprob that JSON has. Raises DependencyUnavailable where the model computed none."""
+    if math.isnan(logprob):
+        raise DependencyUnavailable("the model, whose logits are not numbers,", _RETRY_AFTER_S)
+    return max(logprob, _LEAST_LOGPROB)
 
 
 class StopStrings:

@@ -101,7 +101,8 @@ def _bounds(schema: Schema, path: str) -> Schema:
     made = {}
     is_integer = _is_integer(schema)
     for inclusive, exclusive, inwards in (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1)):
-        bound, outside = schema.get(inclusive), schema.get(exclusive)
+        bound: Any = schema.get(inclusive)
+        outside: Any = schema.get(exclusive)
         outside = bound if outside is True else outside  # as in draft 4
         bounds = [bound] if _is_number(bound) else []
         if _is_number(outside):

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from models.decoder.end_tokens import named_ends
 from services.errors import CheckpointError
 
 _WORD_START = "▁"
@@ -35,6 +36,11 @@ class TextTokenizer:
     def as_json(self) -> str:
         """The content of `tokenizer.json`."""
         return str(self._tokenizer.to_str())
+
+    @property
+    def special_ends(self) -> dict[str, int]:
+        """The special tokens that end a text or a turn by their name."""
+        return named_ends((token_id, self._pieces[token_id]) for token_id in self.special_ids)
 
     def id_of(self, piece: str) -> int | None:
         """Return the id of a token by its name; None if it does not exist."""
