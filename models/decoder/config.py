@@ -20,11 +20,11 @@ from models.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What a model family fixes beyond the shape in `config.json`.
+    """The parts of a model that its family fixes, beyond the shape in `config.json`.
 
     `window`: whether layers may have a sliding window: never, all of them if `sliding_window` is set, or only if
     `use_sliding_window` is set as well. `gguf_interleaves_heads`: GGUF stores the rows of query and key heads as neighbouring
-    rope pairs instead of halves; None if GGUF has no architecture of this name. `defaults` are the values of absent keys, those of
+    rope pairs instead of halves; None if GGUF has no architecture of this name. `defaults` are the values of absent keys, as in
     transformers' configuration class.
     """
 
@@ -84,7 +84,7 @@ FAMILIES = {
 class DecoderConfig:
     """The shape of a decoder, mostly under the key names of a Hugging Face `config.json`.
 
-    `qkv_bias` and `output_bias` are those of attention; `qk_norm` normalises each query and key head before rope. Layers with a
+    `qkv_bias` and `output_bias` belong to attention; `qk_norm` normalises each query and key head before rope. Layers with a
     `window` see a part of their past only; the implementation of attention must apply it.
     """
 
@@ -263,7 +263,7 @@ def _describe_window(config: DecoderConfig, family: Family) -> Raw:
 
 
 def _refuse_impossible(config: DecoderConfig) -> None:
-    """Refuse impossible shapes, with which kernels would read out of bounds or skip heads."""
+    """Refuse impossible shapes: kernels would read out of bounds or skip heads."""
     for name in _SHAPE:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} {getattr(config, name)} is not positive")

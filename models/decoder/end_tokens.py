@@ -1,6 +1,6 @@
 """Tokens that end a text or a turn by their name. Pure.
 
-Checkpoints often name one end as `eos` and write another one at the end of a turn, in their chat template.
+The `eos` of a checkpoint often differs from the token that its chat template writes at the end of a turn.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ _NAMES = frozenset(
         *("<REPO>", "<reponame>", "<|file_sep|>"),
     }
 )
-"""Tokens that end a text by their name, whatever `eos` is: llama.cpp's list (src/llama-vocab.cpp, special_eog_ids)."""
+"""Names of tokens that end a text in addition to `eos`: llama.cpp's list (src/llama-vocab.cpp, special_eog_ids)."""
 _HARMONY = ({"<|return|>", "<|call|>"}, {"<|call|>", "<|flush|>"}, {"<|calls|>", "<|flush|>"})
 """With these tokens `<|end|>` ends a part of an answer only, as in llama.cpp."""
 

@@ -1,6 +1,6 @@
 """Converts the metadata of a GGUF file to the configs of a Hugging Face folder. Pure.
 
-Keys are those of the GGUF specification (ggml-org/ggml, docs/gguf.md). Missing and unsupported keys are named in the error.
+Keys are named as in the GGUF specification (ggml-org/ggml, docs/gguf.md). Missing and unsupported keys are named in the error.
 """
 
 from collections.abc import Mapping
@@ -173,7 +173,7 @@ def _refuse_yarn_keys(given: Metadata, kind: str) -> None:
 
 
 def _llama3(theta: float, head_dim: int, factors: np.ndarray) -> Raw:
-    """Derive the llama3 scaling from the divisors of its frequencies: all releases differ in the factor alone."""
+    """Derive the llama3 scaling from the divisors of its frequencies: all releases differ only in the factor."""
     factor = float(factors.max())
     lengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     trained = _LLAMA3["original_max_position_embeddings"]

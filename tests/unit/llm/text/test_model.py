@@ -75,7 +75,7 @@ def not_a_number(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_weights_that_give_no_numbers_are_refused(
     folder: Path, break_weights: Callable[[dict[str, Tensor]], dict[str, Tensor]], reason: str
 ) -> None:
-    """Those that are not finite by their names, those that overflow by the warm-up's logits."""
+    """The file's own names tell which are not finite; the warm-up's logits tell an overflow."""
     path = folder / "model.safetensors"
     save_file(break_weights(load_file(path)), path)
 
@@ -95,7 +95,7 @@ def test_weights_that_give_no_numbers_are_refused(
 def test_the_end_of_a_turn_in_the_template_ends_a_text(
     folder: Path, end: str, in_template: bool, is_special: bool, is_end: bool
 ) -> None:
-    """Whatever `eos` is, a special token that the chat template writes and whose name is known ends a text."""
+    """A special token with a known name in the chat template ends a text, in addition to `eos`."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     token = {**tokenizer["added_tokens"][0], "id": 5, "content": end, "special": is_special}
     tokenizer["added_tokens"].append(token)

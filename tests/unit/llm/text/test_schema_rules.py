@@ -1,6 +1,7 @@
 """Schemas that a grammar holds inexactly are rewritten or refused: every drawn text satisfies the schema, by another validator."""
 
 import json
+import re
 from random import Random
 from typing import Any
 
@@ -12,6 +13,7 @@ from services.errors import InvalidRequest
 from services.llm.text.guided_decoding import JsonGuide
 from services.llm.text.tokenizer import TextTokenizer
 from tests.support.engine.checkpoints import EOS_ID, build_tokenizer
+from tests.support.pages import ROOT
 
 TOKENIZER = TextTokenizer(build_tokenizer())
 VOCAB_SIZE = build_tokenizer().get_vocab_size()
@@ -135,6 +137,56 @@ def test_a_schema_that_cannot_be_held_is_refused_by_name(
     assert "coerce_one_of" not in str(refusal.value)
 
 
+ANY: list[Any] = [{"type": "null"}]
+HELD: dict[str, dict[str, Any]] = {
+    **{name: {"type": "object", name: {"a": {"type": "null"}}} for name in ("properties", "patternProperties")},
+    **{name: {"type": "string", name: 1} for name in ("minLength", "maxLength")},
+    **{name: {"type": "array", name: 1} for name in ("minItems", "maxItems")},
+    **{name: {"type": "object", name: 1} for name in ("minProperties", "maxProperties")},
+    **{name: number(**{name: 3}) for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")},
+    **{name: {name: ANY} for name in ("anyOf", "oneOf", "allOf")},
+    "multipleOf": number("integer", multipleOf=3),
+    "type": {"type": ["null", "string"]},
+    "enum": {"enum": [1, "a"]},
+    "const": {"const": 1},
+    "required": {**OBJECT, "properties": {"a": {}}, "required": ["a"]},
+    "additionalProperties": {"type": "object", "additionalProperties": False},
+    "items": {"type": "array", "items": {"type": "null"}},
+    "prefixItems": {"type": "array", "prefixItems": ANY},
+    "pattern": {"type": "string", "pattern": "^a+$"},
+    "format": {"type": "string", "format": "date"},
+    "$ref": {"$defs": {"a": {"type": "null"}}, "$ref": "#/$defs/a"},
+    "$defs": {"$defs": {"a": {"type": "null"}}, "type": "null"},
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "not": {"not": {"type": "null"}},
+    "if": {"if": {"type": "null"}, "then": {}},
+    "contains": {"type": "array", "contains": {}},
+    "uniqueItems": {"type": "array", "uniqueItems": True},
+    "propertyNames": {"type": "object", "propertyNames": {"pattern": "a"}},
+    "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
+    "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
+}
+
+
+def test_the_page_lists_the_keywords(guide: JsonGuide) -> None:
+    """Each keyword and format of its rows compiles, or is refused."""
+    page = (ROOT / "docs" / "text.md").read_text()
+    rows = {
+        line.split("|")[1].strip(): set(re.findall(r"`([^`]+)`", line.split("|")[2]))
+        for line in page.splitlines()
+        if line.startswith(("| held", "| formats", "| refused"))
+    }
+
+    assert rows["held"] == HELD.keys()
+    assert rows["refused"] == REFUSED.keys()
+    for schema in (*HELD.values(), *({"type": "string", "format": name} for name in rows["formats"])):
+        guide.compile(json.dumps(schema))
+    for schema in REFUSED.values():
+        with pytest.raises(InvalidRequest):
+            guide.compile(json.dumps(schema))
+
+
 def random_schema(random: Random, depth: int = 3) -> dict[str, Any]:
     """Return a schema of the keywords that docs/text.md lists, in any combination."""
     make = random.choice([*SCALARS, *(CONTAINERS if depth else ())])
@@ -198,7 +250,7 @@ def random_array(random: Random, depth: int) -> dict[str, Any]:
 
 
 def random_combination(random: Random, depth: int) -> dict[str, Any]:
-    """Return a combination of two schemas, perhaps beside keywords of its own."""
+    """Return a combination of two schemas, perhaps with keywords of its own."""
     parts = [random_schema(random, depth - 1) for _ in range(2)]
     beside = random_schema(random, 0) if random.random() < 0.3 else {}
     return {**beside, random.choice(("anyOf", "anyOf", "oneOf", "allOf")): parts}
@@ -210,7 +262,7 @@ CONTAINERS = (random_object, random_array, random_combination)
 
 @pytest.mark.parametrize("num_schemas", [60, pytest.param(3_000, marks=[pytest.mark.grid, pytest.mark.timeout(7_200)])])
 def test_random_schemas_are_satisfied_or_refused(guide: JsonGuide, num_schemas: int) -> None:
-    """Whatever the combination, a text that ends satisfies its schema by both validators."""
+    """A text that ends satisfies its schema by both validators."""
     random, num_texts = Random(36), 0
     for _ in range(num_schemas):
         schema = random_schema(random)
@@ -227,5 +279,5 @@ def test_random_schemas_are_satisfied_or_refused(guide: JsonGuide, num_schemas: 
 
 @pytest.mark.parametrize("text", ["1e5", "-1.5E-7", "1" * 5_000, "1e999999999999999999999", "1e-" + "9" * 5_000, "1.0"])
 def test_any_number_of_json_can_be_validated(guide: JsonGuide, text: str) -> None:
-    """Exponents and digits beyond those of Python's numbers are no violation."""
+    """Exponents and digits may exceed Python's numbers."""
     assert guide.compile('{"type": "number"}').masks(1)[0].violation_of(text) is None
