@@ -63,7 +63,7 @@ class JsonGuide:
             validator = _validator_of(parsed)
             sound = json.dumps(prepared(parsed, _matcher_of))
             grammar = LLMatcher.grammar_from_json_schema(sound, overrides=_LAYOUT)
-        except (ValueError, jsonschema_rs.ReferencingError) as error:
+        except (ValueError, RecursionError, jsonschema_rs.ReferencingError) as error:
             raise _bad_schema(str(error)) from error
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
