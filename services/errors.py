@@ -14,6 +14,7 @@
     ├── OwnershipLost         another process owns the partition, or the store lost what was written
     ├── RowChanged            a row is not at the position at which it was read
     ├── DeadlineExceeded      a stage exceeded the request's deadline
+    ├── SchemaViolated        a finished text breaks the JSON schema that it was written under
     ├── BundleError
     │   ├── BundleNotFound    no such version, or nothing published yet
     │   ├── BundleCorrupt     its content is wrong, and stays so: a hash differs from the manifest, or parts do not fit
@@ -81,6 +82,7 @@ __all__ = [
     "RequestTooLarge",
     "RetryLater",
     "RowChanged",
+    "SchemaViolated",
     "StageFailed",
     "StoreUnavailable",
     "TailraceError",
@@ -192,6 +194,15 @@ class DeadlineExceeded(TailraceError):
     def __init__(self, stage: str) -> None:
         self.problem = f"{stage}: the deadline passed"
         super().__init__(self.problem)
+
+
+class SchemaViolated(TailraceError):
+    """A finished text breaks the JSON schema that it was written under: a fault of the grammar, not of the request."""
+
+    def __init__(self, violation: str) -> None:
+        self.problem = f"the text breaks its JSON schema at {violation}"
+        super().__init__(self.problem)
+        self.violation = violation
 
 
 class BundleMismatch(BundleError):

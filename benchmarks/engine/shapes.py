@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from models.decoder.config import DecoderConfig, Rope
+from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
+from models.decoder.rope_config import Rope
 
 _QWEN3 = DecoderConfig(
     vocab_size=151_936,

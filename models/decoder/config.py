@@ -7,25 +7,25 @@ another scaling of positions) is refused with the name of the key.
 """
 
 import json
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from models.decoder.config_values import Raw, flag, integer, positive
+from models.decoder.rope_config import Rope, describe_rope, read_rope
 from models.decoder.window import Window
 from models.errors import CheckpointError
-
-Raw = dict[str, Any]
-RopeKind = Literal["linear", "llama3", "yarn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What a model family fixes beyond the shape in `config.json`.
+    """The parts of a model that its family fixes, beyond the shape in `config.json`.
 
     `window`: whether layers may have a sliding window: never, all of them if `sliding_window` is set, or only if
     `use_sliding_window` is set as well. `gguf_interleaves_heads`: GGUF stores the rows of query and key heads as neighbouring
-    rope pairs instead of halves; None if GGUF has no architecture of this name.
+    rope pairs instead of halves; None if GGUF has no architecture of this name. `defaults` are the values of absent keys, as in
+    transformers' configuration class.
     """
 
     architecture: str
@@ -33,51 +33,58 @@ class Family:
     has_qk_norm: bool = False
     window: Literal["never", "always", "optional"] = "never"
     gguf_interleaves_heads: bool | None = None
+    defaults: Mapping[str, int]
 
 
+_LLAMA = {
+    "vocab_size": 32_000,
+    "hidden_size": 4_096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2_048,
+}
+_MISTRAL = {
+    **_LLAMA,
+    "intermediate_size": 14_336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4_096,
+}
+_QWEN = {
+    **_LLAMA,
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "sliding_window": 4_096,
+}
 FAMILIES = {
-    "llama": Family(architecture="LlamaForCausalLM", gguf_interleaves_heads=True),
-    "mistral": Family(architecture="MistralForCausalLM", window="always"),
+    "llama": Family(architecture="LlamaForCausalLM", gguf_interleaves_heads=True, defaults=_LLAMA),
+    "mistral": Family(architecture="MistralForCausalLM", window="always", defaults=_MISTRAL),
     "qwen2": Family(
-        architecture="Qwen2ForCausalLM", has_qkv_bias=True, window="optional", gguf_interleaves_heads=False
+        architecture="Qwen2ForCausalLM",
+        has_qkv_bias=True,
+        window="optional",
+        gguf_interleaves_heads=False,
+        defaults=_QWEN,
     ),
-    "qwen3": Family(architecture="Qwen3ForCausalLM", has_qk_norm=True, window="optional", gguf_interleaves_heads=False),
+    "qwen3": Family(
+        architecture="Qwen3ForCausalLM",
+        has_qk_norm=True,
+        window="optional",
+        gguf_interleaves_heads=False,
+        defaults={**_QWEN, "head_dim": 128},
+    ),
 }
 """By `model_type`. A new family is a row here; a new tensor of a layer is a row in `layer.py`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """How rope periods are lengthened by up to `factor`.
-
-    `original_positions` is the trained length. llama3 keeps pairs that rotate more than `high_freq_factor` times within it and
-    lengthens fully those that rotate less than `low_freq_factor` times; YaRN does so at `beta_fast` and `beta_slow` rotations, and
-    multiplies cosine and sine by `attention_factor`.
-    """
-
-    kind: RopeKind
-    factor: float
-    original_positions: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """The rotary positions of a checkpoint: the base of the periods, and their scaling, if any."""
-
-    theta: float = 10_000.0
-    scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """The shape of a decoder, mostly under the key names of a Hugging Face `config.json`.
 
-    `qkv_bias` and `output_bias` are those of attention; `qk_norm` normalises each query and key head before rope. Layers with a
+    `qkv_bias` and `output_bias` belong to attention; `qk_norm` normalises each query and key head before rope. Layers with a
     `window` see a part of their past only; the implementation of attention must apply it.
     """
 
@@ -109,7 +116,6 @@ class DecoderConfig:
 
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-_SCALINGS: dict[str, RopeKind] = {"linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _SHAPE = (
     "vocab_size",
     "hidden_size",
@@ -122,6 +128,15 @@ _SHAPE = (
 )
 _MAX_SIZE, _MAX_LAYERS = 2**24, 1_000
 """Far beyond every decoder; a claimed size must not fill the memory."""
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (None,)),
+    **dict.fromkeys(("attention_multiplier", "clip_qkv", "no_rope_layers", "no_rope_layer_interval"), (None,)),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), (None, 1)),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), (None, 0)),
+    **dict.fromkeys(("qk_layernorm", "use_qk_norm", "rope_interleaved", "parallel_attn", "alibi"), (None, False)),
+    "is_causal": (None, True),
+}
+"""Keys of other families, with the values that change nothing: each other value would change every logit."""
 _SAME_NAMES = (*_SHAPE, "rms_norm_eps", "tie_word_embeddings")
 
 
@@ -133,8 +148,9 @@ def read_config(folder: Path) -> DecoderConfig:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable config ({error})") from error
     try:
-        _refuse_unsupported(raw)
-        config = _config_from(raw)
+        family = _read_family(raw)
+        _refuse_unsupported(raw, family)
+        config = _config_from({**FAMILIES[family].defaults, **raw}, FAMILIES[family])
         _refuse_impossible(config)
     except KeyError as error:
         raise CheckpointError(f"{path}: key {error.args[0]} is missing") from error
@@ -154,15 +170,10 @@ def describe_config(config: DecoderConfig) -> Raw:
         "hidden_act": "silu",
         "attention_bias": config.output_bias,
         "mlp_bias": config.mlp_bias,
-        "rope_parameters": _describe_rope(config.rope),
+        "rope_parameters": describe_rope(config.rope),
         **_describe_window(config, FAMILIES[family]),
         **{name: getattr(config, name) for name in _SAME_NAMES},
     }
-
-
-def yarn_attention_factor(factor: float) -> float:
-    """Return YaRN's default factor of cosine and sine."""
-    return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _family_of(config: DecoderConfig) -> str:
@@ -173,78 +184,67 @@ def _family_of(config: DecoderConfig) -> str:
     return "llama" if config.window is None else "mistral"
 
 
-def _config_from(raw: Raw) -> DecoderConfig:
-    family = FAMILIES[raw.get("model_type", "llama")]
-    num_heads = int(raw["num_attention_heads"])
-    has_bias = bool(raw.get("attention_bias", False)) and not family.has_qkv_bias
+def _read_family(raw: Raw) -> str:
+    """Return the `model_type`; where it is absent, that of `architectures`. Raises ValueError for an unsupported or contradicting one."""
+    architectures = raw.get("architectures") or ()
+    named = [name for name, family in FAMILIES.items() if family.architecture in architectures]
+    family = raw.get("model_type") or next(iter(named), None)
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ValueError(f"model_type {family!r:.80} is not supported, only {' or '.join(map(repr, FAMILIES))}")
+    if named and family not in named:
+        raise ValueError(f"model_type {family!r} and architectures {architectures!r:.80} differ")
+    return family
+
+
+def _config_from(raw: Raw, family: Family) -> DecoderConfig:
+    num_heads = integer(raw, "num_attention_heads")
+    has_bias = flag(raw, "attention_bias") and not family.has_qkv_bias
+    max_positions = integer(raw, "max_position_embeddings")
     return DecoderConfig(
-        vocab_size=int(raw["vocab_size"]),
-        hidden_size=int(raw["hidden_size"]),
-        intermediate_size=int(raw["intermediate_size"]),
-        num_hidden_layers=int(raw["num_hidden_layers"]),
+        vocab_size=integer(raw, "vocab_size"),
+        hidden_size=integer(raw, "hidden_size"),
+        intermediate_size=integer(raw, "intermediate_size"),
+        num_hidden_layers=integer(raw, "num_hidden_layers"),
         num_attention_heads=num_heads,
-        num_key_value_heads=int(raw.get("num_key_value_heads") or num_heads),
-        head_dim=int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
-        max_position_embeddings=int(raw["max_position_embeddings"]),
-        rope=_rope_from(raw),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        num_key_value_heads=_optional(raw, "num_key_value_heads", num_heads),
+        head_dim=_optional(raw, "head_dim", integer(raw, "hidden_size") // max(num_heads, 1)),
+        max_position_embeddings=max_positions,
+        rope=read_rope(raw, max_positions),
+        rms_norm_eps=positive(raw, "rms_norm_eps", 1e-6),
+        tie_word_embeddings=flag(raw, "tie_word_embeddings"),
         qkv_bias=has_bias or family.has_qkv_bias,
         output_bias=has_bias,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        mlp_bias=flag(raw, "mlp_bias"),
         qk_norm=family.has_qk_norm,
-        window=_window_from(raw, family),
+        window=_read_window(raw, family),
     )
 
 
-def _window_from(raw: Raw, family: Family) -> Window | None:
+def _optional(raw: Raw, key: str, derived: int) -> int:
+    """Return a size that follows from others where it is absent or null."""
+    return integer(raw, key) if raw.get(key) is not None else derived
+
+
+def _read_window(raw: Raw, family: Family) -> Window | None:
     """Return the sliding window and its layers. If optional, it starts at layer `max_window_layers`."""
-    num_layers, is_always = int(raw["num_hidden_layers"]), family.window == "always"
+    num_layers, is_always = integer(raw, "num_hidden_layers"), family.window == "always"
     if num_layers > _MAX_LAYERS:
         raise ValueError(f"num_hidden_layers {num_layers} is over {_MAX_LAYERS}")
-    size = raw.get("sliding_window") if is_always or raw.get("use_sliding_window") else None
-    first = 0 if is_always else int(raw.get("max_window_layers", 28))
+    has_window = is_always or flag(raw, "use_sliding_window")
+    size = integer(raw, "sliding_window") if has_window and raw.get("sliding_window") is not None else None
+    first = 0 if is_always else integer(raw, "max_window_layers", 28)
     types = raw.get("layer_types") or [_SLIDING if layer >= first and size else _FULL for layer in range(num_layers)]
-    if len(types) != num_layers or not set(types) <= {_SLIDING, _FULL}:
-        raise ValueError(f"layer_types {types!r} is not supported, only {_SLIDING} or {_FULL} for each layer")
+    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {_SLIDING, _FULL}:
+        raise ValueError(f"layer_types {types!r:.200} is not supported, only {_SLIDING} or {_FULL} for each layer")
     layers = frozenset(layer for layer, kind in enumerate(types) if kind == _SLIDING)
     if layers and not size:
         raise ValueError("layer_types asks for sliding_attention, and sliding_window is not set")
-    return Window(int(size), layers, int(raw.get("attention_sinks", 0))) if size and layers else None
-
-
-def _rope_from(raw: Raw) -> Rope:
-    """Return rope's base and scaling. Older files keep the scaling under `rope_scaling`, with the base beside it."""
-    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(raw.get("rope_theta") or given.get("rope_theta") or 10_000.0)
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind == "default":
-        return Rope(theta)
-    factor = float(given["factor"])
-    options = {name: float(given[name]) for name in _scaling_options(kind) if given.get(name) is not None}
-    if kind == "yarn":
-        options.setdefault("attention_factor", yarn_attention_factor(factor))
-    trained = given.get("original_max_position_embeddings") or raw["max_position_embeddings"]
-    return Rope(theta, RopeScaling(kind=_SCALINGS[kind], factor=factor, original_positions=int(trained), **options))
-
-
-def _scaling_options(kind: str) -> tuple[str, ...]:
-    if kind == "llama3":
-        return ("low_freq_factor", "high_freq_factor")
-    return ("beta_fast", "beta_slow", "attention_factor") if kind == "yarn" else ()
-
-
-def _describe_rope(rope: Rope) -> Raw:
-    scaling = rope.scaling
-    if scaling is None:
-        return {"rope_type": "default", "rope_theta": rope.theta}
-    return {
-        "rope_type": scaling.kind,
-        "rope_theta": rope.theta,
-        "factor": scaling.factor,
-        **({} if scaling.kind == "linear" else {"original_max_position_embeddings": scaling.original_positions}),
-        **{name: getattr(scaling, name) for name in _scaling_options(scaling.kind)},
-    }
+    if size is not None and size < 1:
+        raise ValueError(f"sliding_window {size} is not positive")
+    num_sinks = integer(raw, "attention_sinks", 0)
+    if num_sinks < 0:
+        raise ValueError(f"attention_sinks {num_sinks} is negative")
+    return Window(size, layers, num_sinks) if size and layers else None
 
 
 def _describe_window(config: DecoderConfig, family: Family) -> Raw:
@@ -263,7 +263,7 @@ def _describe_window(config: DecoderConfig, family: Family) -> Raw:
 
 
 def _refuse_impossible(config: DecoderConfig) -> None:
-    """Refuse impossible shapes, with which kernels would read out of bounds or skip heads."""
+    """Refuse impossible shapes: kernels would read out of bounds or skip heads."""
     for name in _SHAPE:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} {getattr(config, name)} is not positive")
@@ -275,21 +275,15 @@ def _refuse_impossible(config: DecoderConfig) -> None:
         raise ValueError(f"head_dim {config.head_dim} is odd")
 
 
-def _refuse_unsupported(raw: Raw) -> None:
-    family = raw.get("model_type", "llama")
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    supported: dict[str, tuple[object, tuple[object, ...]]] = {
-        "model_type": (family, tuple(FAMILIES)),
-        "rope_type": (rope.get("rope_type", rope.get("type", "default")), ("default", *_SCALINGS)),
-        "rope mscale": (rope.get("mscale"), (None,)),
-        "rope truncate": (rope.get("truncate", True), (True,)),
-        "partial_rotary_factor": (rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)), (1.0,)),
-        "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),
-        "use_sliding_window": (
-            bool(raw.get("use_sliding_window", False)),
-            (False, True) if family in FAMILIES and FAMILIES[family].window == "optional" else (False,),
-        ),
+def _refuse_unsupported(raw: Raw, family: str) -> None:
+    has_window = FAMILIES[family].window
+    supported: Mapping[str, tuple[object, ...]] = {
+        **_NEUTRAL,
+        "hidden_act": (None, "silu", "swish"),
+        "use_sliding_window": (None, False, True) if has_window == "optional" else (None, False),
+        **({"sliding_window": (None,)} if has_window == "never" else {}),
     }
-    for key, (found, allowed) in supported.items():
-        if found not in allowed:
-            raise ValueError(f"{key} {found!r} is not supported, only {' or '.join(map(repr, allowed))}")
+    for key, allowed in supported.items():
+        if raw.get(key) not in allowed:
+            *_, last = allowed
+            raise ValueError(f"{key} {raw[key]!r:.80} is not supported, only {last!r}")

@@ -1,6 +1,6 @@
 """Converts the metadata of a GGUF file to the configs of a Hugging Face folder. Pure.
 
-Keys are those of the GGUF specification (ggml-org/ggml, docs/gguf.md). Missing and unsupported keys are named in the error.
+Keys are named as in the GGUF specification (ggml-org/ggml, docs/gguf.md). Missing and unsupported keys are named in the error.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from models.decoder.config import FAMILIES, Raw
+from models.decoder.config import FAMILIES
+from models.decoder.config_values import Raw
+from models.decoder.end_tokens import named_ends
+from models.decoder.rope_config import yarn_attention_factor
 from models.errors import CheckpointError
 
 Metadata = Mapping[str, Any]
@@ -22,8 +25,30 @@ _SHAPE = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
-_UNSUPPORTED = ("expert_count", "attention.sliding_window")
-_ENDS = ("eos", "eot", "eom")
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(
+        ("expert_count", "attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"), (0,)
+    ),
+    **dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0,)),
+    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale"), (0, 1)),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+}
+"""Keys with the values that change nothing: any other would change every logit."""
+_ROPE = frozenset(
+    {
+        *("freq_base", "dimension_count", "scale_linear", "scaling.type", "scaling.factor", "scaling.finetuned"),
+        *(
+            "scaling.original_context_length",
+            "scaling.attn_factor",
+            "scaling.yarn_ext_factor",
+            "scaling.yarn_attn_factor",
+        ),
+        *("scaling.yarn_beta_fast", "scaling.yarn_beta_slow"),
+    }
+)
+"""The keys of rope that are read; an unknown one is refused."""
+_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -42,11 +67,13 @@ def model_config(metadata: Metadata, *, is_tied: bool, rope_factors: np.ndarray 
     `rope_factors` (K/2,) are the divisors of the frequencies by which GGUF stores the llama3 scaling, None without it.
     """
     family = architecture_of(metadata)
-    for key in _UNSUPPORTED:
-        if metadata.get(f"{family}.{key}"):
-            raise CheckpointError(f"{family}.{key} is not supported")
+    for key, allowed in _NEUTRAL.items():
+        if (value := metadata.get(f"{family}.{key}")) is not None and value not in allowed:
+            raise CheckpointError(f"{family}.{key} {value!r:.80} is not supported")
     raw: Raw = {name: need(metadata, f"{family}.{key}") for name, key in _SHAPE.items()}
     raw["head_dim"] = metadata.get(f"{family}.attention.key_length") or raw["hidden_size"] // raw["num_attention_heads"]
+    if metadata.get(f"{family}.attention.value_length", raw["head_dim"]) != raw["head_dim"]:
+        raise CheckpointError(f"{family}.attention.value_length other than key_length is not supported")
     raw["num_key_value_heads"] = metadata.get(f"{family}.attention.head_count_kv") or raw["num_attention_heads"]
     return {
         "architectures": [FAMILIES[family].architecture],
@@ -80,9 +107,10 @@ def tokenizer_config(metadata: Metadata) -> Raw:
 
 
 def eos_ids(metadata: Metadata) -> list[int]:
-    """Return every token that ends a text or a message."""
+    """Return every token that ends a text or a message: by its role, and by its name where the file gives it no role."""
     given = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS)
-    return sorted({int(token_id) for token_id in given if token_id is not None})
+    named = named_ends(enumerate(need(metadata, "tokenizer.ggml.tokens")))
+    return sorted({int(token_id) for token_id in given if token_id is not None} | set(named.values()))
 
 
 def need(metadata: Metadata, key: str) -> Any:
@@ -93,27 +121,59 @@ def need(metadata: Metadata, key: str) -> Any:
 
 
 def _rope(metadata: Metadata, family: str, head_dim: int, factors: np.ndarray | None) -> Raw:
-    theta = float(metadata.get(f"{family}.rope.freq_base", 10_000.0))
-    kind = metadata.get(f"{family}.rope.scaling.type", "none")
-    if metadata.get(f"{family}.rope.dimension_count", head_dim) != head_dim:
+    """Return `rope_parameters`. As in llama.cpp, a factor without a type is linear. Raises CheckpointError for a conflict or an unknown key."""
+    given = {key.removeprefix(f"{family}.rope."): value for key, value in metadata.items() if ".rope." in key}
+    unknown = sorted(given.keys() - _ROPE)
+    if unknown:
+        raise CheckpointError(f"rope key {unknown[0]} is not supported")
+    if given.get("dimension_count", head_dim) != head_dim:
         raise CheckpointError(f"{family}.rope.dimension_count other than the head size is not supported")
-    if factors is not None:
-        return {"rope_theta": theta, **_llama3(theta, head_dim, factors)}
-    if kind == "none":
-        return {"rope_theta": theta, "rope_type": "default"}
-    if kind not in ("linear", "yarn"):
+    theta = {"rope_theta": float(given.get("freq_base", 10_000.0))}
+    factor = _rope_factor(given)
+    kind = given.get("scaling.type", "linear" if factor != 1.0 else "none")
+    if factors is not None and (kind != "none" or factor != 1.0):
+        raise CheckpointError("rope_freqs.weight and rope.scaling differ: a file must scale positions in one way")
+    if kind == "none" and factor != 1.0:
+        raise CheckpointError(f"rope.scaling.type none and a factor of {factor} differ")
+    if kind not in ("none", "linear", "yarn"):
         raise CheckpointError(f"{family}.rope.scaling.type {kind!r} is not supported")
-    scaled = {
-        "rope_theta": theta,
-        "rope_type": kind,
-        "factor": float(need(metadata, f"{family}.rope.scaling.factor")),
+    if kind != "yarn":
+        _refuse_yarn_keys(given, kind)
+        scaled = {"rope_type": "linear", "factor": factor} if factor != 1.0 else {"rope_type": "default"}
+        return theta | (scaled if factors is None else _llama3(theta["rope_theta"], head_dim, factors))
+    return theta | _yarn(given, factor)
+
+
+def _rope_factor(given: Metadata) -> float:
+    """Return the factor under its newer or its older name; 1 where there is none, or 0, which says so."""
+    factors = {float(given[name]) or 1.0 for name in ("scaling.factor", "scale_linear") if name in given}
+    if len(factors) > 1:
+        raise CheckpointError("rope.scaling.factor and rope.scale_linear differ")
+    return factors.pop() if factors else 1.0
+
+
+def _yarn(given: Metadata, factor: float) -> Raw:
+    if given.get("scaling.yarn_ext_factor", 1.0) != 1.0:
+        raise CheckpointError("rope.scaling.yarn_ext_factor other than 1 is not supported")
+    need(given, "scaling.factor" if "scale_linear" not in given else "scale_linear")
+    attention = float(given.get("scaling.attn_factor", 1.0)) * float(given.get("scaling.yarn_attn_factor", 1.0))
+    optional = {
+        "original_max_position_embeddings": given.get("scaling.original_context_length"),
+        "beta_fast": given.get("scaling.yarn_beta_fast"),
+        "beta_slow": given.get("scaling.yarn_beta_slow"),
+        "attention_factor": attention * yarn_attention_factor(factor) if attention != 1.0 else None,
     }
-    trained = metadata.get(f"{family}.rope.scaling.original_context_length")
-    return scaled if trained is None else {**scaled, "original_max_position_embeddings": int(trained)}
+    return {"rope_type": "yarn", "factor": factor, **{k: float(v) for k, v in optional.items() if v is not None}}
+
+
+def _refuse_yarn_keys(given: Metadata, kind: str) -> None:
+    for name in ("scaling.attn_factor", "scaling.yarn_attn_factor"):
+        if given.get(name, 1.0) != 1.0:
+            raise CheckpointError(f"rope.{name} is not supported with rope.scaling.type {kind}")
 
 
 def _llama3(theta: float, head_dim: int, factors: np.ndarray) -> Raw:
-    """Derive the llama3 scaling from the divisors of its frequencies: all releases differ in the factor alone."""
+    """Derive the llama3 scaling from the divisors of its frequencies: all releases differ only in the factor."""
     factor = float(factors.max())
     lengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     trained = _LLAMA3["original_max_position_embeddings"]

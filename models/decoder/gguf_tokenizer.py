@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from models.decoder.end_tokens import named_ends
 from models.decoder.gguf_config import Metadata, need
 from models.errors import CheckpointError
 
@@ -103,10 +104,11 @@ def _vocabulary(metadata: Metadata) -> dict[str, int]:
 def _add_special(tokenizer: Tokenizer, metadata: Metadata) -> None:
     tokens: Sequence[str] = metadata["tokenizer.ggml.tokens"]
     kinds: Sequence[int] = need(metadata, "tokenizer.ggml.token_type")
+    ends = named_ends(enumerate(tokens))
     added = [
-        AddedToken(token, special=kind == _CONTROL, normalized=False)
+        AddedToken(token, special=kind == _CONTROL or token in ends, normalized=False)
         for token, kind in zip(tokens, kinds, strict=True)
-        if kind in (_CONTROL, _USER_DEFINED)
+        if kind in (_CONTROL, _USER_DEFINED) or token in ends
     ]
     tokenizer.add_tokens(added)
 

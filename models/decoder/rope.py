@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from models.decoder.config import Rope, RopeKind, RopeScaling
+from models.decoder.rope_config import Rope, RopeKind, RopeScaling
 
 
 def rotary_angles(positions_T: Tensor, head_dim: int, rope: Rope, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ Never pickle. Tensors that are missing, unknown or misshapen are named in the er
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,14 @@ _INDEX = "model.safetensors.index.json"
 _PART = "model-{:05}-of-{:05}.safetensors"
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Tensors that old checkpoints store although the config determines them."""
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SHOWN = 5
+_CHECKED_AT_ONCE = 2**24
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device) -> Decoder:
     """Load a decoder, ready for inference. Raises CheckpointError naming what is missing, unknown, misshapen or unsupported."""
-    config = read_config(folder)
-    tensors = _read_tensors(folder)
-    if config.tie_word_embeddings:
-        tensors.pop(f"{OUTSIDE_LAYERS['head'][0]}.weight", None)
+    config, tensors = _untied(read_config(folder), _read_tensors(folder))
     with torch.device("meta"):
         decoder = Decoder(config)
     names = _tensor_names(config, decoder.state_dict())
@@ -102,6 +102,8 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 def _shards(folder: Path) -> list[Path]:
     """Return the files to read. As in transformers, a single file takes precedence over an index of shards."""
     whole, index = folder / _WEIGHTS, folder / _INDEX
+    if not (whole.exists() or index.exists()):
+        _refuse_pickles(folder)
     if whole.exists() or not index.exists():
         return [whole]
     try:
@@ -109,6 +111,29 @@ def _shards(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(set(names.values()))]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: not an index of shards ({error})") from error
+
+
+def _refuse_pickles(folder: Path) -> None:
+    """Name the conversion where the folder has weights in another form only. Raises CheckpointError."""
+    pickled = next((path.name for suffix in _PICKLED for path in sorted(folder.glob(suffix))), None)
+    if pickled is not None:
+        raise CheckpointError(
+            f"{folder}: weights as {pickled} only, a pickle, which can run any code and is never read; convert the folder, "
+            f'if you trust it, with python -c "from transformers import AutoModelForCausalLM as M; '
+            f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+        )
+    if (gguf := next(iter(sorted(folder.glob("*.gguf"))), None)) is not None:
+        raise CheckpointError(f"{folder}: a GGUF file and no {_WEIGHTS}; give the file, {gguf}")
+
+
+def _untied(config: DecoderConfig, tensors: dict[str, Tensor]) -> tuple[DecoderConfig, dict[str, Tensor]]:
+    """Return an untied config where the stored head differs from the embedding: the stored head was trained."""
+    head, embedding = (tensors.get(f"{OUTSIDE_LAYERS[name][0]}.weight") for name in ("head", "embedding"))
+    if not config.tie_word_embeddings or head is None:
+        return config, tensors
+    if embedding is not None and not torch.equal(head, embedding):
+        return replace(config, tie_word_embeddings=False), tensors
+    return config, {name: tensor for name, tensor in tensors.items() if tensor is not head}
 
 
 def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Tensor]) -> None:
@@ -124,10 +149,21 @@ def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Ten
         "not of real numbers": sorted(
             name for name in wanted.keys() & found.keys() if not found[name].is_floating_point()
         ),
+        "with numbers that are not finite": sorted(
+            name for name in wanted.keys() & found.keys() if not _is_finite(found[name])
+        ),
     }
     described = [f"{what}: {_shorten(names)}" for what, names in problems.items() if names]
     if described:
         raise CheckpointError(f"{folder}: {'; '.join(described)}")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether every number is finite; in parts, so that the comparison takes little memory."""
+    rows = tensor.detach().flatten()
+    if not tensor.is_floating_point():
+        return True
+    return all(bool(part.float().isfinite().all()) for part in torch.split(rows, _CHECKED_AT_ONCE))
 
 
 def _shorten(names: list[str]) -> str:

@@ -218,6 +218,9 @@ class TextMetrics(_Metrics):
     token_gap_seconds = _histogram(
         "tailrace_text_token_gap_seconds", "Time between two tokens of a choice", STAGE_BUCKETS_S, "route"
     )
+    schema_violations = _counter(
+        "tailrace_text_schema_violations_total", "Finished texts that broke the JSON schema they were written under"
+    )
     tokens = _counter("tailrace_text_tokens_total", "Tokens: prompt, cached (part of prompt), completion", "kind")
     in_flight = _gauge("tailrace_text_in_flight", "Choices being generated", of_node="sum")
     breaker_open = _gauge("tailrace_text_breaker_open", "1 while the text server's circuit breaker is open")

@@ -218,7 +218,7 @@ class Settings(BaseSettings):
     max_waiting: int = Field(128, ge=1)
     """Requests that wait for an engine at most; further ones are refused."""
     engine_max_step_s: float = Field(10.0, gt=0)
-    """Longest step of an engine: a replica whose step takes longer fails its health check and is replaced."""
+    """A replica whose step takes longer than this, and longer than ten times its predicted time, fails its health check and is replaced. Steps are sized by measured speed to take a tenth of it."""
 
     # text
     text_path: str = ""

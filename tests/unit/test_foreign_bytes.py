@@ -47,9 +47,11 @@ from services.gateway.openai.parse import CallContext, parse_chat, parse_complet
 from services.gateway.rest import schema as rest
 from services.gateway.text.tier import TextLimits
 from services.llm.text.chat_template import load_chat_template
+from services.llm.text.guided_decoding import JsonGuide
+from services.llm.text.tokenizer import TextTokenizer
 from services.stream.decode import Record, decode
-from tests.support.engine.checkpoints import TEMPLATE, write_checkpoint
-from tests.support.foreign_bytes import Maker, json_of, mutations_of
+from tests.support.engine.checkpoints import EOS_ID, TEMPLATE, build_tokenizer, write_checkpoint
+from tests.support.foreign_bytes import ODD_VALUES, Maker, json_of, mutations_of
 
 FEW, MANY = 60, 3_000
 MOST_SEEDS = 100
@@ -136,6 +138,10 @@ def gguf_document(folder: Path) -> bytes:
     writer.add_token_types([1, 1, 1])
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(0)
+    writer.add_float32("llama.rope.scaling.factor", 2.0)
+    writer.add_string("llama.rope.scaling.type", "yarn")
+    writer.add_float32("llama.rope.scaling.attn_factor", 1.0)
+    writer.add_uint32("llama.rope.scaling.original_context_length", 32)
     writer.add_tensor("token_embd.weight", np.zeros((3, 8), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -274,6 +280,79 @@ def of_templates(_: Path) -> Maker:
     return make
 
 
+SCALINGS = (
+    {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32, "beta_fast": 8, "rope_theta": 5e5},
+    {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4},
+    {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 1.0},
+)
+WINDOWED = {
+    "sliding_window": 4,
+    "use_sliding_window": True,
+    "max_window_layers": 1,
+    "layer_types": ["full_attention"] * 2,
+}
+FLAGS = {"attention_bias": True, "mlp_bias": False, "tie_word_embeddings": True, "attention_sinks": 1, "num_experts": 0}
+SCHEMAS: tuple[dict[str, Any], ...] = (
+    {"type": "number", "exclusiveMinimum": 0, "maximum": 2.5, "multipleOf": 0.5},
+    {"type": ["integer", "null"], "minimum": 1, "exclusiveMaximum": 9, "enum": [1, 2], "const": 1},
+    {"type": "string", "minLength": 1, "maxLength": 3, "pattern": r"^\s[\S]$", "format": "date"},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], "$defs": {"n": {"type": "null"}}},
+    {"type": "object", "patternProperties": {"^a": {}}, "additionalProperties": {"type": "null"}, "minProperties": 1},
+    {"type": "array", "items": {"type": "null"}, "prefixItems": [{}], "minItems": 1, "maxItems": 2, "$id": "x"},
+    {
+        "anyOf": [{"type": "null"}],
+        "oneOf": [{"type": "null"}],
+        "allOf": [{}],
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+    },
+)
+
+
+def of_configs(folder: Path) -> Maker:
+    """Configs of every family, with each scaling of positions under both names."""
+    raw = json.loads((write_checkpoint(folder) / "config.json").read_text())
+    documents = [
+        {**raw, "model_type": family, "architectures": None, place: scaling, **changes}
+        for family in ("llama", "mistral", "qwen2", "qwen3")
+        for place in ("rope_parameters", "rope_scaling")
+        for scaling in SCALINGS
+        for changes in (WINDOWED, FLAGS)
+    ]
+    return of_json(*documents)(folder)
+
+
+def of_schemas(_: Path) -> Maker:
+    """JSON schemas, some within others, with odd values at any depth."""
+    names = sorted({name for schema in SCHEMAS for name in schema} | {"exclusiveMinimum", "$ref", "definitions", "not"})
+
+    def make(random: Random) -> bytes:
+        """Build one."""
+        schema = json.loads(json.dumps(random.choice(SCHEMAS)))
+        for _ in range(random.choice((0, 1, 2, 4))):
+            inner = random.choice((random.choice(SCHEMAS), {random.choice(names): random.choice(ODD_VALUES)}))
+            place = random.choice(("properties", "anyOf", "items", "not", "$defs", "additionalProperties", ""))
+            wrapped = {"properties": {"a": inner}, "$defs": {"n": inner}, "anyOf": [inner, schema]}.get(place, inner)
+            schema = {**schema, **({place: wrapped} if place else inner)}
+        if random.random() < 0.2:
+            schema = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+        return json_of(names, schema)(random)
+
+    return make
+
+
+GUIDE = JsonGuide(TextTokenizer(build_tokenizer()), build_tokenizer().get_vocab_size(), frozenset({EOS_ID}))
+
+
+def compile_schema(body: bytes) -> None:
+    """Compile a schema and take a few tokens that it allows."""
+    mask = GUIDE.compile(body.decode(errors="replace")).masks(1)[0]
+    for _ in range(3):
+        allowed = np.flatnonzero(np.unpackbits(mask.allowed().view(np.uint8), bitorder="little"))
+        if mask.failure is None and not mask.is_complete:
+            mask.take(int(allowed[len(allowed) // 2]))
+    mask.violation_of('{"a": 1e5}')
+
+
 PARSERS = {
     "gRPC recommend": Parser(
         lambda body: rpc.parse_recommend(body, MAX_BYTES, "r", None),
@@ -294,9 +373,10 @@ PARSERS = {
     "keys file": Parser(read_keys, of_json(KEYS, KEY), "keys.json"),
     "config.json": Parser(
         lambda path: read_config(path.parent),
-        lambda folder: of_json(json.loads((write_checkpoint(folder) / "config.json").read_text()))(folder),
+        of_configs,
         "config.json",
     ),
+    "JSON schema": Parser(compile_schema, of_schemas),
     "chat template": Parser(chat_template, of_templates, "tokenizer_config.json"),
     "manifest": Parser(
         manifest,

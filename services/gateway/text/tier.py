@@ -16,7 +16,7 @@ import structlog
 
 from services.contracts.access import nearest_class, places_for
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
-from services.errors import DependencyUnavailable, InvalidRequest, Overloaded, TailraceError
+from services.errors import DependencyUnavailable, InvalidRequest, Overloaded, SchemaViolated, TailraceError
 from services.gateway.overload.admission import Verdict
 from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.text.deadline import in_time
@@ -107,6 +107,8 @@ class TextTier:
         except TailraceError as error:
             if isinstance(error, DependencyUnavailable):
                 verdict = self._failed
+            if isinstance(error, SchemaViolated):
+                self._report.metrics.schema_violations.inc()
             raise
         except Exception:
             verdict = self._failed

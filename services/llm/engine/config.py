@@ -55,6 +55,8 @@ class EngineConfig:
     max_chunk_tokens: int = 512
     """The most tokens of one prompt in one step, so that a long prompt leaves room for others."""
     max_beam_rows: int = 1_024
+    target_step_s: float | None = None
+    """How long a step may take: its tokens and its beams are bounded by their measured time. None: by the two limits above only."""
     max_running: int = 32
     max_waiting: int = 128
     default_beam_width: int = 32

@@ -24,6 +24,7 @@ from services.llm.engine.admission import EngineRequest, RequestBuilder
 from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import CostModel, StepCost, number_sizes
+from services.llm.engine.cost.step_time import StepTime
 from services.llm.engine.cpu.forward import compute_dtype
 from services.llm.engine.device import DeviceStream
 from services.llm.engine.gpu.graph_device import GraphDevice
@@ -103,6 +104,9 @@ class Engine:
             )
         self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all, self.memory.pool)
         sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
+        self._step_time = StepTime(config.target_step_s)
+        self.expected_step_s = 0.0
+        """How long the running call of `step` is expected to take; 0 before anything is measured. Other threads may read it."""
         self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())
         self._is_asynchronous = device.type == "cuda" if config.is_asynchronous is None else config.is_asynchronous
         self._started: _Started | None = None
@@ -241,7 +245,9 @@ class Engine:
         """
         self.last_step, self.last_cost, self.new_tokens = _NOTHING, None, []
         with self.memory.lock:
-            plan = self._scheduler.schedule(now_s)
+            plan = self._scheduler.schedule(now_s, self._step_time.max_rows())
+        running = self._started.size.num_rows if self._started is not None else 0
+        self.expected_step_s = self._step_time.predicted_s(running + plan.size.num_rows)
         for sequence in plan.late:
             self._end(sequence, Status.LATE)
         with self.stream.entered():
@@ -251,6 +257,10 @@ class Engine:
                 self._step_synchronously(plan)
         ended, self._ended = self._ended, []
         return ended
+
+    def record_step_time(self, seconds: float) -> None:
+        """Record how long the last collected step took: the sizes of the next ones follow it."""
+        self._step_time.record(self.last_step.num_rows, seconds)
 
     def load(self) -> EngineLoad:
         """Return the engine's load."""
@@ -294,8 +304,7 @@ class Engine:
             running = self._runner.submit(plan)
         finally:  # also after a failure: what it has started may still run when `close` frees the blocks
             self.stream.mark()
-        size = StepSize(plan.num_batched_tokens, plan.num_requests, plan.num_beam_rows)
-        started = _Started(running, size, self._costs.of(plan))
+        started = _Started(running, plan.size, self._costs.of(plan))
         with self.memory.lock:
             self._scheduler.advance(plan)
         return started
@@ -315,10 +324,13 @@ class Engine:
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
         work = TextWork.of(sequence)
-        sequence.append_token(sampled)
-        self.new_tokens.append(NewToken(sequence.request_id, sampled, sequence.num_cached_tokens, sequence.arrival_s))
         if work.mask is not None:
             work.mask.take(sampled.token_id)
+            if work.mask.failure is not None:  # the token means nothing
+                self._end(sequence, Status.FAILED)
+                return
+        sequence.append_token(sampled)
+        self.new_tokens.append(NewToken(sequence.request_id, sampled, sequence.num_cached_tokens, sequence.arrival_s))
         if sampled.token_id in work.stop_token_ids:
             self._end(sequence, Status.DONE)
         elif len(sequence.generated) == sequence.max_new_tokens:

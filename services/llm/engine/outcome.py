@@ -19,6 +19,7 @@ class Status(StrEnum):
     LENGTH = "length"
     LATE = "deadline"
     CANCELLED = "abort"
+    FAILED = "error"
 
 
 @dataclass(frozen=True, slots=True)

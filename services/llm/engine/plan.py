@@ -25,6 +25,20 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSize:
+    """The size of one step: tokens computed (without beam rows), requests, and beam rows."""
+
+    num_batched_tokens: int
+    num_requests: int
+    num_beam_rows: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the forward pass: tokens and beams."""
+        return self.num_batched_tokens + self.num_beam_rows
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: chunks and beam steps, and the sequences that ended without running (their deadline passed)."""
 
@@ -64,11 +78,7 @@ class StepPlan:
         """Beam rows to compute, of all levels. Valid before the step has started."""
         return sum(sum(sequence.next_beam_rows) for sequence in self.beam_steps)
 
-
-@dataclass(frozen=True, slots=True)
-class StepSize:
-    """The size of one step: tokens computed (without beam rows), requests, and beam rows."""
-
-    num_batched_tokens: int
-    num_requests: int
-    num_beam_rows: int
+    @property
+    def size(self) -> StepSize:
+        """The size of the step. Valid before the step has started."""
+        return StepSize(self.num_batched_tokens, self.num_requests, self.num_beam_rows)

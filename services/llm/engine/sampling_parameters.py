@@ -79,7 +79,10 @@ class SampledToken:
 
 
 class TokenMask(Protocol):
-    """The tokens that may come next, where a text must follow a grammar. Called by the engine's thread alone."""
+    """The tokens that may come next, where a text must follow a grammar. Called by the engine's thread only."""
+
+    failure: str | None
+    """Why the grammar cannot continue: the text ends before the next token."""
 
     def allowed(self) -> np.ndarray:
         """Return (ceil(V / 32),) int32: token t is allowed where bit t % 32 of word t // 32 is set. Never all zero."""

@@ -26,13 +26,15 @@ from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
 
 _RETRY_AFTER_S = 0.1
+_MIN_PROMPT_TOKENS = 16
+"""Prompt tokens of a step, however many texts decode: so prompts always advance."""
 
 
 class Scheduler:
     """Owns every live sequence and its blocks. Calls in order: `add`, `schedule`, `advance`, `finish`; from one thread.
 
     `window` is the sliding window of all layers, if they have one: blocks behind it are freed while a sequence runs. `pool` is shared
-    with the schedulers of other versions, one of which runs at a time; None for a pool of its own.
+    with the schedulers of other versions, which run in turn; None for a pool of its own.
     """
 
     def __init__(
@@ -66,15 +68,21 @@ class Scheduler:
         """Return the live sequence of this request, if any."""
         return self._live.find(request_id)
 
-    def schedule(self, now_s: float) -> StepPlan:
-        """Plan the next step. Sequences past their deadline end here and free their blocks."""
+    def schedule(self, now_s: float, max_rows: int | None = None) -> StepPlan:
+        """Plan the next step. Sequences past their deadline end here and free their blocks.
+
+        `max_rows` bounds prompt tokens, and beam rows, below the configured limits. Decode tokens, the beams of one request and a few
+        prompt tokens run in any case.
+        """
         plan = StepPlan(late=self._live.late(now_s))
         for sequence in plan.late:
             self.finish(sequence)
-        budget = _Budget(self._config.max_num_batched_tokens, self._config.max_beam_rows)
+        max_rows = max_rows or max(self._config.max_num_batched_tokens, self._config.max_beam_rows)
+        budget = _Budget(self._config.max_num_batched_tokens, min(self._config.max_beam_rows, max_rows))
         for sequence in self._live.by_urgency(self._live.running.values(), now_s):
             if sequence.request_id in self._live.running:
                 self._plan_decode_or_beams(plan, budget, sequence, now_s)
+        budget.tokens = min(budget.tokens, max(max_rows - plan.num_batched_tokens, _MIN_PROMPT_TOKENS))
         self._plan_prompts(plan, budget, now_s)
         return plan
 
@@ -111,7 +119,7 @@ class Scheduler:
             self.finish(sequence)
 
     def check_integrity(self, *others: "Scheduler") -> None:
-        """Assert that blocks are held exactly by running sequences, of this scheduler and of others on the pool, as often as referenced."""
+        """Assert that blocks are held exactly by running sequences, of this scheduler and of others on the pool, with equal reference counts."""
         holds = [scheduler._live.check_integrity() for scheduler in (self, *others)]
         assert sum(holds, Counter()) == self.pool.references(), "references differ from what running requests hold"
 
@@ -120,7 +128,7 @@ class Scheduler:
         rows = sequence.num_beam_rows
         if sequence.decoding_s is None and (rows or sequence.is_decoding):
             sequence.decoding_s = now_s
-        if rows and rows <= budget.beam_rows:
+        if rows and (rows <= budget.beam_rows or not plan.beam_steps):
             plan.beam_steps.append(sequence)
             budget.beam_rows -= rows
         elif (
@@ -241,7 +249,7 @@ class LiveSequences:
         self._free(sequence)
 
     def check_integrity(self) -> Counter[int]:
-        """Assert that the running sequences, and they alone, hold blocks. Returns how often each block is held."""
+        """Assert that only the running sequences hold blocks. Returns how often each block is held."""
         assert not self.waiting.keys() & self.running.keys(), "a request waits and runs"
         assert all(not sequence.block_table for sequence in self.waiting.values()), "a waiting request holds blocks"
         assert len(self.running) <= self._config.max_running, "more running than allowed"

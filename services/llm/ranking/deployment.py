@@ -45,6 +45,8 @@ log = structlog.get_logger()
 _CPU_BLOCKS = 4_096
 _MODEL_NAME = "ranker"
 """The name of the ranking model in the metrics, whatever its bundle."""
+_STEPS_PER_LONGEST = 10
+"""A step is planned to take this fraction of the time after which it may count as hung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_num_batched_tokens=settings.max_step_tokens,
         max_chunk_tokens=settings.max_chunk_tokens,
         max_beam_rows=settings.max_beam_rows,
+        target_step_s=settings.engine_max_step_s / _STEPS_PER_LONGEST,
         default_beam_width=settings.default_beam_width,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,

@@ -23,6 +23,7 @@ from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.kv.memory import KvMemory
+from services.llm.engine.outcome import EngineOutcome, Status
 from services.llm.ranking.shown_items import ShownItems
 from services.llm.serving.card import KvPoolSize, pool_of
 from services.llm.serving.engine_thread import AddRequest
@@ -136,6 +137,16 @@ def _warm_up(loaded: LoadedBundle) -> None:
             with suppress(Overloaded):  # the queue may be shorter
                 loaded.engine.add_rank(f"warm-up {place}", prompt, k=_WARM_UP_K, deadline_s=give_up_s)
         while loaded.engine.has_work:
-            loaded.engine.step(time.monotonic())
+            began_s = time.monotonic()
+            _check_scores(loaded, loaded.engine.step(began_s))
+            loaded.engine.record_step_time(time.monotonic() - began_s)
             if loaded.engine.is_blocked:
                 time.sleep(_BLOCKED_PAUSE_S)
+
+
+def _check_scores(loaded: LoadedBundle, outcomes: Sequence[EngineOutcome]) -> None:
+    """Refuse a decoder that scores no item: its scores are not numbers. Raises BundleCorrupt."""
+    for outcome in outcomes:
+        is_ranked = outcome.status is not Status.DONE or (len(outcome.scores) and np.isfinite(outcome.scores).all())
+        if not is_ranked:
+            raise BundleCorrupt(f"{loaded.version}: the decoder computes scores that are not finite")

@@ -2,7 +2,7 @@
 
 Only this thread touches the engine. When a caller leaves, by an error or by cancellation, its requests are cancelled in the
 engine before the next step. If the engine fails, every stream ends with an error and the thread ends; `failure` holds the cause.
-A thread that hangs in a step cannot end by itself: `check_health` tells by the time of the step.
+A thread that hangs in a step cannot end by itself: `check_health` tells by the time of the step, compared with its predicted time.
 """
 
 import threading
@@ -24,6 +24,8 @@ from services.llm.serving.streams import Ended, EngineStream, OpenStreams
 _RETRY_AFTER_S = 1.0
 _BLOCKED_PAUSE_S = 0.001
 """Between two looks for free blocks while the engine of another bundle holds them."""
+_HUNG_FACTOR = 10
+"""A step that takes this many times its predicted time makes no progress."""
 
 AddRequest = Callable[[Engine, str, float], None]
 """Adds a request to the engine: (engine, request id, monotonic seconds of the request's arrival)."""
@@ -70,12 +72,16 @@ class EngineThread:
         return self._thread.is_alive()
 
     def check_health(self, max_step_s: float) -> None:
-        """Raise RuntimeError with the cause if the thread has died, or if a step has been running for longer than this."""
+        """Raise RuntimeError with the cause if the thread has died, or if a step hangs.
+
+        A step hangs when it has been running for longer than `max_step_s` and for longer than a multiple of its predicted time.
+        """
         if not self.is_alive:
             raise RuntimeError("the engine thread died") from self.failure
         called_s = self._step_called_s
-        if called_s is not None and time.monotonic() - called_s > max_step_s:
-            raise RuntimeError(f"a step of the engine has been running for more than {max_step_s:g} s")
+        longest_s = max(max_step_s, _HUNG_FACTOR * self._engine.expected_step_s)
+        if called_s is not None and time.monotonic() - called_s > longest_s:
+            raise RuntimeError(f"a step of the engine has been running for more than {longest_s:g} s")
 
     async def run_request(self, add: AddRequest) -> Ended:
         """Add a request and wait for its end. Raises the engine's refusal, DependencyUnavailable if the engine failed."""
@@ -135,6 +141,7 @@ class EngineThread:
         self._step_called_s = None
         load, now_s = self._engine.load(), time.monotonic()
         self._returned_s = now_s
+        self._engine.record_step_time(now_s - began_s)
         ended = [Ended(outcome, now_s, load) for outcome in outcomes]
         stepped = Stepped(load, self._engine.new_tokens, ended, began_s, now_s)
         self._streams.deliver(stepped.new_tokens, ended)

@@ -17,6 +17,7 @@ from services.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
+    SchemaViolated,
     TailraceError,
 )
 
@@ -36,6 +37,7 @@ class RefusalKind(StrEnum):
     INVALID = "invalid"
     TOO_LONG = "too_long"
     UNKNOWN = "unknown"
+    VIOLATED = "violated"
     BROKEN = "broken"
 
 
@@ -63,6 +65,8 @@ class Refusal:
                 return ContextTooLong(*self.details)
             case RefusalKind.UNKNOWN:
                 return NotFound(*self.details)
+            case RefusalKind.VIOLATED:
+                return SchemaViolated(*self.details)
             case RefusalKind.BROKEN:
                 return DependencyUnavailable(part, _RETRY_AFTER_S)
 
@@ -86,5 +90,7 @@ def refusal_of(error: TailraceError) -> Refusal:
             return Refusal(kind, (error.field, error.problem, error.fix))
         case NotFound():
             return Refusal(RefusalKind.UNKNOWN, (error.problem, error.fix))
+        case SchemaViolated():
+            return Refusal(RefusalKind.VIOLATED, (error.violation,))
         case _:
             return Refusal(RefusalKind.BROKEN)

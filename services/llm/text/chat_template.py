@@ -28,6 +28,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raise CheckpointError when the template cannot be compiled."""
+        self.source = source
         self._special_tokens = dict(special_tokens)
         environment = _environment()
         try:

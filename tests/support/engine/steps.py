@@ -7,8 +7,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.decoder.config import DecoderConfig, Rope, RopeScaling
+from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
+from models.decoder.rope_config import Rope, RopeScaling
 from models.decoder.window import Window
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.layers import Forward, StepInputs

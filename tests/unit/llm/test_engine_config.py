@@ -23,6 +23,7 @@ SHARED: dict[str, Any] = {
     "default_beam_width": 9,
     "max_running": 9,
     "max_waiting": 9,
+    "engine_max_step_s": 3.0,
 }
 RANKING = SHARED | {"kv_num_blocks": 99, "llm_weight_kind": "int8"}
 TEXT = SHARED | {"text_kv_num_blocks": 99, "text_weight_kind": "int8"}

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 from models.decoder.decoder import Decoder, RMSNorm
 from models.decoder.weights import load_decoder, save_decoder
 from models.decoder.window import Window
+from models.errors import CheckpointError
 from tests.support.engine.hub_models import build_hub_model, largest_difference
 
 LAYER_TYPES = ["sliding_attention", "full_attention"]
@@ -104,6 +105,94 @@ def test_the_older_spelling_of_a_scaling_is_read(tmp_path: Path, rope: str) -> N
     older = load_decoder(tmp_path, torch.float32, "cpu").config
 
     assert older == newer
+
+
+ABSENT = object()
+HEADS = 32
+EACH_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+KEYS: dict[str, list[dict[str, Any]]] = {
+    "rms_norm_eps": [{"rms_norm_eps": ABSENT}, {"rms_norm_eps": 0.5}],
+    "num_key_value_heads": [{"num_key_value_heads": ABSENT}, {"num_key_value_heads": None}],
+    "head_dim": [{"head_dim": ABSENT}],
+    "rope_theta": [
+        {"rope_parameters": ABSENT},
+        {"rope_parameters": ABSENT, "rope_theta": 77.0},
+        {"rope_theta": 10_000.0},
+        {"rope_parameters": {"rope_theta": 77.0}},
+        {"rope_parameters": ABSENT, "rope_scaling": {"type": "linear", "factor": 3.0}},
+        {"rope_parameters": ABSENT, "rope_scaling": {"rope_type": "linear", "factor": 3.0}, "rope_theta": 77.0},
+        {"rope_parameters": {**YARN, "beta_fast": None}},
+        {"rope_parameters": {**YARN, "rope_theta": 77.0, "attention_factor": 2.0}},
+        {"rope_parameters": LLAMA3},
+    ],
+    "max_position_embeddings": [{"max_position_embeddings": ABSENT, "rope_parameters": YARN}],
+    "sliding_window": [
+        {"sliding_window": ABSENT, "layer_types": ABSENT},
+        {"sliding_window": None, "layer_types": ABSENT},
+        {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1, "layer_types": ABSENT},
+        {"sliding_window": 5, "use_sliding_window": False, "layer_types": ABSENT},
+        {"use_sliding_window": True, "sliding_window": ABSENT, "max_window_layers": 0, "layer_types": ABSENT},
+    ],
+    "tie_word_embeddings": [{"tie_word_embeddings": ABSENT}, {"tie_word_embeddings": True}],
+    "hidden_act": [{"hidden_act": ABSENT}, {"hidden_act": "swish"}],
+    "attention_bias": [{"attention_bias": ABSENT, "mlp_bias": ABSENT}],
+}
+"""Changes to a `config.json`, by the key that they are about."""
+
+
+def key_cases() -> list[Any]:
+    """Return every family with every key; those outside a sample are marked `grid`."""
+    sample = {("mistral", "sliding_window"), ("qwen2", "sliding_window"), ("qwen3", "head_dim")}
+    sample |= {("llama", key) for key in KEYS}
+    return [
+        pytest.param(*case, marks=() if case in sample else pytest.mark.grid)
+        for case in itertools.product(EACH_FAMILY, KEYS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def hub_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a family whose shape is that of its defaults where a test removes the key; its head differs from its embedding."""
+    family = request.param
+    key_value_heads = {"mistral": 8}.get(family, HEADS)
+    folder = tmp_path_factory.mktemp(family)
+    build_hub_model(
+        FAMILIES[family][0],
+        num_attention_heads=HEADS,
+        num_key_value_heads=key_value_heads,
+        head_dim=128 if family == "qwen3" else 4,
+        hidden_size=4 * HEADS,
+        tie_word_embeddings=False,
+    ).save_pretrained(folder)
+    return folder
+
+
+def load_or_refusal(folder: Path) -> Decoder | str:
+    """Load a decoder, or return why it is refused."""
+    try:
+        return load_decoder(folder, torch.float32, "cpu")
+    except CheckpointError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(("hub_folder", "key"), key_cases(), indirect=["hub_folder"])
+def test_every_key_that_is_read_means_what_it_means_to_transformers(hub_folder: Path, key: str, tmp_path: Path) -> None:
+    """A value, null and absence give transformers' logits in each family, or are refused by the key's name."""
+    raw = json.loads((hub_folder / "config.json").read_text())
+    (tmp_path / "model.safetensors").symlink_to(hub_folder / "model.safetensors")
+    num_equal = 0
+    for change in KEYS[key]:
+        changed = {name: value for name, value in (raw | change).items() if value is not ABSENT}
+        (tmp_path / "config.json").write_text(json.dumps(changed))
+        ours = load_or_refusal(tmp_path)
+        if isinstance(ours, str):
+            assert any(name in ours for name in (*change, "misshapen")), (change, ours)
+            continue
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+        assert largest_difference(theirs, ours) < 1e-3, change
+        num_equal += 1
+
+    assert num_equal
 
 
 def test_sinks_are_kept_under_a_key_of_our_own(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A GGUF file becomes a folder with the same logits and the same tokens; what it lacks is named."""
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from models.decoder.weights import load_decoder
 from models.errors import CheckpointError
 from tests.support.engine.checkpoints import LINES, SPECIAL, build_tokenizer
 from tests.support.engine.dense import logits_of
-from tests.support.engine.hub_models import build_hub_model, hub_logits
+from tests.support.engine.hub_models import build_hub_model, hub_logits, largest_difference
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 RULES = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
@@ -44,8 +45,10 @@ def in_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-def write_gguf(path: Path, model: Any, family: str, *, left_out: str = "", **changed: Any) -> None:
-    """Write a model as GGUF, without the tensors whose name has `left_out` in it."""
+def write_gguf(
+    path: Path, model: Any, family: str, *, left_out: str = "", keys: dict[str, Any] | None = None, **changed: Any
+) -> None:
+    """Write a model as GGUF with further `keys`, without the tensors whose name has `left_out` in it. `ends` are further tokens."""
     config = model.config
     writer = gguf.GGUFWriter(path, changed.pop("architecture", family))
     writer.add_block_count(2)
@@ -59,6 +62,10 @@ def write_gguf(path: Path, model: Any, family: str, *, left_out: str = "", **cha
     writer.add_rope_freq_base(THETA)
     vocabulary = LIBRARY.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    tokens += changed.pop("ends", ())
+    for key, value in (keys or {}).items():
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        add[type(value)](f"{family}.{key}", value)
     writer.add_tokenizer_model(changed.pop("tokenizer", "gpt2"))
     writer.add_tokenizer_pre(changed.pop("rule", RULES[family]))
     writer.add_token_list(tokens)
@@ -141,9 +148,93 @@ def test_llama_3_scaling_is_found_in_its_divisors(tmp_path: Path) -> None:
     assert config["rope_parameters"] == {"rope_theta": THETA, **scaling}
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0}
+ATTENTION = 0.1 * math.log(4.0) + 1.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "rope"),
+    [
+        ({"scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            {"scale_linear": 4.0, "scaling.factor": 4.0, "scaling.type": "linear"},
+            {"rope_type": "linear", "factor": 4.0},
+        ),
+        ({"scaling.factor": 1.0}, {"rope_type": "default"}),
+        ({"scaling.factor": 0.0, "scaling.type": "none"}, {"rope_type": "default"}),
+        ({"scaling.type": "linear"}, {"rope_type": "default"}),
+        ({"scaling.factor": 4.0, "scaling.type": "yarn", "scaling.finetuned": True}, YARN),
+        (
+            {"scaling.factor": 4.0, "scaling.type": "yarn", "scaling.original_context_length": 32},
+            {**YARN, "original_max_position_embeddings": 32.0},
+        ),
+        (
+            {"scaling.factor": 4.0, "scaling.type": "yarn", "scaling.attn_factor": 0.5, "scaling.yarn_beta_fast": 8.0},
+            {**YARN, "beta_fast": 8.0, "attention_factor": 0.5 * ATTENTION},
+        ),
+    ],
+)
+def test_each_way_to_scale_positions_is_read(keys: dict[str, Any], rope: dict[str, Any], tmp_path: Path) -> None:
+    """As llama.cpp reads it: a factor without a type is linear, under its older name too."""
+    model = build("llama", tied=True)
+    write_gguf(tmp_path / "m.gguf", model, "llama", keys={f"rope.{key}": value for key, value in keys.items()})
+
+    convert(tmp_path / "m.gguf", tmp_path / "out")
+    model.config.rope_parameters = {"rope_theta": THETA, **rope}
+    scaled = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32).eval()
+    scaled.load_state_dict(model.state_dict())
+
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["rope_parameters"] == {"rope_theta": THETA, **rope}
+    assert largest_difference(scaled, load_decoder(tmp_path / "out", torch.float32, "cpu")) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("ends", "kept"),
+    [
+        (("<|eot_id|>", "<|im_end|>"), {"<|eot_id|>", "<|im_end|>", "<|end|>"}),
+        (
+            ("<|end_of_text|>", "<|eom_id|>", "<end_of_turn>"),
+            {"<|end_of_text|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"},
+        ),
+        (("<|endoftext|>", "<|file_sep|>"), {"<|endoftext|>", "<|file_sep|>", "<|end|>"}),
+        (("<|return|>", "<|call|>"), {"<|return|>", "<|call|>", "<|end|>"}),  # the last as its eos
+        (("<|turn_over|>",), {"<|end|>"}),
+    ],
+)
+def test_an_end_of_turn_is_recognised_by_its_name(ends: tuple[str, ...], kept: set[str], tmp_path: Path) -> None:
+    """In addition to `eos`: it is one token and adds no text, although the file does not mark it as special."""
+    write_gguf(tmp_path / "m.gguf", build("llama", tied=True), "llama", ends=ends)
+    convert(tmp_path / "m.gguf", tmp_path / "out")
+    converted = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    for name in ("config.json", "generation_config.json"):
+        ids = json.loads((tmp_path / "out" / name).read_text())["eos_token_id"]
+
+        assert {converted.id_to_token(token_id) for token_id in ids} == kept
+    for name in kept:
+        ids = converted.encode(f"on {name}").ids
+        assert ids[-1] == converted.token_to_id(name)
+        assert converted.decode(ids) == "on "
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (
+            {"keys": {"rope.scaling.factor": 4.0, "rope.scale_linear": 2.0}},
+            "scaling.factor and rope.scale_linear differ",
+        ),
+        ({"keys": {"rope.scaling.factor": 4.0, "rope.scaling.type": "none"}}, "type none and a factor of 4.0 differ"),
+        ({"keys": {"rope.scaling.type": "yarn"}}, "key scaling.factor is missing"),
+        ({"keys": {"rope.scaling.type": "longrope"}}, "rope.scaling.type 'longrope' is not supported"),
+        ({"keys": {"rope.scaling.attn_factor": 2.0}}, "attn_factor is not supported with rope.scaling.type none"),
+        ({"keys": {"rope.scaling.alpha": 2.0}}, "rope key scaling.alpha is not supported"),
+        ({"keys": {"rope.freq_base_swa": 2.0}}, "rope key freq_base_swa is not supported"),
+        ({"keys": {"rope.dimension_count": 4}}, "rope.dimension_count other than the head size"),
+        ({"keys": {"attention.value_length": 4}}, "attention.value_length other than key_length"),
+        ({"keys": {"final_logit_softcapping": 30.0}}, "final_logit_softcapping 30.0 is not supported"),
+        ({"keys": {"logit_scale": 8.0}}, "logit_scale 8.0 is not supported"),
         ({"architecture": "gemma"}, "architecture 'gemma' is not supported"),
         ({"tokenizer": "bert"}, "tokenizer.ggml.model 'bert' is not supported"),
         ({"rule": "deepseek"}, "tokenizer.ggml.pre 'deepseek' is not supported"),

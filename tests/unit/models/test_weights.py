@@ -39,6 +39,7 @@ def test_shards_are_read(tmp_path: Path, tied: bool, kv_heads: int) -> None:
 
 
 ZEROS, INTEGERS = torch.zeros(3), torch.ones(32, dtype=torch.int8)
+NOT_A_NUMBER = torch.full((32,), torch.nan, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,8 @@ ZEROS, INTEGERS = torch.zeros(3), torch.ones(32, dtype=torch.int8)
         ("extra", ZEROS, "unknown: extra"),
         ("model.norm.weight", ZEROS, r"misshapen: model.norm.weight is \(3,\), not \(32,\)"),
         ("model.norm.weight", INTEGERS, "not of real numbers: model.norm.weight"),
+        ("model.norm.weight", NOT_A_NUMBER, "not finite: model.norm.weight"),
+        ("model.norm.weight", ZEROS.new_full((32,), torch.inf), "not finite: model.norm.weight"),
     ],
 )
 def test_a_wrong_tensor_is_named(folder: Path, name: str, tensor: torch.Tensor | None, message: str) -> None:
@@ -62,7 +65,25 @@ def test_a_wrong_tensor_is_named(folder: Path, name: str, tensor: torch.Tensor |
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("hidden_size", None, "hidden_size is missing"),
+        ("hidden_size", None, "misshapen: model.embed_tokens.weight is .61, 32., not .61, 4096."),
+        ("hidden_size", "32", "hidden_size '32' is not a number"),
+        ("hidden_size", 32.5, "hidden_size 32.5 is not a whole number"),
+        ("tie_word_embeddings", "false", "tie_word_embeddings 'false' is neither true nor false"),
+        ("rms_norm_eps", 0, "rms_norm_eps 0 is not positive"),
+        ("rope_theta", 5e5, "rope_theta 10000.0 and rope_theta 500000.0 differ"),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}, "rope_parameters and rope_scaling differ"),
+        ("rope_parameters", {"factor": 2.0}, "rope key factor is unknown for rope_type 'default'"),
+        ("rope_parameters", {"type": "linear", "rope_type": "yarn", "factor": 2.0}, "'yarn' and type 'linear' differ"),
+        ("rope_parameters", {"full_attention": {"rope_type": "default"}}, "rope key full_attention is unknown"),
+        ("rope_parameters", {"rope_type": "llama3", "factor": 2.0}, "key low_freq_factor is missing"),
+        ("rope_parameters", {"rope_type": "linear", "factor": 0}, "factor 0 is not positive"),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}, "rope key mscale is unknown"),
+        ("partial_rotary_factor", 0.5, "partial_rotary_factor 0.5 is not supported"),
+        ("final_logit_softcapping", 30.0, "final_logit_softcapping 30.0 is not supported"),
+        ("logits_scaling", 8, "logits_scaling 8 is not supported"),
+        ("num_experts", 8, "num_experts 8 is not supported"),
+        ("sliding_window", 16, "sliding_window 16 is not supported"),
+        ("architectures", ["MistralForCausalLM"], "model_type 'llama' and architectures"),
         ("model_type", "mamba", "model_type 'mamba' is not supported"),
         ("rope_parameters", {"rope_type": "longrope", "factor": 4.0}, "rope_type 'longrope' is not supported"),
         ("rope_parameters", {"rope_type": "yarn"}, "key factor is missing"),
@@ -73,8 +94,8 @@ def test_a_wrong_tensor_is_named(folder: Path, name: str, tensor: torch.Tensor |
         ("vocab_size", 10**12, "vocab_size 1000000000000 is over 16777216"),
         ("num_key_value_heads", 3, "num_attention_heads is no multiple of num_key_value_heads 3"),
         ("head_dim", 5, "head_dim 5 is odd"),
-        ("vocab_size", [], "config.json: not a decoder's config"),
-        ("rope_parameters", "yarn", "config.json: not a decoder's config"),
+        ("vocab_size", [], "vocab_size \\[\\] is not a number"),
+        ("rope_parameters", "yarn", "rope_parameters 'yarn' is not an object"),
         ("layer_types", ["sliding_attention", "full_attention"], "sliding_window is not set"),
         ("layer_types", ["chunked_attention", "full_attention"], "layer_types .*chunked_attention.* is not supported"),
         ("layer_types", ["full_attention"], "layer_types .* is not supported"),
@@ -113,3 +134,21 @@ def test_an_unreadable_file_is_named(folder: Path, name: str, contents: tuple[by
 
     with pytest.raises(CheckpointError):
         load_decoder(folder, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("pytorch_model.bin", "M.from_pretrained"),
+        ("consolidated.00.pth", "M.from_pretrained"),
+        ("m.gguf", "give the file"),
+    ],
+)
+def test_weights_in_another_form_name_the_way_to_convert_them(folder: Path, name: str, fix: str) -> None:
+    """A pickle is never read."""
+    (folder / "model.safetensors").rename(folder / name)
+
+    with pytest.raises(CheckpointError, match=fix) as refusal:
+        load_decoder(folder, torch.float32, "cpu")
+
+    assert name in str(refusal.value)

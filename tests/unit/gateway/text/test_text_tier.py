@@ -7,7 +7,7 @@ import pytest
 
 from services.contracts.access import Priority
 from services.contracts.text import TextBegan, TextEvent, TextRequest
-from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded
+from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest, Overloaded, SchemaViolated
 from services.gateway.text.tier import TextLimits, TextTier
 from tests.support.clock import Clock
 from tests.support.engine.parrot import MODEL, Parrot
@@ -123,3 +123,15 @@ async def test_a_text_without_an_end_is_a_failure(world: World, clock: Clock) ->
     """A truncated text is never served as a complete one."""
     with pytest.raises(DependencyUnavailable):
         await all_of(let_write(world, TruncatedWriter(), TextLimits(), clock), request())
+
+
+async def test_a_violated_schema_is_counted(tier: TextTier, world: World, parrot: Parrot) -> None:
+    """It is an error of ours, and no failure of the writer."""
+    parrot.error = SchemaViolated("/lr: 0 is too small")
+    for number in range(1, 4):
+        with pytest.raises(SchemaViolated) as violation:
+            await all_of(tier, request())
+
+        assert violation.value.is_ours
+        assert world.metric("tailrace_text_schema_violations_total") == number
+    assert world.metric("tailrace_text_breaker_open") == 0

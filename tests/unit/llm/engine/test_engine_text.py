@@ -1,5 +1,6 @@
 """Text decode: cached turns, followers, refusals, windows. That the text is transformers' own, tests of the served text hold."""
 
+import numpy as np
 import pytest
 
 from models.decoder.window import Window
@@ -10,6 +11,36 @@ from tests.support.engine.engines import build_decoder, build_engine, build_item
 
 DECODER = build_decoder(build_items(depth=1))
 """Of a vocabulary of 61 tokens."""
+
+
+class FailingMask:
+    """Allows every token of the vocabulary, and fails at the third."""
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self.num_taken = 0
+
+    def allowed(self) -> np.ndarray:
+        """Return the bits of 64 tokens."""
+        return np.full(2, -1, dtype=np.int32)
+
+    def take(self, _: int) -> None:
+        """Count a token."""
+        self.num_taken += 1
+        self.failure = "too many items" if self.num_taken == 3 else None
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_a_failing_grammar_ends_its_text_at_once(is_asynchronous: bool) -> None:
+    """Without the token at which it failed; the text next to it is not disturbed."""
+    engine = build_engine(DECODER, None, is_asynchronous=is_asynchronous)
+    engine.add_text("guided", [1, 2], max_new_tokens=20, mask=FailingMask())
+    engine.add_text("plain", [1, 2], max_new_tokens=6)
+
+    outcomes = drain(engine)
+
+    assert (outcomes["guided"].status, len(outcomes["guided"].tokens)) == (Status.FAILED, 2)
+    assert (outcomes["plain"].status, len(outcomes["plain"].tokens)) == (Status.LENGTH, 6)
 
 
 def test_a_conversation_goes_on_from_its_cache() -> None:

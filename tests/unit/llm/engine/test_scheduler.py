@@ -39,9 +39,9 @@ def build_scheduler(window: Window | None = None, **knobs) -> Scheduler:
     return Scheduler(replace(CONFIG, **knobs), "v1", window)
 
 
-def run_step(scheduler: Scheduler, now_s: float = 0.0) -> tuple[StepPlan, list[Sequence]]:
+def run_step(scheduler: Scheduler, now_s: float = 0.0, max_rows: int | None = None) -> tuple[StepPlan, list[Sequence]]:
     """Apply a plan as the engine does, with token 7 for text; return the plan and the finished sequences."""
-    plan = scheduler.schedule(now_s)
+    plan = scheduler.schedule(now_s, max_rows)
     ending = [chunk.sequence for chunk in plan.chunks if chunk.is_last]
     scheduler.advance(plan)
     done = []
@@ -106,12 +106,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.add(sequence)
             self.added.append(sequence)
 
-    @rule(passes_s=st.integers(0, 3))
-    def step(self, passes_s: int) -> None:
+    @rule(passes_s=st.integers(0, 3), max_rows=st.none() | st.integers(1, 20))
+    def step(self, passes_s: int, max_rows: int | None = None) -> None:
         """A step keeps to its budgets, runs each sequence once and ends late ones alone."""
         self.now_s += passes_s
 
-        plan, done = run_step(self.scheduler, self.now_s)
+        plan, done = run_step(self.scheduler, self.now_s, max_rows)
 
         assert plan.num_batched_tokens <= CONFIG.max_num_batched_tokens
         assert all(chunk.num_tokens <= CONFIG.max_chunk_tokens for chunk in plan.chunks)
@@ -280,3 +280,21 @@ def test_blocks_behind_the_window_are_free() -> None:
     assert held == [5, 3, 3, 3, 3, 2]
     assert scheduler.pool.num_cached == 12
     assert long.block_table[1:11] == [CONFIG.num_blocks] * 10
+
+
+def test_measured_rows_bound_prompts_and_beams() -> None:
+    """A step has so many prompt tokens at most, yet all decode tokens and the beams of one request, and prompts never stop."""
+    scheduler = build_scheduler(num_blocks=200, max_num_batched_tokens=64, max_chunk_tokens=64, max_beam_rows=64)
+    long = list(range(60))
+    scheduler.add(build_sequence("text", tokens=[1], num_levels=0, max_new_tokens=20))
+    for name in ("a", "b"):
+        scheduler.add(build_sequence(name, tokens=[1], num_levels=2, rows_by_level=(30,)))
+    scheduler.advance(scheduler.schedule(0.0, 20))
+    scheduler.add(build_sequence("long", tokens=long, num_levels=0, max_new_tokens=5))
+    scheduler.find("text").append_token(SampledToken(7))
+
+    some, fewest = scheduler.schedule(0.0, 20), scheduler.schedule(0.0, 1)
+
+    assert [sum(chunk.num_tokens for chunk in plan.chunks) for plan in (some, fewest)] == [20, 17]
+    assert [plan.num_beam_rows for plan in (some, fewest)] == [30, 30]
+    assert scheduler.schedule(0.0).num_batched_tokens == 61

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from models.bundle import Bundle
 from services.contracts.rank import EngineLoad, RankRequest
@@ -14,8 +15,9 @@ from services.errors import BundleCorrupt
 from services.llm.engine.config import EngineConfig
 from services.llm.ranking.model import LoadedBundle, load_bundle
 from services.llm.serving.streams import Ended
+from tests.support.engine.checkpoints import overflowing
 from tests.support.engine.dense import logits_of
-from tests.support.training.bundles import build_decoder, publish_bundle
+from tests.support.training.bundles import MAX_ITEMS, STRIDE, build_decoder, live_store, publish_bundle
 
 LOAD = EngineLoad(num_running=0, num_waiting=0, kv_cache_usage=0.0)
 
@@ -84,3 +86,15 @@ def test_a_prompt_window_beyond_the_decoder_is_refused(bundle) -> None:
 
     with pytest.raises(BundleCorrupt, match="65 tokens, the decoder has 64 positions"):
         load(too_long)
+
+
+def test_a_decoder_whose_scores_are_not_finite_is_refused(bundle, tmp_path: Path) -> None:
+    """Its weights are finite and overflow in a product: the warm-up names the version, and nothing is served."""
+    source = tmp_path / "source-v1"
+    path = source / "decoder" / "model.safetensors"
+    tensors = load_file(path)
+    save_file(overflowing(tensors), path)
+    about = {"prompt": {"max_items": MAX_ITEMS, "stride": STRIDE}}
+
+    with pytest.raises(BundleCorrupt, match="v2: the decoder computes scores that are not finite"):
+        load(live_store(tmp_path / "bundles", source, "v2", about).live())

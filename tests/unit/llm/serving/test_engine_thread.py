@@ -153,3 +153,36 @@ async def test_a_stream_has_its_results_in_order_and_an_error_after_them() -> No
     for _ in range(2):
         with pytest.raises(DependencyUnavailable):
             await asyncio.wait_for(stream.take(), 5.0)
+
+
+async def test_a_step_hangs_after_a_multiple_of_its_predicted_time(engine, monkeypatch) -> None:
+    """A slow step that was predicted to be slow is healthy for as long as `max_step_s` and longer."""
+    may_end = threading.Event()
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda now_s: (may_end.wait(10.0), step(now_s))[1])
+    thread = EngineThread(engine, 1, lambda stepped: None)
+    caller = asyncio.create_task(thread.run_request(add))
+    await until(lambda: thread._step_called_s is not None)
+    await asyncio.sleep(0.01)
+
+    engine.expected_step_s = 60.0
+    thread.check_health(0.001)
+    engine.expected_step_s = 0.0
+    with pytest.raises(RuntimeError, match="a step of the engine has been running"):
+        thread.check_health(0.001)
+
+    may_end.set()
+    await caller
+    thread.stop()
+    await asyncio.to_thread(thread.join, 5.0)
+
+
+async def test_the_thread_records_the_time_of_its_steps(engine) -> None:
+    """So that the engine predicts the next ones."""
+    thread = EngineThread(engine, 1, lambda stepped: None)
+
+    await thread.run_request(add_long)
+    thread.stop()
+    await asyncio.to_thread(thread.join, 5.0)
+
+    assert engine.expected_step_s > 0

@@ -14,6 +14,7 @@ from services.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
+    SchemaViolated,
 )
 from services.llm.serving.reply import TEXT, refusal_of
 
@@ -29,6 +30,7 @@ from services.llm.serving.reply import TEXT, refusal_of
         ContextTooLong("prompt", "9 tokens long", "send at most 8"),
         NotFound("no such model", "ask for another"),
         DependencyUnavailable("the LLM", 1.0),
+        SchemaViolated("/lr: 0 is too small"),
     ],
 )
 def test_an_error_survives_the_trip(error) -> None:

@@ -93,3 +93,13 @@ def test_a_failed_download_is_refused(tmp_path: Path) -> None:
         fetch_wheel(Wheel("./no-such-wheel", "no.whl", "0"), tmp_path)
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json"])
+def test_one_file_of_a_folder_is_refused(tmp_path: Path, converted, name: str) -> None:
+    """With the folder to give in its place."""
+    (tmp_path / name).write_bytes(b"x")
+
+    with pytest.raises(CheckpointError, match=f"{name}: one file of a checkpoint; give its folder, {tmp_path}"):
+        checkpoint_folder(str(tmp_path / name), tmp_path / "cache")
+    assert not converted

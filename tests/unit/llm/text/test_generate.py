@@ -23,12 +23,12 @@ from services.contracts.text import (
     TextPiece,
     TextRequest,
 )
-from services.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Overloaded
+from services.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Overloaded, SchemaViolated
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.outcome import Status
 from services.llm.serving.engine_thread import EngineThread, Stepped
 from services.llm.text.generate import generate
-from services.llm.text.guided_decoding import JsonGuide
+from services.llm.text.guided_decoding import JsonGrammar, JsonGuide
 from services.llm.text.model import LoadedText, RequestLimits, load_text
 from services.llm.text.schema_compiler import SchemaCompiler
 from tests.support.engine.checkpoints import EOS_ID, build_tokenizer, write_checkpoint
@@ -236,6 +236,55 @@ async def test_a_schema_holds_at_any_temperature(engine) -> None:
         )
         assert reasons_of(events) == {0: FinishReason.STOP, 1: FinishReason.STOP}
         assert all(isinstance(json.loads(text_of(events, index))["a"], bool) for index in range(2))
+
+
+class Looser(JsonGuide):
+    """A guide whose grammar is that of any boolean, whatever the schema, and fails where `fails`."""
+
+    fails = False
+
+    def compile(self, schema: str) -> JsonGrammar:
+        """Compile another schema for the grammar than for the validator."""
+        loose = super().compile('{"type": "boolean"}')
+        loose.matcher.consume_token(0) if self.fails else None
+        return replace(super().compile(schema), matcher=loose.matcher)
+
+
+@pytest.mark.parametrize("in_pieces", [True, False])
+async def test_a_finished_text_that_breaks_its_schema_is_an_error(engine, in_pieces: bool) -> None:
+    """The validator reads what is complete: a text cut by its length, a stop string or a stop token is none."""
+    loaded = engine.loaded
+    guide = Looser(loaded.tokenizer, VOCAB_SIZE, loaded.eos_ids)
+    engine.loaded = replace(loaded, schemas=SchemaCompiler(guide.compile))
+    broken = {"prompt": "x", "json_schema": '{"const": 5}', "max_tokens": 60, "in_pieces": in_pieces}
+
+    with pytest.raises(SchemaViolated, match="the text breaks its JSON schema"):
+        await engine.all_events(**broken)
+    cut = await engine.all_events(**broken | {"max_tokens": 1})
+    stopped = await engine.all_events(**broken, stop=("true", "false"))
+
+    assert reasons_of(cut) == {0: FinishReason.LENGTH}
+    assert reasons_of(stopped) == {0: FinishReason.STOP}
+
+
+async def test_a_failing_grammar_ends_a_stream_before_its_next_token(engine, monkeypatch) -> None:
+    """Also at the first token, with the request's field."""
+    monkeypatch.setattr(Looser, "fails", True)
+    loaded = engine.loaded
+    guide = Looser(loaded.tokenizer, VOCAB_SIZE, loaded.eos_ids)
+    engine.loaded = replace(loaded, schemas=SchemaCompiler(guide.compile))
+
+    events: list[TextEvent] = []
+
+    async def collect() -> None:
+        """Keep what is sent before the error."""
+        async for event in engine.events(prompt="x", json_schema='{"const": 5}', max_tokens=60):
+            events.append(event)  # noqa: PERF401 - an error ends it
+
+    with pytest.raises(InvalidRequest, match="response_format: too complex"):
+        await collect()
+
+    assert events == []
 
 
 def slow_part(repeats: int, last: int) -> dict[str, str]:

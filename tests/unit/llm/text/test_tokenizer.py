@@ -74,3 +74,12 @@ def test_an_unreadable_tokenizer_is_refused(tmp_path: Path) -> None:
     wordpiece.decoder = decoders.WordPiece()
     with pytest.raises(CheckpointError, match="decoder WordPiece is not supported"):
         TextTokenizer(wordpiece)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
+def test_an_older_tokenizer_names_its_conversion(tmp_path: Path, name: str) -> None:
+    """A folder with SentencePiece's file, or with a vocabulary and merges, needs its `tokenizer.json`."""
+    (tmp_path / name).write_bytes(b"x")
+
+    with pytest.raises(CheckpointError, match=rf"tokenizer\.json: missing; convert {name} with .*from_pretrained"):
+        load_tokenizer(tmp_path)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.decoder.config import Rope
 from models.decoder.rope import rotary_angles
+from models.decoder.rope_config import Rope
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.weights import HeadNorms
