@@ -163,7 +163,7 @@ def _templates(things: list[Thing]) -> Iterator[tuple[str, Thing]]:
 def environment(things: list[Thing], container: Thing) -> dict[str, str]:
     """Return a container's variables as its process sees them; a field of the pod becomes `0`."""
     given: dict[str, str] = {}
-    for source in container.get("envFrom", ()):
+    for source in (one for one in container.get("envFrom", ()) if "configMapRef" in one):
         given |= the(things, "ConfigMap", source["configMapRef"]["name"])["data"]
     for variable in container.get("env", ()):
         given[variable["name"]] = variable.get("value", "0")

@@ -31,6 +31,7 @@ def test_every_reference_resolves(overlay: str, things: Things) -> None:
     ("upon", "component"),
     [
         *(("dev", one) for one in ("text", "train-workers")),
+        ("prod", "object-store"),
         *(("prod", one) for one in ("text", "train-workers")),
         *(("gpu", one) for one in ("text", "text-gpu", "train-workers")),
     ],
