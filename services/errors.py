@@ -10,7 +10,8 @@
     ├── RetryLater            says when a retry may succeed
     │   ├── QuotaExceeded     the key's rate or quota is used up
     │   ├── Overloaded        no capacity at the moment
-    │   └── DependencyUnavailable    a store or broker does not answer
+    │   └── DependencyUnavailable    a store or broker does not answer, or refuses
+    │       └── ReplicaOnly   the store's server is a replica since a failover
     ├── OwnershipLost         another process owns the partition, or the store lost what was written
     ├── RowChanged            a row is not at the position at which it was read
     ├── DeadlineExceeded      a stage exceeded the request's deadline
@@ -79,6 +80,7 @@ __all__ = [
     "Overloaded",
     "OwnershipLost",
     "QuotaExceeded",
+    "ReplicaOnly",
     "RequestTooLarge",
     "RetryLater",
     "RowChanged",
@@ -167,12 +169,21 @@ class Overloaded(RetryLater):
 
 
 class DependencyUnavailable(RetryLater):
-    """A dependency does not answer; nothing was done for the caller."""
+    """A dependency does not answer, or refuses; nothing was done for the caller. `why` is for logs: callers see `problem`."""
 
     kind = ErrorKind.UNAVAILABLE
 
-    def __init__(self, dependency: str, retry_after_s: float) -> None:
+    def __init__(self, dependency: str, retry_after_s: float, why: str = "") -> None:
         super().__init__(f"{dependency} is unavailable", retry_after_s)
+        self.why = why
+
+    def __str__(self) -> str:
+        """Return the problem with its reason."""
+        return f"{self.problem}: {self.why}" if self.why else super().__str__()
+
+
+class ReplicaOnly(DependencyUnavailable):
+    """The store's server is a replica since a failover: it takes no writes, and its reads may be old."""
 
 
 class OwnershipLost(TailraceError):

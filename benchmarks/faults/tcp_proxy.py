@@ -84,6 +84,10 @@ class TcpProxy:
         await self.become(Wire.STOP)
         await asyncio.gather(*self._connections, return_exceptions=True)
 
+    def lead_to(self, server_port: int) -> None:
+        """Open new connections to another server; existing ones stay as they are, as after a change of a name's address."""
+        self._server_port = server_port
+
     async def become(self, wire: Wire) -> None:
         """Switch to this mode, for existing connections too."""
         self._wire = wire

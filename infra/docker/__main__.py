@@ -54,7 +54,7 @@ def _run(role: str, words: list[str]) -> int:
     if role == "prepare":
         return _prepare(settings)
     if role == "pipeline":
-        return _pipeline(settings)
+        return _pipeline(settings, words)
     if role == "worker":
         return run_beside_metrics(_python("services.stream"), {"OMP_NUM_THREADS": "1"}, settings)
     if role == "release":
@@ -98,12 +98,12 @@ def _prepare(settings: Settings) -> int:
     return 0
 
 
-def _pipeline(settings: Settings) -> int:
+def _pipeline(settings: Settings, words: list[str]) -> int:
     from models.registry import BundleStore
 
     version = BundleStore.of(settings, settings.first_name).live_version()
     if version is None:
-        _become("infra.cli.main", "pipeline", "--name", settings.first_name)
+        _become("infra.cli.main", "pipeline", "--name", settings.first_name, *words)
     sys.stdout.write(f"{version} is live already; `tailrace pipeline` as this container's command trains again\n")
     return 0
 

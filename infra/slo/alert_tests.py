@@ -1,15 +1,15 @@
 """promtool unit tests of the objectives' alerts: each fires when its budget burns at its rate, and none fires below.
 
-A test has good traffic, then a burn, for as many objectives at once as share no series. One file per time step, since
-promtool evaluates a whole file at one interval. Counters are chosen so that each burn rate is exact.
+A test has good traffic, then a burn, for as many objectives at once as share no series, in one environment; where a
+burn begins, another environment has as much traffic, all of it good. One file per time step, since promtool evaluates a whole file at one interval. Counters are chosen so that each burn rate is exact.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.slo.rules import DATA_MISSING, groups
+from infra.slo.rules import DATA_MISSING, ENVIRONMENT, groups
 from services.observability.objectives import Bounded, Objective, Objectives, Ratio, Selector, seconds_of
 
 PER_STEP = 10_000
@@ -17,6 +17,7 @@ PER_STEP = 10_000
 
 _BELOW = 0.9
 _EVERY_ALERT = f'ALERTS{{slo!="", alertname!="{DATA_MISSING}"}}'
+_BURNING, _GOOD = "prod", "staging"
 _GOOD_BEFORE_S = 3_600
 _ONSET_STEP_S = 15
 _ONSET_WITHIN_S = 120
@@ -51,7 +52,8 @@ def files(objectives: Objectives, rule_file: str) -> dict[str, dict[str, Any]]:
 
 
 def _tests(objectives: Objectives) -> Iterator[tuple[int, dict[str, Any]]]:
-    yield _ONSET_STEP_S, _nothing_there(objectives)
+    for is_scraped in (False, True):
+        yield _ONSET_STEP_S, _lacks_data(objectives, is_scraped=is_scraped)
     for batch in _batches(objectives.objectives):
         onset = Scenario(
             objectives=batch,
@@ -112,7 +114,7 @@ def _fires(scenario: Scenario, objectives: Objectives, window: str) -> dict[str,
 
 
 def _is_firing(alert: dict[str, Any], at_s: int) -> dict[str, Any]:
-    labels = {"alertname": alert["alert"], "alertstate": "firing", **alert["labels"]}
+    labels = {"alertname": alert["alert"], "alertstate": "firing", ENVIRONMENT: _BURNING, **alert["labels"]}
     matchers = ", ".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
     series = f"ALERTS{{{matchers}}}"
     return {"expr": series, "eval_time": f"{at_s}s", "exp_samples": [{"labels": series, "value": 1}]}
@@ -123,7 +125,7 @@ def _exactly(scenario: Scenario, name: str, alerts: list[dict[str, Any]]) -> dic
     burn = f"{scenario.burn:g}"
     expected = [
         {
-            "exp_labels": alert["labels"],
+            "exp_labels": {**alert["labels"], ENVIRONMENT: _BURNING},
             "exp_annotations": {
                 key: text.replace("{{ $value | humanize }}", burn) for key, text in alert["annotations"].items()
             },
@@ -146,25 +148,37 @@ def _test(scenario: Scenario, outcome: str) -> dict[str, Any]:
         "name": f"{', '.join(one.name for one in scenario.objectives)}: {scenario.burn:g} times for {scenario.burning_s} s {outcome}",
         "interval": f"{scenario.step_s}s",
         "input_series": [
-            {"series": name, "values": values} for one in scenario.objectives for name, values in _series(scenario, one)
+            {"series": name, "values": values}
+            for one in scenario.objectives
+            for each, where in _environments(scenario)
+            for name, values in _series(each, one, where)
         ],
     }
 
 
-def _nothing_there(objectives: Objectives) -> dict[str, Any]:
-    """Without any series each objective's missing-data alert fires."""
+def _environments(scenario: Scenario) -> list[tuple[Scenario, str]]:
+    """Return the burning environment and, in the shortest scenario, another that must neither dilute it nor burn with it."""
+    is_onset = scenario.burning_s == _ONSET_WITHIN_S
+    return [(scenario, _BURNING), *([(replace(scenario, burn=0), _GOOD)] if is_onset else ())]
+
+
+def _lacks_data(objectives: Objectives, *, is_scraped: bool) -> dict[str, Any]:
+    """Without any series each objective's missing-data alert fires, and names an environment that was scraped."""
     alerts = [_alert_of(one, objectives, None) for one in objectives.objectives]
+    where = {ENVIRONMENT: _BURNING} if is_scraped else {}
+    up = f'up{{job="{_BURNING}/tailrace", {ENVIRONMENT}="{_BURNING}"}}'
     return {
-        "name": "missing data raise an alert",
+        "name": f"missing data raise an alert{' in their environment' if is_scraped else ''}",
         "interval": f"{_ONSET_STEP_S}s",
-        "input_series": [],
+        "input_series": [{"series": up, "values": "1x40"}] if is_scraped else [],
         "alert_rule_test": [
             {"eval_time": "4m", "alertname": DATA_MISSING, "exp_alerts": []},
             {
                 "eval_time": "6m",
                 "alertname": DATA_MISSING,
                 "exp_alerts": [
-                    {"exp_labels": alert["labels"], "exp_annotations": alert["annotations"]} for alert in alerts
+                    {"exp_labels": {**alert["labels"], **where}, "exp_annotations": alert["annotations"]}
+                    for alert in alerts
                 ],
             },
         ],
@@ -179,8 +193,8 @@ def _alert_of(objective: Objective, objectives: Objectives, window: str | None) 
     )
 
 
-def _series(scenario: Scenario, objective: Objective) -> list[tuple[str, str]]:
-    """Counters with the burn's share of bad events from its start, and none before."""
+def _series(scenario: Scenario, objective: Objective, where: str) -> list[tuple[str, str]]:
+    """Counters of an environment with the burn's share of bad events from its start, and none before."""
     num_bad = round(PER_STEP * scenario.burn * objective.budget, 6)
     good, bad, total = (
         _counter(scenario, before, after)
@@ -188,19 +202,20 @@ def _series(scenario: Scenario, objective: Objective) -> list[tuple[str, str]]:
     )
     match objective.sli:
         case Ratio(total=all_, bad=wrong) if wrong.metric == all_.metric:
-            return [(_name(Selector(metric=all_.metric)), good), (_name(wrong), bad)]
+            return [(_name(Selector(metric=all_.metric), where), good), (_name(wrong, where), bad)]
         case Ratio(total=all_, bad=wrong):
-            return [(_name(all_), total), (_name(wrong), bad)]
+            return [(_name(all_, where), total), (_name(wrong, where), bad)]
         case Bounded() as bounded:
             border = bounded.bad_terms[-1].selector
             below = bad if bounded.at_most is None else good
-            return [(_name(bounded.total_terms[0].selector), total), (_name(border), below)]
+            return [(_name(bounded.total_terms[0].selector, where), total), (_name(border, where), below)]
 
 
-def _name(chosen: Selector) -> str:
-    """Name one series that the selector selects."""
-    labels = ", ".join(f'{label}="{values[0]}"' for label, values in chosen.match.items())
-    return f"{chosen.metric}{{{labels}}}" if labels else chosen.metric
+def _name(chosen: Selector, where: str) -> str:
+    """Name one series of an environment that the selector selects."""
+    match = {**chosen.match, ENVIRONMENT: (where,)}
+    labels = ", ".join(f'{label}="{values[0]}"' for label, values in match.items())
+    return f"{chosen.metric}{{{labels}}}"
 
 
 def _counter(scenario: Scenario, before: float, after: float) -> str:

@@ -15,9 +15,10 @@ from grafana_foundation_sdk.models.dashboard import (
     DataSourceRef,
     Threshold,
     ThresholdsMode,
+    VariableRefresh,
 )
 
-from infra.slo.rules import BAD, BUDGET_LEFT, TOTAL, burn_metric
+from infra.slo.rules import BAD, BUDGET_LEFT, ENVIRONMENT, JOB, TOTAL, burn_metric
 from services.observability.objectives import Objective, Objectives
 
 _SOURCE_NAME = "datasource"
@@ -38,6 +39,15 @@ def objectives_dashboard(promised: Objectives) -> dict[str, Any]:
         .refresh("10s")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .with_variable(dashboard.DatasourceVariable(_SOURCE_NAME).label("Prometheus").type("prometheus"))
+        .with_variable(
+            dashboard.QueryVariable(ENVIRONMENT)
+            .label("Environment")
+            .datasource(_SOURCE)
+            .query(f'label_values(up{{job=~"{JOB}"}}, {ENVIRONMENT})')
+            .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .include_all(True)
+            .all_value(".*")
+        )
         .link(dashboard.DashboardLink("Tailrace").type(DashboardLinkType.DASHBOARDS).tags(["tailrace"]).keep_time(True))
     )
     panels = 0
@@ -51,7 +61,7 @@ def objectives_dashboard(promised: Objectives) -> dict[str, Any]:
 
 
 def _panels(one: Objective, promised: Objectives) -> tuple[Any, ...]:
-    chosen = f'{{slo="{one.name}"}}'
+    chosen = f'{{slo="{one.name}", {ENVIRONMENT}=~"${ENVIRONMENT}"}}'
     windows = dict.fromkeys((promised.onset.window, *(rung.long for rung in promised.ladder)))
     good = _lines("Good share over 5 minutes", {"good": f"1 - {BAD}{chosen} / ({TOTAL}{chosen} > 0)"})
     burn = _lines("Burn rate", {window: burn_metric(window) + chosen for window in windows}).description(_BURN_HELP)

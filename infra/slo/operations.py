@@ -1,4 +1,4 @@
-"""Operational alerts beside the objectives: unavailable parts, filling queues, degraded answers.
+"""Operational alerts beside the objectives: unavailable parts, filling queues, degraded answers, each by environment.
 
 These alerts name causes; the objectives' alerts name symptoms that callers notice, and only those and outages page.
 """
@@ -6,10 +6,8 @@ These alerts name causes; the objectives' alerts name symptoms that callers noti
 from dataclasses import dataclass
 from typing import Any
 
+from infra.slo.rules import ENVIRONMENT, JOB, lacking
 from services.observability.objectives import Severity
-
-JOB = "(.+/)?tailrace"
-"""The scrape job: `tailrace` in prometheus.yml, `<namespace>/tailrace` by the Prometheus operator's PodMonitor."""
 
 _LAG = "tailrace_stream_lag_events"
 
@@ -25,148 +23,153 @@ class Alert:
     summary: str
 
 
+_UP = f'up{{job=~"{JOB}"}}'
+_SERVING, _WANTED = (
+    f"sum by ({ENVIRONMENT}) (tailrace_llm_replicas{{role='live'}})",
+    f"max by ({ENVIRONMENT}) (tailrace_llm_replicas_wanted)",
+)
 _REFUSED_FILES = " or ".join(
-    f'label_replace(max(tailrace_{file}_file_state) > 0, "file", "{file}", "", "")'
+    f'label_replace(max by (namespace) (tailrace_{file}_file_state) > 0, "file", "{file}", "", "")'
     for file in ("keys", "surfaces", "experiments")
 )
 
 ALERTS = (
     Alert(
         name="TailraceTargetDown",
-        expr=f'up{{job=~"{JOB}"}} == 0 or absent(up{{job=~"{JOB}"}})',
+        expr=f"{_UP} == 0 or {lacking(_UP)}",
         lasts="1m",
         severity="page",
         summary="Prometheus cannot scrape {{ $labels.instance }}",
     ),
     Alert(
         name="TailraceNoBundle",
-        expr="absent(tailrace_bundle_info{role='live'} == 1)",
+        expr=lacking("tailrace_bundle_info{role='live'} == 1"),
         lasts="2m",
         severity="page",
         summary="No gateway has a live bundle: every recommendation is refused",
     ),
     Alert(
         name="TailraceBundleStoreLost",
-        expr="max(tailrace_bundle_store_lost) > 0",
+        expr="max by (namespace) (tailrace_bundle_store_lost) > 0",
         lasts="10m",
         severity="ticket",
         summary="The store of bundles does not answer: what is loaded serves on, and nothing new is picked up",
     ),
     Alert(
         name="TailraceNameRecordCorrupt",
-        expr="max by (name) (tailrace_name_record_corrupt) > 0",
+        expr="max by (namespace, name) (tailrace_name_record_corrupt) > 0",
         lasts="1m",
         severity="ticket",
         summary="The record of {{ $labels.name }} cannot be decoded: the last valid one serves, and no move is seen",
     ),
     Alert(
         name="TailraceWorkerUnavailable",
-        expr=f"absent({_LAG}) or count(count by (partition) (max_over_time({_LAG}[1d])) unless count by (partition) ({_LAG})) > 0",
+        expr=f"{lacking(_LAG)} or group by ({ENVIRONMENT}) (group by ({ENVIRONMENT}, partition) (max_over_time({_LAG}[1d])) unless group by ({ENVIRONMENT}, partition) ({_LAG}))",
         lasts="2m",
         severity="page",
         summary="A stream worker is unavailable: the events of its partitions wait in Kafka",
     ),
     Alert(
         name="TailraceFeaturesUnavailable",
-        expr='sum(rate(tailrace_requests_total{reason="features_unavailable"}[5m])) / sum(rate(tailrace_requests_total[5m])) > 0.05',
+        expr='sum by (namespace) (rate(tailrace_requests_total{reason="features_unavailable"}[5m])) / sum by (namespace) (rate(tailrace_requests_total[5m])) > 0.05',
         lasts="2m",
         severity="page",
         summary="{{ $value | humanizePercentage }} of the answers are computed without the user's history",
     ),
     Alert(
         name="TailraceStreamLag",
-        expr="sum(tailrace_stream_lag_events) > 1000",
+        expr="sum by (namespace) (tailrace_stream_lag_events) > 1000",
         lasts="2m",
         severity="ticket",
         summary="{{ $value | humanize }} events wait to be applied",
     ),
     Alert(
         name="TailraceStreamStalled",
-        expr="time() - max by (partition) (tailrace_stream_progress_time_seconds) > 120",
+        expr="time() - max by (namespace, partition) (tailrace_stream_progress_time_seconds) > 120",
         lasts="1m",
         severity="ticket",
         summary="For {{ $value | humanizeDuration }} partition {{ $labels.partition }} has not gone on, nor was it seen empty",
     ),
     Alert(
         name="TailraceDeadLetters",
-        expr="sum(increase(tailrace_stream_dead_lettered_total[15m])) > 0",
+        expr="sum by (namespace) (increase(tailrace_stream_dead_lettered_total[15m])) > 0",
         lasts="0s",
         severity="ticket",
         summary="Records that cannot be read or parsed are in the topic",
     ),
     Alert(
         name="TailraceOfflineLog",
-        expr="sum(increase(tailrace_stream_log_failures_total[15m])) > 0 or max(tailrace_stream_log_unreadable_files) > 0",
+        expr="sum by (namespace) (increase(tailrace_stream_log_failures_total[15m])) > 0 or max by (namespace) (tailrace_stream_log_unreadable_files) > 0",
         lasts="0s",
         severity="ticket",
         summary="A worker cannot use the offline log, or leaves files of it out",
     ),
     Alert(
         name="TailraceBreakerOpen",
-        expr="max(avg_over_time(tailrace_breaker_open[5m])) > 0.5",
+        expr="max by (namespace) (avg_over_time(tailrace_breaker_open[5m])) > 0.5",
         lasts="1m",
         severity="ticket",
         summary="The LLM's circuit breaker is open most of the time; the student answers",
     ),
     Alert(
         name="TailraceLlmReplicasUnavailable",
-        expr="(sum(tailrace_llm_replicas{role='live'}) or vector(0)) < max(tailrace_llm_replicas_wanted)",
+        expr=f"{_SERVING} < {_WANTED} or ({_WANTED} > 0 unless {_SERVING}) * 0",
         lasts="2m",
         severity="ticket",
         summary="Only {{ $value | humanize }} LLM replicas are serving",
     ),
     Alert(
         name="TailraceStandbyActive",
-        expr="max(tailrace_standby_active) == 1",
+        expr="max by (namespace) (tailrace_standby_active) == 1",
         lasts="2m",
         severity="ticket",
         summary="Ray Serve is unavailable for longer than a restart takes; the standby answers without the LLM",
     ),
     Alert(
         name="TailraceKvCacheFull",
-        expr="max(vllm:kv_cache_usage_perc) > 0.95",
+        expr=f'max by (namespace) (vllm:kv_cache_usage_perc{{job=~"{JOB}"}}) > 0.95',
         lasts="5m",
         severity="ticket",
         summary="{{ $value | humanizePercentage }} of an engine's KV blocks are held: requests wait for memory",
     ),
     Alert(
         name="TailraceShedding",
-        expr="max(tailrace_admission_strain) > 0",
+        expr="max by (namespace) (tailrace_admission_strain) > 0",
         lasts="5m",
         severity="ticket",
         summary="Traffic exceeds capacity; low-priority requests are answered from memory",
     ),
     Alert(
         name="TailraceBundleSplit",
-        expr="count by (name, role) (count by (name, role, version) (tailrace_bundle_info == 1 or tailrace_llm_replicas > 0)) > 1",
+        expr="count by (namespace, name, role) (count by (namespace, name, role, version) (tailrace_bundle_info == 1 or tailrace_llm_replicas > 0)) > 1",
         lasts="15m",
         severity="ticket",
         summary="{{ $value | humanize }} bundle versions are {{ $labels.role }} at once as {{ $labels.name }}, for longer than an upgrade takes",
     ),
     Alert(
         name="TailraceReleaseRolledBack",
-        expr="sum by (name, version) (increase(tailrace_release_rolled_back_total[1h])) > 0",
+        expr="sum by (namespace, name, version) (increase(tailrace_release_rolled_back_total[1h])) > 0",
         lasts="0s",
         severity="ticket",
         summary="{{ $labels.version }} was worse than the version that is live as {{ $labels.name }}, and was rolled back",
     ),
     Alert(
         name="TailraceReleaseUnjudged",
-        expr="time() - max by (name) (last_over_time(tailrace_release_look_time_seconds[1d])) > 300 or max by (name) (tailrace_release_lost_users) > 0",
+        expr="time() - max by (namespace, name) (last_over_time(tailrace_release_look_time_seconds[1d])) > 300 or max by (namespace, name) (tailrace_release_lost_users) > 0",
         lasts="1m",
         severity="ticket",
         summary="The release of {{ $labels.name }} is not judged: no look for five minutes, or users of one version are missing",
     ),
     Alert(
         name="TailraceRestarts",
-        expr="sum by (part) (changes(tailrace_process_start_time_seconds[15m])) > 3",
+        expr="sum by (namespace, part) (changes(tailrace_process_start_time_seconds[15m])) > 3",
         lasts="0s",
         severity="ticket",
         summary="The {{ $labels.part }} restarts repeatedly",
     ),
     Alert(
         name="TailraceBackgroundFailing",
-        expr="sum by (task) (increase(tailrace_background_failures_total[15m])) > 0",
+        expr="sum by (namespace, task) (increase(tailrace_background_failures_total[15m])) > 0",
         lasts="0s",
         severity="ticket",
         summary="{{ $labels.task }} failed in the background of a gateway, and is as it was before",
@@ -180,7 +183,7 @@ ALERTS = (
     ),
     Alert(
         name="TailraceImpressionsLost",
-        expr='sum(rate(tailrace_impressions_total{outcome!="sent"}[15m])) / sum(rate(tailrace_impressions_total[15m])) > 0.01',
+        expr='sum by (namespace) (rate(tailrace_impressions_total{outcome!="sent"}[15m])) / sum by (namespace) (rate(tailrace_impressions_total[15m])) > 0.01',
         lasts="5m",
         severity="ticket",
         summary="{{ $value | humanizePercentage }} of the impressions are not recorded for training",

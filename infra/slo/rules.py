@@ -1,5 +1,8 @@
 """The objectives as Prometheus rules: the burn rate of each budget over each window, and the alerts on it.
 
+One Prometheus may scrape several environments: every rule counts each by itself, by the label that the Prometheus operator gives to
+a pod's series. Series without the label are one environment.
+
 Alerts are in one group with the windows that they use, because a group's rules run in order: they see the values recorded in
 the same evaluation, so that a fast burn alerts within a minute, a scrape and an evaluation.
 """
@@ -11,6 +14,11 @@ from typing import Any
 from services.observability.objectives import Objective, Objectives, Onset, Rung, Selector, Term, seconds_of
 
 Rule = dict[str, Any]
+
+ENVIRONMENT = "namespace"
+JOB = "(.+/)?tailrace"
+"""The scrape job: `tailrace` in prometheus.yml, `<namespace>/tailrace` by the Prometheus operator's PodMonitor."""
+_SCRAPED = f'max_over_time(up{{job=~"{JOB}"}}[1d])'
 
 BAD, TOTAL, BUDGET_LEFT = "tailrace:slo_bad:rate5m", "tailrace:slo_total:rate5m", "tailrace:slo_budget_left:ratio"
 DATA_MISSING = "TailraceSloDataMissing"
@@ -69,7 +77,7 @@ def _budget_left(objective: Objective, days: int) -> Rule:
 def _onset(objective: Objective, onset: Onset, runbooks: str) -> Rule:
     burning = _at_least(objective, onset.window, onset.burn)
     bad = over(objective.sli.bad_terms, "increase", onset.window)
-    expr = f"{burning} and on() ({bad}) >= {onset.min_bad}"
+    expr = f"{burning} and on ({ENVIRONMENT}) ({bad}) >= {onset.min_bad}"
     return _alert(objective, expr, onset.severity, onset.window, runbooks)
 
 
@@ -121,7 +129,7 @@ def selector(chosen: Selector, span: str | None = None) -> str:
 
 def over(terms: tuple[Term, ...], function: str, span: str) -> str:
     """Write the signed sum of terms, each through rate or increase over a window."""
-    signed = [(term.sign, f"sum({function}({selector(term.selector, span)}))") for term in terms]
+    signed = [(term.sign, f"sum by ({ENVIRONMENT}) ({function}({selector(term.selector, span)}))") for term in terms]
     return signed[0][1] + "".join(f" {'+' if sign > 0 else '-'} {text}" for sign, text in signed[1:])
 
 
@@ -136,13 +144,20 @@ def burn_rate(objective: Objective, span: str) -> str:
 
 
 def any_absent(objective: Objective) -> str:
-    """Write a query that returns a sample if a metric of the objective does not exist.
+    """Write a query that returns a sample for each environment without a metric of the objective.
 
     Only bucket bounds are matched by label: other series of a metric appear with their first event.
     """
     terms = (*objective.sli.total_terms, *objective.sli.bad_terms)
     selectors = dict.fromkeys(selector(_bucket_only(term.selector)) for term in terms)
-    return " or ".join(f"sum(absent({text}))" for text in selectors)
+    return lacking(*selectors)
+
+
+def lacking(*series: str) -> str:
+    """Write a query that returns a sample for each environment of the last day that lacks one of these series, or where there is no environment."""
+    scraped = f"group by ({ENVIRONMENT}) ({_SCRAPED})"
+    each = [f"{scraped} unless group by ({ENVIRONMENT}) ({one})" for one in series]
+    return " or ".join((*each, f"absent({_SCRAPED})"))
 
 
 def _bucket_only(chosen: Selector) -> Selector:

@@ -41,13 +41,10 @@ class ErasingWriter:
 
     def __init__(self, address: RepoAddress) -> None:
         """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
-        from redis import Redis
+        from services.settings.redis_clients import open_redis
 
         store = open_store(address)
-        timeout_s = address.socket_timeout_s
-        self._client: Any = Redis(
-            **address.redis.client_options(), socket_timeout=timeout_s, socket_connect_timeout=timeout_s
-        )
+        self._client = open_redis(address.redis, address.socket_timeout_s)
         self._project = store.project
         self._histories = RowLayout(USER_HISTORY, store.project)
         self._lists = RowLayout(USER_RECOMMENDATIONS, store.project)
@@ -186,9 +183,9 @@ class RedisReceipts:
 
     def __init__(self, address: RedisAddress) -> None:
         """Make the client; a connection is made at the first use. Raises ConfigError for a bad password file."""
-        from redis.asyncio import Redis
+        from services.settings.redis_clients import open_async_redis
 
-        self._client = Redis(**address.client_options())
+        self._client = open_async_redis(address)
 
     async def open(self, erasure_id: str, accepted_ms: int, timeout_s: float) -> None:
         """Begin a receipt, unless the worker has by now. Raises DependencyUnavailable."""

@@ -57,9 +57,9 @@ class RedisExplanations:
 
     def __init__(self, address: RedisAddress, keep_s: int, max_bytes: int) -> None:
         """Make the client. Raises ConfigError for a bad password file."""
-        from redis.asyncio import Redis
+        from services.settings.redis_clients import open_async_redis
 
-        self._client = Redis(**address.client_options())
+        self._client = open_async_redis(address)
         self._put_script, self._get_script = self._client.register_script(_PUT), self._client.register_script(_GET)
         bucket_s = max(1, keep_s // _BUCKETS)
         self._num_buckets = -(-keep_s // bucket_s) + 1

@@ -15,9 +15,9 @@ class RedisPageKey:
 
     def __init__(self, address: RedisAddress) -> None:
         """Make the client. Raises ConfigError for a bad password file."""
-        from redis.asyncio import Redis
+        from services.settings.redis_clients import open_async_redis
 
-        self._client = Redis(**address.client_options())
+        self._client = open_async_redis(address)
 
     async def get(self, own: bytes | None, timeout_s: float) -> bytes:
         """Return the key; where Redis has none, it becomes `own`, or a new one. Raises DependencyUnavailable."""

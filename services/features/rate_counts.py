@@ -78,12 +78,10 @@ class RedisRateCounts:
             is_peer: Whether this process is one of those that are counted, and share what is granted ahead. The standby is none: it
                 answers in their place.
         """
-        from redis.asyncio import Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
+        from services.settings.redis_clients import open_async_redis
 
         self._name = uuid.uuid4().hex if is_peer else None
-        self._client = Redis(**address.client_options(), single_connection_client=True, retry=Retry(NoBackoff(), 0))
+        self._client = open_async_redis(address, single_connection=True, retries=False)
         self._script = self._client.register_script(_COUNT)
         self._report = self._client.register_script(_REPORT)
 

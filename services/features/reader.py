@@ -53,15 +53,12 @@ class FeatureReader:
 
     def __init__(self, address: RepoAddress, num_partitions: int) -> None:
         """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
-        from redis.asyncio import Redis
+        from services.settings.redis_clients import open_async_redis
 
         store = open_store(address)
         service = store.get_feature_service(SERVICE, allow_cache=True)
         served = {one.name: [feature.name for feature in one.features] for one in service.feature_view_projections}
-        timeout_s = address.socket_timeout_s
-        self._client: Any = Redis(
-            **address.redis.client_options(), socket_timeout=timeout_s, socket_connect_timeout=timeout_s
-        )
+        self._client = open_async_redis(address.redis, address.socket_timeout_s)
         self._project = store.project
         self._num_partitions = num_partitions
         self._popularity = RowLayout(POPULARITY, store.project)

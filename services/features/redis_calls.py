@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from services.errors import DependencyUnavailable
+from services.errors import DependencyUnavailable, ReplicaOnly
 
 T = TypeVar("T")
 
@@ -13,10 +13,21 @@ T = TypeVar("T")
 @contextmanager
 def redis_as_dependency(retry_after_s: float = 1.0) -> Iterator[None]:
     """Raise DependencyUnavailable for what redis-py raises, its timeouts and those of `within` included."""
-    from redis.exceptions import RedisError
+    from redis.exceptions import (
+        AuthenticationError,
+        MasterDownError,
+        NoPermissionError,
+        OutOfMemoryError,
+        ReadOnlyError,
+        RedisError,
+    )
 
     try:
         yield
+    except (ReadOnlyError, MasterDownError) as error:
+        raise ReplicaOnly("features", retry_after_s, "the server is a replica since a failover") from error
+    except (AuthenticationError, NoPermissionError, OutOfMemoryError) as error:
+        raise DependencyUnavailable("features", retry_after_s, str(error)) from error
     except (RedisError, OSError) as error:  # a timeout is an OSError
         raise DependencyUnavailable("features", retry_after_s) from error
 

@@ -59,14 +59,8 @@ class RepoAddress:
     def render(self) -> str:
         """Return the text of this stack's feature_store.yaml, which holds no password."""
         template = Template((_SOURCE / "feature_store.yaml").read_text())
-        redis = json.dumps(self._with_timeouts(self.redis.feast_public()))
+        redis = json.dumps(self._with_timeouts(self.redis.feast_string()))
         return template.substitute(FEATURES_DIR=self.repo_dir.absolute(), REDIS=redis)
-
-    def config(self) -> dict[str, Any]:
-        """Return the same as values, with the password. Raises ConfigError for a bad password file."""
-        config: dict[str, Any] = yaml.safe_load(self.render())
-        config["online_store"]["connection_string"] = self._with_timeouts(self.redis.feast_string())
-        return config
 
     def _with_timeouts(self, redis: str) -> str:
         return f"{redis},socket_timeout={self.socket_timeout_s},socket_connect_timeout={self.socket_timeout_s}"
@@ -145,12 +139,16 @@ def _store(address: RepoAddress, registry: Path) -> "FeatureStore":
     feast = import_feast()
     from feast.repo_config import RepoConfig
 
-    values = address.config()
+    from services.settings.redis_clients import open_redis
+
+    values = yaml.safe_load(address.render())
     values["registry"]["path"] = str(registry.absolute())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = RepoConfig(**values, repo_path=address.repo_dir)
     store: FeatureStore = feast.FeatureStore(config=config)
+    online_store: Any = store._get_provider().online_store
+    online_store._client = open_redis(address.redis, address.socket_timeout_s)  # Feast's own keeps its first password
     return store
 
 

@@ -62,17 +62,9 @@ class ShownWriter:
 
     def __init__(self, address: RepoAddress, owner: str = "") -> None:
         """Open the store; no connection is made yet. `owner` names this process to people. Raises EnvironmentFault when no features were applied."""
-        from redis import Redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
+        from services.settings.redis_clients import open_redis
 
-        timeout_s = address.socket_timeout_s
-        self._client: Any = Redis(
-            **address.redis.client_options(),
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._client = open_redis(address.redis, address.socket_timeout_s)
         self._layout = RowLayout(USER_SHOWN, open_store(address).project)
         self.partitions = Partitions(self._client, uuid.uuid4().hex, owner or socket.gethostname(), IMPRESSIONS_KEY)
 

@@ -23,12 +23,10 @@ class UserStore:
 
     def __init__(self, address: RepoAddress) -> None:
         """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
-        from redis import Redis
+        from services.settings.redis_clients import open_redis
 
-        project, timeout_s = open_store(address).project, address.socket_timeout_s
-        self._client: Any = Redis(
-            **address.redis.client_options(), socket_timeout=timeout_s, socket_connect_timeout=timeout_s
-        )
+        project = open_store(address).project
+        self._client = open_redis(address.redis, address.socket_timeout_s)
         self._histories = RowLayout(USER_HISTORY, project)
         self._shown = RowLayout(USER_SHOWN, project)
         self._lists = RowLayout(USER_RECOMMENDATIONS, project)

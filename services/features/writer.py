@@ -46,18 +46,10 @@ class FeatureWriter:
 
     def __init__(self, address: RepoAddress, owner: str = "") -> None:
         """Open the store; no connection is made yet. `owner` names this process to people. Raises EnvironmentFault when no features were applied."""
-        from redis import Redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
+        from services.settings.redis_clients import open_redis
 
         self._store = open_store(address)
-        timeout_s = address.socket_timeout_s
-        self._client: Any = Redis(
-            **address.redis.client_options(),
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),  # redis-py's own, of a refused password too, take up to 7 s
-        )
+        self._client = open_redis(address.redis, address.socket_timeout_s)
         self._histories = RowLayout(USER_HISTORY, self._store.project)
         self._shown = RowLayout(USER_SHOWN, self._store.project)
         self._popularity = RowLayout(POPULARITY, self._store.project)

@@ -24,7 +24,7 @@ from services.errors import DependencyUnavailable, InvalidRequest
 from services.items.live_items import Change, LiveItems
 from services.items.snapshot import Positions, read_snapshot, write_snapshot
 from services.settings.addresses import KafkaAddress
-from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, open_reader
+from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, check_described, open_reader
 from services.settings.kafka_topics import Topic, create_missing
 from services.settings.record_batches import UndecodableBatch
 
@@ -156,7 +156,11 @@ class ItemFollower:
                     is_unavailable = False
             except Exception as error:  # noqa: BLE001 - the thread must survive any failure of the client
                 if not is_unavailable:
-                    log.warning("items_unavailable", topic=self._topic, error=repr(error.__cause__ or error))
+                    log.warning(
+                        "items_unavailable",
+                        topic=self._topic,
+                        error=getattr(error, "why", "") or repr(error.__cause__ or error),
+                    )
                 if isinstance(
                     error.__cause__, OffsetOutOfRangeError
                 ):  # the log came back shorter: states are whole, so read them again
@@ -208,8 +212,7 @@ class ItemFollower:
 
     def _describe(self, admin: Any) -> tuple[str, tuple[int, ...]]:
         (found,) = admin.describe_topics([self._topic])
-        if found["error_code"]:
-            raise DependencyUnavailable(self._topic, _RETRY_AFTER_S)
+        check_described(found)
         return str(found["topic_id"]), tuple(sorted(part["partition_index"] for part in found["partitions"]))
 
     def _take(self, records: Iterable[Any]) -> None:

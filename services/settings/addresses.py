@@ -1,4 +1,4 @@
-"""Addresses and credentials of Redis and Kafka. A password stays in its file until a client is made."""
+"""Addresses and credentials of Redis and Kafka. A password stays in its file until a connection is made."""
 
 import json
 from dataclasses import dataclass
@@ -32,22 +32,20 @@ class RedisAddress:
     tls_ca_file: Path | None = None
 
     def client_options(self) -> dict[str, Any]:
-        """Return the arguments of redis-py's client, with the password. Raises ConfigError for a bad file."""
+        """Return the arguments of redis-py's client, which reads the password at each connection. Raises ConfigError for a bad file."""
         options: dict[str, Any] = {"host": self.host, "port": self.port}
-        if self.username:
-            options["username"] = self.username
         if self.password_file is not None:
-            options["password"] = read_secret(self.password_file)
+            from services.settings.redis_clients import PasswordFile
+
+            read_secret(self.password_file)
+            options["credential_provider"] = PasswordFile(self.password_file, self.username)
+        elif self.username:
+            options["username"] = self.username
         return options | self._tls_options()
 
-    def feast_public(self) -> str:
+    def feast_string(self) -> str:
         """Return Feast's connection string without user and password, which may be written to a file."""
         return _feast_string(self.host, self.port, self._tls_options())
-
-    def feast_string(self) -> str:
-        """Return Feast's connection string, with the password. Raises ConfigError for a bad file."""
-        options = self.client_options()
-        return _feast_string(options.pop("host"), options.pop("port"), options)
 
     def _tls_options(self) -> dict[str, Any]:
         if self.tls_ca_file is None:

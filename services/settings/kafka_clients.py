@@ -1,22 +1,81 @@
-"""How clients of kafka-python are opened and closed, so that neither leaves threads and sockets behind."""
+"""Open and close clients of kafka-python without leaving threads and sockets behind, and name the permission that a broker's refusal asks for."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer
-from kafka.errors import KafkaError
+from kafka.errors import (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    SaslAuthenticationFailedError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailedError,
+    for_code,
+)
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
 
-from services.errors import DependencyUnavailable
-from services.settings.addresses import KafkaAddress
+from services.errors import ConfigError, DependencyUnavailable
+from services.settings.addresses import KafkaAddress, read_secret
 from services.settings.record_batches import step_over_undecodable
 
 REQUEST_MS = 5_000
 """How long a reader waits for one answer of a broker."""
 _CONNECT_MS, _CLOSE_MS = 2_000, 500
 _RETRY_AFTER_S = 1.0
+_GRANT = (
+    "kafka-acls.sh --bootstrap-server $TAILRACE_KAFKA_BOOTSTRAP --add --allow-principal User:$TAILRACE_KAFKA_USERNAME"
+)
+_PERMISSIONS: dict[type[KafkaError], tuple[str, str, tuple[str, ...]]] = {
+    TopicAuthorizationFailedError: ("topic", "--topic", ("Describe", "Read", "Write")),
+    GroupAuthorizationFailedError: ("group", "--group", ("Read",)),
+    ClusterAuthorizationFailedError: ("cluster", "--cluster", ("Create",)),
+    TransactionalIdAuthorizationFailedError: ("transactional id", "--transactional-id", ("Write",)),
+}
+"""By a broker's refusal: the kind of resource, its option of kafka-acls.sh, and the operations that a client of ours needs."""
+
+
+def missing_permission(error: BaseException, names: Sequence[str] = (), operations: Sequence[str] = ()) -> str:
+    """Return the permission that a broker refuses, and the command that permits it; empty for any other error.
+
+    `names` are of the resources where the error has none, `operations` what was tried.
+    """
+    if isinstance(error, SaslAuthenticationFailedError):
+        return "user or password refused; correct TAILRACE_KAFKA_USERNAME or the file of TAILRACE_KAFKA_PASSWORD_FILE"
+    if type(error) not in _PERMISSIONS:
+        return ""
+    kind, option, needed = _PERMISSIONS[type(error)]
+    named = names or _names_in(error)
+    tried = operations or needed
+    words = [f"--operation {one}" for one in tried] + [f"{option} {one}".rstrip() for one in named or ("",)]
+    what = " ".join((kind, ", ".join(named))).rstrip()
+    return f"not authorised to {', '.join(tried).lower()} {what}; grant it: {_GRANT} {' '.join(words)}"
+
+
+def _names_in(error: BaseException) -> list[str]:
+    """Return the resources that kafka-python names: a set of them, or one word."""
+    given = error.args[0] if error.args else ()
+    if isinstance(given, str):
+        return [given] if given and " " not in given else []
+    return sorted(given) if isinstance(given, set | frozenset | list | tuple) else []
+
+
+def broker_failure(
+    error: BaseException, names: Sequence[str] = (), operations: Sequence[str] = ()
+) -> DependencyUnavailable:
+    """Return a failure of the broker as ours, with the permission that is missing."""
+    return DependencyUnavailable("broker", _RETRY_AFTER_S, missing_permission(error, names, operations))
+
+
+def check_described(found: dict[str, Any]) -> None:
+    """Raise DependencyUnavailable for a topic whose description is an error."""
+    if found["error_code"]:
+        raise broker_failure(for_code(found["error_code"])(), [found["name"]], ["Describe"])
 
 
 @contextmanager
@@ -25,13 +84,13 @@ def broker_as_dependency() -> Iterator[None]:
     try:
         yield
     except (KafkaError, OSError) as error:
-        raise DependencyUnavailable("broker", _RETRY_AFTER_S) from error
+        raise broker_failure(error) from error
 
 
 def any_listens(bootstrap: str, timeout_s: float) -> bool:
     """Return whether any of the brokers (`host:port,host:port`) accepts a connection.
 
-    For use before a client is made: a refused connection is known at once, while a client would try for its whole timeout, and whatever waits for it as long.
+    For use before a client is made: a refused connection is known at once, while a client would try for its whole timeout.
     """
     for address in bootstrap.split(","):
         host, _, port = address.strip().rpartition(":")
@@ -48,7 +107,9 @@ def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:
     networks = []
 
     def network(**given: Any) -> Any:
-        networks.append(kind.DEFAULT_CONFIG["kafka_client"](**given))
+        net = NetworkSelector(**given)
+        manager = _Connections(net, address, **given)
+        networks.append(kind.DEFAULT_CONFIG["kafka_client"](net=net, manager=manager, **given))
         return networks[-1]
 
     try:
@@ -57,6 +118,23 @@ def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:
         for one in networks:
             one.close()
         raise
+
+
+class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python comes without types
+    """The connections of one client; each logs in with the password that the file holds when it is made."""
+
+    def __init__(self, net: Any, address: KafkaAddress, **options: Any) -> None:
+        super().__init__(net, **options)
+        self._password_file = address.password_file
+
+    def get_connection(self, node_id: Any, *arguments: Any, **options: Any) -> Any:
+        """Return the connection to a broker, or make it."""
+        if self._password_file is not None and node_id not in self._conns:
+            try:
+                self.config["sasl_plain_password"] = read_secret(self._password_file)
+            except ConfigError as error:
+                raise KafkaConnectionError(str(error)) from error
+        return super().get_connection(node_id, *arguments, **options)
 
 
 def open_reader(
@@ -94,7 +172,7 @@ def _closed(close: Callable[[], object]) -> None:
 
 
 def close_producer(producer: Any, timeout_s: float) -> None:
-    """Close a producer; what is unacknowledged after `timeout_s` is given up. Its errors are ignored.
+    """Close a producer; records that are unacknowledged after `timeout_s` are given up. Its errors are ignored.
 
     `KafkaProducer.close` of 3.0.12 raises while records are unacknowledged, and leaves its threads and sockets for good: its sender is ended here.
     """

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka.admin import ConfigResource, ConfigResourceType
-from kafka.errors import TopicAlreadyExistsError
+from kafka.errors import AuthorizationError, TopicAlreadyExistsError
 
+from services.settings.kafka_clients import broker_failure
 from services.settings.settings import Settings
 
 _DAY_MS = 86_400_000
@@ -57,7 +58,9 @@ def wanted_topics(settings: Settings) -> tuple[Topic, ...]:
 
 
 def create_missing(admin: Any, topics: Iterable[Topic]) -> list[str]:
-    """Create missing topics through a KafkaAdminClient and return their names; others are left as they are. Raises KafkaError.
+    """Create missing topics through a KafkaAdminClient and return their names; others are left as they are.
+
+    Raises KafkaError, and DependencyUnavailable with the permission that is missing.
 
     The broker is asked first how many replicas it would give one, so no right but that to create topics is needed.
     """
@@ -67,8 +70,11 @@ def create_missing(admin: Any, topics: Iterable[Topic]) -> list[str]:
         with suppress(
             TopicAlreadyExistsError
         ):  # another process was faster; or the embedded broker, which has made it when asked
-            (planned,) = admin.create_topics({topic.name: topic.options()}, validate_only=True)["topics"]
-            admin.create_topics({topic.name: topic.options(planned["replication_factor"])})
+            try:
+                (planned,) = admin.create_topics({topic.name: topic.options()}, validate_only=True)["topics"]
+                admin.create_topics({topic.name: topic.options(planned["replication_factor"])})
+            except AuthorizationError as error:
+                raise broker_failure(error, [topic.name], ["Create"]) from error
     return [topic.name for topic in missing]
 
 

@@ -24,7 +24,7 @@ from services.errors import ConfigError, DependencyUnavailable
 from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.settings.addresses import KafkaAddress
-from services.settings.kafka_clients import broker_as_dependency, close_producer, open_client
+from services.settings.kafka_clients import broker_as_dependency, check_described, close_producer, open_client
 from services.settings.kafka_topics import DEAD_LETTERS_KEEP_MS, EVENTS_KEEP_MS, Topic, create_missing
 from services.settings.record_batches import UndecodableBatch, step_over_undecodable
 from services.stream.continuity import BrokerLog
@@ -216,8 +216,7 @@ class PartitionConsumer:
 
     def _describe(self) -> tuple[str, int]:
         (found,) = self._admin.describe_topics([self._address.topic])
-        if found["error_code"]:
-            raise DependencyUnavailable("broker", _RETRY_AFTER_S)
+        check_described(found)
         return str(found["topic_id"]), len(found["partitions"])
 
     def _deliver(self, each: Sequence[_Sent], send: Callable[[_Sent], Any]) -> list[_Sent]:

@@ -23,7 +23,7 @@ import structlog
 from opentelemetry.trace import Span
 
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
-from services.errors import DependencyUnavailable, OwnershipLost, RowChanged
+from services.errors import DependencyUnavailable, OwnershipLost, ReplicaOnly, RowChanged
 from services.features.ownership import Claim, PartitionWrite
 from services.features.schema import PopularRow
 from services.features.writer import FeatureWriter
@@ -68,7 +68,7 @@ class StreamWorker:
         """Keep the parts; nothing is connected yet.
 
         `items` are those whose popularity is counted. `eraser` takes erased users from all other stores. `beat`, the heartbeat, is called in every iteration, also while a dependency is
-        unavailable.
+        unavailable, but not while the store's server is a replica: nothing that this worker does is kept then.
         """
         self._open_consumer = open_consumer
         self._writer = writer
@@ -76,7 +76,8 @@ class StreamWorker:
         self._report = Report(metrics)
         self._pace = pace
         self._at = interruptions
-        self._beat = beat
+        self._touch = beat
+        self._is_cut_off = False
         self._tracing = tracing or Tracing()
         self._effects = HistoryEffects(writer, limits, roles, interruptions)
         self._eraser = eraser
@@ -99,7 +100,7 @@ class StreamWorker:
                     self._work(consumer, stop)
             except DependencyUnavailable as error:
                 _log.warning("stream.consumer_lost", error=str(error))
-                self._beat()
+                self._beat(error)
                 stop.wait(self._pace.retry_after_s)
             except OSError as error:  # the folder of the offline log
                 self._report.log_failed(LogStep.OPEN, error)
@@ -156,6 +157,7 @@ class StreamWorker:
         """Own those of the wanted partitions that no other process does; wait for the first one."""
         while not stop.is_set():
             claimed = {number: self._writer.partitions.claim(number) for number in consumer.wanted}
+            self._is_cut_off = False
             claims = {number: claim for number, claim in claimed.items() if claim is not None}
             missing = tuple(number for number in consumer.wanted if number not in claims)
             if missing != self._missing:
@@ -168,6 +170,13 @@ class StreamWorker:
             consumer.check_topic()
         return {}
 
+    def _beat(self, failure: DependencyUnavailable | None = None) -> None:
+        """Call the heartbeat, unless the store's server was a replica when it was last called."""
+        if failure is not None:
+            self._is_cut_off = isinstance(failure, ReplicaOnly)
+        if not self._is_cut_off:
+            self._touch()
+
     def _stay_alive(self) -> bool:
         """Call the heartbeat, and renew the leases when that is due; whether a wanted partition came free. Raises OwnershipLost."""
         self._beat()
@@ -176,11 +185,13 @@ class StreamWorker:
         try:
             self._renew()
             return any(self._writer.partitions.claim(number) is not None for number in self._missing)
-        except DependencyUnavailable:  # while the store is unavailable nobody can take a partition
+        except DependencyUnavailable as error:  # while the store is unavailable nobody can take a partition
+            self._beat(error)
             return False
 
     def _renew(self) -> None:
         self._writer.partitions.write_all([PartitionWrite(partition) for partition in self._writer.partitions.owned])
+        self._is_cut_off = False
 
     def _poll(self, consumer: PartitionConsumer, pending: Pending, stop: threading.Event) -> Sequence[Record]:
         """Return the next records; none while too many applied ones wait for the offline log."""
@@ -236,7 +247,7 @@ class StreamWorker:
                 break
             except DependencyUnavailable as error:
                 _log.warning("stream.features_unavailable", error=str(error), num_events=len(events))
-                self._beat()
+                self._beat(error)
                 self._report_lag(consumer, events)
                 if stop.wait(self._pace.retry_after_s):
                     return False

@@ -7,6 +7,7 @@ in infra/kubernetes/schemas and refer to Kubernetes' definitions.
 import functools
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,8 +52,14 @@ def parse(text: str) -> list[Thing]:
     return list(yaml.load_all(text, yaml.CSafeLoader))
 
 
-def with_component(overlay: str, component: str, folder: Path) -> list[Thing]:
-    """Return an overlay's objects with a component upon it; `folder` is an empty one."""
+def with_component(overlay: str, component: str, folder: Path, *, is_inside: bool = False) -> list[Thing]:
+    """Return an overlay's objects with a component upon it, or named in its own kustomization; `folder` is an empty one."""
+    if is_inside:
+        shutil.copytree(ROOT / "infra", folder / "infra", ignore=shutil.ignore_patterns("*.py"))
+        copy = folder / "infra/kubernetes/overlays" / overlay
+        with (copy / "kustomization.yaml").open("a") as out:
+            out.write(f"components: [../../components/{component}]\n")
+        return parse(rendered_text(copy))
     names = KUBERNETES / "overlays" / overlay, KUBERNETES / "components" / component
     resource, upon = (os.path.relpath(name, folder.resolve()) for name in names)
     (folder / "kustomization.yaml").write_text(yaml.safe_dump({"resources": [resource], "components": [upon]}))
@@ -106,6 +113,8 @@ class Pod:
     name: str
     labels: dict[str, str]
     spec: Thing
+    claims: tuple[str, ...] = ()
+    """Volumes that a StatefulSet makes for each of its pods."""
 
     def containers(self) -> list[Thing]:
         """All containers: the pod's own, then those that run before or beside them."""
@@ -119,7 +128,16 @@ class Pod:
 
 def pods(things: list[Thing]) -> list[Pod]:
     """Return every kind of pod: of Ray, of StatefulSets and Deployments, of CronJobs."""
-    return [Pod(name, template["metadata"]["labels"], template["spec"]) for name, template in _templates(things)]
+    claims = {
+        one["metadata"]["name"]: tuple(
+            claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", ())
+        )
+        for one in find(things, "StatefulSet")
+    }
+    return [
+        Pod(name, template["metadata"]["labels"], template["spec"], claims.get(name, ()))
+        for name, template in _templates(things)
+    ]
 
 
 def pod_of(things: list[Thing], name: str) -> Pod:
@@ -138,14 +156,14 @@ def _templates(things: list[Thing]) -> Iterator[tuple[str, Thing]]:
                 yield f"{name}-{group['groupName']}", group["template"]
         elif thing["kind"] == "CronJob":
             yield name, spec["jobTemplate"]["spec"]["template"]
-        elif thing["kind"] in {"StatefulSet", "Deployment"}:
+        elif thing["kind"] in {"StatefulSet", "Deployment", "Job"}:
             yield name, spec["template"]
 
 
 def environment(things: list[Thing], container: Thing) -> dict[str, str]:
     """Return a container's variables as its process sees them; a field of the pod becomes `0`."""
     given: dict[str, str] = {}
-    for source in container.get("envFrom", ()):
+    for source in (one for one in container.get("envFrom", ()) if "configMapRef" in one):
         given |= the(things, "ConfigMap", source["configMapRef"]["name"])["data"]
     for variable in container.get("env", ()):
         given[variable["name"]] = variable.get("value", "0")

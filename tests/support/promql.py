@@ -15,6 +15,7 @@ from services.observability.metrics import (
     EdgeMetrics,
     EngineMetrics,
     GatewayMetrics,
+    ItemsMetrics,
     ProcessMetrics,
     ReleaseMetrics,
     StreamMetrics,
@@ -25,10 +26,12 @@ from tests.support.pages import ROOT
 RULES = ROOT / "infra/prometheus/rules"
 DASHBOARDS = ROOT / "infra/grafana/dashboards"
 PROMETHEUS_OWN = {
-    "up": {"job", "instance"},
-    "scrape_samples_scraped": {"job", "instance"},
-    "ALERTS": {"alertname", "alertstate", "severity", "slo", "window"},
+    "up": {"job", "instance", "namespace"},
+    "scrape_samples_scraped": {"job", "instance", "namespace"},
+    "ALERTS": {"alertname", "alertstate", "severity", "slo", "window", "namespace"},
 }
+SCRAPED = {"job", "instance", "namespace"}
+"""Labels that Prometheus, or its operator, gives to every series."""
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 
 
@@ -45,12 +48,13 @@ def exported() -> dict[str, set[str]]:
         ReleaseMetrics(registry),
         ProcessMetrics(registry, "gateway"),
         BackgroundMetrics(registry),
+        ItemsMetrics(registry),
     )
     found: dict[str, set[str]] = {}
     for metric in (metric for holder in holders for metric in vars(holder).values()):
         for suffix in _SUFFIXES[metric._type]:
             extra = {"le"} if suffix == "_bucket" else set()
-            found[metric._name + suffix] = set(metric._labelnames) | extra
+            found[metric._name + suffix] = set(metric._labelnames) | extra | SCRAPED
     return found
 
 
@@ -67,7 +71,7 @@ def bucket_borders() -> dict[str, set[str]]:
 
 def recorded() -> dict[str, set[str]]:
     """Return the series that our rules record, with their labels."""
-    return {rule["record"]: set(rule.get("labels", {})) for rule in all_rules() if "record" in rule}
+    return {rule["record"]: {*rule.get("labels", {}), "namespace"} for rule in all_rules() if "record" in rule}
 
 
 def all_rules() -> list[dict[str, Any]]:
@@ -87,7 +91,7 @@ def all_targets() -> list[tuple[str, str, str]]:
 
 def filled_in(expr: str, interval: str = "1m") -> str:
     """Put in what Grafana would for its own variables."""
-    return expr.replace("$__rate_interval", interval)
+    return expr.replace("$__rate_interval", interval).replace("$namespace", ".*")
 
 
 def selectors(expr: str) -> list[tuple[str, dict[str, str]]]:
@@ -105,6 +109,16 @@ def grouped_by(expr: str) -> list[tuple[set[str], list[str]]]:
         (set(node.modifier.labels), [name for name, _ in selectors(node.expr.prettify())])
         for node in _nodes(promql_parser.parse(filled_in(expr)))
         if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None
+    ]
+
+
+def mixes_environments(expr: str) -> list[str]:
+    """Return the aggregations of an expression that add up the series of several environments."""
+    return [
+        node.prettify()
+        for node in _nodes(promql_parser.parse(filled_in(expr)))
+        if isinstance(node, promql_parser.AggregateExpr)
+        and "namespace" not in (node.modifier.labels if node.modifier is not None else ())
     ]
 
 

@@ -212,6 +212,7 @@ def run_edge(settings: Settings, ray_hosts: Sequence[str], standby_host: str) ->
             has_keys=keys_file is not None,
             default_deadline_ms=settings.default_deadline_ms,
             node_patience_percent=settings.node_patience_percent,
+            max_requests=settings.gateway_replicas * settings.gateway_max_ongoing,
         )
         metrics = EdgeMetrics(REGISTRY)
         watch = TakeoverWatch(metrics) if settings.standby else None

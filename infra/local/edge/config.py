@@ -170,7 +170,8 @@ class EdgePlan:
 
     `http_fd` and `grpc_fd` are listening sockets that HAProxy inherits. `ray` has the ingress of each of Ray's nodes. Without `tls_dir` both doors speak plaintext; with
     `client_ca_file` callers must present a certificate of that authority. `has_keys`: the file `KEY_SHARES` is there. `node_patience_percent` of a
-    recommendation's deadline is what one of Ray's nodes gets before another is asked; 0: all of it.
+    recommendation's deadline is what one of Ray's nodes gets before another is asked; 0: all of it. `max_requests` are those that all
+    gateways together answer at once: fewer connections would leave some of them idle.
     """
 
     http_fd: int
@@ -182,6 +183,7 @@ class EdgePlan:
     has_keys: bool = False
     default_deadline_ms: int = 200
     node_patience_percent: int = 50
+    max_requests: int = 0
 
     @property
     def certificate(self) -> Path | None:
@@ -196,6 +198,7 @@ class EdgePlan:
     def render(self) -> str:
         """Return HAProxy's configuration."""
         return _TEMPLATE.format(
+            max_connections=max(_MIN_CONNECTIONS, self.max_requests),
             socket=ADMIN_SOCKET,
             bind_http=f"fd@{self.http_fd}{self._tls('h2,http/1.1')}",
             bind_grpc=f"fd@{self.grpc_fd}{self._tls('h2') or ' proto h2'}",
@@ -335,9 +338,10 @@ def _quoted(path: Path) -> str:
     return f"'{escaped}'"
 
 
+_MIN_CONNECTIONS = 4_096
 _TEMPLATE = """\
 global
-    maxconn 4096
+    maxconn {max_connections}
     nbthread 2
     tune.stick-counters {counters}
     # no log: HAProxy writes to standard error when a server goes up or down

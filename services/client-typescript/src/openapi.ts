@@ -614,7 +614,7 @@ export interface components {
             response_format?: components["schemas"]["ResponseFormatBody"];
             /**
              * Cache Salt
-             * @description vLLM's: only texts of the same key and salt share cached prefixes
+             * @description vLLM's: only texts of the same key and salt share cached prefixes; empty: none
              * @default
              */
             cache_salt?: string;
@@ -800,7 +800,7 @@ export interface components {
             response_format?: components["schemas"]["ResponseFormatBody"];
             /**
              * Cache Salt
-             * @description vLLM's: only texts of the same key and salt share cached prefixes
+             * @description vLLM's: only texts of the same key and salt share cached prefixes; empty: none
              * @default
              */
             cache_salt?: string;

@@ -28,7 +28,7 @@ from services.errors import DependencyUnavailable, Overloaded
 from services.observability.tracing import note, span, trace_headers
 from services.router.breaker import Breaker
 from services.settings.addresses import KafkaAddress
-from services.settings.kafka_clients import any_listens, close_producer, open_client
+from services.settings.kafka_clients import any_listens, close_producer, missing_permission, open_client
 
 log = structlog.get_logger()
 
@@ -102,8 +102,9 @@ class TopicProducer:
             try:
                 await asyncio.wait_for(asyncio.wrap_future(job.done), self._ack_timeout_s)
             except (TimeoutError, KafkaError) as error:
-                log.warning("records_refused", topic=self._topic, num_records=len(records), error=repr(error))
-                raise DependencyUnavailable(self._topic, _RETRY_AFTER_S) from error
+                why = missing_permission(error, [self._topic], ["Write"])
+                log.warning("records_refused", topic=self._topic, num_records=len(records), error=why or repr(error))
+                raise DependencyUnavailable(self._topic, _RETRY_AFTER_S, why) from error
 
     def offer(self, record: Record, on_done: Callable[[bool], None]) -> bool:
         """Send a record without waiting; return False if too much is in flight. `on_done` is called with whether it arrived."""
@@ -147,7 +148,7 @@ class TopicProducer:
             client = self._make_client() if any_listens(self._kafka.bootstrap, _CONNECT_S) else None
             error = "no broker listens"
         except Exception as raised:  # noqa: BLE001 - the thread must survive any failure of the client
-            client, error = None, repr(raised)
+            client, error = None, missing_permission(raised, [self._topic]) or repr(raised)
         if client is None:
             log.warning("broker_unavailable", topic=self._topic, error=error)
             self._connecting.failed(time.monotonic())

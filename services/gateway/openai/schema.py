@@ -172,8 +172,8 @@ class _GenerationBody(_Body):
     stream: bool = False
     stream_options: StreamOptionsBody = StreamOptionsBody()
     response_format: ResponseFormatBody = ResponseFormatBody()
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] = Field(
-        "", description="vLLM's: only texts of the same key and salt share cached prefixes"
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = Field(
+        "", description="vLLM's: only texts of the same key and salt share cached prefixes; empty: none"
     )
 
 

@@ -2,7 +2,10 @@
 
 import json
 import re
+import shlex
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,15 @@ import yaml
 
 from services.settings.settings import Settings
 from tests.support.helm import helm
+from tests.support.manifest_references import unresolved
 from tests.support.manifests import (
     KUBERNETES,
+    ROOT,
+    Pod,
     complaints,
     environment,
     find,
+    matches,
     parse,
     pod_of,
     pods,
@@ -58,8 +65,8 @@ def test_the_chart_is_the_overlay(overlay: str, options: tuple[str | Path, ...])
     wanted = by_name(render(overlay))
     without_namespace = {key: thing for key, thing in wanted.items() if key != ("Namespace", NAMESPACE)}
 
-    assert by_name(templated(*options)) == without_namespace
-    assert by_name(templated(*options, "--set", "namespace.create=true")) == wanted
+    assert by_name(templated(*options, "--set", "train.first=false")) == without_namespace
+    assert by_name(templated(*options, "--set", "train.first=false,namespace.create=true")) == wanted
 
 
 def test_lint_finds_nothing() -> None:
@@ -87,6 +94,11 @@ def test_lint_finds_nothing() -> None:
         ("gateway.replicas.min=2", "gateway.replicas.min: less than gateway.pods.min"),
         ("stream.workers=40", "stream.workers: more than kafka.partitions"),
         ("ingress.enabled=true", "ingress.host: empty"),
+        ("doors.serviceType=LoadBalancer", "callers.cidrs: empty"),
+        ("callers.cidrs={everybody}", "callers.cidrs.0: Does not match pattern"),
+        ("apiKeys.secret=", "apiKeys.secret: empty"),
+        ("llm.replicas.max=40", "gateway.replicas.max: with 2 CPUs"),
+        ("bundles.cacheGib=0", "bundles.cacheGib: Must be greater than or equal to 1"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(wrong: str, field: str) -> None:
@@ -115,7 +127,7 @@ def test_values_reach_their_places(tmp_path: Path) -> None:
         "surfaces": {"configMap": "shop-surfaces"},
         "storage": {"className": "efs"},
         "monitoring": {"enabled": False},
-        "dependencyPorts": [6390, 9092],
+        "dependencyPorts": [9094],
         "settings": {
             "TAILRACE_ALLOWED_HOSTS": "shop.example",
             "TAILRACE_MAX_RUNNING": 64,
@@ -161,12 +173,186 @@ def test_values_reach_their_places(tmp_path: Path) -> None:
         assert "shop-surfaces" in volumes
     assert the(things, "PersistentVolumeClaim")["spec"]["storageClassName"] == "efs"
     ports = the(things, "NetworkPolicy", "tailrace-dependencies")["spec"]["egress"][0]["ports"]
-    assert [one["port"] for one in ports] == [6390, 9092]
+    assert [one["port"] for one in ports] == [6379, 6390, 9092, 9094]
     assert hosts == {"tailrace-rest": "shop.example", "tailrace-grpc": "grpc.shop.example"}
     edge = pod_of(things, "tailrace-edge").container("edge")
     assert edge["args"][1] == "tailrace-ray.shop.svc.shop.example"
     head = pod_of(things, "tailrace-head").container("ray-head")
     assert "tailrace-standby.shop.svc.shop.example" in environment(things, head)["RAY_INGRESS_OPTIONS"]
+
+
+S3 = {
+    "bundles": {"store": "s3://bundles/tailrace", "cacheGib": 60, "secret": "s3-login", "ports": [443, 8333]},
+    "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/tailrace"}},
+}
+READERS = ("gateways", "llm", "standby", "release", "stream")
+CHOICES: dict[str, dict[str, Any]] = {
+    "own values": {},
+    "the page's": yaml.safe_load(
+        re.findall(r"```yaml\n(image: .*?)```", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL)[0]
+    ),
+    "an object store": S3,
+    "a load balancer": {"doors": {"serviceType": "LoadBalancer"}, "callers": {"cidrs": ["0.0.0.0/0"]}},
+    "no TLS and no keys": {
+        "tls": {"secret": ""},
+        "apiKeys": {"secret": ""},
+        "settings": {"TAILRACE_ALLOW_ANONYMOUS": True},
+    },
+}
+
+
+def chosen(values: dict[str, Any], folder: Path, *options: str | Path) -> Things:
+    """Return the objects of an install with these values."""
+    file = folder / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    return templated(*options, "--values", file)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("kind", ["", "gpu", "trial"])
+def test_every_reference_of_every_choice_resolves(choice: str, kind: str, tmp_path: Path) -> None:
+    """Each name of another object, key, volume, port, image, namespace and selector is rendered or made by the page, and fits the schemas."""
+    options = ("--values", CHART / f"values-{kind}.yaml") if kind else ()
+    things = chosen(CHOICES[choice], tmp_path, *options)
+
+    assert unresolved(things) == []
+    assert {key: wrong for key, thing in by_name(things).items() if (wrong := complaints(thing, OLDEST))} == {}
+
+
+def test_bundles_in_an_object_store_have_credentials_a_way_out_and_room(tmp_path: Path) -> None:
+    """Every pod that reads bundles: the store's address and Secret, the annotated account, egress, and a volume beyond the cache's bound."""
+    things = chosen(S3, tmp_path)
+    egress = the(things, "NetworkPolicy", "tailrace-object-store")["spec"]
+    account = the(things, "ServiceAccount", "tailrace")
+
+    assert account["metadata"]["annotations"] == S3["serviceAccount"]["annotations"]
+    assert [one["port"] for one in egress["egress"][0]["ports"]] == [443, 8333]
+    for name in (*READERS, "train", "precompute"):
+        pod = pod_of(things, f"tailrace-{name}")
+        (container,) = [one for one in pod.spec["containers"] if one["name"] != "node-metrics"]
+        settings = settings_of(things, container)
+        assert (settings.bundle_store, settings.bundle_cache_gib) == ("s3://bundles/tailrace", 60)
+        assert {"secretRef": {"name": "s3-login", "optional": True}} in container["envFrom"]
+        assert pod.spec["serviceAccountName"] == "tailrace"
+        assert matches(egress["podSelector"], pod.labels)
+        if name in READERS:
+            (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == str(settings.cache_dir)]
+            (volume,) = [one for one in pod.spec["volumes"] if one["name"] == mount["name"]]
+            assert int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi")) > settings.bundle_cache_gib
+
+
+def test_callers_networks_and_namespaces_are_admitted() -> None:
+    """By address, which a load balancer's callers have alone, and by a namespace's name, which needs no label."""
+    options = "callers.cidrs={10.0.0.0/8},callers.namespaces={shop},callers.metricsNamespaces={obs},callers.operatorNamespaces={ray}"
+    things = templated("--set", options)
+    admitted = {
+        name: the(things, "NetworkPolicy", f"tailrace-{name}")["spec"]["ingress"][0]["from"][1:]
+        for name in ("doors", "metrics", "operator")
+    }
+
+    def namespace(name: str) -> dict[str, Any]:
+        return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+
+    assert admitted == {
+        "doors": [namespace("shop"), {"ipBlock": {"cidr": "10.0.0.0/8"}}],
+        "metrics": [namespace("obs")],
+        "operator": [namespace("ray")],
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "ports"),
+    [
+        ("redis.port=7000", [6379, 7000, 9093]),
+        ("kafka.bootstrap=a:9094\\,b:9095", [6379, 9094, 9095]),
+        ("rayRedis.address=redis://a:6400", [6379, 6400, 9093]),
+        ("traces.endpoint=http://a:4318", [4318, 6379, 9093]),
+        ("settings.TAILRACE_TEXT_URL=https://text.example/v1", [443, 6379, 9093]),
+        ("settings.TAILRACE_TEXT_URL=http://text:8001/v1", [6379, 8001, 9093]),
+    ],
+)
+def test_egress_follows_the_addresses(values: str, ports: list[int]) -> None:
+    """No port is written twice: those that pods may call are those of the addresses."""
+    policy = the(templated("--set", values), "NetworkPolicy", "tailrace-dependencies")
+
+    assert [one["port"] for one in policy["spec"]["egress"][0]["ports"]] == ports
+
+
+def test_a_larger_body_may_come_over_grpc_too() -> None:
+    """Ray's bound of a message follows the setting."""
+    things = templated("--set", "settings.TAILRACE_MAX_BODY_BYTES=3000000")
+    head = pod_of(things, "tailrace-head").container("ray-head")
+
+    assert environment(things, head)["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == "3000000"
+
+
+def test_a_trial_needs_nothing_but_the_operator() -> None:
+    """No Secret, no other Redis or Kafka, no collector, and requests of a small node, with the second cluster of an upgrade."""
+    things = templated("--values", CHART / "values-trial.yaml")
+    needed = [one for pod in pods(things) for one in secrets_of(pod) if not one.get("optional")]
+    jobs = {one["metadata"]["name"] for kind in ("CronJob", "Job") for one in find(things, kind)}
+    groups = the(things, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    counts = {f"tailrace-{one['groupName']}": one["minReplicas"] for one in groups}
+    counts |= {
+        one["metadata"]["name"]: one["spec"]["replicas"]
+        for kind in ("Deployment", "StatefulSet")
+        for one in find(things, kind)
+    }
+    cpus, gib, ray_cpus, ray_gib = 0.0, 0.0, 0.0, 0.0
+    for pod in (one for one in pods(things) if one.name not in jobs):
+        own = [counts.get(pod.name, 1) * number for number in requests_of(pod)]
+        cpus, gib = cpus + own[0], gib + own[1]
+        if pod.labels.get("tailrace.io/ray"):
+            ray_cpus, ray_gib = ray_cpus + own[0], ray_gib + own[1]
+
+    assert needed == []
+    assert {one["spec"]["selector"].get("app.kubernetes.io/name") for one in find(things, "Service")} >= {
+        "features-redis",
+        "kafka",
+    }
+    assert (cpus, gib) < (4, 16)
+    assert gib < 12
+    assert (cpus + ray_cpus < 6, gib + ray_gib < 17) == (True, True)
+
+
+def secrets_of(pod: Pod) -> Iterator[dict[str, Any]]:
+    """Yield each reference of a pod to a Secret."""
+    for volume in pod.spec.get("volumes", ()):
+        for source in (volume, *volume.get("projected", {}).get("sources", ())):
+            if "secret" in source:
+                yield source["secret"]
+
+
+def requests_of(pod: Pod) -> tuple[float, float]:
+    """Return the CPUs and GiB that a pod requests."""
+    cpus, gib = 0.0, 0.0
+    for one in pod.containers():
+        if one in pod.spec.get("initContainers", ()) and one.get("restartPolicy") != "Always":
+            continue
+        asked = one["resources"]["requests"]
+        cpu, memory = str(asked["cpu"]), asked["memory"]
+        cpus += float(cpu.removesuffix("m")) / (1_000 if cpu.endswith("m") else 1)
+        gib += float(memory[:-2]) / (1 if memory.endswith("Gi") else 1_024)
+    return cpus, gib
+
+
+def test_the_first_training_waits_for_its_files(tmp_path: Path) -> None:
+    """A Job with the CronJob's options that does nothing where a bundle is live; another one where anything of it changes."""
+    things = templated()
+    (job,) = find(things, "Job")
+    pod = pod_of(things, job["metadata"]["name"])
+    (container,), (wait,) = pod.spec["containers"], pod.spec["initContainers"]
+    there, gone = tmp_path / "events.parquet", tmp_path / "items.parquet"
+    there.touch()
+    command = [*wait["command"][:4], f"--events={there}", "--warm-start"]
+
+    assert container["command"] == ["python", "-m", "infra.docker", "pipeline"]
+    assert container["args"] == wait["command"][4:] == pod_of(things, "tailrace-train").spec["containers"][0]["args"]
+    assert subprocess.run(command, timeout=30, check=False).returncode == 0
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run([*command, f"--items={gone}"], timeout=0.3, check=False)
+    (other,) = find(templated("--set", "image.tag=0.2.0"), "Job")
+    assert other["metadata"]["name"] != job["metadata"]["name"]
 
 
 def test_a_changed_setting_changes_the_pods() -> None:
@@ -177,6 +363,7 @@ def test_a_changed_setting_changes_the_pods() -> None:
             for pod in pods(things)
             for one in pod.containers()
             for source in one.get("envFrom", ())
+            if "configMapRef" in source
         }
         for things in (templated(), templated("--set", "settings.TAILRACE_MAX_RUNNING=64"))
     )
@@ -203,5 +390,25 @@ def test_the_notes_name_what_to_do_next(tmp_path: Path) -> None:
     assert "-n shop" in text
     assert "secret our-keys tailrace-tls" in text
     assert "https://shop.example" in text
-    assert named == {"cronjob/tailrace-train", "rayservice/tailrace", "service/tailrace-doors"}
+    assert named == {"cronjob/tailrace-data", "rayservice/tailrace", "service/tailrace-doors"}
     assert named <= {f"{kind}/{name}".lower() for kind, name in by_name(templated())}
+
+
+def test_the_first_deployment_is_eight_commands_that_fit_the_chart() -> None:
+    """Helm renders the page's own options, and each object that a later command names exists."""
+    section = (ROOT / "docs/kubernetes.md").read_text().partition("## First deployment\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```sh cluster\n(.*?)```", section, re.DOTALL)
+    commands = block.strip().splitlines()
+    (install,) = [shlex.split(line) for line in commands if line.startswith("helm install")]
+    options = [word if not word.startswith("infra/") else ROOT / word for word in install[install.index("--values") :]]
+    things = templated(*options)
+    names = {f"{kind}/{name}".lower() for kind, name in by_name(things)} | {"job/data"}
+    (first,) = find(things, "Job")
+
+    assert len(commands) <= 8
+    assert set(re.findall(r"\b(?:cronjob|rayservice|service|job)/[\w-]+", block)) <= names
+    assert first["spec"]["template"]["spec"]["containers"][0]["args"] == [
+        "--events=/var/lib/tailrace/input/events.parquet",
+        "--items=/var/lib/tailrace/input/items.parquet",
+    ]
+    assert unresolved(things) == []

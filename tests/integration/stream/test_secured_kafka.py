@@ -1,17 +1,22 @@
 """Kafka over TLS against a real broker behind a TLS proxy, and the options that a password sets."""
 
 import asyncio
+import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trustme
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
 
 from services.errors import ConfigError, DependencyUnavailable
 from services.features.schema import LogPosition
 from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
+from services.settings.kafka_clients import open_client
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.gateway.tls_proxy import tls_proxy
 from tests.support.servers import HOST, Server, broker_server, free_port
@@ -101,3 +106,41 @@ def test_client_options_follow_the_address(tmp_path: Path) -> None:
     assert PASSWORD not in repr(both)
     with pytest.raises(ConfigError, match="nowhere"):
         replace(user, password_file=tmp_path / "nowhere").client_options()
+
+
+async def test_each_connection_logs_in_with_the_password_of_the_file(tmp_path: Path) -> None:
+    """A client that is cut off and connects again has read the file again."""
+    seen: list[bytes] = []
+    file = tmp_path / "password"
+    file.write_text("one")
+
+    async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take a login by PLAIN, and close the connection at the next request."""
+        apis = struct.pack(">i" + 4 * "hhh", 4, 18, 0, 0, 17, 1, 1, 36, 0, 0, 3, 0, 1)
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                (length,) = struct.unpack(">i", await reader.readexactly(4))
+                frame = await reader.readexactly(length)
+                key, version, correlation = struct.unpack(">hhi", frame[:8])
+                answers = {
+                    18: struct.pack(">h", 35 if version else 0) + apis,
+                    17: struct.pack(">hih5s", 0, 1, 5, b"PLAIN"),
+                    36: struct.pack(">hhi", 0, -1, 0),
+                }
+                if key == 36:
+                    seen.append(frame.split(b"\0")[-1])
+                    file.write_text("two")
+                elif key not in answers:
+                    break
+                body = answers[key]
+                writer.write(struct.pack(">ii", 4 + len(body), correlation) + body)
+                await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(broker, HOST, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        address = KafkaAddress(bootstrap=f"{HOST}:{port}", username="u", password_file=file, sasl_mechanism="PLAIN")
+        with pytest.raises(KafkaError):
+            await asyncio.to_thread(open_client, KafkaAdminClient, address, bootstrap_timeout_ms=1_500)
+
+    assert seen[:2] == [b"one", b"two"]

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,11 @@ def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
     (tmp_path / "tls.key").touch()
     with pytest.raises(ConfigError, match=r"TAILRACE_TLS_CLIENT_CA_FILE: no file .*ca\.crt"):
         check_files(tmp_path, tmp_path / "ca.crt")
+
+
+@pytest.mark.parametrize(("max_requests", "maxconn"), [(0, 4_096), (512, 4_096), (16 * 1_024, 16_384)])
+def test_the_edge_has_a_connection_for_each_request_that_the_gateways_may_answer(
+    max_requests: int, maxconn: int
+) -> None:
+    """Its bound follows the settings of the gateways."""
+    assert f"maxconn {maxconn}\n" in replace(plan(None), max_requests=max_requests).render()

@@ -3,7 +3,16 @@
 from typing import Any
 
 import pytest
+from kafka.errors import (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    KafkaTimeoutError,
+    SaslAuthenticationFailedError,
+    TopicAuthorizationFailedError,
+)
 
+from services.errors import DependencyUnavailable
+from services.settings.kafka_clients import broker_as_dependency, check_described
 from services.settings.kafka_topics import Topic, create_missing, is_durable, replication
 
 TOPIC = Topic(name="interactions", num_partitions=4, keep_ms=1_000)
@@ -12,8 +21,9 @@ TOPIC = Topic(name="interactions", num_partitions=4, keep_ms=1_000)
 class Brokers:
     """A cluster that gives each topic so many replicas, as KafkaAdminClient shows it."""
 
-    def __init__(self, num_replicas: int) -> None:
+    def __init__(self, num_replicas: int, refusal: Exception | None = None) -> None:
         self.num_replicas = num_replicas
+        self.refusal = refusal
         self.made: dict[str, dict[str, Any]] = {}
 
     def list_topics(self) -> list[str]:
@@ -21,7 +31,9 @@ class Brokers:
         return list(self.made)
 
     def create_topics(self, topics: dict[str, dict[str, Any]], validate_only: bool = False) -> dict[str, Any]:
-        """Make topics, or describe them alone."""
+        """Make topics, or describe them alone; refuse where this user may not."""
+        if self.refusal is not None:
+            raise self.refusal
         self.made |= {} if validate_only else topics
         return {"topics": [{"name": name, "replication_factor": self.num_replicas} for name in topics]}
 
@@ -52,3 +64,45 @@ def test_two_replicas_have_a_record_before_it_is_acknowledged_where_there_are_th
     assert replication(brokers, [TOPIC, absent]) == {"interactions": (num_replicas, in_sync)}
     assert is_durable(num_replicas, in_sync)
     assert is_durable(num_replicas, 1) is (num_replicas < 3)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "permission"),
+    [
+        (TopicAuthorizationFailedError("Request failed"), "--operation Create --topic interactions"),
+        (ClusterAuthorizationFailedError("Request failed"), "--operation Create --cluster"),
+    ],
+)
+def test_a_refused_creation_names_the_permission(refusal: Exception, permission: str) -> None:
+    """The error names the topic and the command that grants its creation."""
+    with pytest.raises(DependencyUnavailable) as refused, broker_as_dependency():
+        create_missing(Brokers(3, refusal), [TOPIC])
+
+    assert permission in str(refused.value)
+    assert "interactions" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (TopicAuthorizationFailedError({"a", "b"}), "--operation Read --operation Write --topic a --topic b"),
+        (GroupAuthorizationFailedError("tailrace-stream"), "--operation Read --group tailrace-stream"),
+        (SaslAuthenticationFailedError("no"), "TAILRACE_KAFKA_PASSWORD_FILE"),
+        (KafkaTimeoutError("late"), "try again"),
+    ],
+)
+def test_a_refusal_of_the_broker_names_the_permission(error: Exception, named: str) -> None:
+    """Callers see that the broker is unavailable; logs see what to grant."""
+    with pytest.raises(DependencyUnavailable) as refused, broker_as_dependency():
+        raise error
+
+    assert named in str(refused.value)
+    assert refused.value.summary == "broker is unavailable"
+
+
+def test_a_topic_that_may_not_be_described_names_the_permission() -> None:
+    """Its description is an error with a code."""
+    with pytest.raises(DependencyUnavailable) as refused:
+        check_described({"name": "items", "error_code": 29})
+
+    assert "--operation Describe --topic items" in refused.value.why

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from services.contracts.event_roles import DEFAULT_ROLES
 from services.contracts.events import Interaction
-from services.errors import DependencyUnavailable
+from services.errors import DependencyUnavailable, ReplicaOnly
 from services.features.ownership import Claim
 from services.features.schema import LogPosition, PopularRow
 from services.observability.metrics import StreamMetrics
@@ -164,6 +164,34 @@ class UnreadConsumer(FakeConsumer):
         """Fail, and stop the worker."""
         self._stop.set()
         raise DependencyUnavailable("broker", 0.0)
+
+
+class DemotedPartitions(FakePartitions):
+    """A store whose server became a replica after it let this worker own everything, or does not answer."""
+
+    def __init__(self, failure: DependencyUnavailable) -> None:
+        super().__init__(is_continued=True)
+        self._failure = failure
+
+    def write_all(self, *_: Any) -> None:
+        """Refuse."""
+        raise self._failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "beats"), [(ReplicaOnly("features", 0.0), False), (DependencyUnavailable("features", 0.0), True)]
+)
+def test_a_worker_whose_store_is_a_replica_gives_no_heartbeat(
+    tmp_path: Path, failure: DependencyUnavailable, beats: bool
+) -> None:
+    """Nothing that it does is kept, so it must be seen as unhealthy; while a store is away it waits, and beats."""
+    writer = FakeWriter(num_writes=10 * NUM_POLLS)
+    writer.partitions = DemotedPartitions(failure)
+
+    num_beats = run_over(OfflineLog(tmp_path), writer, replace(PACE, renew_every_s=0.0), quiet_after=lambda: True)
+
+    assert (num_beats >= NUM_POLLS) is beats
+    assert beats or num_beats <= 2
 
 
 def test_lag_is_reported_where_polls_fail(tmp_path: Path) -> None:

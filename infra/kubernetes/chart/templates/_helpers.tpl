@@ -62,6 +62,29 @@ tailrace-settings-{{ include "tailrace.hash" (include "tailrace.settings" . | fr
 tailrace-ray-{{ include "tailrace.hash" (include "tailrace.ray-data" . | fromYaml) }}
 {{- end }}
 
+{{/* Ports that pods may call: those of the addresses among the values, and dependencyPorts. */}}
+{{- define "tailrace.dependency-ports" -}}
+{{- $ports := list (int .Values.redis.port) }}
+{{- range splitList "," .Values.kafka.bootstrap }}{{ $ports = append $ports (splitList ":" . | last | int) }}{{ end }}
+{{- $ports = append $ports (splitList ":" .Values.rayRedis.address | last | int) }}
+{{- range list .Values.traces.endpoint .Values.settings.TAILRACE_TEXT_URL }}
+{{- if . }}
+{{- $host := (urlParse .).host }}
+{{- $ports = append $ports (ternary (splitList ":" $host | last | int) (ternary 443 80 (hasPrefix "https:" .)) (contains ":" $host)) }}
+{{- end }}
+{{- end }}
+{{- $sorted := list }}
+{{- range concat $ports .Values.dependencyPorts }}{{ $sorted = append $sorted (printf "%05d" (int .)) }}{{ end }}
+{{- range $sorted | uniq | sortAlpha }}
+- {port: {{ trimPrefix "0" (trimPrefix "0" (trimPrefix "0" (trimPrefix "0" .))) }}, protocol: TCP}
+{{- end }}
+{{- end }}
+
+{{/* A changed Job is another Job, since Kubernetes changes none. */}}
+{{- define "tailrace.first-hash" -}}
+{{- list (include "tailrace.image" .) .Values.train (include "tailrace.settings-name" .) | toJson | sha256sum | trunc 10 }}
+{{- end }}
+
 {{/* What the schema cannot say, because two values are in it. */}}
 {{- define "tailrace.check" -}}
 {{- with .Values }}
@@ -72,6 +95,9 @@ tailrace-ray-{{ include "tailrace.hash" (include "tailrace.ray-data" . | fromYam
 {{- if lt (int .gateway.replicas.min) (int .gateway.pods.min) }}{{ fail "gateway.replicas.min: less than gateway.pods.min, so that a pod would have no gateway and never be ready; raise it" }}{{ end }}
 {{- if lt (int .llm.replicas.min) (int .llm.pods.min) }}{{ fail "llm.replicas.min: less than llm.pods.min, so that a pod would have no replica and never be ready; raise it" }}{{ end }}
 {{- if gt (int .stream.workers) (int .kafka.partitions) }}{{ fail "stream.workers: more than kafka.partitions, so that some would have nothing to do; lower it" }}{{ end }}
+{{- if and (ne .doors.serviceType "ClusterIP") (not .callers.cidrs) }}{{ fail "callers.cidrs: empty, so that our NetworkPolicy denies every caller of the doors' LoadBalancer or NodePort; name their networks, or 0.0.0.0/0" }}{{ end }}
+{{- if gt (add (int .gateway.replicas.max) (mul 2 (int .llm.replicas.max)) | int) (mul 4 (add (int .gateway.pods.max) (int .llm.pods.max)) | int) }}{{ fail "gateway.replicas.max: with 2 CPUs for each of llm.replicas.max more than the 4 of each of gateway.pods.max and llm.pods.max; raise the pods" }}{{ end }}
+{{- if and (not .apiKeys.secret) (not .settings.TAILRACE_ALLOW_ANONYMOUS) }}{{ fail "apiKeys.secret: empty; name the Secret, or set settings.TAILRACE_ALLOW_ANONYMOUS" }}{{ end }}
 {{- if and .ingress.enabled (not .ingress.host) }}{{ fail "ingress.host: empty; name the host of REST, or set ingress.enabled to false" }}{{ end }}
 {{- end }}
 {{- end }}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -10,6 +11,7 @@ import hypothesis
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase
+from jsonschema import Draft202012Validator, validators
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
@@ -191,3 +193,24 @@ def expressible(value: Any) -> Any:
     if isinstance(value, str):
         return "".join(char if char.isprintable() else "x" for char in value)
     return integers(value)
+
+
+def test_every_default_fits_its_own_schema() -> None:
+    """A caller may send what the document calls the default."""
+    document = json.loads(PATH.read_text())
+    validator = validators.extend(Draft202012Validator, {"pattern": lambda *_: ()})  # Python reads no \\p{...}
+
+    def defaults(path: str, node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        if isinstance(node, dict) and "default" in node and {"type", "anyOf", "allOf", "$ref"} & node.keys():
+            yield path, node
+        for key, inner in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+            yield from defaults(f"{path}/{key}", inner)
+
+    found = dict(defaults("", document))
+    wrong = {
+        path: node["default"]
+        for path, node in found.items()
+        if not validator({**node, "components": document["components"]}).is_valid(node["default"])
+    }
+    assert len(found) > 30
+    assert wrong == {}

@@ -132,7 +132,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "messages[0].content[1]",
     ),
     (CHAT, {"top_logprobs": 3}, "top_logprobs"),
-    (CHAT, {"cache_salt": ""}, "cache_salt"),
     (CHAT, {"cache_salt": "s" * 257}, "cache_salt"),
     (COMPLETIONS, {"cache_salt": 1}, "cache_salt"),
     (CHAT, {"max_completion_tokens": 33}, "max_completion_tokens"),

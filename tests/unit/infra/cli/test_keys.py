@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +131,22 @@ def test_every_act_leaves_one_line_without_a_secret(path: Path, tmp_path: Path) 
     assert all({"time", "event", "act", "who", "origin", "outcome"} <= line.keys() for line in lines)
     assert [lines[0]["key_id"], lines[3]["version"]] == ["shop", "v2"]
     assert not any(key in (tmp_path / AUDIT_FILE).read_text() for key in keys)
+
+
+def test_keys_need_no_more_than_a_few_small_packages(path: Path) -> None:
+    """`python -m infra.cli.keys` makes a key where typer, rich and pydantic-settings are all that is installed."""
+    allowed = {"typer", "rich", "pydantic", "pydantic_core", "pydantic_settings", "annotated_doc", "annotated_types"}
+    allowed |= {"dotenv", "shellingham", "typing_extensions", "typing_inspection", "infra", "models", "services"}
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['keys', 'new', '--id', 'a', '--scope', 'recommend']\n"
+        "try: runpy.run_module('infra.cli.keys', run_name='__main__')\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "sys.stderr.write('\\n' + ' '.join({name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stderr.splitlines()[-1].split() if not name.startswith("_")}
+
+    assert done.stdout.startswith("trk_")
+    assert loaded <= allowed
+    assert path.exists()

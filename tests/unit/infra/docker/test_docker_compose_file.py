@@ -1,7 +1,9 @@
 """docker-compose.yml and the Dockerfile against the code."""
 
+import os
 import re
 import subprocess
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +162,65 @@ def test_what_is_copied_is_not_ignored() -> None:
     assert all(path.split("/")[0] in LET_IN and (ROOT / path).is_file() for path in named)
     assert {"services", "models", "pipelines", "infra", "feature_repo"} <= LET_IN
     assert (ROOT / "requirements.lock").read_text().splitlines().count(cut) == 1
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o000, 0o022])
+def test_the_checkouts_modes_do_not_reach_the_image(umask: int, tmp_path: Path) -> None:
+    """Whatever umask a checkout was made under, everybody may read the image's files, and nobody but root may write them."""
+    lines = (ROOT / "infra/docker/install.sh").read_text().splitlines()
+    (opened,) = [line for line in lines if line.startswith("chmod -R")]
+    file, program = tmp_path / "app/services/app.py", tmp_path / "app/run.sh"
+    before = os.umask(umask)
+    try:
+        file.parent.mkdir(parents=True)
+        file.touch()
+        program.touch(0o777)
+    finally:
+        os.umask(before)
+
+    subprocess.run(opened.replace("/app", str(tmp_path / "app")), shell=True, check=True)
+
+    modes = [path.stat().st_mode & 0o7777 for path in (file, program, file.parent)]
+    assert modes == [0o644, 0o755, 0o755]
+    assert lines.index(opened) < next(at for at, line in enumerate(lines) if "compileall" in line)
+    assert all(
+        "install.sh" in stage for stage in re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE) if "COPY . " in stage
+    )
+
+
+def test_the_build_context_is_what_the_image_runs() -> None:
+    """Every module of ours is in it; files that a person or a tool leaves in our folders are not."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    modules = [path for path in listed if path.endswith(".py") and path.split("/")[0] in LET_IN]
+    left = (
+        *("infra/.env", "services/.idea/workspace.xml", "infra/kubernetes/overlays/own/secrets.env", "tls.key"),
+        *(
+            "infra/tls/tls.key",
+            "pipelines/events.parquet",
+            "services/client-typescript/node_modules/a.js",
+            ".git/config",
+        ),
+        *("models/build/lib/a.py", "services/x/.ipynb_checkpoints/a.py", "benchmarks/results/own.json", "notes.txt"),
+    )
+
+    assert len(modules) > 500
+    assert [path for path in modules if not is_in_context(path)] == []
+    assert is_in_context("infra/prometheus/objectives.yaml")
+    assert [path for path in left if is_in_context(path)] == []
+
+
+def is_in_context(path: str) -> bool:
+    """Whether .dockerignore lets a file in: the last pattern that matches it, or a folder above it, decides."""
+    is_in = True
+    names = [str(one) for one in (Path(path), *Path(path).parents)][:-1]
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!")
+        anywhere = pattern.removeprefix("**/")
+        matched = (
+            any(fnmatchcase(Path(name).name, anywhere) for name in names)
+            if anywhere != pattern
+            else any(("/" not in pattern and pattern == "*") or name == pattern for name in names)
+        )
+        if matched and line and not line.startswith("#"):
+            is_in = line.startswith("!")
+    return is_in

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.manifests import find, matches, pod_of, pods
+from tests.support.manifests import find, matches, pod_of, pods, settings_of, the
 
 NAMESPACES = {
     "tailrace": {"kubernetes.io/metadata.name": "tailrace"},
@@ -28,7 +28,7 @@ DASHBOARD = {8265, 18000}
 RAY = ("ray-head", "gateway", "llm")
 OPEN_TO: dict[str, dict[str, set[int]]] = {
     "ingress": {"edge": DOORS},
-    "monitoring": dict.fromkeys((*RAY, "edge", "standby", "stream", "release", "pipeline"), METRICS),
+    "monitoring": dict.fromkeys((*RAY, "edge", "standby", "stream", "release", "pipeline", "data"), METRICS),
     "kuberay": dict.fromkeys(RAY, DASHBOARD),
     "stranger": {},
 }
@@ -99,3 +99,30 @@ def test_only_the_edge_reaches_the_ingress_and_only_both_the_standby(
     assert not ports or open_ports(things, "egress", one, "tailrace", other, INGRESS | STANDBY) == ports
     assert open_ports(things, "egress", edge, "stranger", STRANGERS, {6379, 9092, 443}) == set()
     assert open_ports(things, "egress", edge, "kube-system", DNS, {53}) == {53}
+
+
+def test_egress_is_to_the_ports_of_the_addresses(things: list[dict[str, Any]]) -> None:
+    """The policy opens the ports of the settings' addresses and of Ray's Redis, and no other."""
+    settings = settings_of(things, pod_of(things, "tailrace-stream").container("worker"))
+    ray = the(things, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
+    kafka = [address.rpartition(":")[2] for address in settings.kafka_bootstrap.split(",")]
+    wanted = {settings.redis_port, *map(int, kafka), int(ray.rpartition(":")[2])}
+    (rule,) = the(things, "NetworkPolicy", "tailrace-dependencies")["spec"]["egress"]
+
+    assert {one["port"] for one in rule["ports"]} == wanted
+    assert settings.otlp_endpoint == "", "no collector is required"
+
+
+def test_the_cache_of_bundles_fits_into_its_volume(things: list[dict[str, Any]]) -> None:
+    """Whatever the setting says, with room for the bundles in use."""
+    sizes = {
+        pod.name: (settings_of(things, container).bundle_cache_gib, volume["emptyDir"]["sizeLimit"])
+        for pod in pods(things)
+        for container in pod.containers()
+        for volume in pod.spec.get("volumes", ())
+        if volume["name"] == "cache"
+        and {"name": "cache", "mountPath": "/var/lib/tailrace/cache"} in container.get("volumeMounts", ())
+    }
+
+    assert len(sizes) == 5
+    assert all(float(limit.removesuffix("Gi")) >= gib + 4 for gib, limit in sizes.values())

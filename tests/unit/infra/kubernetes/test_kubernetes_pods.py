@@ -1,9 +1,13 @@
 """References of every pod, and what keeps it confined."""
 
-import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from tests.support.manifests import ROOT, find, matches, pods, the
+import pytest
+
+from tests.support.manifest_references import unresolved
+from tests.support.manifests import pods, render, the, with_component
 
 Things = list[dict[str, Any]]
 
@@ -17,54 +21,50 @@ def test_every_pod_is_confined(things: Things) -> None:
 
 
 def test_every_reference_resolves(overlay: str, things: Things) -> None:
-    """ConfigMaps and claims that pods name are rendered, and docs/kubernetes.md creates every secret and every optional ConfigMap with its keys."""
-    page = (ROOT / "docs/kubernetes.md").read_text()
-    made = dict(
-        re.findall(r"kubectl create (?:secret generic|secret tls|configmap) (\S+)(.*?)(?<!\\)\n", page, re.DOTALL)
-    )
-    maps, claims = (
-        {one["metadata"]["name"] for one in find(things, kind)} for kind in ("ConfigMap", "PersistentVolumeClaim")
-    )
-    for pod in pods(things):
-        sources = [source for one in pod.containers() for source in one.get("envFrom", ())]
-        assert {source["configMapRef"]["name"] for source in sources} <= maps
-        for volume in pod.spec["volumes"]:
-            assert "configMap" not in volume or volume["configMap"]["name"] in maps, pod.name
-            claim = volume.get("persistentVolumeClaim")
-            assert claim is None or claim["claimName"] in claims, pod.name
-            secrets = [one for source in volume.get("projected", {"sources": ()})["sources"] for one in source.values()]
-            secrets += [volume["secret"] | {"name": volume["secret"]["secretName"]}] if "secret" in volume else []
-            for secret in secrets:
-                keys = [item["key"] for item in secret.get("items", ())]
-                assert all(re.search(rf"--from-file={re.escape(key)}[= ]", made[secret["name"]]) for key in keys), (
-                    secret["name"]
-                )
+    """Each name of another object, key, volume, port, image, namespace and selector of an overlay is rendered, or made by docs/kubernetes.md."""
+    assert unresolved(things) == []
     password = the(things, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"].get("redisPassword")
     assert (password is None) == (overlay == "dev")
-    assert password is None or password["valueFrom"]["secretKeyRef"]["name"] in made
 
 
-def test_selectors_select_and_named_ports_exist(things: Things) -> None:
-    """Each selector of a Service, budget, monitor, policy, spread or workload matches a kind of pod, which has the ports that are named."""
-    every_pod = pods(things)
-    for thing in things:
-        spec, name = thing.get("spec", {}), f"{thing['kind']}/{thing['metadata']['name']}"
-        selectors = [spec[key] for key in ("selector", "podSelector") if key in spec]
-        if thing["kind"] == "Service":
-            selectors = [{"matchLabels": spec["selector"]}]
-        for selector in selectors:
-            selected = [pod for pod in every_pod if matches(selector, pod.labels)]
-            given = [port for pod in selected for one in pod.containers() for port in one.get("ports", ())]
-            wanted = {port["targetPort"] for port in spec.get("ports", ())}
-            wanted |= {one["port"] for one in spec.get("podMetricsEndpoints", ())}
-            assert selected, name
-            assert wanted <= {port[key] for port in given for key in ("name", "containerPort")}, name
-        if thing["kind"] in {"StatefulSet", "Deployment"}:
-            assert matches(spec["selector"], spec["template"]["metadata"]["labels"]), name
-    for pod in every_pod:
-        spreads = [one["labelSelector"] for one in pod.spec.get("topologySpreadConstraints", ())]
-        assert all(matches(selector, pod.labels) for selector in spreads), pod.name
-        for container in pod.containers():
-            probes = [container[key] for key in container if key.endswith("Probe")]
-            asked = {probe[how]["port"] for probe in probes for how in ("httpGet", "tcpSocket") if how in probe}
-            assert asked <= {port["name"] for port in container.get("ports", ())}, (pod.name, container["name"])
+@pytest.mark.parametrize(
+    ("upon", "component"),
+    [
+        *(("dev", one) for one in ("text", "train-workers")),
+        ("prod", "object-store"),
+        *(("prod", one) for one in ("text", "train-workers")),
+        *(("gpu", one) for one in ("text", "text-gpu", "train-workers")),
+    ],
+)
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_every_reference_of_a_component_resolves(upon: str, component: str, is_inside: bool, tmp_path: Path) -> None:
+    """Upon an overlay, as the pages write it, and inside one."""
+    things = with_component(upon, component, tmp_path, is_inside=is_inside)
+
+    assert unresolved(things) == []
+    assert {one["image"].split(":")[0] for pod in pods(things) for one in pod.containers()} >= {"tailrace"}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda things: things.remove(the(things, "PersistentVolumeClaim")), "PersistentVolumeClaim tailrace-shared"),
+        (lambda things: things.remove(the(things, "Service", "tailrace-ray")), "Service tailrace-ray"),
+        (lambda things: the(things, "StatefulSet")["spec"].update(serviceName="none"), "Service none"),
+        (lambda things: the(things, "PodMonitor", "tailrace")["metadata"].update(namespace="other"), "namespaces"),
+        (lambda things: pods(things)[0].containers()[0].update(image="tailrace"), "without tag"),
+        (lambda things: pods(things)[0].spec["volumes"].pop(0), ": volume "),
+        (
+            lambda things: the(things, "NetworkPolicy", "tailrace-ingress")["spec"]["podSelector"].update(
+                matchLabels={"a": "b"}
+            ),
+            "selects no pod",
+        ),
+    ],
+)
+def test_an_unresolved_reference_is_found(change: Callable[[Things], object], complaint: str) -> None:
+    """The check itself finds each kind."""
+    things = render("prod")
+    change(things)
+
+    assert any(complaint in line for line in unresolved(things))

@@ -1,5 +1,8 @@
 """Generated rules, dashboards and pages are fresh and query only series that exist."""
 
+import re
+from collections import defaultdict
+
 from infra.slo.files import generated
 from services.observability.objectives import load_objectives
 from tests.support.pages import ROOT
@@ -10,7 +13,9 @@ from tests.support.promql import (
     bucket_borders,
     complaints,
     exported,
+    mixes_environments,
     recorded,
+    selectors,
 )
 
 KNOWN = {**exported(), **recorded(), **PROMETHEUS_OWN}
@@ -33,6 +38,25 @@ def test_queries_name_series_that_exist() -> None:
 
     assert len(queries) > 20
     assert {name: wrong for name, expr in queries if (wrong := complaints(expr, KNOWN))} == {}
+
+
+def test_each_environment_has_its_own_rules_and_panels() -> None:
+    """No rule adds up the series of several environments, and each panel shows the chosen one."""
+    assert [wrong for rule in all_rules() for wrong in mixes_environments(rule["expr"])] == []
+    for board, title, expr in all_targets():
+        assert {labels.get("namespace") for _, labels in selectors(expr)} == {".*"}, f"{board}: {title}"
+
+
+def test_every_metric_is_used() -> None:
+    """An alert, an objective, a panel or a page names each metric that we export."""
+    pages = " ".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    queries = [rule["expr"] for rule in all_rules()] + [expr for _, _, expr in all_targets()]
+    used = {name for expr in queries for name, _ in selectors(expr)}
+    families: dict[str, set[str]] = defaultdict(set)
+    for name in exported():
+        families[re.sub(r"_(bucket|count|sum)$", "", name)].add(name)
+
+    assert [one for one, names in families.items() if not names & used and not re.search(rf"\b{one}\b", pages)] == []
 
 
 def test_bounds_are_bucket_borders() -> None:

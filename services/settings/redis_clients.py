@@ -1,0 +1,203 @@
+"""Clients of redis-py that read the password at each connection and talk to the primary only.
+
+A failover leaves the old primary alive as a replica, with every connection to it open: it refuses writes with READONLY and answers reads
+that are no longer current. Each connection asks for the server's role when it is made and once a second while it is used. The first
+replica on any connection of a client has all of them connect again; a new connection to a replica is refused with ReadOnlyError.
+"""
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from redis import Connection, ConnectionPool, Redis, SSLConnection
+from redis.asyncio import Connection as AsyncConnection
+from redis.asyncio import ConnectionPool as AsyncConnectionPool
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio import SSLConnection as AsyncSSLConnection
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
+from redis.exceptions import AuthenticationError, MasterDownError, ReadOnlyError, ResponseError
+from redis.retry import Retry
+
+from services.errors import ConfigError
+from services.settings.addresses import RedisAddress, read_secret
+
+_NOT_PRIMARY = (ReadOnlyError, MasterDownError)
+"""What a replica answers: to a write, and to a read while it has lost its primary and may not answer."""
+_REPLICA = {b"replica", b"slave", "replica", "slave"}
+_ROLE_EVERY_S = 1.0
+
+
+class PasswordFile(CredentialProvider):
+    """The user and the password that its file holds when a connection is made."""
+
+    def __init__(self, path: Path, username: str) -> None:
+        self._path, self._username = path, username
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return the credentials. Raises AuthenticationError where the file cannot be read."""
+        try:
+            password = read_secret(self._path)
+        except ConfigError as error:
+            raise AuthenticationError(str(error)) from error
+        return (self._username, password) if self._username else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """Return the same."""
+        return self.get_credentials()
+
+
+class _Demotions:
+    """Number of times that a server of this client's connections has turned out to be a replica."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class _Guard:
+    """State of one connection: when its server's role was asked for, after how many demotions."""
+
+    def __init__(self, *, demotions: _Demotions, **options: Any) -> None:
+        super().__init__(**options)
+        self._demotions, self._seen, self._asked_s = demotions, demotions.count, 0.0
+
+    def _is_outdated(self) -> bool:
+        return self._seen != self._demotions.count
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._asked_s > _ROLE_EVERY_S
+
+    def _check(self, hello: Any) -> None:
+        """Raise ReadOnlyError where a HELLO was answered by a replica."""
+        fields = hello if isinstance(hello, Mapping) else dict(zip(hello[::2], hello[1::2], strict=False))
+        if {fields.get(b"role"), fields.get("role")} & _REPLICA:
+            raise ReadOnlyError("the server is a replica")
+        self._asked_s = time.monotonic()
+
+
+class _ToPrimary(_Guard):
+    """For blocking connections."""
+
+    def on_connect_check_health(self: Any, check_health: bool = True) -> None:
+        """Authenticate, then refuse a replica."""
+        self._seen = self._demotions.count
+        super().on_connect_check_health(check_health)
+        self._ask_role()
+
+    def send_packed_command(self: Any, command: Any, check_health: bool = True) -> None:
+        """Send, over a new connection where the server of this one is a replica by now."""
+        if self._is_outdated():
+            self.disconnect()
+        elif check_health and self._sock and self._is_due():
+            try:
+                self._ask_role()
+            except ReadOnlyError:
+                self._demotions.count += 1
+                self.disconnect()
+        super().send_packed_command(command, check_health)
+
+    def read_response(self: Any, *arguments: Any, **options: Any) -> Any:
+        """Read an answer, and note a replica's."""
+        try:
+            return super().read_response(*arguments, **options)
+        except _NOT_PRIMARY:
+            self._demotions.count += 1
+            raise
+
+    def _ask_role(self: Any) -> None:
+        hello: Any = ()
+        with suppress(ResponseError):  # of a proxy, or to a user who may not ask
+            self.send_command("HELLO", check_health=False)
+            hello = super().read_response()
+        self._check(hello)
+
+
+class _AsyncToPrimary(_Guard):
+    """For asyncio's connections."""
+
+    async def on_connect_check_health(self: Any, check_health: bool = True) -> None:
+        """Authenticate, then refuse a replica."""
+        self._seen = self._demotions.count
+        await super().on_connect_check_health(check_health)
+        await self._ask_role()
+
+    async def send_packed_command(self: Any, command: Any, check_health: bool = True) -> None:
+        """Send, over a new connection where the server of this one is a replica by now."""
+        if self._is_outdated():
+            await self.disconnect(nowait=True)
+        elif check_health and self.is_connected and self._is_due():
+            try:
+                await self._ask_role()
+            except ReadOnlyError:
+                self._demotions.count += 1
+                await self.disconnect(nowait=True)
+        await super().send_packed_command(command, check_health)
+
+    async def read_response(self: Any, *arguments: Any, **options: Any) -> Any:
+        """Read an answer, and note a replica's."""
+        try:
+            return await super().read_response(*arguments, **options)
+        except _NOT_PRIMARY:
+            self._demotions.count += 1
+            raise
+
+    async def _ask_role(self: Any) -> None:
+        hello: Any = ()
+        with suppress(ResponseError):  # of a proxy, or to a user who may not ask
+            await self.send_command("HELLO", check_health=False)
+            hello = await super().read_response()
+        self._check(hello)
+
+
+class _Plain(_ToPrimary, Connection):
+    """A blocking connection without TLS."""
+
+
+class _Tls(_ToPrimary, SSLConnection):
+    """A blocking connection with TLS; it reads the CA file at each connection."""
+
+
+class _AsyncPlain(_AsyncToPrimary, AsyncConnection):
+    """An asyncio connection without TLS."""
+
+
+class _AsyncTls(_AsyncToPrimary, AsyncSSLConnection):
+    """An asyncio connection with TLS."""
+
+    async def _connect(self) -> None:
+        self.ssl_context.context = None  # redis-py would keep the CA file as it was at the first connection
+        await super()._connect()
+
+
+def open_redis(address: RedisAddress, timeout_s: float | None = None, *, retries: bool = False) -> Any:
+    """Return a blocking client; nothing is connected yet.
+
+    `retries`: redis-py's own, which take up to 7 s, of a refused password too. Raises ConfigError for a bad file.
+    """
+    options = _options(address, timeout_s)
+    if not retries:
+        options["retry"] = Retry(NoBackoff(), 0)
+    kind = _Tls if options.pop("ssl", False) else _Plain
+    return Redis.from_pool(ConnectionPool(connection_class=kind, **options))
+
+
+def open_async_redis(
+    address: RedisAddress, timeout_s: float | None = None, *, retries: bool = True, single_connection: bool = False
+) -> Any:
+    """Return a client for asyncio; nothing is connected yet. See `open_redis`."""
+    options = _options(address, timeout_s)
+    if not retries:
+        options["retry"] = AsyncRetry(NoBackoff(), 0)
+    kind = _AsyncTls if options.pop("ssl", False) else _AsyncPlain
+    pool: Any = AsyncConnectionPool(connection_class=kind, **options)
+    client = AsyncRedis(connection_pool=pool, single_connection_client=single_connection)
+    client.auto_close_connection_pool = True
+    return client
+
+
+def _options(address: RedisAddress, timeout_s: float | None) -> dict[str, Any]:
+    timeouts = {} if timeout_s is None else {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    return {**address.client_options(), **timeouts, "demotions": _Demotions()}
