@@ -109,7 +109,7 @@ class PutOutcomesBody(Body):
     outcomes: list[ItemOutcomeBody]
 
 
-def _operation(name: str, method: str, summary: str, path: str = "/v1/items/{item_id:path}", **more: Any) -> Operation:
+def _operation(name: str, method: str, summary: str, path: str = "/v1/items/{item_id}", **more: Any) -> Operation:
     schema = {"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
     parameter = Parameter(name="item_id", where="path", schema=schema, description="The item's id")
     return Operation(

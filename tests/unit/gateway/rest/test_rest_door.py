@@ -171,7 +171,7 @@ async def test_an_unknown_path_is_answered_with_the_nearest(rest: RestClient, pa
         ("GET", RECOMMEND, "POST", ErrorDetail),
         ("POST", "/docs", "GET", ErrorDetail),
         ("GET", "/v1/completions", "POST", OpenAiErrorDetail),
-        ("DELETE", "/v1/models/a/b", "GET", OpenAiErrorDetail),
+        ("DELETE", "/v1/models/a%2Fb", "GET", OpenAiErrorDetail),
     ],
 )
 async def test_an_unknown_method_is_answered_with_those_that_exist(
