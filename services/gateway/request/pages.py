@@ -1,6 +1,9 @@
 """Fresh lists: the token `next` of an answer, which a following request sends to get items that were not shown yet. No state is kept.
 
-    token   base64url( format | expiry (Unix s) | number | marks of all items shown so far | HMAC-SHA256 of all this and the user, 16 bytes )
+    token   base64url( format | expiry (Unix s) | number | marks of all items shown so far | HMAC, 16 bytes )
+    HMAC    SHA-256 of the length of all before it, of that itself, and of the user
+
+Format 1 joined marks and user without a length, so one user's token could be cut into another's: it is refused.
 
 A mark is 24 bits of a hash of the item's id, so a token outlives a bundle; one other item in sixty thousand has the mark of one of three
 hundred shown, and is left out too. Marks are sorted, and their differences Rice-coded: about 330 fit into a kilobyte. The key is the same for
@@ -29,7 +32,8 @@ from services.gateway.request.names import Names
 log = structlog.get_logger()
 
 KEEP_S = 3_600
-_FORMAT = 1
+_FORMAT = 2
+_LENGTH_BYTES = 4
 _HEADER = struct.Struct(">BIH")
 _MAC_BYTES = 16
 _MARK_BITS, _MARK_BYTES = 24, 3
@@ -117,7 +121,8 @@ class Pages:
     def _mac(self, content: bytes, user_id: str | None) -> bytes:
         assert self._key is not None
         whose = b"-" if user_id is None else b"+" + user_id.encode()
-        return hmac.digest(self._key, content + whose, sha256)[:_MAC_BYTES]
+        signed = len(content).to_bytes(_LENGTH_BYTES) + content + whose
+        return hmac.digest(self._key, signed, sha256)[:_MAC_BYTES]
 
     def _marks_of(self, live: Live) -> "ItemMarks":
         """Return the marks of a bundle's items; made where it is loaded, in the loading thread."""

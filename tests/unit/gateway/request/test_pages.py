@@ -95,6 +95,19 @@ def test_a_token_is_its_users_its_servers_and_an_hours() -> None:
     assert refusal(token, now_s=NOW_S + KEEP_S + 1).problem == "expired"
 
 
+def test_no_users_token_is_another_users_cut_short() -> None:
+    """A token whose last marks read as the beginning of another id is that user's as little as any other."""
+    for number in range(100_000):
+        raw = base64.urlsafe_b64decode(token_of(f"item {number}", "b", "c") + "==")
+        content, mac = raw[:-16], raw[-16:]
+        if content[-2:-1] == b"+" and chr(content[-1]).isalnum() and content[-1] < 128:
+            break
+    user_id = f"{chr(content[-1])}+u"
+    cut = base64.urlsafe_b64encode(content[:-2] + mac).rstrip(b"=").decode()
+
+    assert "not made for this user" in refusal(cut, user_id=user_id).problem
+
+
 def test_three_hundred_items_fit_and_more_end_the_list() -> None:
     """A token never exceeds a kilobyte; where it would, there is none."""
     token = token_of(*(f"item {number}" for number in range(300)))
