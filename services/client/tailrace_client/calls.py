@@ -67,12 +67,13 @@ class Event:
 class Recorded:
     """The ids of the recorded events, in the order sent: the broker has every one of them.
 
-    `unknown_items` are those of their items that the server's live catalogue lacks, each once.
+    `accepted` counts an id that was sent several times once. `unknown_items` are those of their items that the server's live catalogue lacks, each once.
     """
 
     event_ids: tuple[str, ...]
     num_attempts: int = 1
     unknown_items: tuple[str, ...] = ()
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ def _entry_error(error: dict[str, Any], num_attempts: int) -> TailraceError:
 
 
 def _recorded(body: dict[str, Any], num_attempts: int) -> Recorded:
-    return Recorded(tuple(body["event_ids"]), num_attempts, tuple(body.get("unknown_items", ())))
+    return Recorded(tuple(body["event_ids"]), num_attempts, tuple(body.get("unknown_items", ())), body["accepted"])
 
 
 def _assigned(body: dict[str, Any], num_attempts: int) -> Assigned:

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import json
 import posixpath
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -92,6 +93,7 @@ class HttpApp(Starlette):
         self._errors = errors
         self._operations: list[Operation] = []
         self._document: dict[str, Any] | None = None
+        self._not_offered: list[tuple[re.Pattern[str], ErrorFormat, str]] = []
         self.add_route("/openapi.json", self._answer_openapi)
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
@@ -109,6 +111,10 @@ class HttpApp(Starlette):
         self._operations.append(operation)
         endpoint = _Endpoint(self, operation, handler, on_error)
         self.router.routes.append(SentRoute(operation.path, endpoint, operation.method))
+
+    def describe_missing(self, paths: re.Pattern[str], errors: ErrorFormat, fix: str) -> None:
+        """Answer for paths of this pattern that no operation has in the format of their door, with this fix."""
+        self._not_offered.append((paths, errors, fix))
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document of all operations."""
@@ -132,7 +138,10 @@ class HttpApp(Starlette):
             status, code, headers = _NO_PATH, ErrorKind.NOT_FOUND.value, {}
             problem = f"there is no path {path:.{_MAX_PATH_CHARS}}"
             fix = f"{self._nearest(path[:_MAX_PATH_CHARS])}see /docs for all"
-        body = self._errors_of(http.scope.get("route")).no_route(code, problem, fix, call.request_id)
+            for paths, _, of_door in self._not_offered:
+                if paths.match(path):
+                    problem, fix = f"{path:.{_MAX_PATH_CHARS}} is not offered", of_door
+        body = self._errors_of(http.scope.get("route"), path).no_route(code, problem, fix, call.request_id)
         response = json_response(body, status, headers)
         self.echo(call, response)
         return response
@@ -147,7 +156,7 @@ class HttpApp(Starlette):
             "root_path": "",
         }
         route = next(iter(self._routes_at(meant)), None)
-        response = json_response(self._errors_of(route).body(error, call.request_id), _AMBIGUOUS_PATH)
+        response = json_response(self._errors_of(route, plain).body(error, call.request_id), _AMBIGUOUS_PATH)
         self.echo(call, response)
         return response
 
@@ -161,9 +170,11 @@ class HttpApp(Starlette):
         public = {operation.path: None for operation in self._operations if operation.is_described}
         return "".join(f"the nearest is {near}; " for near in difflib.get_close_matches(path, public, n=1))
 
-    def _errors_of(self, route: Route | None) -> ErrorFormat:
-        """Return the format of the door to which the route belongs; for none, that of unknown paths."""
-        return route.endpoint.operation.errors if route and isinstance(route.endpoint, _Endpoint) else self._errors
+    def _errors_of(self, route: Route | None, path: str) -> ErrorFormat:
+        """Return the format of the door to which the route belongs; for none, of the door whose path it looks like."""
+        if route and isinstance(route.endpoint, _Endpoint):
+            return route.endpoint.operation.errors
+        return next((errors for paths, errors, _ in self._not_offered if paths.match(path)), self._errors)
 
     def echo(self, call: Call, response: Response) -> None:
         """Return the request's id in a header, where that is this app's task."""
@@ -248,8 +259,17 @@ def _audit(http: Request, path: str, who: str, outcome: str, request_id: str) ->
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Write plain values as compact JSON."""
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    """Write plain values as compact JSON. Raises ValueError for numbers that JSON does not have."""
+    return text_response(json_text(body), status, headers)
+
+
+def json_text(body: object) -> str:
+    """Return plain values as compact JSON. Raises ValueError for numbers that JSON does not have."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def text_response(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response with this JSON."""
     return Response(text, status, headers, media_type=JSON)
 
 

@@ -22,6 +22,12 @@ AMBIGUOUS = (
     rf"|^(?!{'|'.join(WITH_PARAMETER)})[^%]*%|%(?![0-9A-Fa-f]{{2}})"
 )
 """A pattern of Python and of HAProxy, for paths as they are sent: without a query, or the host of an absolute target."""
+OPENAI_NAMES = (
+    *("assistants", "audio", "batches", "chat", "chatkit", "completions", "containers", "conversations", "edits"),
+    *("embeddings", "engines", "evals", "files", "fine_tuning", "fine-tunes", "images", "models", "moderations"),
+    *("organization", "projects", "realtime", "responses", "skills", "threads", "uploads", "vector_stores", "videos"),
+)
+"""The names behind /v1 of OpenAI's API, most of which are not offered here: its clients read errors in its envelope."""
 PATH_PROBLEM = "percent-encoded, or with an empty or a dot segment"
 PATH_FIX = "send it as /docs writes it; only a parameter may be encoded, as UTF-8"
 

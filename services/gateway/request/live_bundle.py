@@ -199,5 +199,7 @@ def _warm(live: Live) -> None:
     live.catalogue.index_of  # noqa: B018 - fills the cached property
     for known in (live.catalogue, live.items):
         known.allowed(categories=("",))  # fills the table of categories: 0.5 s at 10^6 items
+    for column in live.items.columns.texts.values():
+        column.codes_with("")  # fills the index of its texts
     if live.student is not None:
         live.student.rank([0], np.ones(num_items, dtype=bool), min(10, num_items))

@@ -178,7 +178,7 @@ def add_items(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int)
     async def fields_of(http: Request) -> dict[str, Any]:
         body = await read_body(http, max_body_bytes)
         refuse_query(http)
-        return _object(body)
+        return await plane().reading.read(body, _object, body)
 
     async def put_one(http: Request, _: Call) -> Response:
         item_id = http.path_params["item_id"]

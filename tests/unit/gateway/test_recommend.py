@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.contracts.features import UserFeatures
+from services.contracts.filters import parse_expression
 from services.contracts.recommend import Filters, Reason, Tier
+from services.contracts.rules import parse_rules
 from services.errors import (
     BundleMismatch,
     BundleNotFound,
@@ -21,6 +24,7 @@ from services.errors import (
     InvalidRequest,
     Overloaded,
 )
+from services.items.expression import FEW_TESTS
 from tests.support.wait import until
 from tests.unit.gateway.world import CONFIG, NOW_S, World, started_world, user
 
@@ -46,6 +50,37 @@ async def test_the_student_answers_when_the_llm_does_not(world: World, fault: di
 
     assert (answer.tier, answer.reason) == (Tier.STUDENT, reason)
     assert [item.item_id for item in answer.items] == ["i19", "i18", "i17"]
+
+
+async def test_long_expressions_are_compiled_beside_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of filters, blocks and boosts, while other requests are answered; what is not done by the deadline is a late request, and helps the next."""
+    threads, may_go_on = list[str](), threading.Event()
+    expressions = world.plane.names.first.current().expressions
+    compute = type(expressions)._compute
+
+    def slow(self: Any, columns: Any, clause: Any, rows: Any) -> Any:
+        """Note who computes, and wait."""
+        threads.append(threading.current_thread().name)
+        assert may_go_on.wait(10)
+        return compute(self, columns, clause, rows)
+
+    monkeypatch.setattr(type(expressions), "_compute", slow)
+    long = {"must": [{"key": "popularity", "range": {"gte": -one}} for one in range(FEW_TESTS + 1)]}
+    filters = Filters(expression=parse_expression(long, "filters"))
+    rules = parse_rules({"boosts": [{"where": {"key": "categories", "eq": "odd"}, "factor": 9.0}]}, "rules")
+    with pytest.raises(DeadlineExceeded):
+        await world.recommend(filters=filters, deadline_ms=40)
+    waiting = asyncio.create_task(world.recommend(filters=filters, rules=rules, deadline_ms=5_000))
+    other = await world.recommend()
+    may_go_on.set()
+    answer = await waiting
+
+    assert other.tier == Tier.LLM
+    assert [item.item_id for item in answer.items]
+    assert "filters" in answer.stages_ms
+    assert {name.partition("_")[0] for name in threads} == {"filters"}
 
 
 async def test_the_feature_read_gets_half_of_the_time_at_most(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

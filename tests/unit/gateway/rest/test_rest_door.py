@@ -150,7 +150,6 @@ async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClie
         ("/v1/Events", EVENTS),
         ("/v1/bundles", "/v1/bundle"),
         ("/v1/explanation/r1", "/v1/explanations/{request_id}"),
-        ("/v1/chat/completion", "/v1/chat/completions"),
         ("/v1/" + "x" * 5_000, ""),
         ("/v1/customers/196", ""),
     ],
@@ -163,6 +162,32 @@ async def test_an_unknown_path_is_answered_with_the_nearest(rest: RestClient, pa
     assert (answer.status_code, error["code"], error["field"], error["request_id"]) == (404, "not_found", None, "mine")
     assert error["fix"] == (f"the nearest is {nearest}; see /docs for all" if nearest else "see /docs for all")
     assert len(answer.content) < 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/responses", 404),
+        ("GET", "/v1/responses/r_1", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/audio/speech", 404),
+        ("POST", "/v1/images/generations", 404),
+        ("GET", "/v1/files", 404),
+        ("POST", "/v1/chat/completions/c_1", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("GET", "/v1/models/org/name", 404),
+        ("POST", "/v1//responses", 400),
+        ("POST", "/v1/%65mbeddings", 400),
+    ],
+)
+async def test_every_path_of_openai_has_its_envelope(rest: RestClient, method: str, path: str, status: int) -> None:
+    """Its clients read no other; the message names the path that is offered."""
+    answer = await rest.http.request(method, path)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, set(error)) == (status, set(OpenAiErrorDetail.model_fields))
+    assert status != 404 or "not offered" in error["message"]
+    assert status != 404 or "/v1/chat/completions" in error["message"]
 
 
 @pytest.mark.parametrize(
