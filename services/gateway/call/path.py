@@ -42,7 +42,8 @@ def check_path(path: bytes) -> None:
 
 def sent_path(connection: Mapping[str, Any]) -> bytes:
     """Return a request's path as it was sent. A server that does not keep it has decoded it: it is encoded again, and its slashes separate segments."""
-    sent: bytes = connection.get("raw_path") or quote_from_bytes(connection["path"].encode(errors="surrogateescape"))
+    decoded = str(connection["path"]).encode(errors="surrogateescape")
+    sent: bytes = connection.get("raw_path") or quote_from_bytes(decoded).encode()
     root = str(connection.get("root_path", "")).encode()
     return sent.removeprefix(root) if sent.startswith(root + b"/") else sent
 

@@ -110,7 +110,8 @@ class RpcDoor:
                     request, parse, request, self._max_body_bytes, call.request_id, deadline_ms
                 )
             except InvalidRequest:
-                call.request_id = await plane.reading.read(request, request_id_of, request, kind) or call.request_id
+                sent_id: str | None = await plane.reading.read(request, request_id_of, request, kind)
+                call.request_id = sent_id or call.request_id
                 raise
             call.request_id = message.request_id
             return format_recommendation(await plane.recommend(message, arrival, DOOR, call.admitted))

@@ -3,6 +3,7 @@
 An unavailable feature store is a fact here, not an error. Decides nothing: `services.router.policy` decides by these facts.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -212,7 +213,9 @@ def _usable_list(
     request: RecommendRequest, live: Live, features: UserFeatures, masks: Masks, *, has_recent_items: bool
 ) -> ItemRanking | None:
     stored = features.precomputed
-    if stored is None or not list_is_fresh(stored, row_us=features.as_of_us, has_recent_items=has_recent_items):
+    if stored is None or not all(map(math.isfinite, stored.scores)):
+        return None
+    if not list_is_fresh(stored, row_us=features.as_of_us, has_recent_items=has_recent_items):
         return None
     ranking = ItemRanking.of(Tier.PRECOMPUTED, stored.item_ids, stored.scores, live.catalogue)
     num_survivors = int(masks.allowed[sorted(set(ranking.indices))].sum())

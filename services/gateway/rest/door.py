@@ -134,7 +134,8 @@ class _RestDoor:
                 deadline_ms = deadline_ms_from(http.headers, MAX_DEADLINE_MS)
                 request = await self._reading.read(body, parse, body, call.request_id, deadline_ms)
             except InvalidRequest:
-                call.request_id = await self._reading.read(body, request_id_of, body) or call.request_id
+                sent_id: str | None = await self._reading.read(body, request_id_of, body)
+                call.request_id = sent_id or call.request_id
                 raise
             return await self._answer(request, arrival, call)
 

@@ -85,7 +85,7 @@ B = TypeVar("B", bound=BaseModel)
 class Body(BaseModel):
     """A body, of which unknown fields and wrong types are refused."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RangeBody(Body):

@@ -3,11 +3,13 @@
 import asyncio
 import gc
 import json
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -50,6 +52,31 @@ async def test_the_student_answers_when_the_llm_does_not(world: World, fault: di
 
     assert (answer.tier, answer.reason) == (Tier.STUDENT, reason)
     assert [item.item_id for item in answer.items] == ["i19", "i18", "i17"]
+
+
+async def test_scores_that_are_no_numbers_are_a_failed_tier(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the LLM, then of the student too, and of a stored list: the next tier answers, with numbers."""
+    nans = (math.nan, math.inf, -math.inf)
+    rank = world.llm.rank
+
+    async def ranked(request: Any, timeout_s: float) -> Any:
+        """Rank with these scores."""
+        return replace(await rank(request, timeout_s), scores=(0.0, *nans)[: len(request.history_item_ids)])
+
+    listed = world.features.users["listed"]
+    assert listed.precomputed is not None
+    spoiled = replace(listed.precomputed, scores=(*listed.precomputed.scores[:-1], math.nan))
+    world.features.users["listed"] = replace(listed, precomputed=spoiled)
+    stored = await world.recommend("listed")
+    monkeypatch.setattr(world.llm, "rank", ranked)
+    by_llm = await world.recommend()
+    monkeypatch.setattr(world.student, "rank", lambda *_: (np.arange(3), np.array(nans)))
+    by_student = await world.recommend()
+
+    assert stored.tier is not Tier.PRECOMPUTED
+    assert (by_llm.tier, by_llm.reason) == (Tier.STUDENT, Reason.LLM_FAILED)
+    assert (by_student.tier, by_student.reason) == (Tier.POPULAR, Reason.STUDENT_FAILED)
+    assert all(math.isfinite(item.score) for answer in (stored, by_llm, by_student) for item in answer.items)
 
 
 async def test_long_expressions_are_compiled_beside_the_event_loop(
