@@ -1,14 +1,15 @@
 """Expressions over items' columns, compiled to masks and kept until a column that they read changes. Numpy only.
 
-A mask is computed from whole columns once: about a millisecond a test for a million items. Where few items changed since, it is copied and
-computed again for those alone. Masks do not change once they are made, so any thread may compile and read.
+A mask is computed from whole columns once: about a millisecond a test for a million items. After few changes it is copied and computed
+again for the changed items only. A computed mask never changes, so any thread may compile and read.
 """
 
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
@@ -39,9 +40,12 @@ Revisions = tuple[tuple[Column, int], ...]
 """The columns that an expression reads, with the revision of each."""
 
 
+_NO_LOCK: AbstractContextManager[Any] = nullcontext()
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A mask with what it was made of. `generation` is that of the tables of columns: a column's name may have got another column."""
+    """A mask with the columns that it was computed from. `generation` is that of the tables of columns: a column's name may have got another column."""
 
     mask: np.ndarray
     revisions: Revisions
@@ -49,7 +53,7 @@ class _Kept:
     generation: int
 
     def is_current(self, generation: int, num_named: int) -> bool:
-        """Whether nothing that the mask was made of has changed."""
+        """Whether the columns are unchanged since the mask was computed."""
         is_same = self.num_named == num_named and self.generation == generation
         return is_same and all(column.revision == made for column, made in self.revisions)
 
@@ -60,7 +64,7 @@ class _Kept:
 
 
 class Budget:
-    """What the expressions of one request, or of all requests of a batch, may cost together; equal ones count once."""
+    """The tests of items that one request, or one batch of requests, may take; equal expressions count once."""
 
     def __init__(self) -> None:
         self._num_tests = self._num_cells = 0
@@ -86,17 +90,24 @@ class Budget:
 class Expressions:
     """Compiles expressions over the columns of one layout, which another thread may change."""
 
-    def __init__(self, items: ItemLayout, max_cache_bytes: int = MAX_CACHE_BYTES) -> None:
-        """Take the layout. Masks are kept in `max_cache_bytes`, keys included; the newest always is."""
+    def __init__(
+        self,
+        items: ItemLayout,
+        max_cache_bytes: int = MAX_CACHE_BYTES,
+        lock: AbstractContextManager[Any] = _NO_LOCK,
+    ) -> None:
+        """Take the layout. Masks are kept in `max_cache_bytes`, keys included; the newest always is.
+
+        Several threads may compile with a `lock`. It is held while a kept mask is found or replaced, never while one is computed.
+        """
         self._items = items
         self._max_cache_bytes = max_cache_bytes
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self.num_bytes = 0
-        """What the kept masks take, their keys included."""
+        """The size of the kept masks, keys included."""
         self._tables: Tables | None = None
         self._generation = 0
-        self._lock = threading.Lock()
-        """Held while the kept masks are looked up and replaced, never while one is computed."""
+        self._lock = lock
 
     @property
     def columns(self) -> ItemColumns:
@@ -144,7 +155,7 @@ class Expressions:
         return Compiled(self, {clause.text: self.mask(clause) for clause in clauses})
 
     def compiled_soon(self, clauses: Sequence[Clause]) -> "Compiled | None":
-        """Return the same where it is no long work: masks are kept, or made of few cells. None where it would hold an event loop."""
+        """Return the same if the masks are kept or take few tests of few items; None if computing them would block an event loop."""
         num_tests = sum(clause.num_tests for clause in clauses)
         if num_tests <= FEW_TESTS and num_tests * self.columns.num_items <= _FEW_CELLS:
             return self.compiled(clauses)

@@ -1,7 +1,7 @@
 """Paths of requests: which are refused because they can be read in two ways, and how a path is matched with that of an operation.
 
 Edge and doors both go by the path as it was sent, before it is decoded. A parameter is one segment, decoded after the match: a slash in it is
-%2F, and a further segment makes another path. What a server on the way could rewrite is refused at both, by one pattern: the edge would
+%2F, and a further segment makes another path. Both refuse paths that a server between them could rewrite, by one pattern: the edge would
 repeat `/v1/%65vents`, and the door record it twice.
 """
 
@@ -27,7 +27,7 @@ OPENAI_NAMES = (
     *("embeddings", "engines", "evals", "files", "fine_tuning", "fine-tunes", "images", "models", "moderations"),
     *("organization", "projects", "realtime", "responses", "skills", "threads", "uploads", "vector_stores", "videos"),
 )
-"""The names behind /v1 of OpenAI's API, most of which are not offered here: its clients read errors in its envelope."""
+"""Names behind /v1 in OpenAI's API. Few are offered here; OpenAI's clients read errors in its envelope only."""
 PATH_PROBLEM = "percent-encoded, or with an empty or a dot segment"
 PATH_FIX = "send it as /docs writes it; only a parameter may be encoded, as UTF-8"
 

@@ -1,4 +1,4 @@
-"""Work too long for the event loop, in threads beside it: few, because whatever runs Python takes the interpreter from the loop."""
+"""Runs work that would block the event loop in a few threads: each thread that runs Python delays the loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,11 +13,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SHORT_BYTES = 16_384
-"""A body up to this size is read within some milliseconds, whatever it holds."""
+"""Reading a body up to this size takes some milliseconds at most."""
 
 
 class LongWork:
-    """Runs work of one kind, in the order in which it comes. `stage` names it in errors."""
+    """Runs work of one kind, first come, first served. `stage` names it in errors."""
 
     def __init__(self, stage: str, num_threads: int = 1) -> None:
         self._stage = stage

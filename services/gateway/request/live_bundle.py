@@ -4,6 +4,7 @@ A bundle that does not load leaves those before it in place. It does not know ho
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -166,7 +167,8 @@ class LiveBundle:
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue) if bundle.is_trained else None
         items, similar = self._catalogue_state.lay(catalogue), bundle.similar(len(catalogue.item_ids))
-        live = Live(self.name, bundle.version, catalogue, student, bundle.manifest, items, Expressions(items), similar)
+        expressions = Expressions(items, lock=threading.Lock())
+        live = Live(self.name, bundle.version, catalogue, student, bundle.manifest, items, expressions, similar)
         _warm(live)
         for prepare in self._prepare:
             prepare(live)

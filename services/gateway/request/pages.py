@@ -42,7 +42,7 @@ _MARK_BITS, _MARK_BYTES = 24, 3
 _MAX_BYTES = MAX_NEXT_CHARS * 3 // 4
 _KEY_TIMEOUT_S, _KEY_EVERY_S = 1.0, 10.0
 _FEW_BEHIND = 4_096
-"""So many new items are marked, and looked through, by the request that needs them."""
+"""Up to this number of new items, the request itself marks and searches them."""
 _FIX = "send the `next` of this user's last answer, or leave it out to begin again"
 
 
@@ -81,7 +81,7 @@ class Pages:
         await self._source.close()
 
     async def refresh(self) -> None:
-        """Get the key, of which the last one stays while the store is unavailable, and mark the items that have come."""
+        """Get the key, keeping the last key while the store is unavailable, and mark new items."""
         with suppress(DependencyUnavailable):
             self._key = await self._source.get(self._key, _KEY_TIMEOUT_S)
         for live, known in [*self._marks.items()]:
@@ -156,7 +156,7 @@ class ItemMarks:
         return live.items.num_named - self._sorted.num_items
 
     def catch_up(self, live: Live) -> None:
-        """Sort the items that have come. Call beside the event loop: it takes 0.5 s for 200,000."""
+        """Sort the new items. Takes 0.5 s for 200,000: call in a thread."""
         self._sorted = _Sorted.of(self._sorted, live)
 
     def items(self, marks: Sequence[int], live: Live) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """A compiled expression equals its evaluation item by item, whatever has changed since it was compiled."""
 
 import math
+import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -204,7 +205,7 @@ def test_threads_compile_at_once_while_items_change() -> None:
     """Each mask is right as of some moment of the call, and in the end every mask is that of the last change."""
     items = ItemLayout(catalogue())
     put(items, "i0", {"price": 0.0})
-    expressions = Expressions(items, max_cache_bytes=3 * kept_bytes(items))
+    expressions = Expressions(items, 3 * kept_bytes(items), lock=threading.Lock())
     clauses = [Condition.of("price", Range(gte=float(limit))) for limit in range(6)]
 
     def compile_often(turn: int) -> None:
