@@ -122,7 +122,7 @@ def measure_stage() -> dict[str, float]:
     drawn = np.random.default_rng(1).permutation(2_000)[:NUM_CANDIDATES]
     ranking = ItemRanking(Tier.STUDENT, drawn, np.linspace(0, -9, NUM_CANDIDATES))
     known = Known(
-        expressions=scene.expressions,
+        expressions=scene.expressions.compiled([]),
         index=scene.items.index,
         showable=scene.items.columns.available.copy(),
         available=scene.items.columns.available,

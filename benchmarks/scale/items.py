@@ -83,7 +83,8 @@ async def _answer_all(live: Live, histories: np.ndarray) -> list[_Answered]:
         request = RecommendRequest(request_id=f"r{number}", user_id="u", k=20, exclude_seen=True)
         started_s, worked_s, arrived_s = time.perf_counter(), time.thread_time(), time.monotonic()
         deadline, timer = deadline_from(arrived_s, None, _LIMITS), StageTimer(time.monotonic, arrived_s)
-        context = build_context(request, NO_SURFACE, ANYONE, deadline, live, features, timer)
+        compiled = live.expressions.compiled([])
+        context = build_context(request, NO_SURFACE, ANYONE, deadline, live, features, timer, compiled)
         started = tier.rank(context)
         ranking = (await started if isinstance(started, asyncio.Task) else started).ranking
         rankings = () if ranking is None else (ranking,)

@@ -93,11 +93,12 @@ class Interaction:
 class Recorded:
     """Events that the broker has: their ids in the order sent, and the items of theirs that the live catalogue lacks, each once.
 
-    No item is called unknown while no bundle is loaded.
+    `accepted` counts an id that was sent several times once. No item is called unknown while no bundle is loaded.
     """
 
     event_ids: tuple[str, ...]
     unknown_items: tuple[str, ...]
+    accepted: int
 
 
 def decode_interaction(value: bytes | None) -> Interaction:

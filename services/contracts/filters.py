@@ -21,6 +21,10 @@ MAX_DEPTH = 5
 MAX_CONDITIONS = 100
 MAX_VALUES = 2_000
 """Values of all conditions of one expression together."""
+_TEXTS_A_TEST = 250
+"""So many texts are looked up in the time of a test."""
+MOST_COMPARED = 32
+"""Numbers of one condition that are compared in turn; more are searched for, which takes as long."""
 TESTS = ("eq", "in", "range", "exists")
 BRANCHES = ("must", "should", "must_not")
 BOUNDS = ("gte", "gt", "lte", "lt")
@@ -63,6 +67,14 @@ class Condition:
     test: Test = field(compare=False)
     text: str
 
+    @property
+    def num_tests(self) -> int:
+        """How many tests of every item it takes: one, or one for each number, and for many texts."""
+        if not isinstance(self.test, OneOf):
+            return 1
+        num_texts = sum(isinstance(one, str) for one in self.test.values)
+        return min(max(1, len(self.test.values) - num_texts + num_texts // _TEXTS_A_TEST), MOST_COMPARED)
+
     @classmethod
     def of(cls, key: str, test: Test) -> "Condition":
         """Make a condition and its canonical text."""
@@ -84,6 +96,8 @@ class Expression:
     should: tuple["Clause", ...] = field(compare=False)
     must_not: tuple["Clause", ...] = field(compare=False)
     text: str
+    num_tests: int = field(compare=False)
+    """How many tests of every item it takes."""
 
     @classmethod
     def of(
@@ -91,7 +105,8 @@ class Expression:
     ) -> "Expression":
         """Make an expression and its canonical text, in which neither order nor doubles of clauses count."""
         text = " ".join(f"{{{';'.join(sorted({one.text for one in part}))}}}" for part in (must, should, must_not))
-        return cls(tuple(must), tuple(should), tuple(must_not), text)
+        num_tests = sum(one.num_tests for part in (must, should, must_not) for one in part)
+        return cls(tuple(must), tuple(should), tuple(must_not), text, num_tests)
 
 
 Clause = Condition | Expression

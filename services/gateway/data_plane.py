@@ -21,13 +21,15 @@ from models.catalogue import Catalogue
 from models.registry import BundleStore
 from services.contracts.events import Recorded
 from services.contracts.rank import RankRequest
+from services.contracts.recommend import PopularIn, RecommendRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
 from services.gateway.assign import Assign
 from services.gateway.batch import RecommendBatch
 from services.gateway.events.items import ItemOperations, ItemReader
-from services.gateway.events.record import Draft, EventLog, RecordEvents
+from services.gateway.events.record import Draft, EventLog, RecordEvents, once_each
 from services.gateway.overload.admission import Admission, AdmissionLimits
+from services.gateway.overload.long_work import LongWork
 from services.gateway.overload.monitor import EdgeWatch, LoadMonitor
 from services.gateway.preview import PreviewSurface
 from services.gateway.recommend import Recommend
@@ -35,9 +37,9 @@ from services.gateway.records.answer import RefusalRecord, RefusalSink
 from services.gateway.records.explanations import Explanations, ExplanationStore
 from services.gateway.records.metrics import AnswerMetrics
 from services.gateway.records.sinks import Impressions, RecordSink, log_answer, log_refusal, set_span_attributes
-from services.gateway.request.candidates import check_rules
+from services.gateway.request.candidates import check_rules, clauses_of
 from services.gateway.request.context import Features
-from services.gateway.request.live_bundle import LiveBundle, Student
+from services.gateway.request.live_bundle import Live, LiveBundle, Student
 from services.gateway.request.names import Names
 from services.gateway.request.pages import PageKey, Pages
 from services.gateway.shadow import Candidate, Shadow, Teacher
@@ -151,6 +153,7 @@ class DataPlane:
         self.similar = similar
         self.load = load
         self.clock = clock
+        self.reading = LongWork("body")
         self.edge = EdgeWatch(load, clock, wall_clock)
         self._surfaces = surfaces
         self.experiments = experiments
@@ -199,12 +202,13 @@ class DataPlane:
 
     async def record(self, drafts: Sequence[Draft], door: str, request_id: str) -> Recorded:
         """Record events; see RecordEvents."""
-        event_ids = await self._record(drafts)
-        known, item_ids = [live.items for live in self.names.loaded], [draft["item_id"] for draft in drafts]
+        sent = await self._record(drafts)
+        events, known = once_each(sent), [live.items for live in self.names.loaded]
+        item_ids = [event.item_id for event in events]
         unknown = [one for one in item_ids if known and all(items.index(one) is None for items in known)]
-        self._metrics.recorded(door, [draft.get("request_id") for draft in drafts], len(unknown))
-        log.info("recorded", request_id=request_id, door=door, num_events=len(event_ids), num_unknown=len(unknown))
-        return Recorded(event_ids, tuple(dict.fromkeys(unknown)))
+        self._metrics.recorded(door, [event.request_id for event in events], len(unknown))
+        log.info("recorded", request_id=request_id, door=door, num_events=len(events), num_unknown=len(unknown))
+        return Recorded(tuple(event.event_id for event in sent), tuple(dict.fromkeys(unknown)), len(events))
 
     @property
     def max_events_per_request(self) -> int:
@@ -336,6 +340,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         last=popular,
         load=load,
         pages=pages,
+        compiling=LongWork("filters", num_threads=2),
         rationale=RationaleWriter(text, text_report.metrics.rationales, ports.wall_clock),
         limits=config.deadlines,
         feature_timeout_s=config.feature_timeout_s,
@@ -343,6 +348,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         wall_clock=ports.wall_clock,
     )
     names.before_swap(lambda one: answer_metrics.bundle_loaded(one.name, one.version))
+    names.before_swap(lambda one: _compile_surfaces(one, surfaces, names.first.name))
     again = StudentTier(ports.clock)  # a thread of its own: no request waits behind a second ranking
     teacher = LlmTier(gated, _ANY_HISTORY, config.llm_beam_width, metrics.breaker_open, ports.clock)
     rankers = (
@@ -431,6 +437,14 @@ def _check_surface(surface: Surface, names: Names) -> None:
         if surface.filter is not None:
             expressions.check(surface.filter, f"{surface.name}.filter")
         check_rules(surface.rules, f"{surface.name}.rules", expressions)
+
+
+def _compile_surfaces(live: Live, surfaces: Surfaces, first_name: str) -> None:
+    """Compute the masks of the surfaces of this bundle's name before it answers: the first requests would spend their deadlines on it."""
+    for surface in surfaces.in_force.values():
+        if (surface.model or first_name) == live.name:
+            request = RecommendRequest(request_id="warm-up", subject=PopularIn(), surface=surface.name)
+            live.expressions.compiled([clause for _, clause in clauses_of(surface.applied_to(request))])
 
 
 def _text_tier(ports: Ports, config: PlaneConfig, load: LoadMonitor, report: TextReport) -> TextTier | None:

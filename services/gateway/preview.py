@@ -4,6 +4,7 @@ No impression is sent, so that what is only looked at neither counts as shown no
 answers differ by their surfaces alone.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -51,7 +52,7 @@ class PreviewSurface:
 
         Raises InvalidRequest for a text that could not be saved, and whatever an ordinary request raises.
         """
-        drafted = self._surfaces.read_draft(text)
+        drafted = await asyncio.to_thread(self._surfaces.read_draft, text)
         if name not in drafted:
             raise InvalidRequest("surface", f"unknown surface {name!r:.100}", nearest(name, drafted))
         request = RecommendRequest(request_id=request_id, user_id=user_id, surface=name)

@@ -24,9 +24,10 @@ from services.contracts.recommend import (
 )
 from services.errors import as_tailrace_error
 from services.gateway.overload.admission import Verdict
+from services.gateway.overload.long_work import LongWork
 from services.gateway.overload.monitor import LoadMonitor
 from services.gateway.records.answer import AnswerRecord, AnswerSink, FailureRecord, FailureSink, RoutingRecord
-from services.gateway.request.candidates import Chosen, ItemRanking, as_items, check_items, choose
+from services.gateway.request.candidates import Chosen, ItemRanking, as_items, check_items, choose, clauses_of
 from services.gateway.request.context import (
     UNREAD,
     FeatureLookup,
@@ -44,6 +45,7 @@ from services.gateway.rules.stage import Ruled, apply_rules
 from services.gateway.surfaces.surface import Surface
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.tiers.tier import LastTier, RankingTier, TierResult
+from services.items.expression import Budget, Compiled
 from services.observability.tracing import trace_id
 from services.router import policy
 from services.router.deadline import Arrival, Deadline, DeadlineLimits, deadline_from
@@ -93,6 +95,7 @@ class Recommend:
         load: LoadMonitor,
         rationale: RationaleWriter,
         pages: Pages,
+        compiling: LongWork,
         sinks: Sequence[AnswerSink],
         failure_sinks: Sequence[FailureSink] = (),
         limits: DeadlineLimits,
@@ -110,6 +113,7 @@ class Recommend:
         self._load = load
         self._rationale = rationale
         self._pages = pages
+        self._compiling = compiling
         self._sinks = sinks
         self._failure_sinks = failure_sinks
         self._limits = limits
@@ -119,17 +123,24 @@ class Recommend:
         self._draw = draw
 
     async def __call__(
-        self, request: RecommendRequest, arrival: Arrival, door: str, caller: Caller, features: Features | None = None
+        self,
+        request: RecommendRequest,
+        arrival: Arrival,
+        door: str,
+        caller: Caller,
+        features: Features | None = None,
+        budget: Budget | None = None,
     ) -> Recommendation:
-        """Answer a request of `caller` that arrived through `door`. `features` are read from here instead of the store.
+        """Answer a request of `caller` that arrived through `door`. `features` are read from here instead of the store; `budget` is that of the batch which holds the request.
 
-        Raises InvalidRequest for more items than the caller may request, an unknown surface, and filters or rules that name what the catalogue lacks, NotFound for such an item,
-        DependencyUnavailable before the first bundle of its name, Overloaded if this priority gets no answer even from memory, or past the deadline.
+        Raises InvalidRequest for more items than the caller may request, an unknown surface, filters or rules that name what the catalogue lacks or exceed the budget, NotFound for such an item,
+        DependencyUnavailable before the first bundle of its name, Overloaded if this priority gets no answer even from memory, or past the deadline,
+        DeadlineExceeded where the masks of its filters are not computed by then.
         """
         surface = self._surfaces.find(request.surface, request.unit_id)
         live = self._live_for(request, surface)
         try:
-            return await self._assigned(request, arrival, door, caller, features, surface, live)
+            return await self._assigned(request, arrival, door, caller, features, budget, surface, live)
         except BaseException as error:  # the assignment is on record, whatever its request ends with
             self._record_failure(request, live, surface.variant, error)
             raise
@@ -141,15 +152,17 @@ class Recommend:
         door: str,
         caller: Caller,
         features: Features | None,
+        budget: Budget | None,
         surface: Surface,
         live: Live,
     ) -> Recommendation:
         """Answer a request by the bundle that is assigned to its user."""
-        check_items(request, live.items, live.expressions)
-        request = request.after(self._pages.shown_before(request, live))
+        check_items(request, live.items, live.expressions, budget)
         request = surface.applied_to(request.excluding_seen(default=not live.repeats))
         request.check_k(caller.max_k)
         deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits)
+        budget_s = deadline.budget_s(self._clock())
+        request = request.after(await self._pages.shown_before(request, live, budget_s))
         is_in_time = await self._load.queue.begin(caller.priority, deadline)
         if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:  # a slow upload is no queue
             raise self._load.refusal("expired")
@@ -163,13 +176,14 @@ class Recommend:
             return self._answer_from_memory(admitted, items)
 
         stages = StageTimer(self._clock, arrival.at_s)
+        expressions = await self._compile(request, live, deadline, stages)
         with self._load.working(), stages.measure("features"):
             lookup = (
                 UNREAD if verdict is Verdict.SHED else await self._read(request, live.lists_version, deadline, features)
             )
         with stages.measure("route"):
             request = request.after(avoided(request, lookup.features, self._wall_clock()))
-            context = build_context(request, surface, caller, deadline, live, lookup, stages)
+            context = build_context(request, surface, caller, deadline, live, lookup, stages, expressions)
             budget_s = deadline.budget_s(self._clock())
             facts = context.facts((tier.facts(context, budget_s) for tier in self._tiers.values()), budget_s)
             planned = policy.plan(facts)
@@ -251,6 +265,16 @@ class Recommend:
             sink(record)
         return answer
 
+    async def _compile(self, request: RecommendRequest, live: Live, deadline: Deadline, stages: StageTimer) -> Compiled:
+        """Return the masks of the request's clauses, made beside the event loop where that is long work. Raises DeadlineExceeded."""
+        clauses = [clause for _, clause in clauses_of(request)]
+        found = live.expressions.compiled_soon(clauses)
+        if found is None:
+            with stages.measure("filters"):
+                budget_s = deadline.budget_s(self._clock())
+                found = await self._compiling.run(budget_s, live.expressions.compiled, clauses)
+        return found
+
     async def _read(
         self, request: RecommendRequest, version: str, deadline: Deadline, features: Features | None
     ) -> FeatureLookup:
@@ -296,7 +320,7 @@ class Recommend:
         if not rules.reorder and exploration is None:
             return choose(rankings, showable, context.request.num_items, available), None
         known = Known(
-            expressions=context.live.expressions,
+            expressions=context.expressions,
             index=context.live.items.index,
             showable=showable,
             available=available,

@@ -1,23 +1,35 @@
 """Expressions over items' columns, compiled to masks and kept until a column that they read changes. Numpy only.
 
-A mask is computed from whole columns once: some milliseconds for a million items. After that, where few items changed since, it is computed
-for these alone, in place. So a live catalogue costs nothing that grows with its size.
+A mask is computed from whole columns once: about a millisecond a test for a million items. After few changes it is copied and computed
+again for the changed items only. A computed mask never changes, so any thread may compile and read.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
-from services.contracts.filters import ITEM_ID, Clause, Condition, Exists, OneOf, Range, conditions_of
+from services.contracts.filters import ITEM_ID, MOST_COMPARED, Clause, Condition, Exists, OneOf, Range, conditions_of
 from services.contracts.plain import nearest
 from services.errors import InvalidRequest
 from services.items.columns import ALL, FlagColumn, ItemColumns, Kind, NumberColumn, Rows, TextColumn
 from services.items.layout import ItemLayout
 
 MAX_CACHE_BYTES = 32 * 1_048_576
-_FEW_VALUES = 32
+MAX_CELLS = 200_000_000
+"""Tests times items of one request or one batch: at most half a second of one core."""
+MAX_TESTS = 2_000
+"""Tests of one request or one batch, however few items there are."""
+FEW_TESTS, _FEW_CELLS = 32, 1_000_000
+"""So little is computed sooner than it is handed to another thread."""
+_DIGEST_BYTES = 16
+_ENTRY_BYTES, _COLUMN_BYTES = 600, 120
+"""Sizes of a kept mask's key and record, and of its reference to a column."""
+_FEW_VALUES = MOST_COMPARED
 """So many are compared in turn sooner than each cell is looked for among them."""
 _WRITTEN: Mapping[Kind, str] = {"text": "texts", "number": "numbers", "flag": "true or false"}
 _KIND_OF: Mapping[type, Kind] = {str: "text", float: "number", bool: "flag"}
@@ -28,29 +40,74 @@ Revisions = tuple[tuple[Column, int], ...]
 """The columns that an expression reads, with the revision of each."""
 
 
-@dataclass(slots=True)
-class _Compiled:
+_NO_LOCK: AbstractContextManager[Any] = nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A mask with the columns that it was computed from. `generation` is that of the tables of columns: a column's name may have got another column."""
+
     mask: np.ndarray
     revisions: Revisions
     num_named: int
-    tables: Tables
+    generation: int
 
-    def is_current(self, tables: Tables, num_named: int) -> bool:
-        """Whether nothing that the mask was made of has changed."""
-        if self.num_named != num_named or any(one is not other for one, other in zip(self.tables, tables, strict=True)):
-            return False
-        return all(column.revision == made for column, made in self.revisions)
+    def is_current(self, generation: int, num_named: int) -> bool:
+        """Whether the columns are unchanged since the mask was computed."""
+        is_same = self.num_named == num_named and self.generation == generation
+        return is_same and all(column.revision == made for column, made in self.revisions)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes, its key included."""
+        return self.mask.nbytes + _ENTRY_BYTES + _COLUMN_BYTES * len(self.revisions)
+
+
+class Budget:
+    """The tests of items that one request, or one batch of requests, may take; equal expressions count once."""
+
+    def __init__(self) -> None:
+        self._num_tests = self._num_cells = 0
+        self._seen: set[tuple[int, str]] = set()
+
+    def spend(self, clause: Clause, path: str, expressions: "Expressions") -> None:
+        """Count a clause over the items of one bundle. Raises InvalidRequest naming the path where it exceeds what is left."""
+        key = id(expressions), clause.text
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        num_items = expressions.columns.num_items
+        most = min(MAX_TESTS - self._num_tests, (MAX_CELLS - self._num_cells) // max(1, num_items))
+        if clause.num_tests > most:
+            problem = f"{clause.num_tests} tests of {num_items} items, with {self._num_tests} before them"
+            raise InvalidRequest(
+                path, problem, f"send at most {min(MAX_TESTS, MAX_CELLS // max(1, num_items))} in one call"
+            )
+        self._num_tests += clause.num_tests
+        self._num_cells += clause.num_tests * num_items
 
 
 class Expressions:
-    """Compiles expressions over the columns of one layout, which another thread may change. Masks are for one thread at a time."""
+    """Compiles expressions over the columns of one layout, which another thread may change."""
 
-    def __init__(self, items: ItemLayout, max_cache_bytes: int = MAX_CACHE_BYTES) -> None:
-        """Take the layout. Masks are kept in `max_cache_bytes`; the newest always is."""
+    def __init__(
+        self,
+        items: ItemLayout,
+        max_cache_bytes: int = MAX_CACHE_BYTES,
+        lock: AbstractContextManager[Any] = _NO_LOCK,
+    ) -> None:
+        """Take the layout. Masks are kept in `max_cache_bytes`, keys included; the newest always is.
+
+        Several threads may compile with a `lock`. It is held while a kept mask is found or replaced, never while one is computed.
+        """
         self._items = items
         self._max_cache_bytes = max_cache_bytes
-        self._kept: OrderedDict[str, _Compiled] = OrderedDict()
-        self._num_bytes = 0
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self.num_bytes = 0
+        """The size of the kept masks, keys included."""
+        self._tables: Tables | None = None
+        self._generation = 0
+        self._lock = lock
 
     @property
     def columns(self) -> ItemColumns:
@@ -74,33 +131,60 @@ class Expressions:
     def mask(self, clause: Clause) -> np.ndarray:
         """Return the items for which a clause holds, (num_items,) bool; an attribute that no item has holds for none.
 
-        The mask is kept and mended: read it only, and before the next call.
+        The mask is kept for others too: read it only.
         """
-        num_named = self._items.num_named
-        columns, found = self.columns, self._kept.get(clause.text)
+        key, num_named, columns = _key(clause), self._items.num_named, self.columns
         tables = columns.texts, columns.numbers, columns.flags
-        if found is not None and found.is_current(tables, num_named):
-            self._kept.move_to_end(clause.text)
+        found, generation = self._look_up(key, tables)
+        if found is not None and found.is_current(generation, num_named):
             return found.mask
         revisions = tuple((column, column.revision) for column in _columns_read(tables, clause))  # before the cells
         changed = None if found is None else _changed_between(found, revisions, columns.num_items, num_named)
         if found is None or changed is None:
-            found = _Compiled(self._compute(columns, clause, ALL), revisions, num_named, tables)
-            self._keep(clause.text, found)
-            return found.mask
-        self._kept.move_to_end(clause.text)
-        if len(changed):
-            found.mask[changed] = self._compute(columns, clause, changed)
-        found.revisions, found.num_named, found.tables = revisions, num_named, tables
-        return found.mask
+            mask = self._compute(columns, clause, ALL)
+        elif len(changed):
+            mask = found.mask.copy()
+            mask[changed] = self._compute(columns, clause, changed)
+        else:
+            mask = found.mask
+        self._keep(key, _Kept(mask, revisions, num_named, generation))
+        return mask
 
-    def _keep(self, text: str, compiled: _Compiled) -> None:
-        if (before := self._kept.pop(text, None)) is not None:
-            self._num_bytes -= before.mask.nbytes
-        self._kept[text] = compiled
-        self._num_bytes += compiled.mask.nbytes
-        while self._num_bytes > self._max_cache_bytes and len(self._kept) > 1:
-            self._num_bytes -= self._kept.popitem(last=False)[1].mask.nbytes
+    def compiled(self, clauses: Sequence[Clause]) -> "Compiled":
+        """Return the masks of a request's clauses."""
+        return Compiled(self, {clause.text: self.mask(clause) for clause in clauses})
+
+    def compiled_soon(self, clauses: Sequence[Clause]) -> "Compiled | None":
+        """Return the same if the masks are kept or take few tests of few items; None if computing them would block an event loop."""
+        num_tests = sum(clause.num_tests for clause in clauses)
+        if num_tests <= FEW_TESTS and num_tests * self.columns.num_items <= _FEW_CELLS:
+            return self.compiled(clauses)
+        masks: dict[str, np.ndarray] = {}
+        columns, num_named = self.columns, self._items.num_named
+        for clause in clauses:
+            found, generation = self._look_up(_key(clause), (columns.texts, columns.numbers, columns.flags))
+            if found is None or not found.is_current(generation, num_named):
+                return None
+            masks[clause.text] = found.mask
+        return Compiled(self, masks)
+
+    def _look_up(self, key: bytes, tables: Tables) -> tuple[_Kept | None, int]:
+        """Return the kept mask, if there is one, and the generation of these tables."""
+        with self._lock:
+            if self._tables is None or any(one is not other for one, other in zip(self._tables, tables, strict=True)):
+                self._tables, self._generation = tables, self._generation + 1
+            if (found := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+            return found, self._generation
+
+    def _keep(self, key: bytes, compiled: _Kept) -> None:
+        with self._lock:
+            if (before := self._kept.pop(key, None)) is not None:
+                self.num_bytes -= before.num_bytes
+            self._kept[key] = compiled
+            self.num_bytes += compiled.num_bytes
+            while self.num_bytes > self._max_cache_bytes and len(self._kept) > 1:
+                self.num_bytes -= self._kept.popitem(last=False)[1].num_bytes
 
     def _compute(self, columns: ItemColumns, clause: Clause, rows: Rows) -> np.ndarray:
         if isinstance(clause, Condition):
@@ -170,12 +254,34 @@ class Expressions:
                 raise InvalidRequest(f"{path}.range", f"{condition.key} holds {held}", "use eq, in or exists")
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The masks of one request's clauses, made before it is ranked. What changes later is in the next request's masks."""
+
+    expressions: Expressions
+    masks: Mapping[str, np.ndarray]
+
+    @property
+    def columns(self) -> ItemColumns:
+        """The columns as they are now."""
+        return self.expressions.columns
+
+    def mask(self, clause: Clause) -> np.ndarray:
+        """Return the items for which a clause holds, (num_items,) bool, read only. Made again where there are more items by now."""
+        found = self.masks.get(clause.text)
+        return self.expressions.mask(clause) if found is None or len(found) < self.columns.num_items else found
+
+
+def _key(clause: Clause) -> bytes:
+    return blake2b(clause.text.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
+
+
 def _columns_read(tables: Tables, clause: Clause) -> list[Column]:
     keys = dict.fromkeys(condition.key for _, condition in conditions_of(clause, ""))
     return [table[key] for key in keys for table in tables if key in table]
 
 
-def _changed_between(found: _Compiled, now: Revisions, num_items: int, num_named: int) -> np.ndarray | None:
+def _changed_between(found: _Kept, now: Revisions, num_items: int, num_named: int) -> np.ndarray | None:
     """Return the items that changed or came since a mask was made, (n,) int; None where that is not known, or the columns are others."""
     if len(found.mask) != num_items or len(found.revisions) != len(now):
         return None

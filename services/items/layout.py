@@ -22,7 +22,9 @@ _OWN_TEXTS, _OWN_NUMBERS = frozenset({"categories"}), frozenset({"value", "publi
 _MIN_SPARE = 64
 _SPARE_SHARE = 16
 """A sixteenth more places than items: so seldom are columns copied."""
-_MAX_CATEGORY_MASKS = 64
+_MAX_CATEGORY_BYTES = 16 * 1_048_576
+_FEW_NAMES, _FEW_NAMES_BYTES = 8, 10_000
+"""Masks are kept of so many categories together, whose names take so many bytes at most."""
 NO_CATALOGUE = Catalogue((), (), (), np.zeros((0, 1), dtype=np.int32), (0,), np.zeros(0))
 
 
@@ -113,12 +115,18 @@ class ItemLayout:
 
     def check_filters(self, categories: Sequence[str] | None, allowed_item_ids: Sequence[str] | None) -> None:
         """Refuse filters with categories or items that neither the bundle nor the live catalogue has. Raises InvalidRequest naming the entry."""
-        self.catalogue.check_filters(
-            categories,
-            allowed_item_ids,
-            is_category=lambda name: bool(self._of_categories(self.columns, (name,)).any()),
-            is_item=self._new_index.__contains__,
-        )
+        column = self.columns.texts["categories"]
+        num_with: list[np.ndarray] = []
+
+        def is_category(name: str) -> bool:
+            """Whether an item has it. The items are counted once, for however many names."""
+            if not (codes := column.codes_with(name)):
+                return False
+            if not num_with:
+                num_with.append(np.bincount(column.codes, minlength=len(column.values)))
+            return any(code < len(num_with[0]) and num_with[0][code] for code in codes)
+
+        self.catalogue.check_filters(categories, allowed_item_ids, is_category, self._new_index.__contains__)
 
     def _of_categories(self, columns: ItemColumns, names: tuple[str, ...]) -> np.ndarray:
         """Return which items are of any of these categories; not to be written to."""
@@ -127,7 +135,9 @@ class ItemLayout:
         if kept is not None and kept[0] is column and kept[1] == column.revision:
             return kept[2]
         revision, mask = column.revision, column.holding(names)
-        if len(self._category_masks) >= _MAX_CATEGORY_MASKS:
+        if len(names) > _FEW_NAMES:  # the list would be as large as a mask
+            return mask
+        if (len(self._category_masks) + 1) * (mask.nbytes + _FEW_NAMES_BYTES) > _MAX_CATEGORY_BYTES:
             self._category_masks.clear()
         self._category_masks[names] = (column, revision, mask)
         return mask

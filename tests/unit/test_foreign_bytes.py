@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from google.protobuf.json_format import ParseDict
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -35,16 +36,25 @@ from models.release_report import GuardReport, ReleaseReport
 from models.withdrawals import Withdrawal
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE
+from services.contracts.items import item_from
 from services.contracts.text import ChatMessage
 from services.errors import TailraceError
+from services.features.page_key import FilePageKey
 from services.features.schema import LogPosition
 from services.gateway.access.keys import read_keys
+from services.gateway.call.path import WITH_PARAMETER, check_path, parameters_of, pattern_of
 from services.gateway.console.door import parse_drills
+from services.gateway.console.editor import _Set
 from services.gateway.console.releases import describe_name
 from services.gateway.events.record import check_events
+from services.gateway.grpc import items as rpc_items
 from services.gateway.grpc import schema as rpc
 from services.gateway.openai.parse import CallContext, parse_chat, parse_completion
+from services.gateway.request.pages import Pages, decode_marks
+from services.gateway.rest import items as rest_items
 from services.gateway.rest import schema as rest
+from services.gateway.surfaces.editor import FORM_RULES, SurfacesEditor
+from services.gateway.surfaces.surfaces import Surfaces
 from services.gateway.text.tier import TextLimits
 from services.llm.text.chat_template import load_chat_template
 from services.llm.text.guided_decoding import JsonGuide
@@ -70,6 +80,53 @@ ASKED = {
     "request_id": "r",
     "rationale": True,
 }
+CLAUSE = {"key": "price", "range": {"gte": 1.0, "lt": 2.5}}
+NESTED: dict[str, Any] = {
+    "must": [
+        CLAUSE,
+        {"should": [{"key": "brand", "in": ["a", 2.0, True]}, {"must_not": [{"key": "new", "eq": True}]}]},
+    ],
+    "must_not": [{"key": "item_id", "exists": True}],
+}
+RULED: dict[str, Any] = {
+    "user_id": "u",
+    "filters": NESTED,
+    "rules": {
+        "boosts": [{"where": NESTED, "factor": 2.0}],
+        "pins": [{"item_id": "a", "position": 1}],
+        "blocks": [CLAUSE],
+        "caps": [{"attribute": "brand", "most": 2}],
+        "diversity": 0.5,
+        "freshness": {"half_life_h": 2.0, "factor": 3.0},
+    },
+}
+ITEM: dict[str, Any] = {
+    "title": "t",
+    "categories": ["a"],
+    "attributes": {"x": ["s"], "y": 1.5, "z": True},
+    "published_ms": NOW_MS,
+}
+PUT: dict[str, Any] = {"items": [{"item_id": "a", **ITEM}, {"item_id": "b", "available": False, "value": 2.0}]}
+PATCHED: dict[str, Any] = {
+    "changes": {"item_id": "a", "title": "t", "attributes": {"x": {"texts": {"texts": ["s"]}}, "y": {"number": 1.5}}},
+    "clear": ["value", "attributes", "attributes.z"],
+}
+FORM: dict[str, Any] = {
+    "k": 3,
+    "deadline_ms": 50,
+    "tiers": ["student"],
+    **{name: RULED["rules"][name] for name in FORM_RULES},
+}
+CART = "[cart]\nk = 4 # four\n[cart.rules]\ncaps = [{ attribute = 'a', most = 2 }]\n"
+PATHS = (
+    *tuple(f"{one}a%2Fb" for one in WITH_PARAMETER),
+    "/v1/items/a%20b/similar",
+    "/console/names/n/versions/v:stop",
+    "/v1/events",
+)
+PATTERNS = [
+    pattern_of(one) for one in ("/v1/items/{a}/similar", "/v1/users/{a}", "/console/names/{a}/versions/{b}:stop")
+]
 SAMPLED = {
     "model": "m",
     "max_tokens": 5,
@@ -104,6 +161,55 @@ def stream_row(value: bytes) -> None:
     """What the stream worker does with a record: an event or a dead letter."""
     decoded = decode([Record(LogPosition("t", 0, 1), b"u", value, NOW_MS)], 1, NOW_MS)
     assert len(decoded.events) + len(decoded.dead) == 1
+
+
+def put_items(drafts: list[tuple[str, dict[str, Any]]]) -> None:
+    """What a door does with a batch of items; some of it may be refused."""
+    for item_id, draft in drafts:
+        with suppress(TailraceError):
+            item_from(item_id, draft).encode()
+
+
+def patch_item(body: bytes) -> None:
+    """What the gRPC door does with a patch."""
+    _, changes = rpc_items.parse_patch(body, MAX_BYTES)
+    item_from("a", ITEM).patched(changes)
+
+
+def path(sent: bytes) -> None:
+    """What the HTTP doors do with a path."""
+    check_path(sent)
+    for pattern in PATTERNS:
+        if (found := pattern.fullmatch(sent)) is not None:
+            assert all(parameters_of(found).values())
+
+
+def page_token(body: bytes) -> None:
+    """What a gateway does with the token of a fresh list, under a key by which it may be right."""
+    PAGES._key = b"k"
+    PAGES._read(body.decode(errors="replace"), "u")
+    content = body[7:]
+    decode_marks(content, len(content) % 400)
+
+
+def console_form(body: bytes) -> None:
+    """What the console does with the fields of a form."""
+    EDITOR.with_fields(
+        CART, "cart", _Set.model_validate({"text": "", "surface": "cart", "fields": rest_items._object(body)}).fields
+    )
+
+
+EDITOR = SurfacesEditor(Surfaces(None))
+
+
+class _Nothing:
+    """A source of bundles that loads none."""
+
+    def before_swap(self, _prepare: object) -> None:
+        """Nothing will be loaded."""
+
+
+PAGES = Pages(_Nothing(), FilePageKey(b"k"), lambda: NOW_MS / 1_000)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +468,27 @@ PARSERS = {
         lambda body: check_events(rpc.parse_events(body, MAX_BYTES, 500), 500, NOW_MS),
         lambda _: mutations_of(pb.RecordEventsRequest(events=[EVENT] * 2).SerializeToString()),
     ),
+    "gRPC rules": Parser(
+        lambda body: rpc.parse_recommend(body, MAX_BYTES, "r", None),
+        lambda _: mutations_of(ParseDict(RULED, pb.RecommendRequest()).SerializeToString()),
+    ),
+    "gRPC items": Parser(
+        lambda body: put_items(rpc_items.parse_put(body, MAX_BYTES)),
+        lambda _: mutations_of(
+            pb.PutItemsRequest(items=[ParseDict(PATCHED["changes"], pb.CatalogueItem())] * 2).SerializeToString()
+        ),
+    ),
+    "gRPC patch": Parser(
+        patch_item, lambda _: mutations_of(ParseDict(PATCHED, pb.PatchItemRequest()).SerializeToString())
+    ),
+    "REST rules": Parser(lambda body: rest.parse_recommend(body, "r", None), of_json(RULED, RULED["rules"], NESTED)),
+    "REST batch": Parser(lambda body: rest.parse_batch(body, "r", None), of_json({"requests": [RULED, ASKED]})),
+    "REST items": Parser(lambda body: put_items(rest_items._entries(rest_items._object(body))), of_json(PUT)),
+    "path": Parser(path, lambda _: mutations_of(*(one.encode() for one in PATHS))),
+    "page token": Parser(
+        page_token, lambda _: mutations_of(b"AgAAAAAAAwECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8", bytes(range(60)))
+    ),
+    "console form": Parser(console_form, of_json(FORM)),
     "REST recommend": Parser(lambda body: rest.parse_recommend(body, "r", None), of_json(ASKED)),
     "REST events": Parser(
         lambda body: check_events(rest.parse_events(body), 500, NOW_MS), of_json(EVENT, {"events": [EVENT]})

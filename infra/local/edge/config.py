@@ -15,7 +15,7 @@ from pathlib import Path
 from services.contracts.access import Priority, places_for
 from services.contracts.batch import MAX_BATCH
 from services.errors import ConfigError
-from services.gateway.call.path import AMBIGUOUS, PATH_FIX, PATH_PROBLEM
+from services.gateway.call.path import AMBIGUOUS, OPENAI_NAMES, PATH_FIX, PATH_PROBLEM
 
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 ADMIN_SOCKET = "admin.sock"
@@ -82,7 +82,7 @@ _READABLE_ID = _refusal(
 )
 """Ray Serve would answer a request id that is not UTF-8 with a bare 500."""
 _OPENAI_PATH_ERROR = {"message": f"path: {PATH_PROBLEM}; {PATH_FIX}", "type": "invalid_request_error", "param": "path"}
-_OPENAI_PATH = "{ path,url_dec -m reg '/(models|completions|chat)(?![^/])' }"
+_OPENAI_PATH = f"{{ path,url_dec -m reg '/({'|'.join(OPENAI_NAMES)})(?![^/])' }}"
 _IS_AMBIGUOUS = f"{{ path -m reg '{AMBIGUOUS}' }}"
 _ONE_READING = _refusal(
     json.dumps({"error": {**_OPENAI_PATH_ERROR, "code": "invalid_value"}}), f"{_IS_AMBIGUOUS} {_OPENAI_PATH}"

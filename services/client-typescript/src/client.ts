@@ -91,10 +91,9 @@ export class Client {
     return this.call("post", "/v1/recommendations", { body: { request_id: newId(), ...request } }, { deadlineMs: 200, ...options });
   }
 
-  /** Record what users did: all or none. Each event without an id gets one here, so that a repeat has no effect. */
+  /** Record what users did: all or none. */
   record(events: Event | readonly Event[], options?: CallOptions): Promise<Recorded> {
-    const listed = Array.isArray(events) ? (events as readonly Event[]) : [events as Event];
-    return this.call("post", "/v1/events", { body: { events: listed.map((event) => ({ event_id: newId(), ...event })) } }, options);
+    return this.call("post", "/v1/events", { body: { events: Array.isArray(events) ? [...(events as readonly Event[])] : [events as Event] } }, options);
   }
 
   /** Say which version and variants a user, or a visitor's session, gets on each surface. */
@@ -107,13 +106,14 @@ export class Client {
     return this.call("get", "/v1/explanations/{request_id}", { path: { request_id: requestId } }, options);
   }
 
-  /** Call any operation of the server by verb and path, with the types of its OpenAPI document. */
+  /** Call any operation of the server by verb and path, with the types of its OpenAPI document. Each event without an id gets one, so that a retry has no effect. */
   async call<V extends Verb, P extends PathOf<V>>(verb: V, path: P, input: Input<paths[P][V]>, options: CallOptions = {}): Promise<Answer<paths[P][V]>> {
     const { body, path: names, query } = input as { body?: unknown; path?: Record<string, unknown>; query?: Record<string, unknown> };
-    const filled = String(path).replace(/\{(\w+)\}/g, (_, name: string) => encodeURIComponent(String(names?.[name])));
+    const filled = String(path).replace(/\{(\w+)\}/g, (_, name: string) => segment(name, String(names?.[name] ?? "")));
     const given = Object.entries(query ?? {}).filter(([, value]) => value !== undefined);
     const asked = given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)]))}` : "";
-    const request = { method: verb.toUpperCase(), ...(body === undefined ? {} : { body: JSON.stringify(body) }) };
+    const sent = path === "/v1/events" ? identified(body) : body;
+    const request = { method: verb.toUpperCase(), ...(sent === undefined ? {} : { body: JSON.stringify(sent) }) };
     return (await this.#attempts(this.#address + filled + asked, request, options)) as Answer<paths[P][V]>;
   }
 
@@ -162,6 +162,19 @@ export class Client {
     if (answer.ok && (body !== undefined || text === "")) return body;
     throw refusal(answer, body);
   }
+}
+
+/** A parameter of a path. URLs have no way to write `.` and `..` there: each would be a step to another path. */
+function segment(name: string, value: string): string {
+  if (!["", ".", ".."].includes(value)) return encodeURIComponent(value);
+  throw new TailraceError("invalid_request", `"${value}" fits in no path`, { field: name, fix: "call the gRPC door" });
+}
+
+/** The body of /v1/events, in any of its forms, with an id in every event. */
+function identified(body: unknown): unknown {
+  if (Array.isArray(body)) return body.map(identified);
+  if (typeof body !== "object" || body === null) return body;
+  return "events" in body ? { ...body, events: identified(body.events) } : { ...body, event_id: (body as Partial<Event>).event_id ?? newId() };
 }
 
 /** The error of a passed deadline; where the attempt before reached nobody, it is that. */

@@ -1782,7 +1782,7 @@ export interface components {
         };
         /**
          * RecordedBody
-         * @description How many events the broker acknowledged, and their ids in the order sent.
+         * @description How many events the broker acknowledged, an id that was sent several times counted once, and all ids in the order sent.
          */
         RecordedBody: {
             /**
@@ -2346,6 +2346,15 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
+            /** @description A stage exceeded the deadline */
+            504: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
         };
     };
     recommendBatch: {
@@ -2447,6 +2456,15 @@ export interface operations {
                 headers: {
                     /** @description Seconds */
                     "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A stage exceeded the deadline */
+            504: {
+                headers: {
                     [name: string]: unknown;
                 };
                 content: {
@@ -2570,6 +2588,15 @@ export interface operations {
                     "application/json": components["schemas"]["ErrorBody"];
                 };
             };
+            /** @description A stage exceeded the deadline */
+            504: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
         };
     };
     popular: {
@@ -2665,6 +2692,15 @@ export interface operations {
                 headers: {
                     /** @description Seconds */
                     "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A stage exceeded the deadline */
+            504: {
+                headers: {
                     [name: string]: unknown;
                 };
                 content: {

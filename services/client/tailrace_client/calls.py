@@ -7,9 +7,8 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypedDict, TypeVar
-from urllib.parse import quote
 
-from tailrace_client.items import CatalogueItem, ItemDeleted, ItemsPut, item_path, put_fields
+from tailrace_client.items import CatalogueItem, ItemDeleted, ItemsPut, put_fields
 from tailrace_client.retry import TailraceError
 from tailrace_client.values import FLAG, INT_32, INT_64, NUMBER, OBJECT, TEXT, checked, checked_texts, refusal
 
@@ -68,12 +67,13 @@ class Event:
 class Recorded:
     """The ids of the recorded events, in the order sent: the broker has every one of them.
 
-    `unknown_items` are those of their items that the server's live catalogue lacks, each once.
+    `accepted` counts an id that was sent several times once. `unknown_items` are those of their items that the server's live catalogue lacks, each once.
     """
 
     event_ids: tuple[str, ...]
     num_attempts: int = 1
     unknown_items: tuple[str, ...] = ()
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +228,14 @@ class RecommendOptions(TypedDict, total=False):
     request_id: str
 
 
+_ITEM = "/v1/items/{item_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Generic[A]):
     """One call: its answer's type, its REST operation, its gRPC method if there is one, and its fields.
 
+    `in_path` are the parameters of the path by name.
     `rest_only` are further fields of a body, or the parameters of a query. `rpc_only` are those of the message that holds the others as its `request`; None: the others
     are the message. `headers` are sent as metadata over gRPC.
     """
@@ -244,6 +248,7 @@ class Call(Generic[A]):
     request_id: str | None = None
     rest_only: Mapping[str, Any] = field(default_factory=dict)
     rpc_only: Mapping[str, Any] | None = None
+    in_path: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def with_deadline(self, deadline_ms: int) -> dict[str, Any]:
@@ -292,9 +297,10 @@ def batch_call(requests: Iterable[str | Mapping[str, Any]], options: RecommendOp
 def similar_call(item_ids: str | Sequence[str], user_id: str | None, options: RecommendOptions) -> Call[Recommendation]:
     """Build the call for one item or those of a cart. Raises as `recommend_call` does."""
     first, *others = checked_texts("item_ids", [item_ids] if isinstance(item_ids, str) else item_ids) or [""]
-    call, path = recommend_call(user_id, options), f"/v1/items/{quote(first, safe='')}/similar"
+    call, path = recommend_call(user_id, options), "/v1/items/{item_id}/similar"
     rest_only, rpc_only = {"item_ids": others}, {"item_ids": [first, *others]}
-    return replace(call, path=path, method="SimilarItems", rest_only=rest_only, rpc_only=rpc_only)
+    in_path = {"item_id": first}
+    return replace(call, path=path, method="SimilarItems", in_path=in_path, rest_only=rest_only, rpc_only=rpc_only)
 
 
 def popular_call(window: str | None, category: str | None, k: int, session_id: str | None) -> Call[Recommendation]:
@@ -329,25 +335,26 @@ def record_call(events: Event | Iterable[Event]) -> Call[Recorded]:
 
 def explain_call(request_id: str) -> Call[Explanation]:
     """Build the call; the gRPC door has none. Raises TailraceError for a wrong value."""
-    path = f"/v1/explanations/{quote(checked('request_id', request_id, TEXT), safe='')}"
-    return Call(Explanation, "GET", path, None, {})
+    in_path = {"request_id": checked("request_id", request_id, TEXT)}
+    return Call(Explanation, "GET", "/v1/explanations/{request_id}", None, {}, in_path=in_path)
 
 
 def erase_call(user_id: str) -> Call[ErasureReceipt]:
     """Build the call. Raises TailraceError for a wrong value."""
     fields = {"user_id": checked("user_id", user_id, TEXT)}
-    return Call(ErasureReceipt, "DELETE", f"/v1/users/{quote(user_id, safe='')}", "EraseUser", fields)
+    return Call(ErasureReceipt, "DELETE", "/v1/users/{user_id}", "EraseUser", fields, in_path=fields)
 
 
 def erasure_call(erasure_id: str) -> Call[ErasureReceipt]:
     """Build the call. Raises TailraceError for a wrong value."""
     fields = {"erasure_id": checked("erasure_id", erasure_id, TEXT)}
-    return Call(ErasureReceipt, "GET", f"/v1/erasures/{quote(erasure_id, safe='')}", "GetErasure", fields)
+    return Call(ErasureReceipt, "GET", "/v1/erasures/{erasure_id}", "GetErasure", fields, in_path=fields)
 
 
 def user_data_call(user_id: str) -> Call[UserData]:
     """Build the call; the gRPC door has none. Raises TailraceError for a wrong value."""
-    return Call(UserData, "GET", f"/v1/users/{quote(checked('user_id', user_id, TEXT), safe='')}/data", None, {})
+    in_path = {"user_id": checked("user_id", user_id, TEXT)}
+    return Call(UserData, "GET", "/v1/users/{user_id}/data", None, {}, in_path=in_path)
 
 
 def put_items_call(items: CatalogueItem | Iterable[CatalogueItem]) -> Call[ItemsPut]:
@@ -357,17 +364,20 @@ def put_items_call(items: CatalogueItem | Iterable[CatalogueItem]) -> Call[Items
 
 def patch_item_call(item_id: str, changes: Mapping[str, Any]) -> Call[CatalogueItem]:
     """Build the call. Raises TailraceError for a wrong value."""
-    return Call(CatalogueItem, "PATCH", item_path(item_id), "PatchItem", {**changes, "item_id": item_id})
+    in_path = {"item_id": checked("item_id", item_id, TEXT)}
+    return Call(CatalogueItem, "PATCH", _ITEM, "PatchItem", {**changes, **in_path}, in_path=in_path)
 
 
 def get_item_call(item_id: str) -> Call[CatalogueItem]:
     """Build the call. Raises TailraceError for a wrong value."""
-    return Call(CatalogueItem, "GET", item_path(item_id), "GetItem", {"item_id": item_id})
+    fields = {"item_id": checked("item_id", item_id, TEXT)}
+    return Call(CatalogueItem, "GET", _ITEM, "GetItem", fields, in_path=fields)
 
 
 def delete_item_call(item_id: str) -> Call[ItemDeleted]:
     """Build the call. Raises TailraceError for a wrong value."""
-    return Call(ItemDeleted, "DELETE", item_path(item_id), "DeleteItems", {"item_id": item_id})
+    fields = {"item_id": checked("item_id", item_id, TEXT)}
+    return Call(ItemDeleted, "DELETE", _ITEM, "DeleteItems", fields, in_path=fields)
 
 
 def _checked(place: str, value: Any, name: str) -> Any:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 from tailrace_client.values import TEXT, checked, refusal
 
@@ -72,11 +71,6 @@ def put_fields(items: CatalogueItem | Iterable[CatalogueItem]) -> dict[str, Any]
             )
         checked(f"items[{place}].item_id", item.item_id, TEXT)
     return {"items": [item.fields() for item in listed]}
-
-
-def item_path(item_id: str) -> str:
-    """Return the path of an item. Raises TailraceError for a wrong value."""
-    return f"/v1/items/{quote(checked('item_id', item_id, TEXT), safe='')}"
 
 
 def message_of(method: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -26,6 +27,7 @@ from tailrace_client.calls import (
 )
 from tailrace_client.items import CatalogueItem, ItemDeleted, ItemRefusal, ItemsPut
 from tailrace_client.retry import Attempts, TailraceError, late
+from tailrace_client.values import refusal
 
 _CODES = {
     401: "unauthenticated",
@@ -110,6 +112,14 @@ def _options(address: Address, headers: Mapping[str, str], tls: Tls | None) -> d
     }
 
 
+def path_of(call: Call[Any]) -> str:
+    """Return the path with its parameters. Raises TailraceError for `.` and `..`: every client and proxy of HTTP reads those as steps to another path."""
+    for name, value in call.in_path.items():
+        if value in {"", ".", ".."}:
+            raise refusal(name, f"{value!r} fits in no path", "call the gRPC door", call.request_id)
+    return call.path.format_map({name: quote(value, safe="") for name, value in call.in_path.items()})
+
+
 def _request(
     http: httpx.Client | httpx.AsyncClient, call: Call[Any], deadline_ms: int, extensions: dict[str, Any]
 ) -> httpx.Request:
@@ -117,14 +127,16 @@ def _request(
         sent = call.with_deadline(deadline_ms)
         named = {"x-deadline-ms": sent.get("deadline_ms"), "x-request-id": sent.get("request_id")}
         headers = {name.encode(): str(value).encode() for name, value in named.items() if value is not None}
-        return http.build_request(call.verb, call.path, params=call.rest_only, headers=headers, extensions=extensions)
+        return http.build_request(
+            call.verb, path_of(call), params=call.rest_only, headers=headers, extensions=extensions
+        )
     fields = {**call.with_deadline(deadline_ms), **call.rest_only}
     if call.verb == "PATCH":  # the path names the item
         fields = {name: value for name, value in fields.items() if name != "item_id"}
     body = json.dumps(fields).encode()
     headers = {b"content-type": b"application/json"}
     headers |= {name.encode(): text.encode() for name, text in call.headers.items()}
-    return http.build_request(call.verb, call.path, content=body, headers=headers, extensions=extensions)
+    return http.build_request(call.verb, path_of(call), content=body, headers=headers, extensions=extensions)
 
 
 def _words(error: Exception) -> str:
@@ -186,7 +198,7 @@ def _entry_error(error: dict[str, Any], num_attempts: int) -> TailraceError:
 
 
 def _recorded(body: dict[str, Any], num_attempts: int) -> Recorded:
-    return Recorded(tuple(body["event_ids"]), num_attempts, tuple(body.get("unknown_items", ())))
+    return Recorded(tuple(body["event_ids"]), num_attempts, tuple(body.get("unknown_items", ())), body["accepted"])
 
 
 def _assigned(body: dict[str, Any], num_attempts: int) -> Assigned:

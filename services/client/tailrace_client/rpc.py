@@ -219,7 +219,7 @@ def _read(call: Call[A], answer: Any, num_attempts: int) -> A:
 
 
 def _recorded(answer: Any, num_attempts: int) -> Recorded:
-    return Recorded(tuple(answer.event_ids), num_attempts, tuple(answer.unknown_items))
+    return Recorded(tuple(answer.event_ids), num_attempts, tuple(answer.unknown_items), answer.accepted)
 
 
 def _recommendation(answer: Any, num_attempts: int) -> Recommendation:

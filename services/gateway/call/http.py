@@ -10,6 +10,7 @@ import posixpath
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import structlog
 from opentelemetry.trace import SpanKind
@@ -18,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Receive, Send
+from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
 from services.contracts.access import Scope
@@ -34,7 +35,7 @@ from services.gateway.access.authorize import Access
 from services.gateway.call.headers import REQUEST_ID, Call, new_request_id, request_id_from, retry_after
 from services.gateway.call.openapi import openapi_document
 from services.gateway.call.operation import JSON, ErrorFormat, Operation
-from services.gateway.call.path import check_path
+from services.gateway.call.path import check_path, parameters_of, pattern_of, sent_path
 from services.observability.tracing import Tracing, note_failure
 
 log = structlog.get_logger()
@@ -49,6 +50,23 @@ Handler = Callable[[Request, Call], Awaitable[Response]]
 """Answers one admitted call; may raise any error."""
 OnError = Callable[[str, str, str, str], None]
 """Called with the door, the error's code, its summary and the request's id."""
+
+
+class SentRoute(Route):
+    """One method of a path, which is matched as it was sent: Starlette matches the decoded path, in which `U/` is a user as `U%2F` is."""
+
+    def __init__(self, path: str, endpoint: ASGIApp, method: str) -> None:
+        super().__init__(path, endpoint)
+        self.methods = {method}  # Starlette would add HEAD to GET
+        self._pattern = pattern_of(path)
+
+    def matches(self, connection: Connection) -> tuple[Match, Connection]:
+        """Return whether this is the path, and with it the method, of a request, and its decoded parameters."""
+        found = self._pattern.fullmatch(sent_path(connection)) if connection["type"] == "http" else None
+        if found is None:
+            return Match.NONE, {}
+        match = Match.FULL if connection["method"] in (self.methods or ()) else Match.PARTIAL
+        return match, {"endpoint": self.endpoint, "path_params": parameters_of(found)}
 
 
 class HttpApp(Starlette):
@@ -75,13 +93,14 @@ class HttpApp(Starlette):
         self._errors = errors
         self._operations: list[Operation] = []
         self._document: dict[str, Any] | None = None
+        self._not_offered: list[tuple[re.Pattern[str], ErrorFormat, str]] = []
         self.add_route("/openapi.json", self._answer_openapi)
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         """Answer one request. Paths that can be read in more than one way are refused before anything else."""
         if scope["type"] == "http":
             try:
-                check_path(scope.get("raw_path") or scope["path"].encode())
+                check_path(sent_path(scope))
             except InvalidRequest as error:
                 await self._answer_ambiguous(Request(scope), error)(scope, receive, send)
                 return
@@ -89,11 +108,13 @@ class HttpApp(Starlette):
 
     def serve(self, operation: Operation, handler: Handler, on_error: OnError | None = None) -> None:
         """Add an operation; `on_error` is called for each of its errors."""
-        route = Route(operation.path, _Endpoint(self, operation, handler, on_error), methods=[operation.method])
-        route.methods = {operation.method}  # Starlette would add HEAD to GET
-        route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)  # a line break in a parameter is a character
         self._operations.append(operation)
-        self.router.routes.append(route)
+        endpoint = _Endpoint(self, operation, handler, on_error)
+        self.router.routes.append(SentRoute(operation.path, endpoint, operation.method))
+
+    def describe_missing(self, paths: re.Pattern[str], errors: ErrorFormat, fix: str) -> None:
+        """Answer for paths of this pattern that no operation has in the format of their door, with this fix."""
+        self._not_offered.append((paths, errors, fix))
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document of all operations."""
@@ -117,7 +138,10 @@ class HttpApp(Starlette):
             status, code, headers = _NO_PATH, ErrorKind.NOT_FOUND.value, {}
             problem = f"there is no path {path:.{_MAX_PATH_CHARS}}"
             fix = f"{self._nearest(path[:_MAX_PATH_CHARS])}see /docs for all"
-        body = self._errors_of(http.scope.get("route")).no_route(code, problem, fix, call.request_id)
+            for paths, _, of_door in self._not_offered:
+                if paths.match(path):
+                    problem, fix = f"{path:.{_MAX_PATH_CHARS}} is not offered", of_door
+        body = self._errors_of(http.scope.get("route"), path).no_route(code, problem, fix, call.request_id)
         response = json_response(body, status, headers)
         self.echo(call, response)
         return response
@@ -125,8 +149,14 @@ class HttpApp(Starlette):
     def _answer_ambiguous(self, http: Request, error: InvalidRequest) -> Response:
         """Answer for an ambiguous path, in the format of the operation that it would lead to."""
         call, plain = Call(_request_id_or_new(http)), posixpath.normpath(f"/{http.scope['path'].lstrip('/')}")
-        route = next(iter(self._routes_at({**http.scope, "path": plain})), None)
-        response = json_response(self._errors_of(route).body(error, call.request_id), _AMBIGUOUS_PATH)
+        meant = {
+            **http.scope,
+            "path": plain,
+            "raw_path": quote(plain, errors="surrogateescape").encode(),
+            "root_path": "",
+        }
+        route = next(iter(self._routes_at(meant)), None)
+        response = json_response(self._errors_of(route, plain).body(error, call.request_id), _AMBIGUOUS_PATH)
         self.echo(call, response)
         return response
 
@@ -137,12 +167,14 @@ class HttpApp(Starlette):
 
     def _nearest(self, path: str) -> str:
         """Return the beginning of a sentence on the path of the public API that is most like this one; empty where none is."""
-        public = {operation.public_path: None for operation in self._operations if operation.is_described}
+        public = {operation.path: None for operation in self._operations if operation.is_described}
         return "".join(f"the nearest is {near}; " for near in difflib.get_close_matches(path, public, n=1))
 
-    def _errors_of(self, route: Route | None) -> ErrorFormat:
-        """Return the format of the door to which the route belongs; for none, that of unknown paths."""
-        return route.endpoint.operation.errors if route and isinstance(route.endpoint, _Endpoint) else self._errors
+    def _errors_of(self, route: Route | None, path: str) -> ErrorFormat:
+        """Return the format of the door to which the route belongs; for none, of the door whose path it looks like."""
+        if route and isinstance(route.endpoint, _Endpoint):
+            return route.endpoint.operation.errors
+        return next((errors for paths, errors, _ in self._not_offered if paths.match(path)), self._errors)
 
     def echo(self, call: Call, response: Response) -> None:
         """Return the request's id in a header, where that is this app's task."""
@@ -208,7 +240,7 @@ class _Endpoint:
             response = error_response(failure, call.request_id, self.operation.errors)
         finally:  # a caller who leaves cancels the work, but not what it has done by then
             if self.operation.is_audited:
-                path = self.operation.public_path if self.operation.is_private else http.url.path
+                path = self.operation.path if self.operation.is_private else http.url.path
                 _audit(http, path, who, outcome, call.request_id)
         response.headers.update(call.limits)
         self._app.echo(call, response)
@@ -227,8 +259,17 @@ def _audit(http: Request, path: str, who: str, outcome: str, request_id: str) ->
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Write plain values as compact JSON."""
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    """Write plain values as compact JSON. Raises ValueError for numbers that JSON does not have."""
+    return text_response(json_text(body), status, headers)
+
+
+def json_text(body: object) -> str:
+    """Return plain values as compact JSON. Raises ValueError for numbers that JSON does not have."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def text_response(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response with this JSON."""
     return Response(text, status, headers, media_type=JSON)
 
 

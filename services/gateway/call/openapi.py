@@ -63,7 +63,7 @@ def openapi_document(title: str, version: str, operations: Iterable[Operation]) 
     suit_generators(schemas, [model.__name__ for operation in described for model in operation.bodies])
     paths: dict[str, dict[str, Any]] = {}
     for operation in described:
-        paths.setdefault(operation.public_path, {})[operation.method.lower()] = _describe(operation)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
     components = {"schemas": schemas, "headers": _RATE_HEADERS, "securitySchemes": _KEY_SCHEMES}
     return {"openapi": "3.1.0", "info": {"title": title, "version": version}, "paths": paths, "components": components}
 

@@ -52,7 +52,7 @@ class Operation:
 
     Attributes:
         name: Unique; the `operationId`.
-        path: As Starlette writes it, for example `/v1/models/{model_id:path}`.
+        path: With its parameters, for example `/v1/models/{model_id}`; each is one segment.
         scope: What the caller's key must allow. None: open to everybody, and neither guarded nor traced.
         errors: How errors are written.
         kinds: The kinds of errors that only this operation can have; `all_kinds` adds those that follow from the other fields.
@@ -82,11 +82,6 @@ class Operation:
     is_audited: bool = False
     is_private: bool = False
     is_described: bool = True
-
-    @property
-    def public_path(self) -> str:
-        """The path without the names of Starlette's converters, as callers read it."""
-        return self.path.replace(":path}", "}")
 
     @property
     def all_kinds(self) -> frozenset[ErrorKind]:

@@ -12,7 +12,7 @@ from services.gateway.call.http import field_path, read_body
 class Sent(BaseModel):
     """A body; a field that it lacks or has too many is an error."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 B = TypeVar("B", bound=Sent)

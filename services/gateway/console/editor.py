@@ -1,4 +1,6 @@
-"""The console's routes that change what is answered. All need the scope admin, and are refused to other sites' pages; what changes something, or tries it, leaves an audit line.
+"""The console's routes that change answers. Each is refused to other sites' pages, and each that changes or tries something leaves an audit line.
+
+A route needs the scope of the API's operation that does the same: items those of the scope `items`, erasures `erase`. The others need `admin`.
 
     GET   /console/items?find=TEXT         items by id, beginning of an id, or title
     PATCH /console/items/ID                {"available": false}: hidden from every answer within a second
@@ -32,8 +34,9 @@ from services.gateway.console.door import console_operation
 from services.gateway.console.items import find_items
 from services.gateway.data_plane import DataPlane
 from services.gateway.preview import Previewed
+from services.gateway.rest.items import GET_ITEM, PATCH_ITEM
 from services.gateway.rest.schema import format_recommendation
-from services.gateway.rest.users import format_receipt
+from services.gateway.rest.users import ERASE_USER, ERASURE, format_receipt
 from services.gateway.surfaces.editor import MAX_TEXT_BYTES
 
 DOOR = "console"
@@ -81,19 +84,19 @@ class _Erased(Sent):
 def add_editor(app: HttpApp, plane: Callable[[], DataPlane]) -> None:
     """Add the routes to the app. `plane` returns the running data plane."""
     door = _EditorDoor(plane)
-    for method, path, handler in (
-        ("GET", "/console/items", door.find),
-        ("PATCH", "/console/items/{item_id:path}", door.show),
-        ("GET", "/console/surfaces", door.surfaces),
-        ("PUT", "/console/surfaces", door.save),
-        ("POST", "/console/surfaces:boost", door.boost),
-        ("POST", "/console/surfaces:form", door.form),
-        ("POST", "/console/surfaces:set", door.set),
-        ("POST", "/console/surfaces:preview", door.preview),
-        ("POST", "/console/erasures", door.erase),
-        ("GET", "/console/erasures/{erasure_id:path}", door.receipt),
+    for method, path, scope, handler in (
+        ("GET", "/console/items", GET_ITEM.scope, door.find),
+        ("PATCH", "/console/items/{item_id}", PATCH_ITEM.scope, door.show),
+        ("GET", "/console/surfaces", Scope.ADMIN, door.surfaces),
+        ("PUT", "/console/surfaces", Scope.ADMIN, door.save),
+        ("POST", "/console/surfaces:boost", Scope.ADMIN, door.boost),
+        ("POST", "/console/surfaces:form", Scope.ADMIN, door.form),
+        ("POST", "/console/surfaces:set", Scope.ADMIN, door.set),
+        ("POST", "/console/surfaces:preview", Scope.ADMIN, door.preview),
+        ("POST", "/console/erasures", ERASE_USER.scope, door.erase),
+        ("GET", "/console/erasures/{erasure_id}", ERASURE.scope, door.receipt),
     ):
-        app.serve(console_operation(method, path, Scope.ADMIN, is_audited=method != "GET"), handler)
+        app.serve(console_operation(method, path, scope, is_audited=method != "GET"), handler)
 
 
 class _EditorDoor:

@@ -12,7 +12,7 @@ from services.items.layout import ItemLayout
 
 MAX_FOUND = 20
 MAX_SEARCH_CHARS = 256
-_STEP = 2_000
+_STEP = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,15 @@ from services.contracts.items import MAX_ITEMS_PER_REQUEST, ItemState, item_from
 from services.contracts.recommend import check_id
 from services.errors import InvalidRequest, NotFound
 from services.gateway.events.record import EventLog
+from services.gateway.overload.long_work import LongWork
 from services.items.live_items import LiveItems
 
 ItemDraft = Mapping[str, Any]
 """One item's fields, as parsed and not yet checked."""
 
 _CATCH_UP_S = 2.0
+_FEW = 8
+"""So many drafts are checked in the event loop."""
 
 
 class ItemReader(Protocol):
@@ -55,6 +58,7 @@ class ItemOperations:
         self._items = items
         self._start_timeout_s = start_timeout_s
         self._patching = asyncio.Lock()
+        self._checking = LongWork("items")
 
     async def start(self) -> None:
         """Begin to follow the topic, and wait until all is known that it holds, unless no broker answers."""
@@ -67,15 +71,12 @@ class ItemOperations:
     async def put(self, drafts: Sequence[tuple[str, ItemDraft]]) -> tuple[ItemOutcome, ...]:
         """Replace whole states, (item id, fields), the last one of an id wins. Entries that are wrong are refused each by itself.
 
-        Raises InvalidRequest for too many entries, DependencyUnavailable or Overloaded where the broker has not acknowledged the others.
+        Raises InvalidRequest for too many entries and where all are wrong, DependencyUnavailable or Overloaded where the broker has not acknowledged the others.
         """
         _check_num_items(len(drafts))
-        checked = [_checked(f"items[{place}].", item_id, draft) for place, (item_id, draft) in enumerate(drafts)]
-        await self._record([(one.key, one.encode()) for one in checked if isinstance(one, ItemState)])
-        return tuple(
-            ItemOutcome(item_id, one if isinstance(one, InvalidRequest) else None)
-            for (item_id, _), one in zip(drafts, checked, strict=True)
-        )
+        records, outcomes = await self._checking.run_if(len(drafts) > _FEW, _check_all, drafts)
+        await self._record(records)
+        return outcomes
 
     async def put_one(self, item_id: str, draft: ItemDraft) -> ItemState:
         """Replace one item's state. Raises InvalidRequest, DependencyUnavailable or Overloaded."""
@@ -129,6 +130,19 @@ def _check_num_items(num_items: int) -> None:
         raise InvalidRequest("items", "empty", "send at least one item")
     if num_items > MAX_ITEMS_PER_REQUEST:
         raise InvalidRequest("items", f"{num_items} entries", f"send at most {MAX_ITEMS_PER_REQUEST} per request")
+
+
+def _check_all(
+    drafts: Sequence[tuple[str, ItemDraft]],
+) -> tuple[list[tuple[bytes, bytes | None]], tuple[ItemOutcome, ...]]:
+    """Return the records of the entries that are right, and the outcome of each entry. Raises InvalidRequest where none is right."""
+    checked = [_checked(f"items[{place}].", item_id, draft) for place, (item_id, draft) in enumerate(drafts)]
+    refusals = [one if isinstance(one, InvalidRequest) else None for one in checked]
+    if None not in refusals and (first := refusals[0]) is not None:
+        more = f" (none of {len(drafts)} entries is accepted)" if len(drafts) > 1 else ""
+        raise InvalidRequest(first.field, first.problem + more, first.fix)
+    outcomes = (ItemOutcome(item_id, refusal) for (item_id, _), refusal in zip(drafts, refusals, strict=True))
+    return [(one.key, one.encode()) for one in checked if isinstance(one, ItemState)], tuple(outcomes)
 
 
 def _checked(place: str, item_id: str, draft: ItemDraft) -> ItemState | InvalidRequest:

@@ -6,15 +6,18 @@ absent are set here; a caller who may retry should send its own event ids, since
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from services.contracts.events import SENT_FIELDS, Interaction, interaction_from, refuse_unknown
 from services.errors import InvalidRequest
+from services.gateway.overload.long_work import LongWork
 
 Draft = Mapping[str, Any]
 """One event's fields, as parsed and not yet checked."""
 
+_FEW = 64
+"""So many events are checked in the event loop."""
 _MAY_BE_NULL = frozenset({"event_id", "event_time_ms", "request_id"})
 """In the REST door's schema; null there means absent."""
 
@@ -34,24 +37,39 @@ class RecordEvents:
         self.max_events = max_events
         self._log = log
         self._wall_clock = wall_clock
+        self._checking = LongWork("events")
 
-    async def __call__(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
-        """Record the events and return their ids in the same order.
+    async def __call__(self, drafts: Sequence[Draft]) -> tuple[Interaction, ...]:
+        """Record the events, each id of a user once, and return all in the same order.
 
         Raises InvalidRequest naming the event and the field before anything is sent; DependencyUnavailable or Overloaded when
         the broker has not acknowledged all of them.
         """
-        events = check_events(drafts, self.max_events, now_ms=int(self._wall_clock() * 1_000))
-        await self._log.record([(event.key, event.encode()) for event in events])
-        return tuple(event.event_id for event in events)
+        now_ms = int(self._wall_clock() * 1_000)
+        check_num_events(len(drafts), self.max_events)
+        events, records = await self._checking.run_if(len(drafts) > _FEW, self._checked, drafts, now_ms)
+        await self._log.record(records)
+        return events
+
+    def _checked(
+        self, drafts: Sequence[Draft], now_ms: int
+    ) -> tuple[tuple[Interaction, ...], list[tuple[bytes, bytes | None]]]:
+        events = check_events(drafts, self.max_events, now_ms)
+        return events, [(event.key, event.encode()) for event in once_each(events)]
 
 
 def check_events(drafts: Sequence[Draft], max_events: int, now_ms: int) -> tuple[Interaction, ...]:
     """Return the drafts as interactions. Raises InvalidRequest, its field prefixed by the event's place: `events[3].item_id`."""
     check_num_events(len(drafts), max_events)
-    events = tuple(_checked(place, draft, now_ms) for place, draft in enumerate(drafts))
-    _refuse_duplicates(events)
-    return events
+    return tuple(_checked(place, draft, now_ms) for place, draft in enumerate(drafts))
+
+
+def once_each(events: Iterable[Interaction]) -> list[Interaction]:
+    """Return the first event of each id of a user: one that is sent again in the same request counts as little as in another."""
+    first: dict[tuple[str, str], Interaction] = {}
+    for event in events:
+        first.setdefault((event.user_id, event.event_id), event)
+    return [*first.values()]
 
 
 def check_num_events(num_events: int, max_events: int) -> None:
@@ -72,13 +90,3 @@ def _checked(place: int, draft: Draft, now_ms: int) -> Interaction:
     except InvalidRequest as error:
         raise InvalidRequest(f"events[{place}].{error.field}", error.problem, error.fix) from error
     return event
-
-
-def _refuse_duplicates(events: Sequence[Interaction]) -> None:
-    first: dict[str, int] = {}
-    for place, event in enumerate(events):
-        earlier = first.setdefault(event.event_id, place)
-        if earlier != place:
-            raise InvalidRequest(
-                f"events[{place}].event_id", f"the same as events[{earlier}]'s", "send each event once"
-            )

@@ -82,10 +82,13 @@ class RpcDoor:
         async def handle(call: Call, headers: dict[str, str]) -> pb.RecommendBatchResponse:
             arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
             deadline_ms = deadline_ms_from(headers, MAX_DEADLINE_MS)
-            entries = parse_batch(request, self._max_body_bytes, call.request_id, deadline_ms)
+            entries = await plane.reading.read(
+                request, parse_batch, request, self._max_body_bytes, call.request_id, deadline_ms
+            )
             check_batch_size(len(entries), batch_size_from(headers))
             await call.charge(len(entries), "requests", "requests")
-            return format_batch(await plane.recommend_batch(entries, arrival, DOOR, call.admitted))
+            answers = await plane.recommend_batch(entries, arrival, DOOR, call.admitted)
+            return await plane.reading.run(None, format_batch, answers)
 
         return await self._recommending("RecommendBatch", context, handle, pb.RecommendBatchResponse())
 
@@ -103,9 +106,12 @@ class RpcDoor:
             arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
             try:
                 deadline_ms = deadline_ms_from(headers, MAX_DEADLINE_MS)
-                message = parse(request, self._max_body_bytes, call.request_id, deadline_ms)
+                message = await plane.reading.read(
+                    request, parse, request, self._max_body_bytes, call.request_id, deadline_ms
+                )
             except InvalidRequest:
-                call.request_id = request_id_of(request, kind) or call.request_id
+                sent_id: str | None = await plane.reading.read(request, request_id_of, request, kind)
+                call.request_id = sent_id or call.request_id
                 raise
             call.request_id = message.request_id
             return format_recommendation(await plane.recommend(message, arrival, DOOR, call.admitted))
@@ -134,10 +140,12 @@ class RpcDoor:
         plane = self._plane()
 
         async def handle(call: Call, _: dict[str, str]) -> pb.RecordEventsResponse:
-            drafts = parse_events(request, self._max_body_bytes, plane.max_events_per_request)
+            drafts = await plane.reading.read(
+                request, parse_events, request, self._max_body_bytes, plane.max_events_per_request
+            )
             recorded = await plane.record(drafts, DOOR, call.request_id)
             return pb.RecordEventsResponse(
-                accepted=len(recorded.event_ids),
+                accepted=recorded.accepted,
                 event_ids=recorded.event_ids,
                 unknown_items=recorded.unknown_items,
             )
@@ -185,8 +193,9 @@ class RpcDoor:
         """Replace what is stated of items; an entry that is wrong is refused by itself."""
 
         async def handle(call: Call, _: dict[str, str]) -> pb.PutItemsResponse:
-            drafts = items.parse_put(request, self._max_body_bytes)
-            return items.format_outcomes(await self._plane().items.put(drafts))
+            plane = self._plane()
+            drafts = await plane.reading.read(request, items.parse_put, request, self._max_body_bytes)
+            return items.format_outcomes(await plane.items.put(drafts))
 
         return await self._on_items(context, "PutItems", handle, pb.PutItemsResponse())
 
@@ -194,7 +203,9 @@ class RpcDoor:
         """Change some fields of an item."""
 
         async def handle(call: Call, _: dict[str, str]) -> pb.CatalogueItem:
-            return items.format_item(await self._plane().items.patch(*items.parse_patch(request, self._max_body_bytes)))
+            plane = self._plane()
+            patch = await plane.reading.read(request, items.parse_patch, request, self._max_body_bytes)
+            return items.format_item(await plane.items.patch(*patch))
 
         return await self._on_items(context, "PatchItem", handle, pb.CatalogueItem())
 

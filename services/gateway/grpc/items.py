@@ -8,6 +8,8 @@ from services.errors import InvalidRequest
 from services.gateway.events.items import ItemOutcome
 from services.gateway.grpc.schema import parse_strictly
 
+CLEARABLE = ("title", "categories", "attributes", "available", "published_ms", "expires_ms", "value")
+
 
 def parse_put(body: bytes, max_bytes: int) -> list[tuple[str, dict[str, Any]]]:
     """Read item ids and fields. Raises InvalidRequest or RequestTooLarge."""
@@ -16,16 +18,20 @@ def parse_put(body: bytes, max_bytes: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def parse_patch(body: bytes, max_bytes: int) -> tuple[str, dict[str, Any]]:
-    """Read an item's id and its changes, None for what is to be taken away. Raises InvalidRequest or RequestTooLarge."""
+    """Read an item's id and its changes, None for a field or an attribute to remove. Raises InvalidRequest or RequestTooLarge."""
     message = parse_strictly(pb.PatchItemRequest, body, max_bytes)
     changes = _draft("changes.", message.changes)
-    for path in message.clear:
-        name, _, attribute = path.partition(".")
-        if name == "attributes" and attribute:
-            changes.setdefault("attributes", {})[attribute] = None
-        else:
-            changes[name] = None
-    return message.changes.item_id, changes
+    attributes: dict[str, Any] = changes.get("attributes", {})
+    for place, path in enumerate(message.clear):
+        name, dot, attribute = path.partition(".")
+        if name not in CLEARABLE or (dot and not (name == "attributes" and attribute)):
+            fix = f"send {', '.join(CLEARABLE)} or attributes.NAME"
+            raise InvalidRequest(f"clear[{place}]", f"unknown field {path!r:.80}", fix)
+        if attribute in attributes if dot else name in changes:
+            raise InvalidRequest(f"clear[{place}]", f"{path!r:.80} is in changes too", "send it in one of the two")
+    if removed := {path.partition(".")[2]: None for path in message.clear if "." in path}:
+        changes["attributes"] = attributes | removed
+    return message.changes.item_id, changes | {name: None for name in message.clear if "." not in name}
 
 
 def parse_get(body: bytes, max_bytes: int) -> str:

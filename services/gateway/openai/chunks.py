@@ -4,6 +4,7 @@ A choice that its deadline ended has the finish reason `length`, the nearest of 
 (the field is vLLM's).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from services.contracts.text import FinishReason, TextDone, TextPiece, TokenLogp
 Json = dict[str, Any]
 
 DEADLINE = "deadline"
+_NEVER = -9_999.0
 
 
 @dataclass(slots=True)
@@ -166,7 +168,7 @@ def completion_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> Json:
     """Return the completions form: parallel lists. The chosen token is always among the top ones, as an extra if need be."""
     return {
         "tokens": [token.token for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
+        "token_logprobs": [_in_json(token.logprob) for token in tokens],
         "top_logprobs": [_top_by_text(token) for token in tokens] if num_top else None,
         "text_offset": [token.text_offset for token in tokens],
     }
@@ -182,12 +184,17 @@ def _top_by_text(token: TokenLogprob) -> dict[str, float]:
     """Return the logprobs at a token's place. Of tokens with equal text (parts of characters), the chosen or the best counts."""
     by_text: dict[str, float] = {}
     for top in token.top:
-        by_text.setdefault(top.token, top.logprob)
-    return by_text | {token.token: token.logprob}
+        by_text.setdefault(top.token, _in_json(top.logprob))
+    return by_text | {token.token: _in_json(token.logprob)}
 
 
 def _token(token: TokenLogprob) -> Json:
-    return {"token": token.token, "logprob": token.logprob, "bytes": list(token.token_bytes)}
+    return {"token": token.token, "logprob": _in_json(token.logprob), "bytes": list(token.token_bytes)}
+
+
+def _in_json(logprob: float) -> float:
+    """Return a log-probability as OpenAI writes one that is minus infinity, which JSON does not have."""
+    return _NEVER if logprob == -math.inf else logprob
 
 
 def _finish(reason: FinishReason | None) -> Json:

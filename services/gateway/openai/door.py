@@ -17,7 +17,15 @@ from services.gateway.call.headers import Call, deadline_ms_from
 from services.gateway.call.http import HttpApp, OnError, json_response, read_body
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.chunks import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, Json
-from services.gateway.openai.operations import CHAT_COMPLETE, COMPLETE, HEALTH, MODEL, MODELS
+from services.gateway.openai.operations import (
+    CHAT_COMPLETE,
+    COMPLETE,
+    HEALTH,
+    MODEL,
+    MODELS,
+    OPENAI_ERRORS,
+    OTHER_PATHS,
+)
 from services.gateway.openai.parse import CallContext, CompletionCall, parse_chat, parse_completion
 from services.gateway.openai.responder import CompletionResponder, Generate
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
@@ -33,6 +41,7 @@ def add_openai(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int
     app.serve(MODEL, door.model)
     app.serve(COMPLETE, door.completions, door.count_error(COMPLETIONS))
     app.serve(CHAT_COMPLETE, door.chat, door.count_error(CHAT))
+    app.describe_missing(OTHER_PATHS, OPENAI_ERRORS, "use /v1/chat/completions; see /docs for all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +105,8 @@ class _OpenAiDoor:
             deadline_unix_s=time.time() + (deadline_ms or limits.deadline_ms) / 1_000,
             limits=limits,
         )
-        completion = route.parse(await read_body(http, self._max_body_bytes), context)
+        body = await read_body(http, self._max_body_bytes)
+        completion = await plane.reading.read(body, route.parse, body, context)
         field = "n" if len(completion.requests) == 1 else "prompt"
         await call.charge(completion.num_choices, field, "choices")
         responder = CompletionResponder(

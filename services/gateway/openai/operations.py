@@ -3,11 +3,13 @@
 Errors have OpenAI's envelope, `{"error": {"message", "type", "param", "code"}}`, and the status that its clients expect.
 """
 
+import re
 from dataclasses import dataclass
 
 from services.contracts.access import Scope
 from services.errors import ContextTooLong, ErrorKind, TailraceError
 from services.gateway.call.operation import JSON, Answer, ErrorFormat, Operation, Parameter, json_answer
+from services.gateway.call.path import OPENAI_NAMES
 from services.gateway.openai.chunks import Json
 from services.gateway.openai.schema import (
     MAX_TEXT_DEADLINE_MS,
@@ -65,6 +67,8 @@ OPENAI_ERRORS = ErrorFormat(
     no_route=lambda code, problem, fix, _: _envelope(f"{problem}; {fix}", "invalid_request_error", code),
 )
 
+OTHER_PATHS = re.compile(rf"/v1/({'|'.join(OPENAI_NAMES)})(/|$)")
+"""Paths of OpenAI's API; those that no operation has are answered in its envelope too."""
 _GENERATION_KINDS = frozenset({ErrorKind.NOT_FOUND, ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE, ErrorKind.LATE})
 _DEADLINE = Parameter(
     name="X-Deadline-Ms",
@@ -96,7 +100,7 @@ MODELS = Operation(
 MODEL = Operation(
     name="model",
     method="GET",
-    path="/v1/models/{model_id:path}",
+    path="/v1/models/{model_id}",
     summary="Describe a model",
     scope=Scope.TEXT,
     errors=OPENAI_ERRORS,

@@ -176,6 +176,10 @@ def _template_variables(body: ChatBody) -> dict[str, Any]:
     """Return the chat template's variables. Raises InvalidRequest for one that the door sets itself."""
     if reserved := next((name for name in body.chat_template_kwargs if name in TEMPLATE_NAMES), None):
         raise InvalidRequest(f"chat_template_kwargs.{reserved}", "set by the door itself", "leave it out")
+    try:
+        json.dumps(body.chat_template_kwargs, allow_nan=False)
+    except ValueError as error:
+        raise InvalidRequest("chat_template_kwargs", "a number is out of range", "send finite numbers") from error
     return body.chat_template_kwargs
 
 

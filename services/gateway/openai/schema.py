@@ -116,7 +116,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class StreamOptionsBody(_Body):

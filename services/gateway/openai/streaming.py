@@ -5,13 +5,14 @@ watched beside the work. Proxies close idle connections, so an idle stream sends
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
+
+from services.gateway.call.http import json_text
 
 T = TypeVar("T")
 
@@ -20,8 +21,8 @@ _KEEP_ALIVE: Message = {"type": "http.response.body", "body": b": keep-alive\n\n
 
 
 def sse(data: Mapping[str, Any]) -> str:
-    """Return one server-sent event."""
-    return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    """Return one server-sent event. Raises ValueError for numbers that JSON does not have."""
+    return f"data: {json_text(data)}\n\n"
 
 
 async def unless_disconnected(http: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -3,16 +3,17 @@
 A ranking is item indices, best first, and their scores.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from models.catalogue import Catalogue
+from services.contracts.filters import Clause
 from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
 from services.contracts.rules import NO_RULES, Rules
 from services.errors import InvalidRequest, NotFound
-from services.items.expression import Expressions
+from services.items.expression import Budget, Compiled, Expressions
 from services.items.layout import ItemLayout
 
 NUM_CANDIDATES = 200
@@ -73,10 +74,27 @@ def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str
     return stored + recent
 
 
-def check_items(request: RecommendRequest, items: ItemLayout, expressions: Expressions) -> None:
-    """Refuse filters and rules that name what neither the bundle nor the live catalogue has: categories, items, attributes. Raises InvalidRequest naming the entry, NotFound for a subject."""
+def clauses_of(request: RecommendRequest) -> Iterator[tuple[str, Clause]]:
+    """Yield the clauses of a request whose masks are computed, each with its path. Blocks count by themselves until a surface has made them part of the filters."""
+    if request.filters.expression is not None:
+        yield "filters", request.filters.expression
+    for place, boost in enumerate(request.rules.boosts or ()):
+        yield f"rules.boosts[{place}].where", boost.where
+
+
+def check_items(
+    request: RecommendRequest, items: ItemLayout, expressions: Expressions, budget: Budget | None = None
+) -> None:
+    """Refuse filters and rules that name unknown categories, items or attributes, or that take more tests of items than `budget` has left.
+
+    Raises InvalidRequest naming the entry, NotFound for a subject.
+    """
     check_named(request, items)
     filters, rules = request.filters, request.rules
+    budget = budget or Budget()
+    blocks = ((f"rules.blocks[{place}]", clause) for place, clause in enumerate(rules.blocks or ()))
+    for path, clause in (*clauses_of(request), *blocks):
+        budget.spend(clause, path, expressions)
     items.check_filters(filters.categories, filters.allowed_item_ids)
     if filters.expression is not None:
         expressions.check(filters.expression, "filters")
@@ -104,11 +122,11 @@ def masks_for(
     history: Iterable[str],
     items: ItemLayout,
     disliked: tuple[str, ...] = (),
-    expressions: Expressions | None = None,
+    expressions: Compiled | None = None,
 ) -> Masks:
     """Compose the live catalogue, filters, exclusions, dislikes and the history into masks; what is hidden, excluded or disliked is in neither.
 
-    What was shown before is in neither too, and brings no seen items back: a list ends where its first page would have ended. `expressions` compiles the filters' expression, if they have one.
+    What was shown before is in neither too, and brings no seen items back: a list ends where its first page would have ended. `expressions` has the mask of the filters' expression, if they have one.
     """
     seen = items.indices(history) if request.exclude_seen else []
     wide = items.allowed(
@@ -117,7 +135,9 @@ def masks_for(
         excluded_item_ids=request.exclude_item_ids + request.subject_item_ids + disliked,
     )
     if (expression := request.filters.expression) is not None and expressions is not None:
-        wide &= expressions.mask(expression)[: len(wide)]  # made after the other, so it has all of its items
+        wide &= expressions.mask(expression)[
+            : len(wide)
+        ]  # looked up after the other was made, so it has all of its items
     narrow = _without(wide, seen) if request.exclude_seen else wide
     if request.shown_before:
         before, is_all_seen = items.indices(request.shown_before), not narrow.any()

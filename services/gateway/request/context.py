@@ -3,6 +3,7 @@
 An unavailable feature store is a fact here, not an error. Decides nothing: `services.router.policy` decides by these facts.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from services.contracts.recommend import PopularIn, RecommendRequest, SimilarTo,
 from services.gateway.request.candidates import NUM_CANDIDATES, ItemRanking, Masks, masks_for, merge_history
 from services.gateway.request.live_bundle import Live
 from services.gateway.surfaces.surface import Surface
+from services.items.expression import Compiled
 from services.observability.tracing import here, span
 from services.router.deadline import Deadline
 from services.router.policy import Facts, list_covers, list_is_fresh
@@ -109,6 +111,7 @@ class RequestContext:
     history_item_ids: tuple[str, ...]
     history: list[int]
     masks: Masks
+    expressions: Compiled
     listed: ItemRanking | None
     stages: StageTimer
 
@@ -183,11 +186,12 @@ def build_context(
     live: Live,
     lookup: FeatureLookup,
     stages: StageTimer,
+    expressions: Compiled,
 ) -> RequestContext:
-    """Compose the history, the masks and the stored list."""
+    """Compose the history, the masks and the stored list. `expressions` has the masks of the request's clauses."""
     history_item_ids = merge_history(lookup.features.history_item_ids, request.recent_item_ids)
     disliked = lookup.features.disliked_item_ids
-    masks = masks_for(request, history_item_ids, live.items, disliked, live.expressions)
+    masks = masks_for(request, history_item_ids, live.items, disliked, expressions)
     has_recent_items = len(history_item_ids) > len(lookup.features.history_item_ids)
     return RequestContext(
         request=request,
@@ -199,6 +203,7 @@ def build_context(
         history_item_ids=history_item_ids,
         history=live.catalogue.indices(history_item_ids),
         masks=masks,
+        expressions=expressions,
         listed=_usable_list(request, live, lookup.features, masks, has_recent_items=has_recent_items),
         stages=stages,
     )
@@ -208,7 +213,9 @@ def _usable_list(
     request: RecommendRequest, live: Live, features: UserFeatures, masks: Masks, *, has_recent_items: bool
 ) -> ItemRanking | None:
     stored = features.precomputed
-    if stored is None or not list_is_fresh(stored, row_us=features.as_of_us, has_recent_items=has_recent_items):
+    if stored is None or not all(map(math.isfinite, stored.scores)):
+        return None
+    if not list_is_fresh(stored, row_us=features.as_of_us, has_recent_items=has_recent_items):
         return None
     ranking = ItemRanking.of(Tier.PRECOMPUTED, stored.item_ids, stored.scores, live.catalogue)
     num_survivors = int(masks.allowed[sorted(set(ranking.indices))].sum())

@@ -4,7 +4,7 @@ Knows HTTP and nothing of how answers are made. The plane is looked up at each r
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -12,14 +12,15 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from services.contracts.batch import check_batch_size
+from services.contracts.batch import BatchAnswer, check_batch_size
 from services.contracts.recommend import MAX_DEADLINE_MS, RecommendRequest
 from services.errors import InvalidRequest
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import EDGE_LIMIT, Call, batch_size_from, deadline_ms_from, edge_mark_from
-from services.gateway.call.http import DOOR, HttpApp, json_response, read_body, refuse_query
+from services.gateway.call.http import DOOR, HttpApp, json_response, json_text, read_body, refuse_query, text_response
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.door import add_openai
+from services.gateway.overload.long_work import LongWork
 from services.gateway.records.describe import describe
 from services.gateway.rest.assignment import add_assignment
 from services.gateway.rest.items import add_items
@@ -112,6 +113,10 @@ class _RestDoor:
         self._max_body_bytes = max_body_bytes
         self._docs_page = DOCS_PAGE.read_text()
 
+    @property
+    def _reading(self) -> LongWork:
+        return self._plane().reading
+
     async def recommend(self, http: Request, call: Call) -> Response:
         return await self._ranked(http, call, parse_recommend)
 
@@ -126,9 +131,11 @@ class _RestDoor:
             body = await read_body(http, self._max_body_bytes)
             try:
                 refuse_query(http)
-                request = parse(body, call.request_id, deadline_ms_from(http.headers, MAX_DEADLINE_MS))
+                deadline_ms = deadline_ms_from(http.headers, MAX_DEADLINE_MS)
+                request = await self._reading.read(body, parse, body, call.request_id, deadline_ms)
             except InvalidRequest:
-                call.request_id = request_id_of(body) or call.request_id
+                sent_id: str | None = await self._reading.read(body, request_id_of, body)
+                call.request_id = sent_id or call.request_id
                 raise
             return await self._answer(request, arrival, call)
 
@@ -142,11 +149,12 @@ class _RestDoor:
         with self._arrived(http, call) as arrival:
             body = await read_body(http, self._max_body_bytes)
             refuse_query(http)
-            entries = parse_batch(body, call.request_id, deadline_ms_from(http.headers, MAX_DEADLINE_MS))
+            deadline_ms = deadline_ms_from(http.headers, MAX_DEADLINE_MS)
+            entries = await self._reading.read(body, parse_batch, body, call.request_id, deadline_ms)
             check_batch_size(len(entries), batch_size_from(http.headers))
             await call.charge(len(entries), "requests", "requests")
             answers = await self._plane().recommend_batch(entries, arrival, DOOR, call.admitted)
-            return json_response(format_batch(answers, REST_ERRORS.body))
+            return await self._reading.run(None, _batch_response, answers)
 
     @contextmanager
     def _arrived(self, http: Request, call: Call) -> Iterator[Arrival]:
@@ -169,9 +177,9 @@ class _RestDoor:
     async def record(self, http: Request, call: Call) -> Response:
         body = await read_body(http, self._max_body_bytes)
         refuse_query(http)
-        drafts = parse_events(body)
+        drafts = await self._reading.read(body, parse_events, body)
         recorded = await self._plane().record(drafts, DOOR, call.request_id)
-        accepted = {"accepted": len(recorded.event_ids), "event_ids": recorded.event_ids}
+        accepted = {"accepted": recorded.accepted, "event_ids": recorded.event_ids}
         return json_response({**accepted, "unknown_items": recorded.unknown_items})
 
     def events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
@@ -198,3 +206,9 @@ class _RestDoor:
 
     async def docs(self, _: Request, __: Call) -> Response:
         return HTMLResponse(self._docs_page)
+
+
+def _batch_response(answers: Sequence[BatchAnswer]) -> Response:
+    """Write the answers of a batch, each by itself: the encoder gives the interpreter to no other thread before it is done."""
+    answered = (json_text(one) for one in format_batch(answers, REST_ERRORS.body))
+    return text_response(f'{{"answers":[{",".join(answered)}]}}')

@@ -109,7 +109,7 @@ class PutOutcomesBody(Body):
     outcomes: list[ItemOutcomeBody]
 
 
-def _operation(name: str, method: str, summary: str, path: str = "/v1/items/{item_id:path}", **more: Any) -> Operation:
+def _operation(name: str, method: str, summary: str, path: str = "/v1/items/{item_id}", **more: Any) -> Operation:
     schema = {"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
     parameter = Parameter(name="item_id", where="path", schema=schema, description="The item's id")
     return Operation(
@@ -178,7 +178,7 @@ def add_items(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int)
     async def fields_of(http: Request) -> dict[str, Any]:
         body = await read_body(http, max_body_bytes)
         refuse_query(http)
-        return _object(body)
+        return await plane().reading.read(body, _object, body)
 
     async def put_one(http: Request, _: Call) -> Response:
         item_id = http.path_params["item_id"]

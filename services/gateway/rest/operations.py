@@ -60,7 +60,7 @@ RECOMMEND = Operation(
     summary="Recommend items to a user, before the deadline",
     scope=Scope.RECOMMEND,
     errors=REST_ERRORS,
-    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
+    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE, ErrorKind.LATE}),
     parameters=(
         Parameter(
             name="X-Deadline-Ms",
@@ -81,7 +81,7 @@ RECOMMEND_BATCH = Operation(
     summary="Recommend items to several users, under one deadline; counts as as many calls as it holds requests",
     scope=Scope.RECOMMEND,
     errors=REST_ERRORS,
-    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
+    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE, ErrorKind.LATE}),
     parameters=(
         *RECOMMEND.parameters,
         Parameter(
@@ -99,11 +99,11 @@ RECOMMEND_BATCH = Operation(
 SIMILAR_ITEMS = Operation(
     name="similarItems",
     method="POST",
-    path="/v1/items/{item_id:path}/similar",
+    path="/v1/items/{item_id}/similar",
     summary="List items that are like one, or like those of a cart",
     scope=Scope.RECOMMEND,
     errors=REST_ERRORS,
-    kinds=frozenset({ErrorKind.NOT_FOUND, ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
+    kinds=frozenset({ErrorKind.NOT_FOUND, ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE, ErrorKind.LATE}),
     parameters=(
         Parameter(name="item_id", where="path", schema={"type": "string"}, description="An item of the catalogue"),
         *RECOMMEND.parameters,
@@ -120,7 +120,7 @@ POPULAR = Operation(
     summary="List what is popular, by window and category",
     scope=Scope.RECOMMEND,
     errors=REST_ERRORS,
-    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE}),
+    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE, ErrorKind.LATE}),
     parameters=(
         Parameter(
             name="window",
@@ -182,7 +182,7 @@ BUNDLE = Operation(
 EXPLANATION = Operation(
     name="explanation",
     method="GET",
-    path="/v1/explanations/{request_id:path}",
+    path="/v1/explanations/{request_id}",
     summary="Explain how a recent request was answered",
     scope=Scope.ADMIN,
     errors=REST_ERRORS,

@@ -5,7 +5,7 @@ the values.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
@@ -85,7 +85,7 @@ B = TypeVar("B", bound=BaseModel)
 class Body(BaseModel):
     """A body, of which unknown fields and wrong types are refused."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RangeBody(Body):
@@ -448,7 +448,7 @@ class ExplanationBody(Body):
 
 
 class RecordedBody(Body):
-    """How many events the broker acknowledged, and their ids in the order sent."""
+    """How many events the broker acknowledged, an id that was sent several times counted once, and all ids in the order sent."""
 
     accepted: int
     event_ids: list[str]
@@ -637,16 +637,13 @@ def format_recommendation(answer: Recommendation) -> dict[str, Any]:
 _PARTS: Mapping[str, type[Body]] = {"filters": FiltersBody, "avoid_shown": AvoidShownBody}
 
 
-def format_batch(answers: Sequence[BatchAnswer], error_body: Callable[[TailraceError, str], Any]) -> dict[str, Any]:
-    """Return the answers as plain values; `error_body` writes an error as it is written alone."""
-    return {
-        "answers": [
-            format_recommendation(one.outcome)
-            if isinstance(one.outcome, Recommendation)
-            else error_body(one.outcome, one.request_id)
-            for one in answers
-        ]
-    }
+def format_batch(answers: Sequence[BatchAnswer], error_body: Callable[[TailraceError, str], Any]) -> Iterator[Any]:
+    """Yield each answer as plain values; `error_body` writes an error as it is written alone."""
+    for one in answers:
+        if isinstance(one.outcome, Recommendation):
+            yield format_recommendation(one.outcome)
+        else:
+            yield error_body(one.outcome, one.request_id)
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:

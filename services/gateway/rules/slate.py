@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.items.expression import Expressions
+from services.items.expression import Compiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class Known:
     (at least as many) what the live catalogue shows at the end of it.
     """
 
-    expressions: Expressions
+    expressions: Compiled
     index: Callable[[str], int | None]
     showable: np.ndarray
     available: np.ndarray

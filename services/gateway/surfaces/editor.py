@@ -21,8 +21,9 @@ from tomlkit.exceptions import TOMLKitError
 from models.files import rename_durably
 from services.contracts.plain import nearest, read_number
 from services.contracts.recommend import check_id
-from services.contracts.rules import MAX_FACTOR, MIN_FACTOR, parse_rules
+from services.contracts.rules import MAX_FACTOR, MIN_FACTOR
 from services.errors import InvalidRequest
+from services.gateway.surfaces.surface import parse_surface
 from services.gateway.surfaces.surfaces import Surfaces
 
 MAX_TEXT_BYTES = 131_072
@@ -124,7 +125,11 @@ class SurfacesEditor:
             if name not in before:
                 raise InvalidRequest(f"fields.{name}", "no field of the form", f"the fields are {', '.join(before)}")
         wanted = before | {name: None if value == [] else value for name, value in fields.items()}
-        parse_rules({name: wanted[name] for name in FORM_RULES if wanted[name] is not None}, f"{surface}.rules")
+        given = {name: value for name, value in wanted.items() if value is not None}
+        rules = {name: given.pop(name) for name in FORM_RULES if name in given}
+        parse_surface(
+            surface, {**given, "rules": rules}
+        )  # before tomlkit, which writes values of any depth by recursion
         try:
             document = tomlkit.parse(text)
             table = document.setdefault(surface, tomlkit.table())
@@ -135,7 +140,7 @@ class SurfacesEditor:
             if surface not in tomlkit.parse(changed):  # written as `cart.k = 4` alone, it went with its last field
                 document[surface] = tomlkit.table()
                 changed = tomlkit.dumps(document)
-        except (TOMLKitError, TypeError, ValueError, LookupError) as error:
+        except (TOMLKitError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise InvalidRequest(
                 "text", f"written in a way that cannot be added to ({error})", "make the change by hand"
             ) from error

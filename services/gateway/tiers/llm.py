@@ -4,6 +4,7 @@ Records at the name's gate how each request ended. Does not know Ray: the port i
 """
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -205,7 +206,8 @@ async def _outcome(llm: Llm, request: RankRequest, timeout_s: float) -> tuple[Ll
         return _outcome_of(error), None
     if reply.bundle_version != request.bundle_version:
         return LlmOutcome.MISMATCH, None
-    return (LlmOutcome.IN_TIME, reply) if reply.item_ids else (LlmOutcome.FAILED, None)
+    is_ranking = bool(reply.item_ids) and all(map(math.isfinite, reply.scores))
+    return (LlmOutcome.IN_TIME, reply) if is_ranking else (LlmOutcome.FAILED, None)
 
 
 def _outcome_of(error: Exception) -> LlmOutcome:

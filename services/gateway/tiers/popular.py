@@ -125,8 +125,11 @@ class PopularTier:
         return head.items
 
     def ranking(self, live: Live) -> PopularRanking:
-        """Return the last ranking for this bundle, which was made where it was loaded."""
-        return self._rankings.get(live) or self._rank(live)
+        """Return the last ranking for this bundle, with the items that came since at its end."""
+        found = self._rankings.get(live) or self._rank(live)
+        if len(found.order) < (num_named := live.items.num_named):
+            found = self._rankings[live] = with_newest(found, live.items, num_named)
+        return found
 
     def _rank(self, live: Live) -> PopularRanking:
         """Rank this bundle's items by the last windows and keep the result. Called in several threads."""
@@ -157,6 +160,15 @@ class PopularTier:
             return
         for live in self._names.loaded:
             await asyncio.to_thread(self._rank, live)
+
+
+def with_newest(ranking: PopularRanking, items: ItemLayout, num_named: int) -> PopularRanking:
+    """Return a ranking with the items that it lacks behind all others, those published last first: nobody knows an event of theirs."""
+    newest, published = np.arange(len(ranking.order), num_named), items.columns.numbers.get("published_ms")
+    if published is not None:
+        newest = newest[np.argsort(-np.nan_to_num(published.numbers[newest]), kind="stable")]
+    scores = np.concatenate((ranking.scores, np.zeros(len(newest))))
+    return PopularRanking(ranking.version, np.concatenate((ranking.order, newest)), scores)
 
 
 def rank_by_popularity(version: str, items: ItemLayout, recent: Sequence[tuple[str, float]]) -> PopularRanking:

@@ -66,4 +66,7 @@ def _rank(context: RequestContext) -> TierResult:
         except Exception as error:  # noqa: BLE001 - whatever its runtime fails at, the next tier answers
             log.warning("student_failed", request_id=context.request.request_id, error=repr(error))
             return TierResult(failure=Reason.STUDENT_FAILED)
+    if not np.isfinite(scores).all():
+        log.warning("student_failed", request_id=context.request.request_id, error="scores that are not finite")
+        return TierResult(failure=Reason.STUDENT_FAILED)
     return TierResult(ranking=ItemRanking(Tier.STUDENT, indices, scores.astype(np.float64)))

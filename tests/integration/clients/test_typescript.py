@@ -1,8 +1,10 @@
 """The TypeScript client: its types are those of the document, it retries as the Python client does, and it calls a real door."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from tests.support.node import TYPESCRIPT, in_node, npx
 from tests.support.scripted_server import Step, running
 from tests.support.servers import HOST, free_port
 
-MAX_LINES = 200
+MAX_LINES = 220
 ANSWER = {
     "request_id": "r",
     "tier": "llm",
@@ -115,6 +117,39 @@ def test_it_retries_as_the_python_client_does(script: str) -> None:
     assert len({request["body"]["request_id"] for request in requests}) == 1
     assert all(0 < one < DEADLINE_MS for one in given_ms)
     assert given_ms == sorted(given_ms, reverse=True)
+
+
+EVENT = {"user_id": "u", "item_id": "i"}
+RECORDED = Step(200, {"accepted": 1, "event_ids": ["e"], "unknown_items": []})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [EVENT, [EVENT, {**EVENT, "event_id": "mine"}], {"events": [EVENT]}, {"events": [{**EVENT, "event_id": None}]}],
+)
+@pytest.mark.parametrize("method", ["call", "record"])
+def test_a_repeated_event_has_the_same_id(method: str, body: Any) -> None:
+    """Also by the generic call, in each form of the body, and where the id is null: the server may have recorded it before its answer was lost."""
+    call = 'call("post", "/v1/events", { body })' if method == "call" else "record(body.events ?? body)"
+    script = f"const body = {json.dumps(body)}; done(await caught(new Client(address, {{ firstPauseMs: 1 }}).{call}));"
+    with running([Step(0), RECORDED]) as server:
+        outcome = in_node(script, server.address)
+        first, second = (request["body"] for request in server.requests)
+
+    sent = first["events"] if isinstance(first, dict) and "events" in first else first
+    assert outcome["answer"]["accepted"] == 1
+    assert first == second
+    assert all(event["event_id"] for event in (sent if isinstance(sent, list) else [sent]))
+
+
+@pytest.mark.parametrize("user_id", [".", "..", ""])
+def test_a_dot_fits_in_no_path(user_id: str) -> None:
+    """`fetch` reads it, encoded too, as a step to another path: it is refused before it is sent."""
+    given = f'{{ path: {{ user_id: "{user_id}" }} }}'
+    with running([OK]) as server:
+        script = f'const call = () => new Client(address).call("delete", "/v1/users/{{user_id}}", {given}); done(await caught(call()));'
+        outcome = in_node(script, server.address)
+        assert (outcome["code"], outcome["field"], list(server.requests)) == ("invalid_request", "user_id", [])
 
 
 def test_nobody_listens() -> None:

@@ -129,6 +129,31 @@ async def test_lists_are_the_same_through_every_client(case: Case) -> None:
     assert (unknown.code, "a/b" in unknown.message) == ("not_found", True)
 
 
+@pytest.mark.parametrize("item_id", [".", ".."])
+async def test_a_dot_is_an_id_and_no_step_to_another_path(case: Case, item_id: str) -> None:
+    """It fits in no path of HTTP, which every client normalises, and is not sent there; over gRPC it is an id as any other."""
+    calls = (case.client.similar(item_id), case.client.delete_item(item_id), case.client.erase_user(item_id))
+    errors = [await refused(one) if case.scheme == "http" else await one_of(one) for one in calls]
+
+    if case.scheme == "http":
+        assert [(one.code, one.field) for one in errors] == [
+            ("invalid_request", name) for name in ("item_id", "item_id", "user_id")
+        ]
+    else:
+        assert errors == ["not_found", "ok", "ok"]
+    sent = [*case.world.items.records, *case.world.events.records]
+    assert [key for key, _ in sent] == ([] if case.scheme == "http" else [item_id.encode()] * 2)
+
+
+async def one_of(call: Awaitable[Any]) -> str:
+    """Return the code of a call's error, or ok."""
+    try:
+        await call
+    except TailraceError as error:
+        return error.code
+    return "ok"
+
+
 async def test_who_gets_what_is_the_same_through_every_client(case: Case) -> None:
     """Of a user and of a session; a call for nobody is refused by the server."""
     user, session = await case.client.assignment("long"), await case.client.assignment(session_id="s")

@@ -27,7 +27,7 @@ from tailrace_client import calls
         (SurfaceAssignment, SurfaceAssignmentBody, pb.SurfaceAssignment, calls.SurfaceAssignment, set(), set()),
         (Assigned, AssignedBody, pb.AssignResponse, calls.Assigned, set(), {"num_attempts"}),
         (ScoredItem, schema.ItemBody, pb.ScoredItem, calls.Item, set(), set()),
-        (Recorded, schema.RecordedBody, pb.RecordEventsResponse, calls.Recorded, {"accepted"}, {"num_attempts"}),
+        (Recorded, schema.RecordedBody, pb.RecordEventsResponse, calls.Recorded, set(), {"num_attempts"}),
     ],
 )
 def test_every_definition_of_an_answer_has_the_contract_s_fields(

@@ -83,6 +83,21 @@ async def test_a_new_item_is_popular_once_it_is_used_and_found_by_its_category(w
     assert (first.item_id, first.title, first.source) == ("newer", "Newer", "popular")
 
 
+async def test_a_new_item_is_in_the_next_answer(world: World) -> None:
+    """Before popularity is read again: behind all items, the one published last first, and in answers that filter for it, shed ones too."""
+    first = [item.item_id for item in (await world.recommend("nobody", k=22)).items]
+    state(world, "new 1", categories=("fresh",))
+    state(world, "new 2", categories=("fresh",), published_ms=1_750_000_000_000)
+    listed = [item.item_id for item in (await world.recommend("nobody", k=22)).items]
+    fresh = [item.item_id for item in (await world.recommend("long", filters=Filters(categories=("fresh",)))).items]
+    world.strain(2)
+    shed = await world.recommend("nobody", priority=Priority.LOW, k=22)
+
+    assert listed == [*first, "new 2", "new 1"]
+    assert fresh == ["new 2", "new 1"]
+    assert [item.item_id for item in shed.items] == listed
+
+
 async def test_items_are_published_and_expire_on_time(world: World) -> None:
     """By the clock of the process, without any record."""
     now_ms = int(world.items.now_s * 1_000)

@@ -3,16 +3,21 @@
 import asyncio
 import gc
 import json
+import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.contracts.features import UserFeatures
+from services.contracts.filters import parse_expression
 from services.contracts.recommend import Filters, Reason, Tier
+from services.contracts.rules import parse_rules
 from services.errors import (
     BundleMismatch,
     BundleNotFound,
@@ -21,6 +26,7 @@ from services.errors import (
     InvalidRequest,
     Overloaded,
 )
+from services.items.expression import FEW_TESTS
 from tests.support.wait import until
 from tests.unit.gateway.world import CONFIG, NOW_S, World, started_world, user
 
@@ -46,6 +52,62 @@ async def test_the_student_answers_when_the_llm_does_not(world: World, fault: di
 
     assert (answer.tier, answer.reason) == (Tier.STUDENT, reason)
     assert [item.item_id for item in answer.items] == ["i19", "i18", "i17"]
+
+
+async def test_scores_that_are_no_numbers_are_a_failed_tier(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the LLM, then of the student too, and of a stored list: the next tier answers, with numbers."""
+    nans = (math.nan, math.inf, -math.inf)
+    rank = world.llm.rank
+
+    async def ranked(request: Any, timeout_s: float) -> Any:
+        """Rank with these scores."""
+        return replace(await rank(request, timeout_s), scores=(0.0, *nans)[: len(request.history_item_ids)])
+
+    listed = world.features.users["listed"]
+    assert listed.precomputed is not None
+    spoiled = replace(listed.precomputed, scores=(*listed.precomputed.scores[:-1], math.nan))
+    world.features.users["listed"] = replace(listed, precomputed=spoiled)
+    stored = await world.recommend("listed")
+    monkeypatch.setattr(world.llm, "rank", ranked)
+    by_llm = await world.recommend()
+    monkeypatch.setattr(world.student, "rank", lambda *_: (np.arange(3), np.array(nans)))
+    by_student = await world.recommend()
+
+    assert stored.tier is not Tier.PRECOMPUTED
+    assert (by_llm.tier, by_llm.reason) == (Tier.STUDENT, Reason.LLM_FAILED)
+    assert (by_student.tier, by_student.reason) == (Tier.POPULAR, Reason.STUDENT_FAILED)
+    assert all(math.isfinite(item.score) for answer in (stored, by_llm, by_student) for item in answer.items)
+
+
+async def test_long_expressions_are_compiled_beside_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of filters, blocks and boosts, while other requests are answered; what is not done by the deadline is a late request, and helps the next."""
+    threads, may_go_on = list[str](), threading.Event()
+    expressions = world.plane.names.first.current().expressions
+    compute = type(expressions)._compute
+
+    def slow(self: Any, columns: Any, clause: Any, rows: Any) -> Any:
+        """Note who computes, and wait."""
+        threads.append(threading.current_thread().name)
+        assert may_go_on.wait(10)
+        return compute(self, columns, clause, rows)
+
+    monkeypatch.setattr(type(expressions), "_compute", slow)
+    long = {"must": [{"key": "popularity", "range": {"gte": -one}} for one in range(FEW_TESTS + 1)]}
+    filters = Filters(expression=parse_expression(long, "filters"))
+    rules = parse_rules({"boosts": [{"where": {"key": "categories", "eq": "odd"}, "factor": 9.0}]}, "rules")
+    with pytest.raises(DeadlineExceeded):
+        await world.recommend(filters=filters, deadline_ms=40)
+    waiting = asyncio.create_task(world.recommend(filters=filters, rules=rules, deadline_ms=5_000))
+    other = await world.recommend()
+    may_go_on.set()
+    answer = await waiting
+
+    assert other.tier == Tier.LLM
+    assert [item.item_id for item in answer.items]
+    assert "filters" in answer.stages_ms
+    assert {name.partition("_")[0] for name in threads} == {"filters"}
 
 
 async def test_the_feature_read_gets_half_of_the_time_at_most(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,9 @@
 """A compiled expression equals its evaluation item by item, whatever has changed since it was compiled."""
 
 import math
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from models.catalogue import Catalogue
 from services.contracts.filters import Clause, Condition, Exists, Expression, OneOf, Range, parse_expression
 from services.contracts.items import ItemState
 from services.errors import InvalidRequest
-from services.items.expression import Expressions
+from services.items.expression import FEW_TESTS, MAX_TESTS, Budget, Expressions
 from services.items.layout import ItemLayout
 
 NUM_KNOWN = 6
@@ -115,8 +118,8 @@ def test_a_mask_is_the_evaluation_item_by_item(
             assert expressions.mask(clause)[: items.num_named].tolist() == slow_mask(items, clause)
 
 
-def test_few_changes_are_mended_in_place_and_many_are_computed_again() -> None:
-    """The same array comes again while the columns remember what changed, however many items there are, and another one after that."""
+def test_few_changes_are_computed_again_and_many_make_the_whole_mask_new() -> None:
+    """The columns remember which items changed lately. A mask that was handed out stays as it was: another thread may read it."""
     items = ItemLayout(catalogue())
     expressions, cheap = Expressions(items), Condition.of("price", Range(lt=5.0))
     put(items, "i0", {"price": 9.0})
@@ -125,13 +128,12 @@ def test_few_changes_are_mended_in_place_and_many_are_computed_again() -> None:
 
     put(items, "i0", {"price": 1.0})
     mended = expressions.mask(cheap)
-    assert mended is first
-    assert mended[0]
+    assert (bool(mended[0]), bool(first[0])) == (True, False)
+    assert expressions.mask(cheap) is mended
 
     for number in range(2_000):
         put(items, "i1", {"price": float(number % 7)})
     again = expressions.mask(cheap)
-    assert again is not first
     assert again[:2].tolist() == [True, float(1_999 % 7) < 5.0]
 
 
@@ -164,9 +166,8 @@ def test_a_cell_that_is_written_without_a_trace_makes_the_mask_new() -> None:
 def test_kept_masks_are_bounded() -> None:
     """The one that was used longest ago is let go; one mask is kept whatever its size."""
     items = ItemLayout(catalogue())
-    size = items.columns.num_items
     put(items, "i0", {"price": 1.0})
-    expressions = Expressions(items, max_cache_bytes=2 * size)
+    expressions = Expressions(items, max_cache_bytes=2 * kept_bytes(items))
     clauses = [Condition.of("price", Range(lt=float(limit))) for limit in range(3)]
 
     first, second = expressions.mask(clauses[0]), expressions.mask(clauses[1])
@@ -175,6 +176,85 @@ def test_kept_masks_are_bounded() -> None:
 
     assert expressions.mask(clauses[0]) is first
     assert expressions.mask(clauses[1]) is not second
+
+
+def kept_bytes(items: ItemLayout) -> int:
+    """Return what one mask of a condition takes."""
+    expressions = Expressions(items)
+    expressions.mask(Condition.of("price", Exists(True)))
+    return expressions.num_bytes
+
+
+def test_what_is_kept_takes_the_memory_that_is_counted() -> None:
+    """Keys and records of the columns included: long expressions over few items take no more than the bound."""
+    items = ItemLayout(catalogue())
+    put(items, "i0", {"colour": "red"})
+    expressions, most = Expressions(items, max_cache_bytes=500_000), 1_000_000
+    tracemalloc.start()
+    for number in range(400):
+        values = tuple(f"{number} {place}".ljust(250, "x") for place in range(200))
+        expressions.mask(Condition.of("colour", OneOf(values)))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert expressions.num_bytes <= 500_000
+    assert held < most
+
+
+def test_threads_compile_at_once_while_items_change() -> None:
+    """Each mask is right as of some moment of the call, and in the end every mask is that of the last change."""
+    items = ItemLayout(catalogue())
+    put(items, "i0", {"price": 0.0})
+    expressions = Expressions(items, 3 * kept_bytes(items), lock=threading.Lock())
+    clauses = [Condition.of("price", Range(gte=float(limit))) for limit in range(6)]
+
+    def compile_often(turn: int) -> None:
+        """Compile every clause again and again."""
+        for number in range(200):
+            expressions.mask(clauses[(turn + number) % len(clauses)])
+
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(compile_often, turn) for turn in range(4)]
+        for price in range(2_000):
+            put(items, "i0", {"price": float(price % 6)})
+        for one in running:
+            one.result()
+
+    assert [bool(expressions.mask(one)[0]) for one in clauses] == [float(1_999 % 6) >= limit for limit in range(6)]
+
+
+def test_long_work_is_not_done_at_once() -> None:
+    """Few tests are, and many whose masks are kept."""
+    items = ItemLayout(catalogue())
+    put(items, "i0", {"price": 1.0})
+    expressions = Expressions(items)
+    few = [Condition.of("price", Range(lt=float(limit))) for limit in range(FEW_TESTS)]
+    many = [*few, Condition.of("price", Exists(True))]
+
+    assert expressions.compiled_soon(few) is not None
+    assert expressions.compiled_soon(many) is None
+    assert expressions.compiled(many).mask(many[-1])[0]
+    assert expressions.compiled_soon(many) is not None
+    put(items, "i1", {"price": 1.0})
+    assert expressions.compiled_soon(many) is None
+
+
+def test_tests_are_counted_by_clause_and_refused_by_path() -> None:
+    """Equal clauses count once, a condition with many numbers as many; what exceeds the budget names its place and the limit."""
+    expressions, budget = Expressions(ItemLayout(catalogue())), Budget()
+    numbers = Condition.of("price", OneOf(tuple(float(number) for number in range(30))))
+    texts = Condition.of("colour", OneOf(("red", "green")))
+    expression = Expression.of(must=[numbers, texts], should=[Condition.of("price", Range(lt=1.0))])
+
+    assert (numbers.num_tests, texts.num_tests, expression.num_tests) == (30, 1, 32)
+    for _ in range(MAX_TESTS):
+        budget.spend(expression, "filters", expressions)
+    for place in range(MAX_TESTS - expression.num_tests):
+        budget.spend(Condition.of("price", Range(lt=float(place))), "filters", expressions)
+    with pytest.raises(InvalidRequest) as refused:
+        budget.spend(texts, "rules.blocks[3]", expressions)
+    assert refused.value.field == "rules.blocks[3]"
+    assert str(MAX_TESTS) in refused.value.fix
 
 
 def test_order_and_doubles_do_not_make_another_expression() -> None:

@@ -34,6 +34,12 @@ const withBody = (method) => (path, body) => call(path, { method, body: JSON.str
 export const patch = withBody("PATCH")
 export const put = withBody("PUT")
 
+// A parameter of a path. A browser reads `.` and `..` there, encoded too, as steps to another path.
+export function segment(id) {
+  if (id !== "." && id !== "..") return encodeURIComponent(id)
+  throw new ApiError(0, { field: "item_id", message: `"${id}" fits in no path`, fix: "change it by PUT /v1/items" })
+}
+
 export const find = (text) => get(`/console/items?find=${encodeURIComponent(text)}`)
 export const recommend = (body, options) => post("/v1/recommendations", body, options)
 export const recordEvent = (event) => post("/v1/events", event, { priority: "high" })

@@ -21,7 +21,7 @@ export function setText(element, text) {
 // A failed call as a sentence: what did not happen, why, and what to do.
 export function failureText(error, what) {
   if (error.status === 401) return "A key is needed."
-  if (error.status === 403) return "This key lacks the scope admin."
+  if (error.status === 403) return `${error.message}.`
   return `${what}: ${[error.field, error.message].filter(Boolean).join(": ")}${error.fix ? `; ${error.fix}` : ""}.`
 }
 

@@ -1,6 +1,6 @@
 // Items: find them by id or title, hide and show them, and weigh one on the surface that is being edited.
 
-import { find, patch } from "./api.js"
+import { find, patch, segment } from "./api.js"
 import { announce, byId, failureText, make, setText } from "./dom.js"
 import { plural } from "./text.js"
 
@@ -35,7 +35,7 @@ function row(item, session, surfaces) {
   const change = async (available) => {
     toggle.disabled = true
     try {
-      await patch(`/console/items/${encodeURIComponent(item.item_id)}`, { available })
+      await patch(`/console/items/${segment(item.item_id)}`, { available })
       Object.assign(item, { available, is_shown: available })
       const text = `${item.title} is ${available ? "shown again" : "hidden"}, in every answer within a second.`
       setText(byId("find-note"), text)

@@ -80,6 +80,40 @@ async def test_a_wrong_batch_is_refused_whole(
     assert (reply.code, reply.field) == ("invalid_request", field)
 
 
+def asked(first: int, num: int, user_id: str = "long") -> dict[str, Any]:
+    """Return a request with so many tests, of which none is another request's."""
+    return {
+        "user_id": user_id,
+        "filters": {"must": [{"key": "popularity", "range": {"gte": -one}} for one in range(first, first + num)]},
+    }
+
+
+async def test_requests_of_a_batch_have_one_budget_of_tests(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal filters count once; the entry that exceeds the rest, and no other, is refused by its field."""
+    monkeypatch.setattr("services.items.expression.MAX_TESTS", 40)
+    entries = [asked(10 * number, 10) for number in range(4)]
+    reply = await door.batch({"requests": [*entries, *entries, asked(0, 5), {"user_id": "long"}]})
+
+    fields = [one["error"]["field"] if "error" in one else None for one in reply.body["answers"]]
+    assert fields == [None] * 8 + ["filters", None]
+
+
+async def test_a_request_has_a_budget_of_tests(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters, boosts and blocks count together, by the items that they test; the clause that exceeds it is named."""
+    clauses = [{"should": asked(10 * number, 10)["filters"]["must"]} for number in range(4)]
+    request = {**asked(0, 10), "rules": {"boosts": [{"where": clauses[1], "factor": 2.0}], "blocks": clauses[2:]}}
+    monkeypatch.setattr("services.items.expression.MAX_TESTS", 40)
+    allowed = await door.recommend(request)
+    monkeypatch.setattr("services.items.expression.MAX_TESTS", 39)
+    refused = await door.recommend(request)
+    monkeypatch.setattr("services.items.expression.MAX_CELLS", 1_000)
+    too_many_items = await door.recommend(request)
+
+    assert allowed.code == "ok"
+    assert (refused.code, refused.field) == ("invalid_request", "rules.blocks[1]")
+    assert (too_many_items.code, too_many_items.field) == ("invalid_request", "rules.boosts[0].where")
+
+
 async def test_a_batch_whose_features_cannot_be_read_is_answered(door: Door, world: World) -> None:
     """The store fails for all at once, and each gets what a single request would get."""
     world.features.error = ConnectionError("gone")

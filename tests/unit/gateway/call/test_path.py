@@ -2,6 +2,7 @@
 
 import json
 import posixpath
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -9,14 +10,17 @@ from urllib.parse import quote, unquote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Message
 
 from services.errors import InvalidRequest
 from services.gateway.call.http import HttpApp
 from services.gateway.call.path import WITH_PARAMETER, check_path
 from services.gateway.console.door import add_console
+from services.gateway.console.editor import add_editor
+from services.gateway.console.releases import add_releases
 from services.gateway.rest.door import create_rest_app
+from tests.unit.gateway.clients import RestClient
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, keyed_access
 
 TAILRACE = [
@@ -117,11 +121,59 @@ def test_whoever_reads_a_path_that_passes_reads_the_same(path: str, prefix: str)
     assert posixpath.normpath(whole.replace("%2e", ".")).rstrip("/") == whole.rstrip("/")
 
 
-async def test_what_stands_before_a_parameter_is_known(app: HttpApp) -> None:
-    """A path of an operation has one parameter or none, and the edge knows each beginning."""
+def routes_of(app: HttpApp) -> list[Route]:
+    """Return the routes with parameters, those of the console too."""
     add_console(app, service=None)  # type: ignore[arg-type] - routes alone
+    add_editor(app, plane=None)  # type: ignore[arg-type]
+    add_releases(app, None, 0.0, lambda: 0.0)  # type: ignore[arg-type]
+    return [route for route in app.router.routes if isinstance(route, Route) and "{" in route.path]
 
-    paths = [route.path for route in app.router.routes if isinstance(route, Route)]
 
-    assert {path.partition("{")[0] for path in paths if "{" in path} == set(WITH_PARAMETER)
-    assert all(path.count("{") == 1 for path in paths if "{" in path)
+async def test_what_stands_before_a_parameter_is_known(app: HttpApp) -> None:
+    """The edge knows the beginning of each path that has one."""
+    assert {route.path.partition("{")[0] for route in routes_of(app)} == set(WITH_PARAMETER)
+
+
+async def test_a_slash_in_a_parameter_is_sent_encoded(app: HttpApp) -> None:
+    """Of every operation: `a%2Fb` is one parameter, while `a/b`, `a/` and nothing are other paths."""
+    for route in routes_of(app):
+        (method,) = route.methods or ()
+        for sent, read in (
+            ("a%2Fb", "a/b"),
+            ("a%252F%20%C3%BC:x", "a%2F ü:x"),
+            ("a/b", None),
+            ("a/", None),
+            ("", None),
+        ):
+            raw_path = re.sub("{.*?}", sent, route.path)
+            found, more = route.matches(
+                {"type": "http", "method": method, "path": unquote(raw_path), "raw_path": raw_path.encode()}
+            )
+            assert found is (Match.NONE if read is None else Match.FULL), raw_path
+            assert set(more.get("path_params", {}).values()) == set() if read is None else {read}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("DELETE", "/v1/users/U/", 404),
+        ("DELETE", "/v1/users/U/items/98", 404),
+        ("DELETE", "/v1/users/U/data", 405),
+        ("DELETE", "/v1/users/", 404),
+        ("DELETE", "/v1/items/i01/", 404),
+        ("PUT", "/v1/items/i01/similar", 405),
+        ("GET", "/v1/items/i01/x/%73imilar", 404),
+        ("GET", "/v1/models/parrot/", 404),
+        ("DELETE", "/v1/users/a%2Fb", 202),
+        ("GET", "/v1/users/a%2Fb/data", 200),
+    ],
+)
+async def test_only_an_encoded_slash_is_of_the_parameter(
+    rest: RestClient, world: World, method: str, path: str, status: int
+) -> None:
+    """Nobody is erased for a path that the door does not have."""
+    answer = await rest.http.request(method, path, json={})
+
+    assert answer.status_code == status
+    assert [key for key, _ in world.events.records] == ([b"a/b"] if status == 202 else [])
+    assert not world.items.records

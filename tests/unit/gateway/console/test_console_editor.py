@@ -1,6 +1,7 @@
 """The editor's routes: what they change and what they refuse."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,23 @@ async def test_a_bad_draft_is_neither_tried_nor_saved(console: Console, changed:
     if text := changed.get("text"):
         assert (await console.refused("PUT", "/console/surfaces", text=text, sha256=sha256))["field"] == field
     assert console.surfaces.read_text() == CART
+
+
+def nested(depth: int, value: Any = 1) -> Any:
+    """Return lists and objects in each other."""
+    for level in range(depth):
+        value = [value] if level % 2 else {"must": value}
+    return value
+
+
+@pytest.mark.parametrize("depth", [6, 50, 150])
+@pytest.mark.parametrize("name", ["k", "deadline_ms", "tiers", "boosts", "pins", "blocks", "caps"])
+async def test_a_form_nested_deep_is_refused_by_its_field(console: Console, name: str, depth: int) -> None:
+    """Whatever the depth and the field, alone, in a list, and as the clause of a rule."""
+    for value in (nested(depth), [nested(depth)], [{"where": nested(depth), "factor": 2.0}]):
+        form = {"text": CART, "surface": "cart", "fields": {name: value}}
+        refused = await console.refused("POST", "/console/surfaces:set", **form)
+        assert f".{name}" in refused["field"]
 
 
 async def test_a_boost_is_drafted_tried_and_saved(console: Console) -> None:

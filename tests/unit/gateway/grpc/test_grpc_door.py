@@ -6,6 +6,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.contracts import recommend_pb2 as pb
 from services.errors import InvalidRequest
+from services.gateway.grpc.items import parse_patch
 from services.gateway.grpc.schema import parse_events
 from tests.unit.gateway.clients import RpcClient
 from tests.unit.gateway.world import World
@@ -47,6 +48,37 @@ async def test_events_are_counted_before_each_is_read(world: World) -> None:
         parse_events(body, len(body), max_events)
 
     assert (max_events, refused.value.field, refused.value.problem) == (50, "events", "51 entries")
+
+
+@pytest.mark.parametrize(
+    ("clear", "read"),
+    [
+        (["attributes", "attributes.x"], {"attributes": None}),
+        (["attributes.x", "attributes", "attributes.x"], {"attributes": None}),
+        (["attributes.x", "attributes.a.b"], {"attributes": {"x": None, "a.b": None}}),
+        (["value", "value"], {"value": None}),
+        (["title"], "clear[0]"),
+        (["value", "attributes.y"], "clear[1]"),
+        (["attributes."], "clear[0]"),
+        (["categories.x"], "clear[0]"),
+        (["item_id"], "clear[0]"),
+        ([""], "clear[0]"),
+    ],
+)
+def test_a_patch_clears_what_it_names(clear: list[str], read: object) -> None:
+    """A field in any order with its attributes; a name that is no field, and a field that is changed at once, are refused by place."""
+    sets_y = "attributes.y" in clear
+    changes = pb.CatalogueItem(
+        item_id="i", title="new", attributes={"y": pb.AttributeValue(number=1.0)} if sets_y else {}
+    )
+    body = pb.PatchItemRequest(changes=changes, clear=clear).SerializeToString()
+
+    if isinstance(read, str):
+        with pytest.raises(InvalidRequest) as refused:
+            parse_patch(body, len(body))
+        assert refused.value.field == read
+    else:
+        assert parse_patch(body, len(body)) == ("i", {"title": "new", **read})  # type: ignore[dict-item]
 
 
 async def test_health_of_an_unknown_service_is_not_found(rpc: RpcClient) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import threading
 from dataclasses import replace
 from pathlib import Path
 from string import ascii_letters, digits
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.access import Priority
+from services.contracts.items import ItemState
 from services.contracts.recommend import MAX_NEXT_CHARS, Reason, RecommendRequest, ScoredItem, Tier
-from services.errors import DependencyUnavailable, InvalidRequest
+from services.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest
 from services.features.page_key import FilePageKey
 from services.gateway.request.pages import KEEP_S, ItemMarks, Pages, decode_marks, encode_marks, mark_of
 from tests.unit.gateway.world import NOW_S, started_world
@@ -95,6 +97,19 @@ def test_a_token_is_its_users_its_servers_and_an_hours() -> None:
     assert refusal(token, now_s=NOW_S + KEEP_S + 1).problem == "expired"
 
 
+def test_no_users_token_is_another_users_cut_short() -> None:
+    """A token whose last marks read as the beginning of another id is that user's as little as any other."""
+    for number in range(100_000):
+        raw = base64.urlsafe_b64decode(token_of(f"item {number}", "b", "c") + "==")
+        content, mac = raw[:-16], raw[-16:]
+        if content[-2:-1] == b"+" and chr(content[-1]).isalnum() and content[-1] < 128:
+            break
+    user_id = f"{chr(content[-1])}+u"
+    cut = base64.urlsafe_b64encode(content[:-2] + mac).rstrip(b"=").decode()
+
+    assert "not made for this user" in refusal(cut, user_id=user_id).problem
+
+
 def test_three_hundred_items_fit_and_more_end_the_list() -> None:
     """A token never exceeds a kilobyte; where it would, there is none."""
     token = token_of(*(f"item {number}" for number in range(300)))
@@ -110,7 +125,7 @@ def test_without_a_key_there_is_no_token_and_none_can_be_read() -> None:
 
     assert keyless.next_token(REQUEST, scored("a")) is None
     with pytest.raises(DependencyUnavailable):
-        keyless.shown_before(replace(REQUEST, next=token_of("a")), None)  # type: ignore[arg-type]
+        asyncio.run(keyless.shown_before(replace(REQUEST, next=token_of("a")), None, 1.0))  # type: ignore[arg-type]
 
 
 async def test_marks_find_their_items(tmp_path: Path) -> None:
@@ -120,6 +135,46 @@ async def test_marks_find_their_items(tmp_path: Path) -> None:
         wanted = sorted(mark_of(item_id) for item_id in ("i03", "i17", "unknown"))
 
         assert set(ItemMarks(live).items(wanted, live)) == {"i03", "i17"}
+
+
+async def test_marks_find_items_that_have_come(tmp_path: Path) -> None:
+    """Before they are sorted and after, some of them, and all."""
+    async with started_world(tmp_path) as world:
+        live = world.plane.names.first.current()
+        known, names = ItemMarks(live), [f"new {number}" for number in range(9)]
+        for sorted_at in (2, 5, 8):
+            world.items.live_items.apply((name, ItemState(item_id=name)) for name in names[: sorted_at + 1])
+            wanted = sorted(mark_of(name) for name in ["i03", *names[::2]])
+            found = known.items(wanted, live)
+            known.catch_up(live)
+
+            assert set(found) == set(known.items(wanted, live)) == {"i03", *names[: sorted_at + 1 : 2]}
+            assert known.num_behind(live) == 0
+
+
+async def test_many_new_items_are_marked_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose deadline ends before that is late; the next one finds them."""
+    threads: set[str] = set()
+
+    def marked(item_id: str) -> int:
+        """Note who marks."""
+        threads.add(threading.current_thread().name)
+        return mark_of(item_id)
+
+    async with started_world(tmp_path) as world:
+        page = await world.recommend("long", k=4)
+        monkeypatch.setattr("services.gateway.request.pages.mark_of", marked)
+        monkeypatch.setattr("services.gateway.request.pages._FEW_BEHIND", 3)
+        world.items.live_items.apply((f"new {number}", ItemState(item_id=f"new {number}")) for number in range(9))
+        following = await world.recommend("long", k=4, next=page.next, deadline_ms=5_000)
+        live, pages = world.plane.names.first.current(), world.plane.recommend._pages
+        world.items.live_items.apply((f"newer {number}", ItemState(item_id=f"newer {number}")) for number in range(9))
+        with pytest.raises(DeadlineExceeded):
+            await pages.shown_before(replace(REQUEST, user_id="long", next=page.next), live, 0.0)
+
+    assert len(following.items) == 4
+    assert "MainThread" in threads  # the marks of the four that were shown
+    assert any(name.startswith("pages") for name in threads)
 
 
 @pytest.mark.parametrize("user_id", ["long", "listed", "short", "nobody", "sated"])

@@ -1,13 +1,18 @@
 """The rules of REST alone: JSON's shapes and types, statuses, headers, pages, and bodies that arrive in chunks."""
 
 import json
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
+from services.contracts.text import TokenLogprob
+from services.gateway.call.http import json_response
+from services.gateway.openai.chunks import completion_logprobs
 from services.gateway.openai.schema import OpenAiErrorDetail
+from services.gateway.openai.streaming import sse
 from services.gateway.rest.door import create_rest_app
 from services.gateway.rest.schema import ErrorDetail
 from tests.unit.gateway.clients import RestClient, in_process
@@ -58,6 +63,61 @@ async def test_a_bad_body_is_a_422_that_names_the_field(
     assert words in f"{error['message']}; {error['fix']}"
     assert error["request_id"] == answer.headers["x-request-id"]
     assert "Traceback" not in answer.text
+
+
+CLAUSE = '{"key": "popularity", '
+OF_NUMBERS = [
+    ("POST", RECOMMEND, '{"user_id": "u", "k": %s}', "k"),
+    ("POST", RECOMMEND, '{"user_id": "u", "deadline_ms": %s}', "deadline_ms"),
+    ("POST", RECOMMEND, '{"user_id": "u", "filters": {"must": [' + CLAUSE + '"eq": %s}]}}', "filters.must[0].eq"),
+    ("POST", RECOMMEND, '{"user_id": "u", "filters": {"must": [' + CLAUSE + '"in": [1, %s]}]}}', "filters.must[0].in[1]"),
+    ("POST", RECOMMEND, '{"user_id": "u", "filters": {"must": [' + CLAUSE + '"range": {"lt": %s}}]}}', "filters.must[0].range.lt"),
+    ("POST", RECOMMEND, '{"user_id": "u", "rules": {"boosts": [{"where": ' + CLAUSE + '"eq": 1}, "factor": %s}]}}', "rules.boosts[0].factor"),
+    ("POST", RECOMMEND, '{"user_id": "u", "rules": {"diversity": %s}}', "rules.diversity"),
+    ("POST", RECOMMEND, '{"user_id": "u", "rules": {"freshness": {"half_life_h": 1, "factor": %s}}}', "rules.freshness.factor"),
+    ("POST", RECOMMEND, '{"user_id": "u", "rules": {"caps": [{"attribute": "categories", "most": %s}]}}', "rules.caps[0].most"),
+    ("POST", f"{RECOMMEND}:batch", '{"requests": [{"user_id": "u"}], "deadline_ms": %s}', "deadline_ms"),
+    ("POST", EVENTS, '{"user_id": "u", "item_id": "i", "value": %s}', "events[0].value"),
+    ("POST", EVENTS, '{"user_id": "u", "item_id": "i", "event_time_ms": %s}', "events[0].event_time_ms"),
+    ("PUT", "/v1/items/a", '{"attributes": {"price": %s}}', "attributes.price"),
+    ("PUT", "/v1/items/a", '{"value": %s}', "value"),
+    ("PUT", "/v1/items", '{"items": [{"item_id": "a", "published_ms": %s}]}', "items[0].published_ms"),
+    ("PATCH", "/v1/items/i00", '{"attributes": {"price": %s}}', "attributes.price"),
+    *(
+        ("POST", "/v1/completions", f'{{"model": "parrot", "prompt": "a", "{name}": %s}}', name)
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "n", "max_tokens")
+    ),
+    ("POST", "/v1/completions", '{"model": "parrot", "prompt": "a", "logit_bias": {"1": %s}}', "logit_bias.1"),
+    ("POST", "/v1/chat/completions", '{"model": "parrot", "messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"x": [%s]}}', "chat_template_kwargs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field"), OF_NUMBERS, ids=[f"{one[1]} {one[3]}" for one in OF_NUMBERS]
+)
+async def test_a_number_that_is_not_finite_is_refused_by_its_field(
+    rest: RestClient, world: World, method: str, path: str, body: str, field: str, number: str
+) -> None:
+    """JSON has no such numbers, but most encoders write them."""
+    answer = await rest.http.request(method, path, content=body % number)
+
+    error = answer.json()["error"]
+    assert answer.status_code in {400, 422}
+    assert error.get("field", error.get("param")) == field
+    assert not world.events.records
+    assert not world.items.records
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_no_answer_has_a_number_that_is_not_finite(number: float) -> None:
+    """Neither whole nor as an event of a stream; a token's probability of 0 is written as OpenAI does."""
+    for write in (json_response, sse):
+        with pytest.raises(ValueError, match="JSON"):
+            write({"items": [{"score": number}]})
+    if number == -math.inf:
+        token = TokenLogprob(token="a", token_bytes=b"a", logprob=number, top=(), text_offset=0)
+        assert completion_logprobs([token], 1)["token_logprobs"] == [-9999.0]
 
 
 @pytest.mark.parametrize("path", [RECOMMEND, EVENTS])
@@ -150,7 +210,6 @@ async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClie
         ("/v1/Events", EVENTS),
         ("/v1/bundles", "/v1/bundle"),
         ("/v1/explanation/r1", "/v1/explanations/{request_id}"),
-        ("/v1/chat/completion", "/v1/chat/completions"),
         ("/v1/" + "x" * 5_000, ""),
         ("/v1/customers/196", ""),
     ],
@@ -166,12 +225,38 @@ async def test_an_unknown_path_is_answered_with_the_nearest(rest: RestClient, pa
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/responses", 404),
+        ("GET", "/v1/responses/r_1", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/audio/speech", 404),
+        ("POST", "/v1/images/generations", 404),
+        ("GET", "/v1/files", 404),
+        ("POST", "/v1/chat/completions/c_1", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("GET", "/v1/models/org/name", 404),
+        ("POST", "/v1//responses", 400),
+        ("POST", "/v1/%65mbeddings", 400),
+    ],
+)
+async def test_every_path_of_openai_has_its_envelope(rest: RestClient, method: str, path: str, status: int) -> None:
+    """Its clients read no other; the message names the path that is offered."""
+    answer = await rest.http.request(method, path)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, set(error)) == (status, set(OpenAiErrorDetail.model_fields))
+    assert status != 404 or "not offered" in error["message"]
+    assert status != 404 or "/v1/chat/completions" in error["message"]
+
+
+@pytest.mark.parametrize(
     ("method", "path", "allowed", "detail"),
     [
         ("GET", RECOMMEND, "POST", ErrorDetail),
         ("POST", "/docs", "GET", ErrorDetail),
         ("GET", "/v1/completions", "POST", OpenAiErrorDetail),
-        ("DELETE", "/v1/models/a/b", "GET", OpenAiErrorDetail),
+        ("DELETE", "/v1/models/a%2Fb", "GET", OpenAiErrorDetail),
     ],
 )
 async def test_an_unknown_method_is_answered_with_those_that_exist(

@@ -45,7 +45,7 @@ def layout() -> ItemLayout:
 
 ITEMS = layout()
 KNOWN = Known(
-    expressions=Expressions(ITEMS),
+    expressions=Expressions(ITEMS).compiled([]),
     index=ITEMS.index,
     showable=ITEMS.columns.available.copy(),
     available=ITEMS.columns.available,

@@ -48,6 +48,7 @@ def context(world: World) -> RequestContext:
         world.plane.names.first.current(),
         lookup,
         StageTimer(time.monotonic, now_s),
+        world.plane.names.first.current().expressions.compiled([]),
     )
 
 
