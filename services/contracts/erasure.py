@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from services.contracts.events import Interaction, interaction_from, parse_value, refuse_unknown
+from services.contracts.events import Interaction, check_written_time, interaction_from, parse_value, refuse_unknown
 from services.contracts.recommend import check_id
 from services.errors import InvalidRequest
 
@@ -128,6 +128,7 @@ def _erasure_from(fields: Mapping[str, Any]) -> Erasure:
         if not isinstance(fields.get(name), str):
             raise InvalidRequest(name, "not a string", "send a string")
     accepted = fields.get("accepted_time_ms")
-    if not isinstance(accepted, int) or isinstance(accepted, bool) or accepted < 0:
-        raise InvalidRequest("accepted_time_ms", "not a time", "send Unix milliseconds")
+    if not isinstance(accepted, int) or isinstance(accepted, bool):
+        raise InvalidRequest("accepted_time_ms", "not an integer", "send Unix milliseconds")
+    check_written_time("accepted_time_ms", accepted)
     return Erasure(**fields)
