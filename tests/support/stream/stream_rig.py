@@ -55,7 +55,8 @@ class Rig:
         self._thread: threading.Thread | None = None
 
     def start_worker(self, pace: Pace = QUICK) -> None:
-        """Start the worker."""
+        """Start the worker beside the pipeline's folder, as every stack has one."""
+        self.settings.stages_dir.mkdir(exist_ok=True)
         self._stop.clear()
         parts = (self.settings, self._stop, self._metrics, pace, None, self._item_metrics)
         self._thread = threading.Thread(target=run_worker, args=parts)
