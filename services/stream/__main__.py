@@ -228,6 +228,8 @@ def _item_follower(settings: Settings, counted: _Counted, metrics: ItemsMetrics)
         write_every_s=_SNAPSHOT_EVERY_S if is_first else None,
         on_refused=metrics.refused.inc,
         on_unavailable=metrics.unavailable.set,
+        on_left_out=metrics.left_out.inc,
+        on_knowledge=metrics.knowledge.set,
         on_look=counted.look,
     )
 

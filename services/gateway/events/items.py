@@ -5,7 +5,7 @@ that the caller sent.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from services.contracts.items import MAX_ITEMS_PER_REQUEST, ItemState, item_from
 from services.contracts.recommend import check_id
 from services.errors import InvalidRequest, NotFound
 from services.gateway.events.record import EventLog
-from services.items.live_items import LiveItems
+from services.items.live_items import Knowledge, LiveItems
 
 ItemDraft = Mapping[str, Any]
 """One item's fields, as parsed and not yet checked."""
@@ -56,6 +56,11 @@ class ItemOperations:
         self._start_timeout_s = start_timeout_s
         self._patching = asyncio.Lock()
 
+    @property
+    def knowledge(self) -> Knowledge:
+        """What is known of the items' states."""
+        return self._items.knowledge
+
     async def start(self) -> None:
         """Begin to follow the topic, and wait until all is known that it holds, unless no broker answers."""
         await asyncio.to_thread(self._reader.start, self._start_timeout_s)
@@ -70,7 +75,11 @@ class ItemOperations:
         Raises InvalidRequest for too many entries, DependencyUnavailable or Overloaded where the broker has not acknowledged the others.
         """
         _check_num_items(len(drafts))
-        checked = [_checked(f"items[{place}].", item_id, draft) for place, (item_id, draft) in enumerate(drafts)]
+        names: set[tuple[str, str]] = set()
+        checked = [
+            _checked(f"items[{place}].", lambda item_id=item_id, draft=draft: self._read(item_id, draft, names))
+            for place, (item_id, draft) in enumerate(drafts)
+        ]
         await self._record([(one.key, one.encode()) for one in checked if isinstance(one, ItemState)])
         return tuple(
             ItemOutcome(item_id, one if isinstance(one, InvalidRequest) else None)
@@ -79,7 +88,7 @@ class ItemOperations:
 
     async def put_one(self, item_id: str, draft: ItemDraft) -> ItemState:
         """Replace one item's state. Raises InvalidRequest, DependencyUnavailable or Overloaded."""
-        state = item_from(item_id, draft)
+        state = self._read(item_id, draft, set())
         await self._record([(state.key, state.encode())])
         return state
 
@@ -98,6 +107,7 @@ class ItemOperations:
             if before is None:
                 raise _no_item(item_id)
             state = before.patched(changes)
+            self._items.layout.check_names(state, set())
             await self._record([(state.key, state.encode())])
         return state
 
@@ -119,6 +129,12 @@ class ItemOperations:
             check_id("item_id" if len(item_ids) == 1 else f"item_ids[{place}]", item_id)
         await self._record([(item_id.encode(), None) for item_id in item_ids])
 
+    def _read(self, item_id: str, draft: ItemDraft, names: set[tuple[str, str]]) -> ItemState:
+        """Read a draft, `names` with the request's new names of attributes. Raises InvalidRequest."""
+        state = item_from(item_id, draft)
+        self._items.layout.check_names(state, names)
+        return state
+
     async def _record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
         if records:
             await self._log.record(records)
@@ -131,9 +147,9 @@ def _check_num_items(num_items: int) -> None:
         raise InvalidRequest("items", f"{num_items} entries", f"send at most {MAX_ITEMS_PER_REQUEST} per request")
 
 
-def _checked(place: str, item_id: str, draft: ItemDraft) -> ItemState | InvalidRequest:
+def _checked(place: str, read: Callable[[], ItemState]) -> ItemState | InvalidRequest:
     try:
-        return item_from(item_id, draft)
+        return read()
     except InvalidRequest as error:
         return InvalidRequest(f"{place}{error.field}", error.problem, error.fix)
 
