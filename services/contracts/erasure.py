@@ -111,6 +111,10 @@ def remaining_after(accepted_ms: int, events_keep_ms: int, dead_letters_keep_ms:
             "cached keys and values of prompts, by items and without a user", "they are displaced, or the next bundle"
         ),
         Remaining("counts of popularity, without a user", "their longest window", accepted_ms + 7 * _DAY_MS),
+        Remaining("Redis' own files, where Redis lets nobody ask for a rewrite", "Redis writes them again"),
+        Remaining(
+            "tables that `tailrace experiment join` wrote, with user ids", "their days are joined again or removed"
+        ),
         Remaining("a salted digest of the id, by which tables that hold the user are read without them", "for good"),
         Remaining("tables given to the pipeline, and the operator's own copies and backups", "the operator's care"),
     )
