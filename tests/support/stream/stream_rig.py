@@ -53,6 +53,7 @@ class Rig:
         self._item_metrics = ItemsMetrics(self.registry)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self.settings.stages_dir.mkdir(exist_ok=True)
 
     def start_worker(self, pace: Pace = QUICK) -> None:
         """Start the worker beside the pipeline's folder, as every stack has one."""
