@@ -86,6 +86,7 @@ class TopicReader:
     def resume(self, topic_ids: Mapping[str, str], marks: Mapping[TopicPartition, Mark]) -> None:
         """Go on behind these marks, of topics that had these ids; where there is none, or the log is another one, from its beginning."""
         self.topic_ids, self.places = self._describe()
+        self._consumer.assign(self.places)
         same = {
             place: mark for place, mark in marks.items() if topic_ids.get(place.topic) == self.topic_ids[place.topic]
         }
@@ -130,6 +131,7 @@ class TopicReader:
         logs = self._logs[place.topic]
         if not mark.offset:
             return True
+        self._consumer.assign(self.places)
         is_intact = logs.intact_until(place.partition, mark.offset, mark.leader_epoch) == mark.offset
         if is_intact:
             by_epoch = mark.leader_epoch is not None and logs.knows_epochs
@@ -146,9 +148,9 @@ class TopicReader:
 
     def _go_on(self, marks: Mapping[TopicPartition, Mark]) -> None:
         new = [place for place in self.places if place not in marks]
+        self._consumer.assign(self.places)  # it knows the leaders of assigned partitions only
         begin = self._beginnings(self.places)
         starts = self._begin(new) if new else {}
-        self._consumer.assign(self.places)
         self.marks = {place: marks[place] if place in marks else Mark(starts[place]) for place in self.places}
         for place, mark in self.marks.items():
             self._consumer.seek(place, max(begin[place], mark.offset))
