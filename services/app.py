@@ -54,7 +54,7 @@ from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
 from services.gateway.users.erase import BrokerKeeps
 from services.items.follower import ItemFollower
-from services.items.live_items import LiveItems
+from services.items.live_items import Knowledge, LiveItems
 from services.observability.log_lines import configure_logging
 from services.observability.metrics import AccessMetrics, ItemsMetrics, ProcessMetrics
 from services.observability.node_metrics import node_registry, render_metrics
@@ -82,6 +82,7 @@ _IMPRESSIONS_GATHER_S = 0.2
 """Impressions leave together: one by one they would cost a gateway a quarter of its time."""
 
 _ABSENT_RETRY_AFTER_S = 5.0
+_LOOK_S = 0.2
 _MIN_PAGE_KEY_BYTES = 16
 
 
@@ -108,6 +109,7 @@ class Gateway:
         store, llms = _drilled(self._settings, drills, features, self._llms)
         self._plane = build_plane(self._settings, store, llms, self._writer)
         await self._plane.start()
+        await _items_known(self._plane)
         await self._access.start()
         await warm_up(features, self._llms.values())
         gc.collect()
@@ -199,6 +201,14 @@ class Gateway:
     def _running_plane(self) -> DataPlane:
         assert self._plane is not None, "Ray Serve builds the app before it opens the doors"
         return self._plane
+
+
+async def _items_known(plane: DataPlane) -> None:
+    """Wait until states of items are known: until then Ray sends this replica no request, and other gateways answer."""
+    if plane.items.knowledge is Knowledge.NONE:
+        log.warning("items_awaited")
+    while plane.items.knowledge is Knowledge.NONE:  # noqa: ASYNC110 - a thread sets it
+        await asyncio.sleep(_LOOK_S)
 
 
 @asynccontextmanager
@@ -418,6 +428,8 @@ def follow_items(settings: Settings, live_items: LiveItems) -> ItemFollower:
         settings.items_snapshot,
         on_refused=metrics.refused.inc,
         on_unavailable=metrics.unavailable.set,
+        on_left_out=metrics.left_out.inc,
+        on_knowledge=metrics.knowledge.set,
     )
 
 

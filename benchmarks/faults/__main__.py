@@ -24,7 +24,7 @@ from benchmarks.faults.kinds import FAULTS, NODE_FAULTS, Fault
 from benchmarks.faults.nodes.layout import Layout
 from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layout_of
 from benchmarks.faults.page import matrix, priorities
-from benchmarks.faults.rows import DEADLINE_MS, NODE_PHASES, PHASES, Phases, door_of, plan_row, row_of
+from benchmarks.faults.rows import DEADLINE_MS, NODE_PHASES, PHASES, Phases, door_of, num_showing, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
 from benchmarks.load.command import about_run, above_zero, exit_on_errors, report_parser, write_report
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
@@ -40,6 +40,7 @@ async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, faul
     probe = EventProbe(scene.events, scene.audience.item_ids[0])
     batches = BatchProbe(scene.batches, scene.audience.item_ids[0], scene.num_events)
     restarts = scene.processes.num_restarts()
+    hidden = await scene.hide(fault.num_hidden)
 
     async def send(number: int) -> RequestOutcome:
         caller = scene.doors[planned[number].priority][door_of(number)]
@@ -69,6 +70,7 @@ async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, faul
     restarted = {part: now[part] - count for part, count in restarts.items() if now.get(part, 0) > count}
     row = row_of(planned, load, probe, back_s, phases, scene.weights)
     row["events"]["doubled"] = await scene.num_doubled(probe.events)
+    row["hidden"] = {"items": len(hidden), "shown": num_showing(load.shots, hidden)}
     return {"fault": name, **row, "batches": batches.result(), "restarts": restarted}
 
 
@@ -123,6 +125,7 @@ def _report(rows: Sequence[dict[str, Any]], options: argparse.Namespace, phases:
     print(matrix(rows), *(priorities(row) for row in rows if "low" in row["by_priority"]), sep="\n\n")
     for what in ("lost", "doubled"):
         print(f"{what}: {sum(row[sent][what] for row in rows for sent in ('events', 'batches'))}")
+    print(f"answers with a hidden item: {sum(row['hidden']['shown'] for row in rows)}")
     about = {"rate_rps": options.rate, "deadline_ms": DEADLINE_MS, "phases": asdict(phases)}
     return about_run("faults") | about | {"rows": rows}
 

@@ -13,7 +13,7 @@ from benchmarks.faults.tcp_proxy import Wire
 class Fault:
     """One fault. `end` None: the part comes back by itself, and recovery counts from the end of `begin`.
 
-    `phases` None: those of the run.
+    `phases` None: those of the run. `num_hidden`: items that are hidden before the row, and whose places in answers are counted.
     """
 
     begin: Callable[[Scene], Awaitable[None]]
@@ -21,6 +21,7 @@ class Fault:
     is_wired: bool = False
     is_spike: bool = False
     phases: Phases | None = None
+    num_hidden: int = 0
 
 
 def _wire(part: str, wire: Wire) -> Fault:
@@ -38,6 +39,13 @@ def _step(method: str) -> Callable[[Scene], Awaitable[None]]:
     return lambda scene: asyncio.to_thread(getattr(scene.processes, method))
 
 
+async def _lose_states(scene: Scene) -> None:
+    """Leave a gateway that starts now neither the topic of items nor their snapshot, and end the one that has their states."""
+    await scene.wires["broker"].become(Wire.STOP)
+    scene.settings.items_snapshot.unlink(missing_ok=True)
+    await asyncio.to_thread(scene.processes.kill, "gateway")
+
+
 async def _nothing(_: Scene) -> None:
     """No fault: health, and the spike, which is load."""
 
@@ -52,6 +60,9 @@ FAULTS = {
     **{f"{name}-killed": _kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
     "llm-hung": Fault(_step("freeze_llm"), _step("thaw_llm")),
     "llm-stalls": Fault(_step("stall_llm")),
+    "gateway-without-states": Fault(
+        _lose_states, lambda scene: scene.wires["broker"].become(Wire.PASS), is_wired=True, num_hidden=3
+    ),
     "low-priority-spike": Fault(_nothing, _nothing, is_spike=True),
 }
 

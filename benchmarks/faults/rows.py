@@ -107,5 +107,10 @@ def row_of(
     }
 
 
+def num_showing(shots: Sequence[Shot], item_ids: Sequence[str]) -> int:
+    """Return how many answers hold one of these items."""
+    return sum(not set(item_ids).isdisjoint(shot.outcome.item_ids) for shot in shots)
+
+
 def _is_answered_at_once(shot: Shot) -> bool:
     return shot.outcome.is_ok and shot.outcome.num_attempts == 1

@@ -37,7 +37,7 @@ from services.errors import EnvironmentFault
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.settings.settings import Settings
-from tailrace_client import AsyncClient, CallOptions
+from tailrace_client import AsyncClient, CallOptions, CatalogueItem
 
 HOST = "127.0.0.1"
 _COPIED = ("bundles", "features", "valkey")
@@ -80,6 +80,21 @@ class Scene:
     async def num_doubled(self, events: Sequence[Event]) -> int:
         """Return how many of these events, each of a user of its own, the store has more than once."""
         return sum([await self.num_events(event.user_id) > 1 for event in events])
+
+    async def hide(self, num: int) -> tuple[str, ...]:
+        """Hide the first items of the audience, and return them once answers no longer hold them. Raises EnvironmentFault."""
+        hidden = self.audience.item_ids[:num]
+        if not hidden:
+            return ()
+        address = f"http://{self.settings.http_host}:{self.settings.http_port}"
+        async with AsyncClient(address, api_key=self.operator_key) as operator:
+            await operator.put_items([CatalogueItem(item_id, available=False) for item_id in hidden])
+        give_up_s = time.monotonic() + self.healthy_within_s
+        while not set(hidden).isdisjoint((await self.rest.recommend({"user_id": "nobody"})).item_ids):
+            if time.monotonic() > give_up_s:
+                raise EnvironmentFault("hidden items are still shown; the worker's log says why")
+            await asyncio.sleep(0.2)
+        return hidden
 
     async def until_healthy(self) -> None:
         """Wait until the supervisor holds every part for healthy. Raises EnvironmentFault."""

@@ -38,7 +38,8 @@ class ProductCaller:
             answer = await self.client.recommend(**ask)
         except TailraceError as error:
             return RequestOutcome(is_ok=False, tier="none", reason=error.code, num_attempts=error.num_attempts)
-        return RequestOutcome(is_ok=True, tier=answer.tier, reason=answer.reason, num_attempts=answer.num_attempts)
+        item_ids = tuple([item.item_id for item in answer.items])
+        return RequestOutcome(True, answer.tier, answer.reason, answer.num_attempts, item_ids)
 
 
 class RestClient:

@@ -28,8 +28,13 @@ def join(
     since: Annotated[datetime | None, typer.Option(help="First day (UTC).", formats=[_DAY])] = None,
     until: Annotated[datetime | None, typer.Option(help="The day after the last.", formats=[_DAY])] = None,
 ) -> None:
-    """Join clicks to the impressions that they followed; days whose files exist are joined again."""
+    """Join clicks to the impressions that they followed, without erased users; days whose files exist are joined again."""
     from pipelines.experiments.join import join as join_days
+    from services.settings.settings import load_settings
+    from services.stream.erasure.ledger import Ledger
+
+    beside = Ledger(impressions.parent)
+    erased = (beside if beside.partitions else Ledger(load_settings().offline_log_dir)).everybody()
 
     days = join_days(
         impressions,
@@ -39,6 +44,7 @@ def join(
         event_types=event_type or ["click"],
         since=since.date() if since else None,
         until=until.date() if until else None,
+        erased_until=lambda user_id: found.accepted_time_ms if (found := erased.of(user_id)) else None,
     )
     for day in days:
         typer.echo(f"{day.path.name}  {day.num_impressions:,} impressions  {day.num_clicks:,} clicks")

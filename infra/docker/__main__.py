@@ -93,6 +93,7 @@ def _prepare(settings: Settings) -> int:
     for name in create_missing(settings.kafka_address.client_options(), wanted_topics(settings)):
         sys.stdout.write(f"made topic {name}\n")
     ensure_applied(RepoAddress(settings.feature_repo_dir, settings.redis_address))
+    settings.stages_dir.mkdir(parents=True, exist_ok=True)  # an erasure stays open while it is absent
     if settings.text_path:
         sys.stdout.write(f"text is served from {ready_text(settings, Console()).text_path}\n")
     return 0

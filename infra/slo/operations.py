@@ -33,6 +33,19 @@ _REFUSED_FILES = " or ".join(
     for file in ("keys", "surfaces", "experiments")
 )
 
+_DEGRADED = " or ".join(
+    f'label_replace({expr}, "mode", "{mode}", "", "")'
+    for mode, expr in (
+        ("the topic of items", "max by (namespace) (tailrace_items_unavailable) > 0"),
+        ("changes since the snapshot of items", "max by (namespace) (tailrace_items_knowledge) == 1"),
+        ("shared counts of calls", "max by (namespace) (tailrace_rate_counts_unavailable) > 0"),
+        (
+            "some attributes of items",
+            "sum by (namespace) (increase(tailrace_item_attributes_left_out_total[15m])) > 0",
+        ),
+    )
+)
+
 ALERTS = (
     Alert(
         name="TailraceTargetDown",
@@ -180,6 +193,20 @@ ALERTS = (
         lasts="1m",
         severity="ticket",
         summary="The file of {{ $labels.file }} is refused: what it was before holds, but no gateway starts with it",
+    ),
+    Alert(
+        name="TailraceItemStatesUnknown",
+        expr="max by (namespace) (tailrace_items_knowledge) == 2",
+        lasts="1m",
+        severity="page",
+        summary="A process knows no states of items: a gateway without them refuses every recommendation",
+    ),
+    Alert(
+        name="TailraceDegraded",
+        expr=_DEGRADED,
+        lasts="5m",
+        severity="ticket",
+        summary="A process goes without {{ $labels.mode }}",
     ),
     Alert(
         name="TailraceImpressionsLost",

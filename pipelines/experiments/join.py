@@ -5,6 +5,8 @@ of the item to the same user. Both must fall within a window after the impressio
 the impression, on items that the impression lacks, by other users, of requests that are not in the log, and repeated event ids
 (the earliest counts). Repeated impressions count once.
 
+Impressions and clicks before a user's erasure are excluded; joining any day removes them from the other days' files too.
+
 One day and its window are in memory at a time. A day whose window has passed changes only if events come late: joining it again
 replaces its file. Columns that old impressions lack are null. User ids are the product's own.
 
@@ -17,7 +19,7 @@ replaces its file. Columns that old impressions lack are null. User ids are the 
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -26,6 +28,7 @@ import polars as pl
 
 from services.errors import DataError
 
+ErasedUntil = Callable[[str], int | None]
 DAY_MS = 86_400_000
 WINDOW_MS = 30 * 60_000
 SKEW_MS = 60_000
@@ -81,6 +84,7 @@ def join(
     event_types: Sequence[str] = ("click",),
     since: date | None = None,
     until: date | None = None,
+    erased_until: ErasedUntil = lambda _user_id: None,
 ) -> Iterator[Joined]:
     """Join day by day and write `out/YYYY-MM-DD.parquet`; yield each day once its file is whole.
 
@@ -92,6 +96,7 @@ def join(
         event_types: The types that count as clicks.
         since: The first day; None: the log's first.
         until: The day after the last; None: the log's last.
+        erased_until: Returns until when (Unix ms) a user was erased; None for one who was not.
 
     Raises:
         DataError: A folder has no Parquet file, or one that cannot be read, or lacks a column that nothing can replace.
@@ -103,12 +108,15 @@ def join(
     first = span[0] // DAY_MS if since is None else _day_of(since)
     last = span[1] // DAY_MS + 1 if until is None else _day_of(until)
     out.mkdir(parents=True, exist_ok=True)
+    for path in out.glob("*.parquet"):  # the log may not have this day any more
+        before = pl.read_parquet(path)
+        if len(kept := _kept(before, "shown_time_ms", erased_until)) < len(before):
+            _write(kept, path)
     for day in range(max(first, span[0] // DAY_MS), min(last, span[1] // DAY_MS + 1)):
         start, end = day * DAY_MS, (day + 1) * DAY_MS
-        items = _items(_within(shown, "shown_time_ms", start, end + window_ms))
-        events_near = _clicks(
-            _within(clicks, "event_time_ms", start - max(window_ms, SKEW_MS), end + window_ms), event_types
-        )
+        items = _kept(_items(_within(shown, "shown_time_ms", start, end + window_ms)), "shown_time_ms", erased_until)
+        near = _within(clicks, "event_time_ms", start - max(window_ms, SKEW_MS), end + window_ms)
+        events_near = _kept(_clicks(near, event_types), "event_time_ms", erased_until)
         table = _joined(items, events_near, window_ms, end)
         path = out / f"{datetime.fromtimestamp(start / 1_000, UTC):%Y-%m-%d}.parquet"
         _write(table, path)
@@ -178,6 +186,16 @@ def _items(shown: pl.LazyFrame) -> pl.DataFrame:
 def exploded(lists: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     """Return a row for each item of each list, each item of a list once; `columns`, `item_id` among them, are by item."""
     return lists.explode(list(columns)).unique([*IMPRESSION, "item_id"], keep="first", maintain_order=True)
+
+
+def _kept(table: pl.DataFrame, time: str, erased_until: ErasedUntil) -> pl.DataFrame:
+    """Return the rows of users who were not erased since."""
+    users = table["user_id"].unique().drop_nulls()
+    until = {user_id: until_ms for user_id in users if (until_ms := erased_until(user_id)) is not None}
+    if not until:
+        return table
+    last = pl.col("user_id").replace_strict(until, default=None, return_dtype=pl.Int64)
+    return table.filter((pl.col(time) > last).fill_null(last.is_null()))
 
 
 def _column(there: Sequence[str], source: str, name: str, kind: pl.DataType | type[pl.DataType]) -> pl.Expr:

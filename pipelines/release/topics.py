@@ -1,15 +1,15 @@
 """Reads the topics of impressions and interactions from a time on, each time up to their present end. Without a group: it disturbs no other reader.
 
-A topic that was made again (the embedded broker keeps nothing on disk) is read from its beginning. What cannot be read is counted and stepped over.
+A topic that was made again (the embedded broker keeps nothing on disk), or whose log came back shorter, is read again: what was there before counts once. What
+cannot be read is counted and stepped over.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from kafka import TopicPartition
-from kafka.errors import OffsetOutOfRangeError
 
 from pipelines.experiments.join import SKEW_MS
 from services.contracts.erasure import decode_record
@@ -18,6 +18,7 @@ from services.errors import DependencyUnavailable, InvalidRequest
 from services.settings.addresses import KafkaAddress
 from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, open_reader
 from services.settings.record_batches import UndecodableBatch
+from services.settings.topic_reader import TopicReader as LogReader
 
 _POLL_MS = 500
 _MAX_RECORDS = 2_000
@@ -57,18 +58,14 @@ class TopicReader:
         self._on_refused = on_refused
         self._clients = ExitStack()
         self._consumer: Any = None
-        self._admin: Any = None
-        self._topic_ids: dict[str, str] = {}
-        self._offsets: dict[TopicPartition, int] = {}
+        self._logs: LogReader | None = None
 
     def read(self) -> Iterator[Batch]:
         """Yield what the topics hold and was not returned yet, up to their end as it is now. Raises DependencyUnavailable, whereupon it may be called again."""
         try:
             with broker_as_dependency():
                 yield from self._read()
-        except DependencyUnavailable as error:
-            if isinstance(error.__cause__, OffsetOutOfRangeError):
-                self._offsets.clear()  # a log came back shorter: what is there is read again, and counts once
+        except DependencyUnavailable:
             self.close()
             raise
 
@@ -78,49 +75,35 @@ class TopicReader:
         self._clients, self._consumer = ExitStack(), None
 
     def _read(self) -> Iterator[Batch]:
-        if self._consumer is None:
-            self._admin, self._consumer = open_reader(
-                self._kafka, self._clients, fetch_max_wait_ms=_POLL_MS // 2, max_poll_records=_MAX_RECORDS
-            )
-        places = self._assign()
-        ends = self._consumer.end_offsets(places, timeout_ms=REQUEST_MS)
+        logs = self._connected()
+        ends = self._consumer.end_offsets(logs.places, timeout_ms=REQUEST_MS)
         reached_s: float | None = None
         while reached_s is None or time.monotonic() - reached_s < _BEYOND_S:
-            fetched: Mapping[TopicPartition, list[Any]] = self._consumer.poll(_POLL_MS)
+            fetched = logs.poll(_POLL_MS)
             yield self._decode(fetched)
-            for place in fetched:
-                self._offsets[place] = int(self._consumer.position(place))
-            if reached_s is None and all(self._offsets[place] >= ends[place] for place in places):
+            if reached_s is None and all(logs.marks[place].offset >= end for place, end in ends.items()):
                 reached_s = time.monotonic()
             if reached_s is not None and not fetched:
                 return
 
-    def _assign(self) -> list[TopicPartition]:
-        """Read all partitions, each from where it was left, or else from the time that matters; return them."""
-        places = []
-        for found in self._admin.describe_topics(list(self._decoders)):
-            name, topic_id = str(found["name"]), str(found["topic_id"])
-            if found["error_code"]:
-                raise DependencyUnavailable(name, _RETRY_AFTER_S)
-            own = [TopicPartition(name, int(part["partition_index"])) for part in found["partitions"]]
-            if self._topic_ids.get(name) != topic_id:
-                self._topic_ids[name] = topic_id
-                self._offsets = {place: at for place, at in self._offsets.items() if place.topic != name}
-            places += sorted(own)
-        if self._consumer.assignment() != set(places) or any(place not in self._offsets for place in places):
-            self._consumer.assign(places)
-            self._offsets |= self._starts([place for place in places if place not in self._offsets])
-            for place in places:
-                self._consumer.seek(place, self._offsets[place])
-        return places
+    def _connected(self) -> LogReader:
+        """Return a reader of all partitions, each from where it was left, or else from the time that matters."""
+        before = self._logs
+        if self._consumer is None or before is None or not before.is_same():
+            self.close()
+            admin, self._consumer = open_reader(
+                self._kafka, self._clients, fetch_max_wait_ms=_POLL_MS // 2, max_poll_records=_MAX_RECORDS
+            )
+            logs = LogReader(admin, self._consumer, list(self._decoders), self._starts)
+            logs.resume(before.topic_ids if before else {}, before.marks if before else {})
+            self._logs = before = logs
+        return before
 
-    def _starts(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def _starts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Return where to begin. The embedded broker finds times only within its last batches: then it is the beginning."""
-        if not places:
-            return {}
-        beginnings = self._consumer.beginning_offsets(places, timeout_ms=REQUEST_MS)
+        beginnings = self._consumer.beginning_offsets(list(places), timeout_ms=REQUEST_MS)
         found = self._consumer.offsets_for_times(dict.fromkeys(places, self._since_ms), timeout_ms=REQUEST_MS)
-        ends = self._consumer.end_offsets(places, timeout_ms=REQUEST_MS)
+        ends = self._consumer.end_offsets(list(places), timeout_ms=REQUEST_MS)
         return {
             place: ends[place]
             if (at := found[place]) is None
@@ -128,7 +111,7 @@ class TopicReader:
             for place in places
         }
 
-    def _decode(self, fetched: Mapping[TopicPartition, list[Any]]) -> Batch:
+    def _decode(self, fetched: Mapping[TopicPartition, Sequence[Any]]) -> Batch:
         impressions: list[Impression] = []
         interactions: list[Interaction] = []
         for place, records in fetched.items():

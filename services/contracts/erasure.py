@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from services.contracts.events import Interaction, interaction_from, parse_value, refuse_unknown
+from services.contracts.events import Interaction, check_written_time, interaction_from, parse_value, refuse_unknown
 from services.contracts.recommend import check_id
 from services.errors import InvalidRequest
 
@@ -111,6 +111,10 @@ def remaining_after(accepted_ms: int, events_keep_ms: int, dead_letters_keep_ms:
             "cached keys and values of prompts, by items and without a user", "they are displaced, or the next bundle"
         ),
         Remaining("counts of popularity, without a user", "their longest window", accepted_ms + 7 * _DAY_MS),
+        Remaining("Redis' own files, where Redis lets nobody ask for a rewrite", "Redis writes them again"),
+        Remaining(
+            "tables that `tailrace experiment join` wrote, with user ids", "their days are joined again or removed"
+        ),
         Remaining("a salted digest of the id, by which tables that hold the user are read without them", "for good"),
         Remaining("tables given to the pipeline, and the operator's own copies and backups", "the operator's care"),
     )
@@ -128,6 +132,7 @@ def _erasure_from(fields: Mapping[str, Any]) -> Erasure:
         if not isinstance(fields.get(name), str):
             raise InvalidRequest(name, "not a string", "send a string")
     accepted = fields.get("accepted_time_ms")
-    if not isinstance(accepted, int) or isinstance(accepted, bool) or accepted < 0:
-        raise InvalidRequest("accepted_time_ms", "not a time", "send Unix milliseconds")
+    if not isinstance(accepted, int) or isinstance(accepted, bool):
+        raise InvalidRequest("accepted_time_ms", "not an integer", "send Unix milliseconds")
+    check_written_time("accepted_time_ms", accepted)
     return Erasure(**fields)

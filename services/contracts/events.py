@@ -25,6 +25,8 @@ MAX_EVENTS_PER_REQUEST = REMEMBERED_EVENTS // 2
 _LAST_TIME_MS = 253_402_300_799_999
 _SECONDS = range(10**9, 10**10)
 """Unix seconds from 2001 to 2286, which as milliseconds would all be of early 1970."""
+_FIRST_WRITTEN_MS = 10**12
+"""In 2001: a time at which a gateway wrote a record is later, whatever its unit."""
 SENT_FIELDS = frozenset({"event_id", "user_id", "item_id", "event_type", "event_time_ms", "value", "request_id"})
 """What a caller may send of an event; a record has `accepted_time_ms` too."""
 _FIELDS = SENT_FIELDS | {"accepted_time_ms"}
@@ -61,8 +63,9 @@ class Interaction:
 
     def check_unit(self) -> None:
         """Refuse a time that was written in seconds. Raises InvalidRequest."""
-        if self.event_time_ms in _SECONDS:
-            raise _in_seconds("event_time_ms", self.event_time_ms)
+        for name in ("event_time_ms", "accepted_time_ms"):
+            if (getattr(self, name) or 0) in _SECONDS:
+                raise _in_seconds(name, getattr(self, name))
 
     def check_time(self, now_ms: int) -> None:
         """Refuse an event from the future or from too long ago. Raises InvalidRequest."""
@@ -134,6 +137,14 @@ def interaction_from(fields: Mapping[str, Any]) -> Interaction:
     if not isinstance(fields.get("value", 1.0), int | float) or isinstance(fields.get("value"), bool):
         raise InvalidRequest("value", "not a number", "send a number")
     return Interaction(**fields)
+
+
+def check_written_time(name: str, time_ms: int) -> None:
+    """Refuse a time at which no gateway can have written a record: seconds, microseconds, zero. Raises InvalidRequest."""
+    if time_ms in _SECONDS:
+        raise _in_seconds(name, time_ms)
+    if not _FIRST_WRITTEN_MS <= time_ms <= _LAST_TIME_MS:
+        raise InvalidRequest(name, "not between the years 2001 and 9999", "send Unix milliseconds")
 
 
 def refuse_unknown(fields: Iterable[str], known: frozenset[str]) -> None:
@@ -225,13 +236,20 @@ def decode_impression(value: bytes | None) -> Impression:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise InvalidRequest(".".join(map(str, first["loc"])) or "value", first["msg"], _AS_A_GATEWAY) from error
+    check_written_time("shown_time_ms", found.shown_time_ms)
     for name in _INTEGERS:
-        if abs(getattr(found, name) or 0) > _MAX_INTEGER:
-            raise InvalidRequest(name, "too large", _AS_A_GATEWAY)
+        if not 0 <= (getattr(found, name) or 0) <= _MAX_INTEGER:
+            raise InvalidRequest(name, "below 0 or above 2^53", _AS_A_GATEWAY)
+    for place, position in enumerate(found.positions or ()):
+        if not 1 <= position <= _MAX_POSITION:
+            raise InvalidRequest(f"positions[{place}]", f"below 1 or above {_MAX_POSITION}", _AS_A_GATEWAY)
+    for place, probability in enumerate(found.propensity or ()):
+        if not 0 <= probability <= 1:
+            raise InvalidRequest(f"propensity[{place}]", "not a probability", _AS_A_GATEWAY)
     return found
 
 
 _AS_A_GATEWAY = "send what a gateway sends"
-_MAX_INTEGER = 1 << 53
+_MAX_INTEGER, _MAX_POSITION = 1 << 53, 1_000_000
 _IMPRESSION = TypeAdapter(Impression)
 _INTEGERS = tuple(one.name for one in fields(Impression) if one.type in (int, int | None))

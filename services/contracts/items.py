@@ -19,6 +19,8 @@ MAX_TEXT_CHARS = 256
 MAX_TEXTS = 64
 MAX_ATTRIBUTES = 64
 MAX_NAME_CHARS = 64
+MAX_NAMES = 256
+"""Names of attributes of all items together, each kind of value of a name by itself: one costs up to 8 bytes for every item."""
 MIN_TIME_MS, MAX_TIME_MS = 10**10, 253_402_300_799_999
 """From April of 1970 to the end of 9999: what is smaller is most likely in seconds."""
 RESERVED_NAMES = frozenset(

@@ -57,7 +57,7 @@ from services.gateway.tiers.similar import SimilarTier
 from services.gateway.tiers.student import StudentTier
 from services.gateway.users.erase import BrokerKeeps, EraseUsers, Receipts
 from services.gateway.users.export import ExportUser
-from services.items.live_items import LiveItems
+from services.items.live_items import Knowledge, LiveItems
 from services.observability.metrics import GatewayMetrics, TextMetrics
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
@@ -240,7 +240,24 @@ class DataPlane:
 
     def is_ready(self) -> bool:
         """Whether recommendations of a name can be answered."""
-        return self.names.is_loaded
+        return not self.missing
+
+    @property
+    def missing(self) -> str:
+        """What recommendations wait for; empty where they are answered."""
+        if self.items.knowledge is Knowledge.NONE:
+            return "no states of items yet"
+        return "" if self.names.is_loaded else "no bundle yet"
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """What answers go without, for readiness: the metrics say the same."""
+        modes = {
+            "items as of the snapshot": self.items.knowledge is Knowledge.SNAPSHOT,
+            "surfaces outdated": self._surfaces.is_outdated,
+            "experiments outdated": self.experiments.is_outdated,
+        }
+        return tuple(mode for mode, is_on in modes.items() if is_on)
 
 
 class FeatureStore(Features, PopularityWindows, Protocol):

@@ -18,6 +18,8 @@ Rows = slice | np.ndarray
 ALL: Rows = slice(None)
 
 _NUM_CHANGES_KEPT = 1_024
+_MIN_VALUES = 4_096
+"""A table of fewer texts is never searched for unused ones."""
 _FEW_CODES = 3
 """So many are compared in turn sooner than all items' codes are looked up in a table."""
 
@@ -31,7 +33,7 @@ def _changes() -> deque[tuple[int, int]]:
 class TextColumn:
     """Texts: item i has those of `values[codes[i]]`. `codes` is (num_items,) int32; `values[0]` is empty, for items that have none.
 
-    Items with the same texts share an entry of `values`, which only grows.
+    Items with the same texts share an entry of `values`. An entry never changes: `compacted` returns another column without unused ones.
     """
 
     codes: np.ndarray
@@ -39,6 +41,10 @@ class TextColumn:
     code_of: dict[tuple[str, ...], int] = field(default_factory=lambda: {(): 0})
     revision: int = 0
     changes: deque[tuple[int, int]] = field(default_factory=_changes)
+    num_set: int = 0
+    """Items that have texts; see `count`."""
+    max_values: int = _MIN_VALUES
+    """With more values than this, the column is to be replaced by `compacted`."""
     _codes_by_text: dict[str, list[int]] = field(default_factory=dict)
     _num_indexed: int = 0
 
@@ -67,7 +73,8 @@ class TextColumn:
     def set(self, index: int, texts: tuple[str, ...]) -> None:
         """Set the texts of an item."""
         code = self.code(texts)
-        if self.codes[index] != code:
+        if (before := self.codes[index]) != code:
+            self.num_set += bool(code) - bool(before)
             self.codes[index] = code
             self.changes.append((self.revision + 1, index))
             self.revision += 1
@@ -87,9 +94,25 @@ class TextColumn:
             self.code(texts)
         return np.fromiter(map(self.code_of.__getitem__, values), dtype=np.int32, count=len(values))
 
+    def count(self) -> None:
+        """Count the items that have texts, after cells were written directly."""
+        self.num_set = int(np.count_nonzero(self.codes))
+        self.max_values = max(self.max_values, 2 * len(self.values))
+
+    def compacted(self) -> "TextColumn":
+        """Return a copy whose `values` are those that items have. It may hold twice as many before it is due again."""
+        used = np.union1d(self.codes, [0])
+        values = [self.values[code] for code in used.tolist()]
+        code_of = {texts: code for code, texts in enumerate(values)}
+        codes = np.searchsorted(used, self.codes).astype(np.int32)
+        max_values = max(_MIN_VALUES, 2 * len(values))
+        return TextColumn(codes, values, code_of, self.revision, self.changes, self.num_set, max_values)
+
     def grown(self, num_items: int) -> "TextColumn":
         """Return a copy for more items, which shares `values`."""
-        return TextColumn(_grown(self.codes, num_items, 0), self.values, self.code_of, self.revision, self.changes)
+        codes = _grown(self.codes, num_items, 0)
+        own = self.revision, self.changes, self.num_set, self.max_values
+        return TextColumn(codes, self.values, self.code_of, *own)
 
 
 @dataclass(slots=True)
@@ -99,14 +122,20 @@ class NumberColumn:
     numbers: np.ndarray
     revision: int = 0
     changes: deque[tuple[int, int]] = field(default_factory=_changes)
+    num_set: int = 0
 
     def set(self, index: int, number: float) -> None:
         """Set the number of an item, NaN for none."""
         before = self.numbers[index]
         if before != number and not (number != number and before != before):
+            self.num_set += int(before != before) - int(number != number)
             self.numbers[index] = number
             self.changes.append((self.revision + 1, index))
             self.revision += 1
+
+    def count(self) -> None:
+        """Count the items that have a number, after cells were written directly."""
+        self.num_set = int(np.count_nonzero(~np.isnan(self.numbers)))
 
     def grown(self, num_items: int) -> "NumberColumn":
         """Return a copy for more items."""
@@ -120,14 +149,20 @@ class FlagColumn:
     flags: np.ndarray
     revision: int = 0
     changes: deque[tuple[int, int]] = field(default_factory=_changes)
+    num_set: int = 0
 
     def set(self, index: int, flag: bool | None) -> None:
         """Set the flag of an item, None for none."""
         cell = -1 if flag is None else int(flag)
-        if self.flags[index] != cell:
+        if (before := self.flags[index]) != cell:
+            self.num_set += int(before < 0) - int(cell < 0)
             self.flags[index] = cell
             self.changes.append((self.revision + 1, index))
             self.revision += 1
+
+    def count(self) -> None:
+        """Count the items that have a flag, after cells were written directly."""
+        self.num_set = int(np.count_nonzero(self.flags >= 0))
 
     def grown(self, num_items: int) -> "FlagColumn":
         """Return a copy for more items."""

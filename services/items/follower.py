@@ -1,8 +1,9 @@
 """Reads the topic `items` into this process's live catalogue: from a snapshot's positions, or else from the beginning, and then its end.
 
 Each process reads all partitions by itself, without a group. While the broker is unavailable, what is known stays, and items are still shown and
-hidden by their times. A topic that was made again (the embedded broker keeps nothing on disk) is read from its beginning on top of that:
-what was stated in the topic before holds until it is stated again. A record that cannot be read is counted, logged and stepped over.
+hidden by their times. A topic that was made again (the embedded broker keeps nothing on disk), or whose log came back shorter, is read from its beginning
+on top of that: what was stated before holds until it is stated again, and no item that is hidden is shown before the end is reached.
+A record that cannot be read is counted, logged and stepped over.
 """
 
 import asyncio
@@ -17,21 +18,21 @@ from typing import Any
 
 import structlog
 from kafka import TopicPartition
-from kafka.errors import OffsetOutOfRangeError
 
-from services.contracts.items import decode_item
+from services.contracts.items import ItemState, decode_item
 from services.errors import DependencyUnavailable, InvalidRequest
-from services.items.live_items import Change, LiveItems
+from services.items.live_items import Change, Knowledge, LiveItems
 from services.items.snapshot import Positions, read_snapshot, write_snapshot
 from services.settings.addresses import KafkaAddress
-from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, check_described, open_reader
+from services.settings.kafka_clients import REQUEST_MS, broker_as_dependency, open_reader
 from services.settings.kafka_topics import Topic, create_missing
 from services.settings.record_batches import UndecodableBatch
+from services.settings.topic_reader import TopicReader
 
 log = structlog.get_logger()
 
 ITEMS_START_S = 15.0
-"""How long a starting process waits for the state of all items, where a broker answers."""
+"""How long a starting process waits for the next records of the topic, where a broker answers; it reads some 20,000 a second."""
 _FETCH_WAIT_MS = 50
 """The embedded broker does not wake a waiting fetch: half of this is added to a change's latency. A shorter wait costs each process more."""
 _POLL_MS = 2 * _FETCH_WAIT_MS
@@ -66,6 +67,8 @@ class ItemFollower:
         on_refused: Callable[[int], object] = lambda _number: None,
         on_unavailable: Callable[[int], object] = lambda _is_unavailable: None,
         on_look: Callable[[], object] = lambda: None,
+        on_left_out: Callable[[int], object] = lambda _number: None,
+        on_knowledge: Callable[[int], object] = lambda _knowledge: None,
     ) -> None:
         """Keep the parts; nothing is read yet.
 
@@ -79,6 +82,8 @@ class ItemFollower:
             on_refused: Called with a number of records that cannot be read.
             on_unavailable: Called with 1 when the topic cannot be read, with 0 when it can be again.
             on_look: Called every two seconds or so while it can be, in the reading thread.
+            on_left_out: Called with a number of attributes for whose names there is no room.
+            on_knowledge: Called with the `Knowledge` of the items at construction and at each change of it.
         """
         self._items = items
         self._kafka = kafka
@@ -89,8 +94,14 @@ class ItemFollower:
         self._on_refused = on_refused
         self._on_unavailable = on_unavailable
         self._on_look = on_look
+        self._on_left_out = on_left_out
+        self._on_knowledge = on_knowledge
         self._positions = Positions("", {})
+        self._num_records = 0
+        self._deferred: dict[str, ItemState] = {}
+        """States that would show a hidden item, while a topic is read from its beginning: a later record may hide it again."""
         self._has_changed = False
+        self._knows(Knowledge.NONE)
         self._written_s = 0.0
         self._awaited: list[_Awaited] = []
         self._awaited_lock = threading.Lock()
@@ -100,13 +111,21 @@ class ItemFollower:
             for work, name in ((self._run, "items-reader"), (self._tick, "items-clock"))
         ]
 
+    @property
+    def positions(self) -> Positions:
+        """How far the topic was read."""
+        return self._positions
+
     def start(self, timeout_s: float = 0.0) -> None:
-        """Load the snapshot, begin to follow, and wait until all is read that the topic holds, or no broker answers, or the time is over."""
+        """Load the snapshot, begin to follow, and wait until all is read that the topic holds, or no broker answers, or nothing comes for so long."""
         self._load()
         for thread in self._threads:
             thread.start()
-        with suppress(DependencyUnavailable, TimeoutError):
-            self._await_end().result(timeout_s)
+        end, num_records = self._await_end(), -1
+        while num_records < self._num_records and not end.done():
+            num_records = self._num_records
+            with suppress(DependencyUnavailable, TimeoutError):
+                end.result(timeout_s)
 
     def stop(self) -> None:
         """End the threads. Blocks for a moment."""
@@ -140,7 +159,12 @@ class ItemFollower:
         found = read_snapshot(self._snapshot, self._items)
         if found is not None:
             self._positions = found
-            log.info("items_snapshot_loaded", num_named=self._items.layout.num_named, positions=found.offsets)
+            self._knows(Knowledge.SNAPSHOT)
+            log.info("items_snapshot_loaded", num_named=self._items.layout.num_named)
+
+    def _knows(self, knowledge: Knowledge) -> None:
+        self._items.knowledge = knowledge
+        self._on_knowledge(knowledge)
 
     def _tick(self) -> None:
         while not self._stopped.wait(_TICK_S):
@@ -161,10 +185,6 @@ class ItemFollower:
                         topic=self._topic,
                         error=getattr(error, "why", "") or repr(error.__cause__ or error),
                     )
-                if isinstance(
-                    error.__cause__, OffsetOutOfRangeError
-                ):  # the log came back shorter: states are whole, so read them again
-                    self._positions = Positions("", {})
                 is_unavailable = True
                 self._on_unavailable(1)
                 self._fail_awaited()
@@ -184,50 +204,65 @@ class ItemFollower:
 
     def _follow(self, clients: ExitStack, admin: Any, consumer: Any) -> None:
         """Read the partitions from where they were left, until stopped or until the topic is another one."""
-        topic_id, numbers = self._describe(admin)
-        if topic_id != self._positions.topic_id:
-            self._positions = Positions(topic_id, {})
-        places = [TopicPartition(self._topic, number) for number in numbers]
-        consumer.assign(places)
-        for place, begin in consumer.beginning_offsets(places, timeout_ms=REQUEST_MS).items():
-            consumer.seek(place, max(begin, self._positions.offsets.get(place.partition, 0)))
-        log.info("items_followed", topic=self._topic, topic_id=topic_id, positions=self._positions.offsets)
+        reader = TopicReader(admin, consumer, [self._topic])
+        before = {TopicPartition(self._topic, number): mark for number, mark in self._positions.marks.items()}
+        reader.resume({self._topic: self._positions.topic_id}, before)
+        reader.num_begun_again = 0
+        log.info("items_followed", topic=self._topic, topic_id=reader.topic_ids[self._topic])
         self._on_unavailable(0)
-        checked_s = time.monotonic()
+        checked_s, current = time.monotonic(), self._await_end()
         while not self._stopped.is_set():
-            awaited = self._begin_awaiting(consumer, places)
-            fetched: Mapping[TopicPartition, list[Any]] = consumer.poll(_POLL_MS)
-            self._take(record for batch in fetched.values() for record in batch)
-            offsets = {place.partition: int(consumer.position(place)) for place in places}
-            self._positions = Positions(topic_id, offsets)
+            awaited = self._begin_awaiting(consumer, reader.places)
+            fetched = reader.poll(_POLL_MS)
+            if reader.num_begun_again:
+                reader.num_begun_again, current = 0, self._await_end()
+            self._take((record for batch in fetched.values() for record in batch), is_behind=not current.done())
+            marks = {place.partition: mark for place, mark in reader.marks.items()}
+            self._positions = Positions(reader.topic_ids[self._topic], marks)
             self._end_awaiting(awaited, consumer, is_empty=not fetched)
+            if current.done() and (self._deferred or self._items.knowledge is not Knowledge.CURRENT):
+                self._catch_up_done()
             now_s = time.monotonic()
             if now_s - checked_s >= _CHECK_EVERY_S:
                 checked_s = now_s
-                if self._describe(admin) != (topic_id, numbers):
+                if not reader.is_same():
+                    self._fail_awaited()
                     return
                 self._on_look()
                 self._write()
         self._write()
 
-    def _describe(self, admin: Any) -> tuple[str, tuple[int, ...]]:
-        (found,) = admin.describe_topics([self._topic])
-        check_described(found)
-        return str(found["topic_id"]), tuple(sorted(part["partition_index"] for part in found["partitions"]))
+    def _catch_up_done(self) -> None:
+        """Show what the topic shows at its end, which is known now."""
+        self._apply(list(self._deferred.items()))
+        self._deferred.clear()
+        self._knows(Knowledge.CURRENT)
 
-    def _take(self, records: Iterable[Any]) -> None:
+    def _take(self, records: Iterable[Any], *, is_behind: bool) -> None:
+        """Take over records. Those read again from a topic's beginning, `is_behind`, may be older than what is known."""
         changes: list[Change] = []
         num_refused = 0
         for record in records:
+            self._num_records += 1
             try:
-                changes.append(_read(record))
+                item_id, state = _read(record)
+                self._deferred.pop(item_id, None)
+                if is_behind and state is not None and state.available and self._items.hides(item_id):
+                    self._deferred[item_id] = state
+                else:
+                    changes.append((item_id, state))
             except InvalidRequest as error:
                 num_refused += 1
                 log.warning("item_record_refused", topic=self._topic, offset=record.offset, error=str(error))
         if num_refused:
             self._on_refused(num_refused)
+        self._apply(changes)
+
+    def _apply(self, changes: list[Change]) -> None:
         if changes:
-            self._items.apply(changes)
+            if num_left_out := self._items.apply(changes):
+                self._on_left_out(num_left_out)
+                log.warning("item_attributes_left_out", topic=self._topic, num_attributes=num_left_out)
             self._has_changed = True
 
     def _begin_awaiting(self, consumer: Any, places: list[TopicPartition]) -> list[_Awaited]:
@@ -258,7 +293,7 @@ class ItemFollower:
 
     def _write(self) -> None:
         """Write the snapshot, in the process that does, when that is due."""
-        if self._write_every_s is None or not self._has_changed:
+        if self._write_every_s is None or not self._has_changed or self._deferred:
             return
         if not self._stopped.is_set() and time.monotonic() - self._written_s < self._write_every_s:
             return

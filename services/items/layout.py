@@ -9,12 +9,15 @@ An index keeps its item while the layout lives. Written by one thread at a time,
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from models.catalogue import Catalogue
-from services.contracts.items import AttributeValue, ItemState
-from services.items.columns import ItemColumns, TextColumn
+from services.contracts.items import MAX_NAMES, AttributeValue, ItemState
+from services.errors import InvalidRequest
+from services.items.columns import FlagColumn, ItemColumns, NumberColumn, TextColumn
 
 STATED, HIDDEN, DELETED, HAS_CATEGORIES = 1, 2, 4, 8
 """The bits of an item's status."""
@@ -54,6 +57,7 @@ class ItemLayout:
         if categories is not None:
             column.values, column.code_of = categories.values, categories.code_of
         column.codes[: self.num_known] = column.all_codes(catalogue.categories)
+        column.count()
         popularity = self.columns.number("popularity").numbers
         popularity[:] = 0.0
         popularity[: self.num_known] = catalogue.popularity
@@ -181,13 +185,49 @@ class ItemLayout:
         fields["categories"] = categories.values[categories.codes[index]]
         return ItemState(**fields)
 
-    def put(self, item_id: str, state: ItemState | None, now_ms: int) -> None:
-        """Take over the whole state of an item; None deletes it, also one that is not known yet: a later bundle may bring it."""
+    @property
+    def num_names(self) -> int:
+        """How many columns of attributes there are, at most MAX_NAMES."""
+        columns = self.columns
+        own = sum(name in columns.numbers for name in _OWN_NUMBERS)
+        return len(columns.texts) + len(columns.numbers) + len(columns.flags) - own - len(_OWN_TEXTS)
+
+    def check_names(self, state: ItemState, coming: set[tuple[str, str]]) -> None:
+        """Refuse a state with more new names of attributes than there is room for. Raises InvalidRequest.
+
+        `coming` are the new names of the request's states before it, to which this one's are added.
+        """
+        for name, kind in self._new_names(state):
+            coming.add((name, kind))
+            if self.num_names + len(coming) > MAX_NAMES:
+                problem = f"the catalogue has {MAX_NAMES} names of attributes, the most it may"
+                raise InvalidRequest(f"attributes.{name}", problem, "use one of them, or take one from all its items")
+
+    def _new_names(self, state: ItemState) -> list[tuple[str, str]]:
+        """Return the name and kind of each attribute without a column."""
+        given = ((name, _kind(value)) for name, value in state.attributes.items())
+        return [(name, kind) for name, kind in given if name not in getattr(self.columns, kind)]
+
+    def has_room(self, name: str, kind: str) -> bool:
+        """Whether there is a column of this name and kind (`texts`, `numbers`, `flags`), or room for it."""
+        return name in getattr(self.columns, kind) or self.num_names < MAX_NAMES
+
+    def put(self, item_id: str, state: ItemState | None, now_ms: int) -> int:
+        """Take over the whole state of an item; None deletes it, also one that is not known yet: a later bundle may bring it.
+
+        Return how many of its attributes are left out, for which there was no room.
+        """
         index = self.index(item_id)
         words_before = None if index is None else self._words(index)
         if index is None:
             index = self._new_place(item_id)
         given = ItemState(item_id=item_id) if state is None else state
+        num_given = len(given.attributes)
+        if new := self._new_names(given):
+            room = max(0, MAX_NAMES - self.num_names)
+            left_out = {name for name, _ in new[room:]}
+            kept = {name: value for name, value in given.attributes.items() if name not in left_out}
+            given = replace(given, attributes=kept)
         self._set_texts(index, given)
         self._set_numbers(index, given)
         for name in self.columns.flags.keys() | _named(given, _is_flag):
@@ -206,6 +246,18 @@ class ItemLayout:
         if self.columns.available[index] != is_available:
             self.columns.available[index] = is_available
             self.revision += 1
+        self._free()
+        return num_given - len(given.attributes)
+
+    def _free(self) -> None:
+        """Drop the columns that no item has a value in, and the texts that no item has, both in new tables."""
+        columns = self.columns
+        columns.texts = _used(columns.texts, _OWN_TEXTS)
+        columns.numbers = _used(columns.numbers, _OWN_NUMBERS)
+        columns.flags = _used(columns.flags, frozenset())
+        for name, column in list(columns.texts.items()):
+            if len(column.values) > column.max_values:
+                columns.texts = {**columns.texts, name: column.compacted()}
 
     def act(self, now_ms: int) -> None:
         """Bring `available` up to date with the items' times."""
@@ -246,16 +298,23 @@ class ItemLayout:
                 continue
             codes = np.zeros(other.columns.num_items, dtype=np.int32)
             codes[places] = texts.codes[indices]
-            other.columns.texts[name] = TextColumn(codes, texts.values, texts.code_of)
+            other.columns.texts[name] = TextColumn(codes, texts.values, texts.code_of, max_values=texts.max_values)
         for name, numbers in self.columns.numbers.items():
             if name != "popularity":
                 other.columns.number(name).numbers[places] = numbers.numbers[indices]
         for name, flags in self.columns.flags.items():
             other.columns.flag(name).flags[places] = flags.flags[indices]
+        other.count()
         moved = dict(zip(indices.tolist(), places.tolist(), strict=True)) if self.stated_titles else {}
         other.stated_titles = {moved[index]: title for index, title in self.stated_titles.items()}
         other.act(now_ms)
         return other
+
+    def count(self) -> None:
+        """Count the values of all columns, after cells were written directly."""
+        for table in (self.columns.texts, self.columns.numbers, self.columns.flags):
+            for column in table.values():
+                column.count()
 
     def places(self, item_ids: Sequence[str]) -> np.ndarray:
         """Return the indices (n,) int64 of these items, which differ; those that are not known yet get one."""
@@ -315,6 +374,23 @@ class ItemLayout:
     def _time(self, index: int, name: str) -> int | None:
         number = self._number(index, name)
         return None if number is None else int(number)
+
+
+_Column = TypeVar("_Column", TextColumn, NumberColumn, FlagColumn)
+
+
+def _used(table: dict[str, _Column], always: frozenset[str]) -> dict[str, _Column]:
+    """Return the same table, or one without the columns that hold no value, of names that are not there always."""
+    if all(column.num_set or name in always for name, column in table.items()):
+        return table
+    return {name: column for name, column in table.items() if column.num_set or name in always}
+
+
+def _kind(value: AttributeValue) -> str:
+    """Return the table of columns for this kind of value."""
+    if isinstance(value, bool):
+        return "flags"
+    return "texts" if _is_text(value) else "numbers"
 
 
 def _named(state: ItemState, is_kind: Callable[[object], bool]) -> set[str]:

@@ -8,16 +8,28 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from enum import IntEnum
 from typing import TypeVar
 
 from models.catalogue import Catalogue
 from services.contracts.items import ItemState
-from services.items.layout import NO_CATALOGUE, ItemLayout
+from services.items.layout import DELETED, HIDDEN, NO_CATALOGUE, ItemLayout
 
 T = TypeVar("T")
 
 Change = tuple[str, ItemState | None]
 """An item's id and its new state; None: it is deleted."""
+
+
+class Knowledge(IntEnum):
+    """What a process knows of the items' states, as the metric says it."""
+
+    CURRENT = 0
+    """All that the topic held at some time since the process started."""
+    SNAPSHOT = 1
+    """What the snapshot has; changes since it was written may be missing."""
+    NONE = 2
+    """Nothing: hidden items are not known."""
 
 
 class LiveItems:
@@ -29,6 +41,8 @@ class LiveItems:
         self.layout = ItemLayout(NO_CATALOGUE)
         self._in_use: weakref.WeakSet[ItemLayout] = weakref.WeakSet([self.layout])
         self._next_time_ms = 0.0
+        self.knowledge = Knowledge.CURRENT
+        """Set by whoever reads the topic; without a topic there is no more to know than what bundles have."""
 
     def lay(self, catalogue: Catalogue) -> ItemLayout:
         """Return a layout over this catalogue, with all that is stated so far; later changes are made in it too. Takes a second for a million items."""
@@ -37,17 +51,18 @@ class LiveItems:
             self._in_use.add(self.layout)
             return self.layout
 
-    def apply(self, changes: Iterable[Change]) -> None:
-        """Take over changes in their order."""
+    def apply(self, changes: Iterable[Change]) -> int:
+        """Take over changes in their order; return how many attributes are left out, for which there was no room."""
         now_ms = self._now_ms()
+        num_left_out = 0
         with self._lock:
             for item_id, state in changes:
-                for layout in self._in_use:
-                    layout.put(item_id, state, now_ms)
+                num_left_out += max([layout.put(item_id, state, now_ms) for layout in self._in_use], default=0)
                 if state is not None:
                     for time_ms in (state.published_ms, state.expires_ms):
                         if time_ms is not None and now_ms < time_ms < self._next_time_ms:
                             self._next_time_ms = time_ms
+        return num_left_out
 
     def fill(self, fill: Callable[[ItemLayout], object]) -> None:
         """Have `fill` write many states into each layout at once. Times are acted on after that."""
@@ -68,6 +83,12 @@ class LiveItems:
         with self._lock:
             found = (read(layout) for layout in (self.layout, *self._in_use))
             return next((one for one in found if one is not None), None)
+
+    def hides(self, item_id: str) -> bool:
+        """Whether an item is stated to be hidden or deleted."""
+        with self._lock:
+            index = self.layout.index(item_id)
+            return index is not None and bool(self.layout.status[index] & (HIDDEN | DELETED))
 
     def act_on_time(self) -> None:
         """Show what was published and hide what expired since the last call. Costs nothing while no item is due."""

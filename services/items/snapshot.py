@@ -2,14 +2,15 @@
 
     item_id  status  title  text:NAME (JSON lists, by dictionary)  number:NAME  flag:NAME
 
-A file that is missing or damaged (its pages have checksums) is as none: the topic has it all.
+A digest of the whole file is at its end. A file that is missing or damaged is as none: the topic has it all.
 """
 
 import json
 import os
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -21,28 +22,36 @@ from models.files import rename_durably
 from services.items.columns import TextColumn
 from services.items.layout import HAS_CATEGORIES, ItemLayout
 from services.items.live_items import LiveItems
+from services.settings.topic_reader import Mark, mark_from
 
 log = structlog.get_logger()
 
+_DIGEST_BYTES = 32
 _ROWS = 65_536
 _TEXT, _NUMBER, _FLAG = "text:", "number:", "flag:"
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """How far a topic was read: the next offset of each partition, and the topic's id, which changes when it is made again."""
+    """How far a topic was read, by partition, and the topic's id, which changes when it is made again."""
 
     topic_id: str
-    offsets: Mapping[int, int]
+    marks: Mapping[int, Mark]
 
 
 def write_snapshot(path: Path, items: LiveItems, positions: Positions) -> None:
     """Write what is stated of all items. Raises OSError."""
     table = items.read(_table_of)
-    about = {"topic_id": positions.topic_id, "offsets": json.dumps({str(k): v for k, v in positions.offsets.items()})}
+    marks = json.dumps({str(number): asdict(mark) for number, mark in positions.marks.items()})
+    table = table.replace_schema_metadata({"topic_id": positions.topic_id, "marks": marks})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=_ROWS)
+    data = sink.getvalue()
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    pq.write_table(table.replace_schema_metadata(about), scratch, row_group_size=_ROWS, write_page_checksum=True)
+    with scratch.open("wb") as file:
+        file.write(data)
+        file.write(_digest(data))
     rename_durably(scratch, path)
 
 
@@ -51,18 +60,33 @@ def read_snapshot(path: Path, items: LiveItems) -> Positions | None:
     if not path.exists():
         return None
     try:
-        texts = [name for name in pq.read_schema(path).names if name.startswith(_TEXT)]
-        with pq.ParquetFile(path, read_dictionary=texts, page_checksum_verification=True) as file:
+        data = _whole(path)
+        texts = [name for name in pq.read_schema(pa.BufferReader(data)).names if name.startswith(_TEXT)]
+        with pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts) as file:
             about = file.schema_arrow.metadata or {}
-            offsets = {int(k): int(v) for k, v in json.loads(about[b"offsets"]).items()}
-            positions = Positions(about[b"topic_id"].decode(), offsets)
+            marks = {int(number): mark_from(plain) for number, plain in json.loads(about[b"marks"]).items()}
+            positions = Positions(about[b"topic_id"].decode(), marks)
             items.fill(lambda layout: _fill(layout, file))
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         log.warning("items_snapshot_unreadable", path=str(path), error=repr(error))
         return None
     finally:
         pa.default_memory_pool().release_unused()
     return positions
+
+
+def _whole(path: Path) -> pa.Buffer:
+    """Return the Parquet file that was written. Raises OSError, also where its digest is another one."""
+    with pa.OSFile(str(path)) as file:
+        data = file.read_buffer()
+    end = data.size - _DIGEST_BYTES
+    if end < 0 or _digest(data[:end]) != data[end:].to_pybytes():
+        raise OSError(f"{path} is not as it was written")
+    return data[:end]
+
+
+def _digest(data: pa.Buffer) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def _table_of(layout: ItemLayout) -> pa.Table:
@@ -92,6 +116,7 @@ def _fill(layout: ItemLayout, file: pq.ParquetFile) -> None:
     known: Mapping[str, dict[str, int]] = defaultdict(dict)
     for part in file.iter_batches(_ROWS, use_threads=False):
         _fill_part(layout, part, known)
+    layout.count()
 
 
 def _fill_part(layout: ItemLayout, part: pa.RecordBatch, known: Mapping[str, dict[str, int]]) -> None:
@@ -104,16 +129,16 @@ def _fill_part(layout: ItemLayout, part: pa.RecordBatch, known: Mapping[str, dic
     for name in part.schema.names:
         kind, _, own = name.partition(":")
         match f"{kind}:":
-            case "text:":
+            case "text:" if layout.has_room(own, "texts"):
                 column = layout.columns.text(own)
                 codes = _codes(part[name], column, known[own])
                 has_own = (status & HAS_CATEGORIES) > 0 if own == "categories" else slice(None)
                 column.codes[places[has_own]] = codes[has_own]
                 column.revision += 1
-            case "number:":
+            case "number:" if layout.has_room(own, "numbers"):
                 layout.columns.number(own).numbers[places] = part[name].to_numpy()
                 layout.columns.number(own).revision += 1
-            case "flag:":
+            case "flag:" if layout.has_room(own, "flags"):
                 layout.columns.flag(own).flags[places] = part[name].to_numpy()
                 layout.columns.flag(own).revision += 1
     layout.words_revision += 1

@@ -36,13 +36,16 @@ class WordIndex:
         if rarity_W is None:
             rarity_W = (np.log((1 + self.num_items) / (1 + num_with_W)) + 1).astype(np.float32)
         self.rarity_W = rarity_W
-        squares_V = np.bincount(owners_P, rarity_W[words_P] ** 2, minlength=self.num_items)
+        squares_V = np.bincount(owners_P, rarity_W[words_P].astype(np.float64) ** 2, minlength=self.num_items)
         self._lengths_V = np.sqrt(squares_V).astype(np.float32)
         self._items_P = owners_P[np.argsort(words_P, kind="stable")]
         self._starts_W = np.concatenate([[0], np.cumsum(num_with_W)])
 
     def nearest(self, text: str, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of at most `num` items that share a word with a text, nearest first (ties by index), and their cosines."""
+        """Return the indices of at most `num` items that share a word with a text, nearest first (ties by index), and their cosines.
+
+        The cosine of two texts is the same number whichever of them is indexed.
+        """
         words = _words_of([text])[0]
         squares = self.rarity_W[words].astype(np.float64) ** 2
         postings = [self._items_P[self._starts_W[word] : self._starts_W[word + 1]] for word in words]
@@ -54,7 +57,9 @@ class WordIndex:
         found_P = np.concatenate([items for items, _ in finding])
         shared_P = np.repeat([square for _, square in finding], [len(items) for items, _ in finding])
         items, places = np.unique(found_P, return_inverse=True)
-        cosines = np.bincount(places, shared_P, minlength=len(items)) / (self._lengths_V[items] * squares.sum() ** 0.5)
+        length = np.sqrt(np.bincount(np.zeros(len(words), dtype=np.int64), squares)).astype(np.float32)
+        lengths = self._lengths_V[items].astype(np.float64) * length
+        cosines = np.bincount(places, shared_P, minlength=len(items)) / lengths
         best = np.argsort(-cosines, kind="stable")[:num]
         return items[best].astype(np.int64), cosines[best]
 

@@ -107,6 +107,14 @@ class ItemsMetrics(_Metrics):
         "tailrace_item_records_refused_total", "Records of the topic of items that a process could not read"
     )
     unavailable = _gauge("tailrace_items_unavailable", "1 while a process cannot read the topic of items")
+    knowledge = _gauge(
+        "tailrace_items_knowledge",
+        "States of items in a process: 0 read to the topic's end once; 1 as of the snapshot; 2 none, so it refuses to recommend",
+    )
+    left_out = _counter(
+        "tailrace_item_attributes_left_out_total",
+        "Attributes left out of the live catalogue, which has the most names it may",
+    )
 
 
 class GatewayMetrics(_Metrics):

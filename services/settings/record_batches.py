@@ -1,7 +1,7 @@
 """The record batches of a consumer's fetches: one that cannot be decoded comes as one `UndecodableBatch` among the records.
 
 kafka-python raises at such a batch, at every poll, and never reads past it. So the class by which its fetcher reads a response is replaced
-here. Besides `BrokerLog` in services/stream/continuity.py this is the only place that knows the inside of kafka-python's consumer: read in version 3.0.12,
+here. Besides services/settings/broker_log.py this is the only place that knows the inside of kafka-python's consumer: read in version 3.0.12,
 held by tests/unit/settings/test_record_batches.py.
 
 A batch whose checksum is right is what the broker keeps. Any other may have been changed on its way here, so it is fetched again, until its

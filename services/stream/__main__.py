@@ -34,7 +34,7 @@ from services.stream.aggregate import history_limits
 from services.stream.background import DEFAULT_PACE, Pace, Timer
 from services.stream.decode import LoggedImpression
 from services.stream.effects import NO_INTERRUPTIONS, Interruptions
-from services.stream.erasure.eraser import Eraser, ErasingFiles
+from services.stream.erasure.eraser import Eraser, ErasingFiles, ErasingLog
 from services.stream.impressions.worker import ImpressionWorker
 from services.stream.log_kinds import IMPRESSIONS
 from services.stream.offline_log import OfflineLog
@@ -169,13 +169,7 @@ def _eraser(
     settings: Settings, features: RepoAddress, log: OfflineLog, impressions: OfflineLog[LoggedImpression], pace: Pace
 ) -> Eraser:
     """Return what takes erased users out of all but their rows."""
-    files = ErasingFiles(
-        logs={ErasureStore.INTERACTIONS: log, ErasureStore.IMPRESSIONS: impressions},
-        offline_log_dir=settings.offline_log_dir,
-        base_histories=base_table(settings.offline_log_dir),
-        offline_features=features.table_path(USER_HISTORY.name),
-        stages_dir=settings.stages_dir,
-    )
+    files = erasing_files(settings, {ErasureStore.INTERACTIONS: log, ErasureStore.IMPRESSIONS: impressions})
     versions = BundleStore.of(settings).versions
     return Eraser(
         log.ledger,
@@ -184,6 +178,17 @@ def _eraser(
         versions,
         settle_s=pace.erasure_settle_s,
         rewrite_every_s=pace.erasure_rewrite_every_s,
+    )
+
+
+def erasing_files(settings: Settings, logs: dict[ErasureStore, ErasingLog]) -> ErasingFiles:
+    """Return the files from which this worker takes erased users; each of its paths must be on storage that the pipeline shares."""
+    return ErasingFiles(
+        logs=logs,
+        offline_log_dir=settings.offline_log_dir,
+        base_histories=base_table(settings.offline_log_dir),
+        offline_features=RepoAddress(settings.feature_repo_dir, settings.redis_address).table_path(USER_HISTORY.name),
+        stages_dir=settings.stages_dir,
     )
 
 
@@ -223,6 +228,8 @@ def _item_follower(settings: Settings, counted: _Counted, metrics: ItemsMetrics)
         write_every_s=_SNAPSHOT_EVERY_S if is_first else None,
         on_refused=metrics.refused.inc,
         on_unavailable=metrics.unavailable.set,
+        on_left_out=metrics.left_out.inc,
+        on_knowledge=metrics.knowledge.set,
         on_look=counted.look,
     )
 

@@ -9,7 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from services.contracts.erasure import Erasure, decode_record
-from services.contracts.events import MAX_EVENT_LEAD_MS, Impression, Interaction
+from services.contracts.events import (
+    MAX_EVENT_AGE_MS,
+    MAX_EVENT_LEAD_MS,
+    Impression,
+    Interaction,
+    decode_impression,
+)
 from services.errors import InvalidRequest
 from services.features.ownership import partition_of
 from services.features.schema import LogPosition
@@ -159,15 +165,31 @@ def _parse(record: Record, now_ms: int) -> Interaction | Erasure:
     if record.key != interaction.key:
         raise InvalidRequest("key", "not the user id", "produce with the user id as the record's key")
     if isinstance(interaction, Erasure):
+        _check_clock("accepted_time_ms", interaction.accepted_time_ms, now_ms)
+        if interaction.accepted_time_ms < record.timestamp_ms - MAX_EVENT_AGE_MS:  # it would erase next to nothing
+            raise InvalidRequest(
+                "accepted_time_ms", "30 days older than the record itself", "send the time of the request to erase"
+            )
         return interaction
     interaction.check_unit()
     if interaction.event_time_ms > record.timestamp_ms + MAX_EVENT_LEAD_MS:
         raise InvalidRequest("event_time_ms", "later than the record itself", "send Unix time in milliseconds")
-    if interaction.event_time_ms > now_ms + MAX_CLOCK_LEAD_MS:
-        raise InvalidRequest(
-            "event_time_ms", "more than an hour ahead of the worker's clock", "set the producer's clock"
-        )
+    for name in ("event_time_ms", "accepted_time_ms"):
+        _check_clock(name, getattr(interaction, name) or 0, now_ms)
     return interaction
+
+
+def read_impression(record: Record, now_ms: int) -> LoggedImpression:
+    """Read one record of the topic of impressions; `now_ms` is the worker's Unix ms. Raises InvalidRequest."""
+    impression = decode_impression(record.value)
+    _check_clock("shown_time_ms", impression.shown_time_ms, now_ms)
+    return LoggedImpression(impression, record.position, record.leader_epoch)
+
+
+def _check_clock(name: str, time_ms: int, now_ms: int) -> None:
+    """Refuse a time far ahead of the worker's clock. Raises InvalidRequest."""
+    if time_ms > now_ms + MAX_CLOCK_LEAD_MS:
+        raise InvalidRequest(name, "more than an hour ahead of the worker's clock", "set the producer's clock")
 
 
 def _check_size(field: str, num_bytes: int, limit: int) -> None:

@@ -24,10 +24,10 @@ from services.errors import ConfigError, DependencyUnavailable
 from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.settings.addresses import KafkaAddress
+from services.settings.broker_log import BrokerLog
 from services.settings.kafka_clients import broker_as_dependency, check_described, close_producer, open_client
 from services.settings.kafka_topics import DEAD_LETTERS_KEEP_MS, EVENTS_KEEP_MS, Topic, create_missing
 from services.settings.record_batches import UndecodableBatch, step_over_undecodable
-from services.stream.continuity import BrokerLog
 from services.stream.decode import DeadLetter, Misplaced, Record
 
 _RETRY_AFTER_S = 1.0

@@ -15,6 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 import torch
 from google.protobuf.json_format import ParseDict
@@ -36,7 +37,8 @@ from models.release_report import GuardReport, ReleaseReport
 from models.withdrawals import Withdrawal
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import ANYONE
-from services.contracts.items import item_from
+from services.contracts.explanation import whose
+from services.contracts.items import decode_item, item_from
 from services.contracts.text import ChatMessage
 from services.errors import TailraceError
 from services.features.page_key import FilePageKey
@@ -56,10 +58,15 @@ from services.gateway.rest import schema as rest
 from services.gateway.surfaces.editor import FORM_RULES, SurfacesEditor
 from services.gateway.surfaces.surfaces import Surfaces
 from services.gateway.text.tier import TextLimits
+from services.items.live_items import LiveItems
+from services.items.snapshot import Positions, read_snapshot, write_snapshot
 from services.llm.text.chat_template import load_chat_template
 from services.llm.text.guided_decoding import JsonGuide
 from services.llm.text.tokenizer import TextTokenizer
-from services.stream.decode import Record, decode
+from services.settings.topic_reader import Mark
+from services.stream.decode import Record, decode, read_impression
+from services.stream.impressions.memory import remember
+from services.stream.log_kinds import IMPRESSIONS, INTERACTIONS
 from tests.support.engine.checkpoints import EOS_ID, TEMPLATE, build_tokenizer, write_checkpoint
 from tests.support.foreign_bytes import ODD_VALUES, Maker, json_of, mutations_of
 
@@ -144,6 +151,34 @@ SAMPLED = {
     "stop_token_ids": [1],
     "tools": None,
 }
+ERASURE = {"erasure_id": "x", "user_id": "u", "accepted_time_ms": NOW_MS}
+IMPRESSION = {
+    "request_id": "r",
+    "user_id": "u",
+    "shown_time_ms": NOW_MS,
+    "item_ids": ["a", "b"],
+    "tier": "llm",
+    "reason": "x",
+    "bundle_version": "v",
+    "history_len": 3,
+    "history_digest": "d",
+    "newest_event_time_ms": 5,
+    "deadline_ms": 200,
+    "features_as_of_us": 7,
+    "positions": [1, 2],
+    "scores": [0.5, 0.25],
+    "propensity": [1.0, 0.5],
+    "elapsed_ms": 3.5,
+}
+ITEM = {
+    "title": "A",
+    "categories": ["x"],
+    "available": False,
+    "published_ms": NOW_MS,
+    "expires_ms": NOW_MS,
+    "value": 2.5,
+    "attributes": {"colour": ["red", "blue"], "price": 2.5, "sale": True},
+}
 COMPLETION = {**SAMPLED, "prompt": ["a", "b"], "echo": False}
 CHAT = {**SAMPLED, "messages": [{"role": "user", "content": "hi"}], "top_logprobs": 2, "chat_template_kwargs": {"x": 1}}
 KEY = {"id": "shop", "hashes": [{"sha256": "0" * 64, "expires_at": None}], "scopes": ["events"], "priority": "high"}
@@ -158,9 +193,33 @@ TEMPLATES = (
 
 
 def stream_row(value: bytes) -> None:
-    """What the stream worker does with a record: an event or a dead letter."""
+    """What the stream worker does with a record: an event, an erasure or a dead letter; what is read fits the log's columns."""
     decoded = decode([Record(LogPosition("t", 0, 1), b"u", value, NOW_MS)], 1, NOW_MS)
-    assert len(decoded.events) + len(decoded.dead) == 1
+    assert len(decoded.events) + len(decoded.erasures) + len(decoded.dead) == 1
+    INTERACTIONS.table(decoded.events)
+    pa.array([one.erasure.accepted_time_ms for one in decoded.erasures], pa.int64())
+
+
+def impression_row(value: bytes) -> None:
+    """What the worker of impressions does with a record."""
+    logged = read_impression(Record(LogPosition("t", 0, 1), b"u", value, NOW_MS), NOW_MS)
+    IMPRESSIONS.table([logged])
+    remember(None, [logged])
+
+
+def item_record(value: bytes) -> None:
+    """What every process does with a record of the topic of items; its key is read as the value is."""
+    for key in (b"i", value):
+        with suppress(TailraceError):
+            LiveItems().apply([decode_item(key, value)])
+
+
+def snapshot_document(folder: Path) -> bytes:
+    """A snapshot of three items."""
+    items, path = LiveItems(), folder / "whole.parquet"
+    items.apply((f"i{number}", decode_item(b"i", json.dumps(ITEM).encode())[1]) for number in range(3))
+    write_snapshot(path, items, Positions("t", {0: Mark(3, 1, (2, "d"))}))
+    return path.read_bytes()
 
 
 def put_items(drafts: list[tuple[str, dict[str, Any]]]) -> None:
@@ -496,7 +555,15 @@ PARSERS = {
     "OpenAI completion": Parser(lambda body: parse_completion(body, CONTEXT), of_json(COMPLETION)),
     "OpenAI chat": Parser(lambda body: parse_chat(body, CONTEXT), of_json(CHAT)),
     "drills": Parser(parse_drills, of_json({"llm": "off", "features": "on"})),
-    "event row": Parser(stream_row, of_json(EVENT)),
+    "event row": Parser(stream_row, of_json(EVENT, ERASURE)),
+    "impression row": Parser(impression_row, of_json(IMPRESSION)),
+    "item record": Parser(item_record, of_json(ITEM)),
+    "snapshot of items": Parser(
+        lambda path: read_snapshot(path, LiveItems()),
+        lambda folder: mutations_of(snapshot_document(folder)),
+        "snapshot.parquet",
+    ),
+    "stored explanation": Parser(whose, of_json({"user_id": "u", "at_unix_ms": NOW_MS})),
     "keys file": Parser(read_keys, of_json(KEYS, KEY), "keys.json"),
     "config.json": Parser(
         lambda path: read_config(path.parent),

@@ -140,6 +140,7 @@ def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable
     """
     log_dir = settings.state_dir / "logs"
     log_dir.mkdir(parents=True, exist_ok=True)
+    settings.stages_dir.mkdir(exist_ok=True)  # an erasure stays open while it is absent
     prepare_valkey(settings)
     shutil.rmtree(settings.metrics_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True)

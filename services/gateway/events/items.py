@@ -14,7 +14,7 @@ from services.contracts.recommend import check_id
 from services.errors import InvalidRequest, NotFound
 from services.gateway.events.record import EventLog
 from services.gateway.overload.long_work import LongWork
-from services.items.live_items import LiveItems
+from services.items.live_items import Knowledge, LiveItems
 
 ItemDraft = Mapping[str, Any]
 """One item's fields, as parsed and not yet checked."""
@@ -60,6 +60,11 @@ class ItemOperations:
         self._patching = asyncio.Lock()
         self._checking = LongWork("items")
 
+    @property
+    def knowledge(self) -> Knowledge:
+        """What is known of the items' states."""
+        return self._items.knowledge
+
     async def start(self) -> None:
         """Begin to follow the topic, and wait until all is known that it holds, unless no broker answers."""
         await asyncio.to_thread(self._reader.start, self._start_timeout_s)
@@ -74,13 +79,19 @@ class ItemOperations:
         Raises InvalidRequest for too many entries and where all are wrong, DependencyUnavailable or Overloaded where the broker has not acknowledged the others.
         """
         _check_num_items(len(drafts))
-        records, outcomes = await self._checking.run_if(len(drafts) > _FEW, _check_all, drafts)
-        await self._record(records)
-        return outcomes
+        checked = await self._checking.run_if(len(drafts) > _FEW, _check_all, drafts)
+        names: set[tuple[str, str]] = set()
+        states = [self._with_names_checked(index, state, names) for index, state in enumerate(checked)]
+        _refuse_without_accepted(states)
+        await self._record([(state.key, state.encode()) for state in states if isinstance(state, ItemState)])
+        return tuple(
+            ItemOutcome(item_id, state if isinstance(state, InvalidRequest) else None)
+            for (item_id, _), state in zip(drafts, states, strict=True)
+        )
 
     async def put_one(self, item_id: str, draft: ItemDraft) -> ItemState:
         """Replace one item's state. Raises InvalidRequest, DependencyUnavailable or Overloaded."""
-        state = item_from(item_id, draft)
+        state = self._read(item_id, draft, set())
         await self._record([(state.key, state.encode())])
         return state
 
@@ -99,6 +110,7 @@ class ItemOperations:
             if before is None:
                 raise _no_item(item_id)
             state = before.patched(changes)
+            self._items.layout.check_names(state, set())
             await self._record([(state.key, state.encode())])
         return state
 
@@ -120,6 +132,23 @@ class ItemOperations:
             check_id("item_id" if len(item_ids) == 1 else f"item_ids[{place}]", item_id)
         await self._record([(item_id.encode(), None) for item_id in item_ids])
 
+    def _read(self, item_id: str, draft: ItemDraft, names: set[tuple[str, str]]) -> ItemState:
+        """Read a draft, `names` with the request's new names of attributes. Raises InvalidRequest."""
+        state = item_from(item_id, draft)
+        self._items.layout.check_names(state, names)
+        return state
+
+    def _with_names_checked(
+        self, index: int, state: ItemState | InvalidRequest, names: set[tuple[str, str]]
+    ) -> ItemState | InvalidRequest:
+        """Return the state, or a refusal if its attributes exceed the limit of names; `names` collects the request's new names."""
+        try:
+            if isinstance(state, ItemState):
+                self._items.layout.check_names(state, names)
+        except InvalidRequest as error:
+            return _at(index, error)
+        return state
+
     async def _record(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
         if records:
             await self._log.record(records)
@@ -132,24 +161,28 @@ def _check_num_items(num_items: int) -> None:
         raise InvalidRequest("items", f"{num_items} entries", f"send at most {MAX_ITEMS_PER_REQUEST} per request")
 
 
-def _check_all(
-    drafts: Sequence[tuple[str, ItemDraft]],
-) -> tuple[list[tuple[bytes, bytes | None]], tuple[ItemOutcome, ...]]:
-    """Return the records of the entries that are right, and the outcome of each entry. Raises InvalidRequest where none is right."""
-    checked = [_checked(f"items[{place}].", item_id, draft) for place, (item_id, draft) in enumerate(drafts)]
-    refusals = [one if isinstance(one, InvalidRequest) else None for one in checked]
-    if None not in refusals and (first := refusals[0]) is not None:
-        more = f" (none of {len(drafts)} entries is accepted)" if len(drafts) > 1 else ""
+def _check_all(drafts: Sequence[tuple[str, ItemDraft]]) -> list[ItemState | InvalidRequest]:
+    """Return the state, or the refusal, of each entry."""
+    return [_checked(index, item_id, draft) for index, (item_id, draft) in enumerate(drafts)]
+
+
+def _refuse_without_accepted(states: Sequence[ItemState | InvalidRequest]) -> None:
+    """Raise the first refusal if every entry is refused."""
+    first = states[0]
+    if isinstance(first, InvalidRequest) and all(isinstance(state, InvalidRequest) for state in states):
+        more = f" (none of {len(states)} entries is accepted)" if len(states) > 1 else ""
         raise InvalidRequest(first.field, first.problem + more, first.fix)
-    outcomes = (ItemOutcome(item_id, refusal) for (item_id, _), refusal in zip(drafts, refusals, strict=True))
-    return [(one.key, one.encode()) for one in checked if isinstance(one, ItemState)], tuple(outcomes)
 
 
-def _checked(place: str, item_id: str, draft: ItemDraft) -> ItemState | InvalidRequest:
+def _at(index: int, error: InvalidRequest) -> InvalidRequest:
+    return InvalidRequest(f"items[{index}].{error.field}", error.problem, error.fix)
+
+
+def _checked(index: int, item_id: str, draft: ItemDraft) -> ItemState | InvalidRequest:
     try:
         return item_from(item_id, draft)
     except InvalidRequest as error:
-        return InvalidRequest(f"{place}{error.field}", error.problem, error.fix)
+        return _at(index, error)
 
 
 def _no_item(item_id: str) -> NotFound:

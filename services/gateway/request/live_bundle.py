@@ -22,7 +22,7 @@ from services.contracts.experiments import place_of
 from services.errors import DependencyUnavailable
 from services.items.expression import Expressions
 from services.items.layout import ItemLayout
-from services.items.live_items import LiveItems
+from services.items.live_items import Knowledge, LiveItems
 from services.observability.metrics import GatewayMetrics
 
 log = structlog.get_logger()
@@ -122,7 +122,7 @@ class LiveBundle:
         return tuple(self._serving.loaded.values())
 
     def current(self) -> Live:
-        """Return the live bundle. Raises DependencyUnavailable before the first one is loaded."""
+        """Return the live bundle. Raises DependencyUnavailable before the first one is loaded, and while no state of an item is known."""
         return self._live_of(self._serving)
 
     def of_unit(self, unit_id: str | None, now_ms: float) -> Live:
@@ -131,7 +131,7 @@ class LiveBundle:
         Raises DependencyUnavailable before the first live bundle is loaded.
         """
         serving = self._serving
-        canary = serving.canary
+        canary = serving.canary if self._catalogue_state.knowledge is not Knowledge.NONE else None
         if canary is not None and unit_id is not None and canary.takes(place_of(canary.salt, unit_id), now_ms):
             return serving.loaded[canary.version]
         return self._live_of(serving)
@@ -159,6 +159,8 @@ class LiveBundle:
         await asyncio.to_thread(self._follower.refresh)
 
     def _live_of(self, serving: Serving[Live]) -> Live:
+        if self._catalogue_state.knowledge is Knowledge.NONE:  # it would show hidden items
+            raise DependencyUnavailable("states of items", retry_after_s=1.0)
         if serving.live is None:
             raise DependencyUnavailable(f"bundle of {self.name}", retry_after_s=max(1.0, self._poll_s))
         return serving.loaded[serving.live]

@@ -197,8 +197,9 @@ class _RestDoor:
         return json_response({"status": "ok"}, headers={EDGE_LIMIT: self._plane().edge.announcement})
 
     async def readyz(self, _: Request, __: Call) -> Response:
-        is_ready = self._plane().is_ready()
-        return json_response({"status": "ready" if is_ready else "no bundle yet"}, 200 if is_ready else 503)
+        plane = self._plane()
+        ready = "; degraded: ".join(["ready", *([", ".join(plane.degraded)] if plane.degraded else [])])
+        return json_response({"status": plane.missing or ready}, 503 if plane.missing else 200)
 
     async def metrics(self, _: Request, __: Call) -> Response:
         text = await asyncio.to_thread(self._render_metrics)  # reads files

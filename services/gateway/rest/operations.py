@@ -211,7 +211,10 @@ READYZ = Operation(
     summary="Report whether recommendations can be answered",
     scope=None,
     errors=REST_ERRORS,
-    answers={**json_answer(StatusBody), 503: Answer("No bundle is loaded yet", {"application/json": StatusBody})},
+    answers={
+        **json_answer(StatusBody),
+        503: Answer("No bundle is loaded, or no state of an item is known", {"application/json": StatusBody}),
+    },
 )
 METRICS = Operation(
     name="metrics",

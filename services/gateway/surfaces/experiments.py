@@ -44,6 +44,11 @@ class RunningExperiments:
         )
         self._sorted: tuple[_Files, Mapping[str, Experiments]] = (({}, {}), {})
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether those in force are of an earlier file than the present one."""
+        return self._file.is_outdated
+
     async def start(self) -> None:
         """Check the experiments, and follow the file from now on. Call in the serving loop."""
         await self._file.start()

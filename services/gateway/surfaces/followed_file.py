@@ -64,6 +64,11 @@ class FollowedFile(Generic[T]):
         self._on_state(FileState.CURRENT)
         self._following = PeriodicTask(what, lambda: asyncio.to_thread(self.refresh), POLL_S)
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the present file is refused, or gone."""
+        return self._refused_for is not None
+
     async def start(self) -> None:
         """Check what is in force, and follow the file from now on. Call in the serving loop."""
         if self.path is not None:

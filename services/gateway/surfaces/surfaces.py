@@ -37,6 +37,11 @@ class Surfaces:
         self._check = check
         self._file = FollowedFile[Mapping[str, Surface]](path, "surfaces", self._read, {}, self._check_file, on_state)
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether those in force are of an earlier file than the present one."""
+        return self._file.is_outdated
+
     async def start(self) -> None:
         """Check the surfaces, and follow the file from now on. Call in the serving loop, when a bundle may be loaded."""
         await self._file.start()

@@ -40,14 +40,16 @@ Neighbours = list[tuple[int, float]]
 class NewItems:
     """What was found for one bundle: the words of its items, the texts of new items by index, their neighbours, and the new ones near the bundle's items.
 
-    `revision` is that of the layout's words.
+    `revision` is that of the layout's words. `num_searched` counts the searches that this result took beyond the one before it.
     """
 
     revision: int
     words: WordIndex
     texts: Mapping[int, str] = field(default_factory=dict)
     known_near: Mapping[int, Neighbours] = field(default_factory=dict)
+    new_near: Mapping[int, Neighbours] = field(default_factory=dict)
     near: Mapping[int, Neighbours] = field(default_factory=dict)
+    num_searched: int = 0
 
 
 class SimilarTier:
@@ -96,26 +98,91 @@ class SimilarTier:
 
 
 def find_new(items: ItemLayout, before: NewItems | None) -> NewItems | None:
-    """Return the neighbours of the items that only the live catalogue has; None where there are none. `before` is the last result for the same bundle."""
+    """Return the neighbours of the items that only the live catalogue has; None where there are none.
+
+    `before` is the last result for the same bundle: only items with other words since then, and their neighbours, are looked at again.
+    """
     revision = items.words_revision  # before the texts: what changes meanwhile is found the next time
     if before is not None and before.revision == revision:
         return before
     texts = _texts_of_new(items)
     if not texts:
         return None
-    words = _index_of(items) if before is None else before.words
-    among_new = WordIndex(list(texts.values()), words.rarity_W)
-    places = list(texts)
-    known_near: dict[int, Neighbours] = {}
-    near: defaultdict[int, Neighbours] = defaultdict(list)
-    for index, text in texts.items():
-        kept = before.known_near[index] if before is not None and before.texts.get(index) == text else None
-        known_near[index] = _near(words, text) if kept is None else kept
-        new = [(places[place], cosine) for place, cosine in _near(among_new, text) if places[place] != index]
-        near[index] = sorted(known_near[index] + new, key=lambda one: (-one[1], one[0]))[:_NUM_NEIGHBOURS]
-        for other, cosine in known_near[index]:
-            near[other].append((index, cosine))
-    return NewItems(revision, words, texts, known_near, dict(near))
+    before = before or NewItems(revision, _index_of(items))
+    return _Search(before, texts).found(revision)
+
+
+class _Search:
+    """One step from a result to the next."""
+
+    def __init__(self, before: NewItems, texts: dict[int, str]) -> None:
+        self._before = before
+        self._texts = texts
+        self._places = list(texts)
+        self._changed = [index for index, text in texts.items() if before.texts.get(index) != text]
+        self._moved = {*self._changed, *(before.texts.keys() - texts.keys())}
+        self._among_new = WordIndex(list(texts.values()), before.words.rarity_W)
+        self._num_searched = 0
+
+    def found(self, revision: int) -> NewItems:
+        """Return the result."""
+        before, changed, moved = self._before, self._changed, self._moved
+        known_near = {index: near for index, near in before.known_near.items() if index not in moved}
+        known_near |= {index: self._search(before.words, self._texts[index]) for index in changed}
+        new_near, touched = self._new_near()
+        near = {index: one for index, one in before.near.items() if index not in moved}
+        for index in touched:
+            near[index] = _nearest(known_near[index] + new_near[index])
+        self._turn_round(near, known_near)
+        return NewItems(revision, before.words, self._texts, known_near, new_near, near, self._num_searched)
+
+    def _new_near(self) -> tuple[dict[int, Neighbours], set[int]]:
+        """Return the new neighbours of each new item, and the items that have others than before."""
+        before, moved = self._before.new_near, self._moved
+        rows = {index: self._search_new(index) for index in self._changed}
+        come: defaultdict[int, Neighbours] = defaultdict(list)
+        for index, row in rows.items():
+            for other, cosine in row:
+                if other not in rows:
+                    come[other].append((index, cosine))
+        new_near = {index: row[:_NUM_NEIGHBOURS] for index, row in rows.items()}
+        touched = set(rows)
+        for index, row in before.items():
+            if index in moved:
+                continue
+            kept = [one for one in row if one[0] not in moved]
+            if len(kept) < len(row) == _NUM_NEIGHBOURS:  # another one may be next
+                new_near[index] = self._search_new(index)[:_NUM_NEIGHBOURS]
+            else:
+                new_near[index] = _nearest(kept + come[index]) if index in come else kept
+            if index in come or len(kept) < len(row):
+                touched.add(index)
+        return new_near, touched
+
+    def _turn_round(self, near: dict[int, Neighbours], known_near: Mapping[int, Neighbours]) -> None:
+        """Bring the new neighbours of the bundle's items up to date."""
+        gone = {other for index in self._moved for other, _ in self._before.known_near.get(index, ())}
+        come: defaultdict[int, Neighbours] = defaultdict(list)
+        for index in self._changed:
+            for other, cosine in known_near[index]:
+                come[other].append((index, cosine))
+        for other in gone | come.keys():
+            row = sorted([one for one in near.pop(other, ()) if one[0] not in self._moved] + come[other])
+            if row:
+                near[other] = row
+
+    def _search_new(self, index: int) -> Neighbours:
+        found = self._search(self._among_new, self._texts[index], len(self._places))
+        return [(self._places[place], cosine) for place, cosine in found if self._places[place] != index]
+
+    def _search(self, words: WordIndex, text: str, num: int = _NUM_NEIGHBOURS) -> Neighbours:
+        self._num_searched += 1
+        found, cosines = words.nearest(text, num)
+        return [one for one in zip(found.tolist(), cosines.tolist(), strict=True) if one[1] >= _LEAST_COSINE]
+
+
+def _nearest(neighbours: Neighbours) -> Neighbours:
+    return sorted(neighbours, key=lambda one: (-one[1], one[0]))[:_NUM_NEIGHBOURS]
 
 
 def _texts_of_new(items: ItemLayout) -> dict[int, str]:
@@ -132,11 +199,6 @@ def _index_of(items: ItemLayout) -> WordIndex:
     catalogue = items.catalogue
     rows = zip(catalogue.titles, catalogue.item_ids, catalogue.categories, strict=True)
     return WordIndex([text_of(title, item_id, categories) for title, item_id, categories in rows])
-
-
-def _near(words: WordIndex, text: str) -> Neighbours:
-    found, cosines = words.nearest(text, _NUM_NEIGHBOURS)
-    return [one for one in zip(found.tolist(), cosines.tolist(), strict=True) if one[1] >= _LEAST_COSINE]
 
 
 def _with_new(

@@ -146,6 +146,7 @@ class LlmDeployment:
             settings.items_snapshot,
             on_refused=items_metrics.refused.inc,
             on_unavailable=items_metrics.unavailable.set,
+            on_knowledge=items_metrics.knowledge.set,
         )
         self._item_follower.start(ITEMS_START_S)
 

@@ -5,8 +5,12 @@
 
 Every step may be repeated: a crash at any point, or a step that fails, costs its repetition. What the ledger has is worked off in batches, one
 at a time, in a thread of its own, so that the worker's events do not wait.
+
+A store is done only after it was searched. A folder that is absent may be a volume that this process does not mount: its store stays open in the
+receipt, and the ledger keeps the user's id.
 """
 
+import errno
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +30,8 @@ from services.stream.offline_log import Erasing
 _log = structlog.get_logger()
 _RECEIPTS_KEEP_MS = 90 * 86_400_000
 _SCRUB_EVERY_S = 3_600.0
+_LOOK_AGAIN_S = 30.0
+"""How often an absent folder is reported."""
 _S = ErasureStore
 
 
@@ -87,7 +93,7 @@ class ErasingLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasingFiles:
-    """The files with users' rows: the logs by their store, and tables that may not exist."""
+    """The files with users' rows: the logs by their store, two tables that the pipeline writes together, and the folder of its stages."""
 
     logs: dict[ErasureStore, ErasingLog]
     offline_log_dir: Path
@@ -142,6 +148,9 @@ class Eraser:
         self._next_s = 0.0
         self._progress = _Progress()
         self._restored: set[int] = set()
+        self._gone_ms: dict[str, int] = {}
+        """By erasure, when the user's row and lists had left Redis: answers that began earlier may have read them."""
+        self._absent_s: dict[Path, float] = {}
         self._rewrite: list[Tombstone] | None = None
         self._rewritten_s = self._scrubbed_s = 0.0
 
@@ -187,6 +196,7 @@ class Eraser:
         for number, ones in opened.items():
             if done := [one.erasure_id for one in ones if self._progress.done.get(one.erasure_id, set()) >= set(_S)]:
                 self._ledger.close(number, done, _now_ms())
+                self._gone_ms = {one: at_ms for one, at_ms in self._gone_ms.items() if one not in done}
                 _log.info("erasure.done", partition=number, num_erasures=len(done))
         self._scrub(partitions)
         for failure in failures:
@@ -209,14 +219,16 @@ class Eraser:
             users = [str(one.user_id) for one in new]
             self._store.remove_base_rows(users)
             self._store.remove_lists(users, self._versions())
+            self._gone_ms |= dict.fromkeys((one.erasure_id for one in new), _now_ms())
             self._done(new, _S.FEATURES)
-        settled_ms = _now_ms() - int(self._settle_s * 1_000)
-        settled = [one for one in every if one.accepted_time_ms <= settled_ms]
+        settle_ms, now_ms = int(self._settle_s * 1_000), _now_ms()
+        settled = [one for one in every if self._gone_ms.get(one.erasure_id, now_ms) + settle_ms <= now_ms]
         if new := self._progress.lack(settled, _S.LISTS, _S.SHOWN, _S.EXPLANATIONS):
             until_ms = {str(one.user_id): one.accepted_time_ms for one in new}
+            answered_ms = {str(one.user_id): self._gone_ms[one.erasure_id] + settle_ms for one in new}
             self._store.remove_leftover_lists(until_ms)
             self._store.remove_shown(until_ms)
-            self._store.remove_explanations(lambda user_id, at_ms: at_ms <= until_ms.get(user_id, -1))
+            self._store.remove_explanations(lambda user_id, at_ms: at_ms <= answered_ms.get(user_id, -1))
             self._done(new, _S.LISTS, _S.SHOWN, _S.EXPLANATIONS)
 
     def _erase_logs(self, opened: dict[int, list[Tombstone]]) -> None:
@@ -226,26 +238,37 @@ class Eraser:
                     self._done(new, store)
 
     def _erase_tables(self, opened: dict[int, list[Tombstone]]) -> None:
-        new = self._progress.lack(
-            [one for ones in opened.values() for one in ones], _S.BASE_HISTORIES, _S.OFFLINE_FEATURES
-        )
-        if not new:
-            return
-        files = self._files
-        with replacing_tables(files.offline_log_dir):
-            erased = self._ledger.everybody()
-            if files.base_histories.exists():
-                write_without(files.base_histories, files.base_histories, erased, keeps_id=True)
+        every, files = [one for ones in opened.values() for one in ones], self._files
+        if new := self._progress.lack(every, _S.BASE_HISTORIES):
+            with replacing_tables(files.offline_log_dir):
+                if files.base_histories.exists():  # beside the ledger, which was read
+                    write_without(files.base_histories, files.base_histories, self._ledger.everybody(), keeps_id=True)
             self._done(new, _S.BASE_HISTORIES)
-            if files.offline_features.exists():
-                write_without(files.offline_features, files.offline_features, erased)
-            self._done(new, _S.OFFLINE_FEATURES)
+        if (new := self._progress.lack(every, _S.OFFLINE_FEATURES)) and self._is_there(files.offline_features.parent):
+            with replacing_tables(files.offline_log_dir):
+                # The pipeline writes both tables under this lock: without the second one, the folder is another one than the pipeline's.
+                if not files.base_histories.exists() or self._is_there(files.offline_features):
+                    if files.offline_features.exists():
+                        write_without(files.offline_features, files.offline_features, self._ledger.everybody())
+                    self._done(new, _S.OFFLINE_FEATURES)
 
     def _erase_outputs(self, opened: dict[int, list[Tombstone]]) -> None:
-        if new := self._progress.lack([one for ones in opened.values() for one in ones], _S.STAGE_CACHE):
+        new = self._progress.lack([one for ones in opened.values() for one in ones], _S.STAGE_CACHE)
+        if new and self._is_there(self._files.stages_dir):
             users = {one.user_id for one in new}
             if remove_outputs(self._files.stages_dir, users.__contains__):
                 self._done(new, _S.STAGE_CACHE)
+
+    def _is_there(self, path: Path) -> bool:
+        """Whether a path exists in this process. Raises OSError, twice a minute, where it does not."""
+        if path.exists():
+            return True
+        now_s = time.monotonic()
+        if now_s < self._absent_s.get(path, 0.0):
+            return False
+        self._absent_s[path] = now_s + _LOOK_AGAIN_S
+        problem = "absent, so erasures stay open; mount it, or make the folder if no pipeline ever runs"
+        raise FileNotFoundError(errno.ENOENT, problem, str(path))
 
     def _rewrite_file(self, opened: dict[int, list[Tombstone]]) -> None:
         """Have Redis write its file again for all that is gone from Redis, no more often than it may; then wait for its end."""

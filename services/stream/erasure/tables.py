@@ -67,8 +67,6 @@ def write_without(source: Path, target: Path, erased: Erased, *, keeps_id: bool 
 
 def remove_outputs(stages_dir: Path, is_erased: Callable[[str], bool]) -> bool:
     """Remove the outputs of stages that hold rows of these users; False while a run of the pipeline uses the folder. Raises OSError."""
-    if not stages_dir.exists():
-        return True
     try:
         with FileLock(stages_dir / STAGES_LOCK, timeout=0):
             for output in sorted(stages_dir.glob("*/*/")):

@@ -16,7 +16,6 @@ from itertools import cycle
 
 import structlog
 
-from services.contracts.events import decode_impression
 from services.errors import ConfigError, DependencyUnavailable, InvalidRequest, OwnershipLost, RowChanged
 from services.features.ownership import Claim, PartitionWrite
 from services.features.schema import LogPosition, UserShown
@@ -24,7 +23,7 @@ from services.features.shown import ShownWriter
 from services.observability.metrics import StreamMetrics
 from services.stream.background import DEFAULT_PACE, LogUpkeep, Pace, Timer
 from services.stream.continuity import Continuity, saved
-from services.stream.decode import DeadLetter, LoggedImpression, Record
+from services.stream.decode import DeadLetter, LoggedImpression, Record, read_impression
 from services.stream.impressions.memory import remember
 from services.stream.offline_log import OfflineLog
 from services.stream.partition_consumer import PartitionConsumer
@@ -145,15 +144,15 @@ class ImpressionWorker:
                 )
                 continue
             try:
-                impression = decode_impression(record.value)
+                logged = read_impression(record, _now_ms())
             except InvalidRequest as error:
                 dead.append(DeadLetter(record, str(error)[:500]))
                 continue
-            if impression.failure is not None:  # nothing was shown
+            if logged.impression.failure is not None:  # a failed request showed no item
                 continue
             erased = self._log.ledger.erased(record.position.partition)
-            if not erased.covers_time(impression.user_id, impression.shown_time_ms):
-                found.append(LoggedImpression(impression, record.position, record.leader_epoch))
+            if not erased.covers_time(logged.impression.user_id, logged.impression.shown_time_ms):
+                found.append(logged)
         if dead:
             consumer.dead_letter(dead)
             self._metrics.dead_lettered.inc(len(dead))

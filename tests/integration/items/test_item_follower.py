@@ -2,16 +2,20 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from kafka import KafkaProducer
 
+from services.contracts.items import ItemState
 from services.items.follower import ItemFollower
-from services.items.live_items import LiveItems
+from services.items.live_items import Knowledge, LiveItems
+from services.items.snapshot import Positions, write_snapshot
 from services.settings.addresses import KafkaAddress
-from services.settings.kafka_clients import close_producer
-from services.settings.kafka_topics import Topic
+from services.settings.kafka_clients import close_producer, open_reader
+from services.settings.kafka_topics import Topic, create_missing
 from tests.support.servers import Server
 from tests.support.wait import wait_for
 from tests.unit.gateway.world import catalogue_of
@@ -131,6 +135,64 @@ def test_a_lost_broker_changes_nothing_and_a_topic_made_again_is_followed(
         assert (late.hides("i01"), late.shows("i04")) == (True, True)
     finally:
         late.follower.stop()
+
+
+def test_a_snapshot_of_another_log_under_the_same_topic_id_steps_over_nothing(
+    broker: Server, tmp_path: Path, worker: Process
+) -> None:
+    """The log came back shorter and grew past the snapshot's positions: the hides in it are read, and what the snapshot hides stays hidden meanwhile."""
+    send(broker, (b"i01", b'{"available":true}'), (b"i02", b'{"available":false}'), (b"i03", b'{"available":true}'))
+    send(broker, *((f"i0{number}".encode(), b'{"available":false}') for number in (4, 5, 6)))
+    wait_for(lambda: worker.hides("i02") and worker.hides("i06"), what="the changes")
+    worker.follower.stop()
+    written, path = worker.follower.positions, tmp_path / "old.parquet"
+    other, late = Process(broker, tmp_path / "none"), Process(broker, path)
+    other.items.apply(
+        [("i01", ItemState(item_id="i01", available=False)), ("i07", ItemState(item_id="i07", available=False))]
+    )
+    marks = {
+        number: replace(mark, last=mark.last and (mark.last[0], "other")) for number, mark in written.marks.items()
+    }
+    write_snapshot(path, other.items, Positions(written.topic_id, marks))
+
+    late.follower.start(30.0)
+    try:
+        hidden = [item_id for item_id in ("i01", "i02", "i03", "i04", "i05", "i06", "i07") if late.hides(item_id)]
+        assert hidden == ["i02", "i04", "i05", "i06", "i07"]
+        assert late.items.knowledge is Knowledge.CURRENT
+    finally:
+        late.follower.stop()
+
+
+def test_without_broker_and_snapshot_no_state_is_known(tmp_path: Path, broker: Server) -> None:
+    """It is known which of the three holds: nothing, the snapshot, or all that the topic held; the start does not wait for a broker that is not there."""
+    broker.kill()
+    path = tmp_path / "snapshot.parquet"
+    process, knowledge = Process(broker, path), []
+    process.follower.start(5.0)
+    knowledge.append(process.items.knowledge)
+    process.follower.stop()
+    write_snapshot(path, LiveItems(), Positions("t", {}))
+    process = Process(broker, path)
+    process.follower.start(5.0)
+    try:
+        knowledge.append(process.items.knowledge)
+        broker.start()
+        make_topic(broker)
+        wait_for(lambda: process.items.knowledge is Knowledge.CURRENT, what="the topic's end")
+    finally:
+        process.follower.stop()
+
+    assert knowledge == [Knowledge.NONE, Knowledge.SNAPSHOT]
+
+
+def make_topic(broker: Server) -> None:
+    """Make the topic."""
+    with ExitStack() as clients:
+        admin, _ = open_reader(
+            KafkaAddress(bootstrap=broker.address), clients, fetch_max_wait_ms=50, max_poll_records=1
+        )
+        create_missing(admin, [TOPIC])
 
 
 def _sends(broker: Server, key: bytes, value: bytes) -> bool:

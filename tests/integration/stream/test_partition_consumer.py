@@ -17,7 +17,7 @@ from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest, OffsetF
 from services.errors import ConfigError, DependencyUnavailable
 from services.features.schema import LogPosition
 from services.settings.addresses import KafkaAddress
-from services.stream.continuity import BrokerLog
+from services.settings.broker_log import BrokerLog
 from services.stream.decode import DeadLetter, Misplaced, Record, decode
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.servers import Server

@@ -53,9 +53,11 @@ class Rig:
         self._item_metrics = ItemsMetrics(self.registry)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self.settings.stages_dir.mkdir(exist_ok=True)
 
     def start_worker(self, pace: Pace = QUICK) -> None:
-        """Start the worker."""
+        """Start the worker beside the pipeline's folder, as every stack has one."""
+        self.settings.stages_dir.mkdir(exist_ok=True)
         self._stop.clear()
         parts = (self.settings, self._stop, self._metrics, pace, None, self._item_metrics)
         self._thread = threading.Thread(target=run_worker, args=parts)

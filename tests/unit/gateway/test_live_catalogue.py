@@ -224,6 +224,31 @@ def test_texts_of_new_items_are_composed_where_their_words_changed_alone(changes
             assert (found.texts, found.near, found.known_near) == (fresh.texts, fresh.near, fresh.known_near)
 
 
+@pytest.mark.parametrize("num_new", [20, 150])
+def test_one_changed_title_is_searched_by_itself(num_new: int) -> None:
+    """Among few and many alike: two searches for it, and one for each item whose list it leaves and that may have had more; the result is the fresh one."""
+    layout = ItemLayout(catalogue_of())
+    for number in range(num_new):
+        title = f"Item {number % 12} {'tea' if number % 2 else 'cup'}"
+        layout.put(f"n{number}", ItemState(item_id=f"n{number}", title=title, categories=("even",)), now_ms=0)
+    found = find_new(layout, None)
+    for number, title in ((3, "Nothing of the kind"), (3, "Item 3 tea"), (4, "Item 4 cup pot")):
+        before = found
+        layout.put(f"n{number}", ItemState(item_id=f"n{number}", title=title, categories=("even",)), now_ms=0)
+        found, fresh = find_new(layout, before), find_new(layout, None)
+
+        assert before is not None
+        assert found is not None
+        assert fresh is not None
+        assert (found.near, found.known_near, found.new_near) == (fresh.near, fresh.known_near, fresh.new_near)
+        left = sum(
+            len(row) == 100 and any(layout.item_id(i) == f"n{number}" for i, _ in row)
+            for row in before.new_near.values()
+        )
+        assert found.num_searched <= 2 + left
+        assert fresh.num_searched == 2 * num_new
+
+
 async def test_an_expression_that_lets_new_items_through_is_answered_by_what_knows_the_others(world: World) -> None:
     """A replica gets the ids that its bundle has; where it has none of them, nobody without models is asked."""
     state(world, "n1", attributes={"fit": 1.0})

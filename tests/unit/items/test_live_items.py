@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from models.catalogue import Catalogue
-from services.contracts.items import ItemState
+from services.contracts.items import MAX_NAMES, ItemState
 from services.errors import InvalidRequest
 from services.items.layout import ItemLayout
 from services.items.live_items import LiveItems
 from services.items.snapshot import Positions, read_snapshot, write_snapshot
+from services.settings.topic_reader import Mark
 
 IDS = [f"i{number}" for number in range(8)]
 NOW_MS = 1_800_000_000_000
 NAMES = ("colour", "size")
 TEXTS = st.sampled_from(["red", "blue", "l"])
 VALUES = st.one_of(TEXTS, st.just(("red", "l")), st.sampled_from([0.0, 2.5]), st.booleans())
+POSITIONS = {0: Mark(7, leader_epoch=3, last=(6, "d")), 1: Mark(2)}
 TIMES = st.none() | st.integers(NOW_MS - 3, NOW_MS + 12)
 
 
@@ -94,10 +96,10 @@ class LiveCatalogue(RuleBasedStateMachine):
         """A process that starts now reads the snapshot over the same bundle."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "snapshot.parquet"
-            write_snapshot(path, self.items, Positions("topic", {0: 7, 1: 2}))
+            write_snapshot(path, self.items, Positions("topic", POSITIONS))
             self.items = LiveItems(lambda: self.now_ms / 1_000)
             self.layouts = [self.items.lay(self.layouts[-1].catalogue)]
-            assert read_snapshot(path, self.items) == Positions("topic", {0: 7, 1: 2})
+            assert read_snapshot(path, self.items) == Positions("topic", POSITIONS)
 
     @invariant()
     def every_layout_shows_the_dict(self) -> None:
@@ -180,19 +182,75 @@ def test_a_longer_copy_of_the_columns_keeps_what_a_reader_has() -> None:
     assert layout.state("n0") == ItemState(item_id="n0", attributes={"price": 2.0, "sale": True, "colour": "red"})
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
-def test_a_damaged_snapshot_is_as_none(tmp_path: Path, damage: str) -> None:
-    """A missing or cut file and one with a flipped byte give no positions, so that the topic is read whole."""
+def test_names_of_attributes_are_bounded_and_what_is_left_out_is_counted() -> None:
+    """6,400 names, texts and numbers: MAX_NAMES have columns, here and in the next layout; the items are hidden all the same."""
+    items = LiveItems(lambda: NOW_MS / 1_000)
+    layout = items.lay(catalogue_of(IDS[:3], "x"))
+    values = ("red", 2.5)
+    states = [
+        ItemState(
+            item_id=f"n{item}", available=False, attributes={f"a{item}.{name}": values[name % 2] for name in range(64)}
+        )
+        for item in range(100)
+    ]
+
+    num_left_out = items.apply((state.item_id, state) for state in states)
+
+    assert (layout.num_names, num_left_out) == (MAX_NAMES, 6_400 - MAX_NAMES)
+    assert layout.state("n0") == states[0]
+    assert not layout.allowed(allowed_item_ids=[state.item_id for state in states]).any()
+    assert items.lay(catalogue_of(IDS[:2], "x")).num_names == MAX_NAMES
+    with pytest.raises(InvalidRequest) as refused:
+        layout.check_names(ItemState(item_id="i0", attributes={"a0.0": "blue", "one more": True}), set())
+    assert refused.value.field == "attributes.one more"
+
+
+def test_a_name_that_no_item_has_any_more_makes_room() -> None:
+    """Its column goes with the last value; a filter finds the new name and not the old one."""
+    items = LiveItems(lambda: NOW_MS / 1_000)
+    layout = items.lay(catalogue_of(IDS[:3], "x"))
+    names = [f"a{number}" for number in range(MAX_NAMES)]
+    items.apply((name, ItemState(item_id=name, attributes={name: True})) for name in names)
+    items.apply([("a0", ItemState(item_id="a0")), ("a1", ItemState(item_id="a1", attributes={"new": 1.0}))])
+
+    assert layout.num_names == MAX_NAMES - 1
+    assert [layout.columns.kinds(name) for name in ("a0", "a1", "a2", "new")] == [(), (), ("flag",), ("number",)]
+
+
+def test_texts_that_no_item_has_are_freed() -> None:
+    """20,000 updates of one item leave few values, in every column and layout; codes mean what they did."""
+    items = LiveItems(lambda: NOW_MS / 1_000)
+    layouts = [items.lay(catalogue_of(IDS[:3], "x")), items.lay(catalogue_of(IDS[:4], "x"))]
+    kept = ItemState(item_id="i1", categories=("kept",), attributes={"colour": "kept"})
+    items.apply([("i1", kept)])
+
+    for number in range(20_000):
+        text = f"t{number}"
+        items.apply([("i0", ItemState(item_id="i0", categories=(text,), attributes={"colour": text}))])
+
+    for layout in layouts:
+        columns = layout.columns.texts
+        assert max(len(column.values) for column in columns.values()) < 5_000
+        assert layout.state("i1") == kept
+        for name in ("categories", "colour"):
+            assert np.flatnonzero(columns[name].holding(["t19999", "kept", "t7"])).tolist() == [0, 1]
+
+
+def test_a_snapshot_with_any_flipped_bit_is_as_none(tmp_path: Path) -> None:
+    """In pages, footer or digest, and cut anywhere; a missing file too. So the topic is read whole."""
     path, items = tmp_path / "snapshot.parquet", LiveItems()
     items.apply((item_id, ItemState(item_id=item_id, available=False)) for item_id in IDS)
-    write_snapshot(path, items, Positions("topic", {0: 1}))
-    data = bytearray(path.read_bytes())
-    if damage == "missing":
-        path.unlink()
-    elif damage == "cut":
-        path.write_bytes(data[: len(data) // 2])
-    else:
-        data[len(data) // 8] ^= 1
-        path.write_bytes(data)
+    write_snapshot(path, items, Positions("topic", {0: Mark(1)}))
+    data = path.read_bytes()
+    assert read_snapshot(path, LiveItems()) == Positions("topic", {0: Mark(1)})
 
+    for place in range(0, len(data), 7):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        assert read_snapshot(path, LiveItems()) is None, place
+    for length in (0, 3, 31, 40, len(data) - 1):
+        path.write_bytes(data[:length])
+        assert read_snapshot(path, LiveItems()) is None, length
+    path.unlink()
     assert read_snapshot(path, LiveItems()) is None

@@ -7,6 +7,7 @@ import pytest
 
 from services.contracts.events import Interaction
 from services.contracts.recommend import MAX_ID_CHARS
+from services.errors import InvalidRequest
 from services.features.ownership import partition_of
 from services.features.schema import LogPosition
 from services.settings.record_batches import Cause, Undecodable
@@ -16,7 +17,9 @@ from services.stream.decode import (
     Misplaced,
     Record,
     decode,
+    read_impression,
 )
+from services.stream.log_kinds import IMPRESSIONS
 
 NOW_MS = 1_795_262_400_000
 YEAR_2099_MS = 4_070_908_800_000
@@ -31,6 +34,11 @@ def value(**changes: object) -> bytes:
     """Build a readable value with some fields changed."""
     fields = {"event_id": "e", "user_id": "u", "item_id": "i", "event_time_ms": NOW_MS}
     return json.dumps(fields | changes).encode()
+
+
+def erasure(accepted_time_ms: object = NOW_MS) -> bytes:
+    """Build the value of an erasure."""
+    return json.dumps({"erasure_id": "x", "user_id": "u", "accepted_time_ms": accepted_time_ms}).encode()
 
 
 def test_a_readable_record_becomes_an_event() -> None:
@@ -59,6 +67,15 @@ def test_a_readable_record_becomes_an_event() -> None:
         (record(value(event_time_ms=NOW_MS / 1_000 + 0.5)), "looks like seconds"),
         (record(value(accepted_time_ms=10**30)), "accepted_time_ms"),
         (record(value(accepted_time_ms=-1)), "accepted_time_ms"),
+        (record(value(accepted_time_ms=NOW_MS // 1_000)), "accepted_time_ms"),
+        (record(value(accepted_time_ms=YEAR_2099_MS)), "accepted_time_ms"),
+        *(
+            (record(erasure(bad)), "accepted_time_ms")
+            for bad in (
+                *(None, True, "0", 0, -1, 0.5, NOW_MS / 1_000, NOW_MS // 1_000, NOW_MS * 1_000, 2**63, 10**400),
+                *(YEAR_2099_MS, NOW_MS - 31 * 86_400_000),
+            )
+        ),
         (record(value() + b" " * MAX_VALUE_BYTES), "value"),
         (replace(record(value()), headers_bytes=MAX_HEADERS_BYTES + 1), "headers"),
     ],
@@ -71,6 +88,34 @@ def test_what_cannot_be_applied_is_a_dead_letter_with_a_reason(bad: Record, word
     assert len(decoded.events) == 2
     assert letter.record is bad
     assert words in letter.reason
+
+
+def impression(**changes: object) -> bytes:
+    """Build an impression's value with some fields changed."""
+    fields = {"request_id": "r", "user_id": "u", "shown_time_ms": NOW_MS, "item_ids": ["a", "b"], "tier": "llm"}
+    shown = {"reason": "asked", "bundle_version": "v", "history_len": 1, "history_digest": "d"}
+    return json.dumps(fields | shown | changes).encode()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"shown_time_ms": bad} for bad in (0, -1, NOW_MS // 1_000, NOW_MS * 1_000, 2**63, YEAR_2099_MS, True)),
+        *({"positions": [1, bad]} for bad in (0, -1, 2**31, 2**63, 10**30, 1.5)),
+        *({name: bad} for name in ("history_len", "deadline_ms", "features_as_of_us") for bad in (-1, 2**63, 10**30)),
+        *({"propensity": [0.5, bad]} for bad in (-0.1, 1.1, float("nan"))),
+    ],
+    ids=str,
+)
+def test_an_impression_with_an_impossible_number_is_refused(changes: dict[str, object]) -> None:
+    """The error names the field; an impression that differs in nothing else is read and fits the log's columns."""
+    good = read_impression(record(impression()), NOW_MS)
+
+    with pytest.raises(InvalidRequest) as refused:
+        read_impression(record(impression(**changes)), NOW_MS)
+
+    assert refused.value.field.split("[")[0].split(".")[0] in changes
+    assert IMPRESSIONS.table([good]).num_rows == 1
 
 
 def test_a_record_on_another_users_partition_is_sent_on_once() -> None:

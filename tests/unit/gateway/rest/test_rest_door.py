@@ -15,8 +15,9 @@ from services.gateway.openai.schema import OpenAiErrorDetail
 from services.gateway.openai.streaming import sse
 from services.gateway.rest.door import create_rest_app
 from services.gateway.rest.schema import ErrorDetail
+from services.items.live_items import Knowledge
 from tests.unit.gateway.clients import RestClient, in_process
-from tests.unit.gateway.world import MAX_BODY_BYTES, World, make_world
+from tests.unit.gateway.world import MAX_BODY_BYTES, World, make_world, started_world
 
 RECOMMEND, EVENTS = "/v1/recommendations", "/v1/events"
 
@@ -295,6 +296,33 @@ async def test_before_the_first_bundle_nothing_is_ready_and_nothing_breaks(tmp_p
     assert "retry-after" in asked.headers
     assert recorded.json()["unknown_items"] == []
     assert (ready.status_code, alive.status_code) == (503, 200)
+
+
+@pytest.mark.parametrize(
+    ("knowledge", "statuses", "words"),
+    [
+        (Knowledge.NONE, (503, 503, 503, 503), "no states of items yet"),
+        (Knowledge.SNAPSHOT, (200, 200, 200, 200), "ready; degraded: items as of the snapshot"),
+        (Knowledge.CURRENT, (200, 200, 200, 200), "ready"),
+    ],
+)
+async def test_without_states_of_items_nothing_is_recommended(
+    tmp_path: Path, knowledge: Knowledge, statuses: tuple[int, ...], words: str
+) -> None:
+    """A hidden item is shown by no door before it is known which items are hidden; a state that is only of the snapshot is named."""
+    async with started_world(tmp_path) as world:
+        app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
+        world.items.live_items.knowledge = knowledge
+        async with in_process(app) as http:
+            answers = [
+                await http.get("/readyz"),
+                await http.post(RECOMMEND, json={"user_id": "long"}),
+                await http.post(RECOMMEND, json={"recent_item_ids": ["i01"]}),
+                await http.get("/v1/popular"),
+            ]
+
+    assert tuple(one.status_code for one in answers) == statuses
+    assert answers[0].json() == {"status": words}
 
 
 async def test_the_docs_page_loads_nothing_from_elsewhere(rest: RestClient) -> None:

@@ -1,13 +1,17 @@
 """References of every pod, and what keeps it confined."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from services.settings.settings import Settings
+from services.stream.__main__ import erasing_files
 from tests.support.manifest_references import unresolved
-from tests.support.manifests import pods, render, the, with_component
+from tests.support.manifests import ROOT, Pod, pod_of, pods, render, settings_of, the, with_component
 
 Things = list[dict[str, Any]]
 
@@ -68,3 +72,48 @@ def test_an_unresolved_reference_is_found(change: Callable[[Things], object], co
     change(things)
 
     assert any(complaint in line for line in unresolved(things))
+
+
+def on_claim(pod: Pod, container: str, path: Path) -> tuple[str, str] | None:
+    """Return the claim that holds a path of a container, and the path within it; None where no claim does."""
+    claims = {
+        one["name"]: one["persistentVolumeClaim"]["claimName"]
+        for one in pod.spec["volumes"]
+        if "persistentVolumeClaim" in one
+    }
+    mounts = [one for one in pod.container(container)["volumeMounts"] if path.is_relative_to(one["mountPath"])]
+    mount = max(mounts, key=lambda one: len(one["mountPath"]))
+    if mount["name"] not in claims:
+        return None
+    within = Path(mount.get("subPath", ".")) / path.relative_to(mount["mountPath"])
+    return claims[mount["name"]], str(within)
+
+
+def shared_paths(settings: Settings) -> set[Path]:
+    """The paths from which a worker takes erased users."""
+    files = erasing_files(settings, {})
+    return {value for one in fields(files) if isinstance(value := getattr(files, one.name), Path)}
+
+
+def test_a_worker_sees_every_store_of_a_receipt_where_the_pipeline_writes_it(things: Things) -> None:
+    """Each path is on the same claim, at the same place; gateways start from the snapshot of items that the worker writes."""
+    worker, train = pod_of(things, "tailrace-stream"), pod_of(things, "tailrace-train")
+    settings = settings_of(things, worker.container("worker"))
+
+    for path in shared_paths(settings):
+        place = on_claim(worker, "worker", path)
+        assert place is not None, path
+        assert place == on_claim(train, "pipeline", path), path
+    for name, container in (("tailrace-gateways", "ray-worker"), ("tailrace-standby", "standby")):
+        place = on_claim(pod_of(things, name), container, settings.items_snapshot)
+        assert place is not None
+        assert place == on_claim(worker, "worker", settings.items_snapshot)
+
+
+def test_compose_mounts_the_whole_state_where_users_are_erased_and_items_are_read() -> None:
+    """The volume `state` has all of the paths above."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    for name in ("worker", "pipeline", "prepare"):
+        assert "state:/state" in services[name]["volumes"], name
+    for name in ("serve", "standby"):
+        assert any(one.startswith("state:/state") for one in services[name]["volumes"]), name

@@ -101,7 +101,12 @@ def test_bad_models_are_stopped_with_the_reason(found, compared, options, compla
         (
             metrics(0.0, 0.1),
             Compared(),
-            ["item_knn won: ", "more data: ", "no baseline is beaten by both models, so --baseline cannot help", "--epochs"],
+            [
+                "item_knn won: ",
+                "more data: ",
+                "no baseline is beaten by both models, so --baseline cannot help",
+                "--epochs",
+            ],
         ),
         (metrics(0.12, 0.1), Compared(), []),
         (metrics(0.12, 0.12), live(-0.001, 0.003), []),

@@ -129,3 +129,25 @@ def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
         list(join(impressions, events, tmp_path / "out"))
 
     assert not (tmp_path / "out").exists()
+
+
+def test_erased_users_are_in_no_day(tmp_path: Path) -> None:
+    """Up to the erasure; in files of days that the log has no more, too. What came after, others and visitors stay."""
+    at = SHOWN["shown_time_ms"]
+    assert isinstance(at, int)
+    rows = [
+        {**SHOWN, "request_id": name, "user_id": user, "shown_time_ms": at + later}
+        for name, user, later in (("r", "u", 0), ("s", "u", 10_000), ("t", "v", 0), ("w", None, 0))
+    ]
+    events = write(tmp_path / "e", [CLICK])
+    old, new = (
+        write(tmp_path / "old", rows),
+        write(tmp_path / "new", [{**row, "shown_time_ms": at + 9 * DAY_MS} for row in rows[2:]]),
+    )
+    list(join(old, events, tmp_path / "out"))
+    list(join(new, events, tmp_path / "out", erased_until={"u": at + 5_000}.get))
+    list(join(old, events, tmp_path / "again", erased_until={"u": at + 5_000}.get))
+
+    for folder, requests in (("out", {"s", "t", "w"}), ("again", {"s", "t", "w"})):
+        tables = [pl.read_parquet(path) for path in (tmp_path / folder).glob("*.parquet")]
+        assert {*pl.concat(tables)["request_id"]} == requests

@@ -1,0 +1,185 @@
+"""Reads whole topics in this process alone, without a group: each partition from where it was left, if its log is still the one that was read.
+
+A log may come back shorter under the same topic id, and grow again: its offsets then name other records, which a reader would step over. So a `Mark`
+has the leader epoch and a digest of the last record beside the offset. They are compared before anything is read, and again where a fetch brings records of
+another leader (KIP-320). A partition that differs is read again from where it begins: whatever is made of its records must allow that. Compaction
+may have removed the last record: then leader epochs decide, and without those, the partition is read again too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import structlog
+from kafka import TopicPartition
+
+from services.settings.broker_log import BrokerLog
+from services.settings.kafka_clients import REQUEST_MS, check_described
+from services.settings.record_batches import UndecodableBatch
+
+_log = structlog.get_logger()
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a partition was read: the next offset, and of the last record before it its leader epoch, its offset and its digest, where known."""
+
+    offset: int
+    leader_epoch: int | None = None
+    last: tuple[int, str] | None = None
+
+
+def mark_from(plain: Mapping[str, Any]) -> Mark:
+    """Return what `dataclasses.asdict` made plain. Raises KeyError, TypeError or ValueError for anything else."""
+    last, epoch = plain["last"], plain["leader_epoch"]
+    return Mark(
+        offset=int(plain["offset"]),
+        leader_epoch=None if epoch is None else int(epoch),
+        last=None if last is None else (int(last[0]), str(last[1])),
+    )
+
+
+class Logs(Protocol):
+    """What a broker has of one topic, as `BrokerLog` says it."""
+
+    @property
+    def knows_epochs(self) -> bool:
+        """Whether the broker can be asked where a leader epoch ends."""
+        ...
+
+    def intact_until(self, partition: int, offset: int, leader_epoch: int | None) -> int:
+        """Return up to where this can be the log that was read up to `offset`."""
+        ...
+
+    def record_at(self, partition: int, offset: int) -> Any:
+        """Return the first record at this offset or behind it."""
+        ...
+
+
+class TopicReader:
+    """Reads partitions through a connected consumer. Used from one thread; raises the client's errors and DependencyUnavailable."""
+
+    def __init__(
+        self,
+        admin: Any,
+        consumer: Any,
+        names: Sequence[str],
+        begin: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]] | None = None,
+        logs: Callable[[str], Logs] | None = None,
+    ) -> None:
+        """Take the clients and the topics. `begin` says where partitions begin that were not read yet: by default where their logs do."""
+        self._admin = admin
+        self._consumer = consumer
+        self._names = list(names)
+        self._begin = begin or self._beginnings
+        self._logs = {name: logs(name) if logs else BrokerLog(consumer, name) for name in names}
+        self.topic_ids: Mapping[str, str] = {}
+        self.places: list[TopicPartition] = []
+        self.marks: dict[TopicPartition, Mark] = {}
+        self.num_begun_again = 0
+        """Partitions that turned out to be another log than the one that was read."""
+
+    def resume(self, topic_ids: Mapping[str, str], marks: Mapping[TopicPartition, Mark]) -> None:
+        """Go on behind these marks, of topics that had these ids; where there is none, or the log is another one, from its beginning."""
+        self.topic_ids, self.places = self._describe()
+        self._consumer.assign(self.places)
+        same = {
+            place: mark for place, mark in marks.items() if topic_ids.get(place.topic) == self.topic_ids[place.topic]
+        }
+        self._go_on(
+            {place: same[place] for place in self.places if place in same and self._is_intact(place, same[place])}
+        )
+
+    def is_same(self) -> bool:
+        """Whether the topics are the ones that are read, with the same partitions."""
+        return (self.topic_ids, self.places) == self._describe()
+
+    def poll(self, timeout_ms: int) -> Mapping[TopicPartition, Sequence[Any]]:
+        """Return the next records. After those of a log that differs nothing comes: it is read again from its beginning."""
+        fetched: Mapping[TopicPartition, list[Any]] = self._consumer.poll(timeout_ms)
+        doubtful = [place for place, records in fetched.items() if self._has_new_leader(place, records)]
+        if changed := {place for place in doubtful if not self._is_intact(place, self.marks[place])}:
+            self._go_on({place: mark for place, mark in self.marks.items() if place not in changed})
+            return {}
+        if doubtful:  # the comparison has moved the consumer
+            self._go_on(self.marks)
+            for place, records in fetched.items():
+                self._consumer.seek(place, _end(records[-1]))
+        for place in self.places:
+            self.marks[place] = self._mark(place, fetched.get(place, ()))
+        return fetched
+
+    def _mark(self, place: TopicPartition, records: Sequence[Any]) -> Mark:
+        before, offset = self.marks[place], int(self._consumer.position(place))
+        if not records:  # only records of the broker's own, or compacted ones
+            return Mark(offset, before.leader_epoch, before.last)
+        epoch = _epoch(records[-1])
+        return Mark(
+            offset, before.leader_epoch if epoch is None else epoch, (int(records[-1].offset), digest_of(records[-1]))
+        )
+
+    def _has_new_leader(self, place: TopicPartition, records: Sequence[Any]) -> bool:
+        before = self.marks[place].leader_epoch
+        return before is not None and any(epoch not in (None, before) for epoch in map(_epoch, records))
+
+    def _is_intact(self, place: TopicPartition, mark: Mark) -> bool:
+        """Whether the log up to a mark is the one that was read."""
+        logs = self._logs[place.topic]
+        if not mark.offset:
+            return True
+        self._consumer.assign(self.places)
+        is_intact = logs.intact_until(place.partition, mark.offset, mark.leader_epoch) == mark.offset
+        if is_intact:
+            by_epoch = mark.leader_epoch is not None and logs.knows_epochs
+            is_intact = by_epoch if mark.last is None else self._has_last(place, mark.last, by_epoch)
+        if not is_intact:
+            self.num_begun_again += 1
+            _log.warning("topic.log_changed", topic=place.topic, partition=place.partition, read_until=mark.offset)
+        return is_intact
+
+    def _has_last(self, place: TopicPartition, last: tuple[int, str], by_epoch: bool) -> bool:
+        """Whether the record that was read last is there. One that compaction has removed is not missed where leader epochs have decided."""
+        found = self._logs[place.topic].record_at(place.partition, last[0])
+        return digest_of(found) == last[1] if int(found.offset) == last[0] else by_epoch
+
+    def _go_on(self, marks: Mapping[TopicPartition, Mark]) -> None:
+        new = [place for place in self.places if place not in marks]
+        self._consumer.assign(self.places)  # it knows the leaders of assigned partitions only
+        begin = self._beginnings(self.places)
+        starts = self._begin(new) if new else {}
+        self.marks = {place: marks[place] if place in marks else Mark(starts[place]) for place in self.places}
+        for place, mark in self.marks.items():
+            self._consumer.seek(place, max(begin[place], mark.offset))
+
+    def _beginnings(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        found: Mapping[TopicPartition, int] = self._consumer.beginning_offsets(list(places), timeout_ms=REQUEST_MS)
+        return found
+
+    def _describe(self) -> tuple[dict[str, str], list[TopicPartition]]:
+        topic_ids, places = {}, []
+        for found in self._admin.describe_topics(self._names):
+            name = str(found["name"])
+            check_described(found)
+            topic_ids[name] = str(found["topic_id"])
+            places += [TopicPartition(name, int(part["partition_index"])) for part in found["partitions"]]
+        return topic_ids, sorted(places)
+
+
+def digest_of(record: Any) -> str:
+    """Return what tells a record from another one at its offset."""
+    hashed = blake2b(digest_size=_DIGEST_BYTES)
+    parts = (record.data,) if isinstance(record, UndecodableBatch) else (record.key, record.value)
+    for part in parts:
+        hashed.update(b"-" if part is None else b"%d:" % len(part) + part)
+    return hashed.hexdigest()
+
+
+def _epoch(record: Any) -> int | None:
+    epoch = getattr(record, "leader_epoch", None)
+    return None if epoch is None or epoch < 0 else int(epoch)
+
+
+def _end(record: Any) -> int:
+    return int(record.why.last_offset if isinstance(record, UndecodableBatch) else record.offset) + 1

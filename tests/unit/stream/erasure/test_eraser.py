@@ -1,0 +1,159 @@
+"""The eraser on real files and a store in memory: what it may call done."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from services.contracts.erasure import Erasure, ErasureStore
+from services.features.schema import LogPosition
+from services.stream.decode import LoggedErasure
+from services.stream.erasure.eraser import Eraser, ErasingFiles
+from services.stream.offline_log import OfflineLog
+from tests.support.wait import wait_for
+
+
+@dataclass
+class Store:
+    """Redis' part: explanations by user and time, and the receipts."""
+
+    explanations: list[tuple[str, int]] = field(default_factory=list)
+    done: set[str] = field(default_factory=set)
+
+    def remove_base_rows(self, user_ids: Sequence[str]) -> None:
+        """Do nothing."""
+
+    def remove_lists(self, user_ids: Sequence[str], versions: Collection[str]) -> None:
+        """Do nothing."""
+
+    def remove_shown(self, until_ms: Mapping[str, int]) -> None:
+        """Do nothing."""
+
+    def remove_leftover_lists(self, user_ids: Collection[str]) -> None:
+        """Do nothing."""
+
+    def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
+        """Remove what is gone."""
+        self.explanations = [one for one in self.explanations if not is_gone(*one)]
+
+    def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
+        """Do nothing."""
+
+    def begin_rewrite(self) -> bool:
+        """Have no file."""
+        return False
+
+    def is_rewriting(self) -> bool:
+        """Have no file."""
+        return False
+
+    def mark(self, receipts: Iterable[tuple[str, int]], stores: Iterable[ErasureStore], now_ms: int) -> None:
+        """Record it."""
+        self.done |= {str(store) for store in stores}
+
+    def lacking(self, erasure_ids: Sequence[str]) -> set[str]:
+        """Lack none."""
+        return set()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Scene:
+    """A worker's folders, in which one user was erased a second ago."""
+
+    def __init__(self, folder: Path, settle_s: float = 0.0) -> None:
+        self.log = OfflineLog(folder / "log")
+        self.files = ErasingFiles(
+            logs={ErasureStore.INTERACTIONS: self.log, ErasureStore.IMPRESSIONS: self.log},
+            offline_log_dir=folder / "log",
+            base_histories=folder / "log" / "base_histories.parquet",
+            offline_features=folder / "features" / "data" / "user_history.parquet",
+            stages_dir=folder / "pipeline",
+        )
+        self.store = Store()
+        self.eraser = Eraser(self.log.ledger, self.store, self.files, tuple, settle_s, 0.0)
+        self.accepted_ms = time.time_ns() // 1_000_000 - 1_000
+        erasure = Erasure(erasure_id="x", user_id="ann", accepted_time_ms=self.accepted_ms)
+        self.log.ledger.append([LoggedErasure(erasure, LogPosition("t", 0, 0))], ["t"])
+
+    def work(self) -> set[str]:
+        """Do a round, whatever it fails with, and return the stores that are open."""
+        with suppress(OSError):
+            self.eraser.work([0])
+        return set(ErasureStore) - self.store.done
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the ledger has closed the erasure."""
+        return self.log.ledger.tombstones(0)[0].user_id is None
+
+
+def write_table(path: Path) -> None:
+    """Write a table of histories of two users."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"user_id": ["ann", "bob"], "row_time_us": [1, 1]}), path)
+
+
+@pytest.mark.parametrize(
+    ("present", "is_open"),
+    [
+        ((), {"stage_cache", "offline_features"}),
+        (("stages",), {"offline_features"}),
+        (("stages", "features"), set()),
+        (("features",), {"stage_cache"}),
+        (("stages", "features", "base"), {"offline_features"}),
+        (("stages", "features", "base", "table"), set()),
+    ],
+    ids=str,
+)
+def test_a_store_is_done_only_after_it_was_searched(
+    present: tuple[str, ...], is_open: set[str], tmp_path: Path
+) -> None:
+    """A folder that is absent may be a volume that is not mounted: the receipt stays open, and the ledger keeps the id."""
+    scene = Scene(tmp_path)
+    files = scene.files
+    make: dict[str, Callable[[], object]] = {
+        "stages": files.stages_dir.mkdir,
+        "features": lambda: files.offline_features.parent.mkdir(parents=True),
+        "base": lambda: write_table(files.base_histories),
+        "table": lambda: write_table(files.offline_features),
+    }
+    for name in present:
+        make[name]()
+
+    assert scene.work() == is_open
+    assert scene.is_forgotten == (not is_open)
+    for table in (files.base_histories, files.offline_features):
+        assert not table.exists() or pq.read_table(table)["user_id"].to_pylist() == ["bob"]
+    files.stages_dir.mkdir(exist_ok=True)
+    write_table(files.offline_features)
+    assert scene.work() == set()
+    assert scene.is_forgotten
+
+
+def test_an_absent_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """The worker reports it, so that an alert fires."""
+    with pytest.raises(FileNotFoundError) as refused:
+        Scene(tmp_path).eraser.work([0])
+
+    assert refused.value.filename in {str(tmp_path / "features" / "data"), str(tmp_path / "pipeline")}
+
+
+def test_an_explanation_answered_after_the_acceptance_leaves_too(tmp_path: Path) -> None:
+    """Until the row has left Redis, and for as long as an answer takes, answers are made of the past; others' stay."""
+    scene = Scene(tmp_path, settle_s=0.2)
+    now_ms = time.time_ns() // 1_000_000
+    scene.store.explanations = [("ann", scene.accepted_ms + 500), ("ann", now_ms + 100), ("bob", now_ms)]
+    late = ("ann", now_ms + 60_000)
+    scene.store.explanations.append(late)
+
+    assert "explanations" in scene.work()
+    wait_for(lambda: "explanations" not in scene.work(), what="the end of answers under way")
+
+    assert scene.store.explanations == [("bob", now_ms), late]
