@@ -42,7 +42,8 @@ class RecordEvents:
         the broker has not acknowledged all of them.
         """
         events = check_events(drafts, self.max_events, now_ms=int(self._wall_clock() * 1_000))
-        await self._log.record([(event.key, event.encode()) for event in events])
+        in_order = sorted(events, key=lambda event: event.event_time_ms)  # a history is in the order of arrival
+        await self._log.record([(event.key, event.encode()) for event in in_order])
         return tuple(event.event_id for event in events)
 
 
