@@ -143,7 +143,7 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
             "items": _by_reason(item_table.findings.set_aside),
             "live": _by_reason(_reasons(unusable)),
         },
-        "num_recorded_rows": max(read.num_rows, recorded.height),
+        "num_recorded_rows": max(read.num_rows - read.num_duplicates, recorded.height),
         "num_live_rows": live.height,
         "num_duplicates": read.num_duplicates,
         "num_unread_values": read.num_unread.get("value", 0),

@@ -186,7 +186,7 @@ def refuse_empty(findings: Findings, table: str, named: Named, known: pl.Series 
     """Raise DataError where no row can be used: the table is another than was meant."""
     if not findings.num_rows:
         raise DataError("", f"{table} has no rows", "a file with a row for each event or item")
-    if findings.num_rows == findings.num_set_aside and findings.set_aside:
+    if findings.num_rows - findings.num_duplicates == findings.num_set_aside and findings.set_aside:
         reason, group = max(findings.set_aside.items(), key=lambda pair: pair[1].num_rows)
         field = reason.partition(" ")[0]
         sample = group.samples[0].get(named.column(field)) if group.samples and field in named.fields else None
@@ -377,7 +377,6 @@ def reject(rows: pl.DataFrame, frame: pl.DataFrame, findings: Findings, before: 
     if not is_first.all():
         findings.num_duplicates += int((~is_first).sum())
         findings.note(SAME_NOTE if findings.kind == "events" else SAME_ITEM_NOTE, int((~is_first).sum()))
-        findings.num_rows -= int((~is_first).sum())
     rows, text = rows.filter(is_first), text.filter(is_first)
     for (reason,), group in rows.with_columns(nth=pl.int_range(pl.len())).group_by("reason", maintain_order=True):
         findings.reject(

@@ -25,7 +25,7 @@ from pipelines.tables.items import ITEM_TYPES, catalogue_items, merge_items, rea
 from pipelines.tables.options import PLAIN, TableOptions
 
 Keeps = Callable[[pl.DataFrame], pl.Series]
-_ASIDE = {"row": pl.Int64, "reason": pl.String}
+_ASIDE: dict[str, pl.DataType | type[pl.DataType]] = {"row": pl.Int64, "reason": pl.String}
 
 
 def open_table(path: Path, kind: str, options: TableOptions, name: str = "") -> Table:
@@ -71,7 +71,8 @@ class EventTable:
     @property
     def rejected(self) -> pl.DataFrame:
         """The rows set aside so far, as text, with `row` and `reason`."""
-        return pl.concat([pl.DataFrame(schema=_ASIDE), *self._rejected], how="diagonal")
+        columns = {name: pl.String for name in self.table.columns if name not in _ASIDE}
+        return pl.concat([pl.DataFrame(schema=_ASIDE | columns), *self._rejected], how="diagonal")
 
 
 class ItemTable:
@@ -108,4 +109,5 @@ class ItemTable:
     @property
     def rejected(self) -> pl.DataFrame:
         """The rows set aside so far, as text, with `row` and `reason`."""
-        return pl.concat([pl.DataFrame(schema=_ASIDE), *self._rejected], how="diagonal")
+        columns = {name: pl.String for name in self.table.columns if name not in _ASIDE}
+        return pl.concat([pl.DataFrame(schema=_ASIDE | columns), *self._rejected], how="diagonal")
