@@ -398,11 +398,14 @@ def precompute(
 
 @app.command()
 def recommend(
-    users: Annotated[Path, typer.Option(help="Text file with one user's id a line.")],
+    users: Annotated[Path, typer.Option(help="File with one user's id a line, or a table with a column user_id.")],
     out_file: Annotated[Path, typer.Option("--out", help="JSON Lines, a row for each user; appears when it is whole.")],
     k: Annotated[int, typer.Option(help="Items of a list.")] = 10,
     category: Annotated[list[str] | None, typer.Option(help="Only items of any of these; repeat it.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Never these items; repeat it.")] = None,
+    exclude_file: Annotated[
+        Path | None, typer.Option(help="Never the items of this file: one id a line, or a table with a column item_id.")
+    ] = None,
     seen: Annotated[
         bool | None, typer.Option(help="Whether lists hold seen items.", show_default="as the bundle learned")
     ] = None,
@@ -411,8 +414,10 @@ def recommend(
     """Write lists for many users into a file, as for a mail run. A killed run goes on where it was."""
     from infra.cli.user_lists import write_user_lists
     from pipelines.publication.user_lists import ListOptions
+    from pipelines.tables.id_files import read_ids
 
-    options = ListOptions(k=k, categories=(*(category or ()),), exclude_item_ids=(*(exclude or ()),), with_seen=seen)
+    excluded = (*(exclude or ()), *(read_ids(exclude_file, "item_id", "--exclude-file") if exclude_file else ()))
+    options = ListOptions(k=k, categories=(*(category or ()),), exclude_item_ids=excluded, with_seen=seen)
     write_user_lists(_settings(), users, out_file, options, histories, out)
 
 
