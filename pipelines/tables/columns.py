@@ -8,8 +8,10 @@ Of items a column that is no field is an attribute. Knows nothing of cells but w
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as default
 
 import polars as pl
 
@@ -51,7 +53,19 @@ _SUGGESTED: Mapping[str, tuple[str, ...]] = {
         *("accountid", "account", "entityid", "sessionid", "session", "profileid", "personid", "cookieid", "deviceid"),
     ),
     "item_id": (
-        *("item", "itemid", "productid", "product", "targetentityid", "handle", "sku", "asin", "parentasin", "movieid"),
+        *(
+            "item",
+            "itemid",
+            "productid",
+            "product",
+            "targetentityid",
+            "handle",
+            "urlhandle",
+            "sku",
+            "asin",
+            "parentasin",
+            "movieid",
+        ),
         *("articleid", "newsid", "bookid", "isbn", "videoid", "trackid", "songid", "artistid", "businessid", "gameid"),
         *("goodsid", "offerid", "contentid", "listingid", "entityid", "id"),
     ),
@@ -124,6 +138,8 @@ class Named:
     fields: Mapping[str, tuple[str, ...]]
     attributes: Mapping[str, str]
     used: frozenset[str]
+    others: Mapping[str, str] = default(default_factory=dict)
+    """By a field that is needed, another column that may be it."""
 
     def column(self, field: str) -> str:
         """Return the name of a field's column in the file, the field's own where it has none."""
@@ -192,8 +208,9 @@ def name_columns(kind: str, table: Table | Frame, options: TableOptions, finding
         raise _missing(kind, table, missing, left)
     if kind == "items":
         attributes |= _attributes(left, attributes, findings)
-    _note_unused(kind, table, columns, left, fields, findings)
-    return Named({name: tuple(named) for name, named in fields.items()}, attributes, frozenset(used))
+    _note_unused(kind, left, fields, findings)
+    others = {field: other for field in needed if (other := _suggest(field, left)) is not None}
+    return Named({name: tuple(named) for name, named in fields.items()}, attributes, frozenset(used), others)
 
 
 def check_used(options: TableOptions, tables: Sequence[tuple[str, Table | Frame, Named]]) -> None:
@@ -271,14 +288,14 @@ def _missing(kind: str, table: Table | Frame, missing: Sequence[str], left: Sequ
         column = _suggest(field, free)
         if column is not None:
             free.remove(column)
-        options.append(f"--column {_quoted(column or 'NAME')}={field}")
+        options.append(_option(column or "NAME", field))
     problem = f"missing among {', '.join(table.columns)} in {table.name}; {' '.join(options)} reads {'them' if len(options) > 1 else 'it'}"
     return DataError(missing[0], problem, EXAMPLES[missing[0]])
 
 
-def _quoted(name: str) -> str:
-    """Return a name as a shell takes it."""
-    return name if re.fullmatch(r"[\w.:-]+", name) else f"'{name}'"
+def _option(column: str, field: str) -> str:
+    """Return the option that reads a column as a field, as a shell takes it."""
+    return f"--column {shlex.quote(f'{column}={field}')}"
 
 
 def _is_data(table: Table | Frame) -> bool:
@@ -359,19 +376,12 @@ def _attributes(left: Sequence[str], named: Mapping[str, str], findings: Finding
     return found
 
 
-def _note_unused(
-    kind: str,
-    table: Table | Frame,
-    columns: Sequence[str],
-    left: Sequence[str],
-    fields: Mapping[str, object],
-    findings: Findings,
-) -> None:
+def _note_unused(kind: str, left: Sequence[str], fields: Mapping[str, object], findings: Findings) -> None:
     """Name the columns that are no field in one line, each with the option that would read it."""
     free, words = list(left), {}
     for field in FIELDS[kind]:
         if field not in fields and (column := _suggest(field, free)) is not None:
-            words[column] = f" (--column {_quoted(column)}={field} reads it)"
+            words[column] = f" ({_option(column, field)} reads it)"
             free.remove(column)
     unread = [name for name in left if kind == "events" or name not in RESERVED_NAMES]
     if not unread:

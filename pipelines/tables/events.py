@@ -192,6 +192,8 @@ def refuse_empty(findings: Findings, table: str, named: Named, known: pl.Series 
         sample = group.samples[0].get(named.column(field)) if group.samples and field in named.fields else None
         shown = f"such as {sample!r}" if sample is not None else f"such as row {group.rows[0]}"
         problem = f"not one row can be used, {shown} in {table}" + ("" if reason == field else f" ({reason})")
+        if reason == field and (other := named.others.get(field)) is not None:
+            problem += f"; --column {other}={field} reads another column"
         if reason == UNKNOWN_ITEM and known is not None:
             problem += f"; the items have ids such as {', '.join(map(repr, known.head(3)))}"
         raise DataError(field if field in EXAMPLES else "", problem, EXAMPLES.get(field, f"a table of {findings.kind}"))

@@ -368,11 +368,9 @@ def cell(text: str) -> str:
     return f'{ITEMS}p1,Lamp,"{doubled}"\n'
 
 
+TWO = ("['A', 'B']", '["A", "B"]', "A; B", "A|B", "A | B", "{A,B}", "['A' 'B']", "('A', 'B')", '[["A"], ["B"]]')
 CATEGORIES = {
-    **dict.fromkeys(
-        ("['A', 'B']", '["A", "B"]', "A; B", "A|B", "A | B", "{A,B}", "['A' 'B']", "('A', 'B')", '[["A"], ["B"]]'),
-        ["A", "B"],
-    ),
+    **{text: ["A", "B"] for text in TWO},
     "[{'id': 1, 'name': 'A'}, {'id': 2, 'name': 'B'}]": ["A", "B"],
     '[{"name": "A"}, {"name": "B"}]': ["A", "B"],
     "[\"Children's\", 'B']": ["Children's", "B"],
@@ -380,7 +378,7 @@ CATEGORIES = {
     "A > B": ["A > B"],
     "R&amp;B": ["R&amp;B"],
     "(Live)": ["(Live)"],
-    **dict.fromkeys(("", "NA", "-", "[]", "[nan]", "|"), []),
+    **{text: [] for text in ("", "NA", "-", "[]", "[nan]", "|")},
 }
 
 
