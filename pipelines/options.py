@@ -10,6 +10,7 @@ from pipelines.codes.options import CodesOptions
 from pipelines.data.checks import CheckOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.gate import GateOptions
+from pipelines.tables.options import PLAIN, TableOptions
 from pipelines.training.fit.device import Device, choose_device
 from pipelines.training.fit.parallel import BUCKET_MB
 from pipelines.training.fit.watch import Reporting
@@ -47,6 +48,8 @@ class PipelineOptions:
     """Name under which the bundle goes live. Stored lists, of which a user has one, are the default name's."""
     events: Path | None = None
     items: Path | None = None
+    tables: TableOptions = PLAIN
+    """How the files of events and items are read."""
     with_live_log: bool = True
     split: str = SplitKind.LEAVE_ONE_OUT
     """How events are split. A run with global-time ends after the gate: it evaluates, and publishes nothing."""

@@ -399,7 +399,7 @@ def ingest_events(cache: StageCache, options: PipelineOptions, places: Places) -
     """Run the stage `ingest` on the given tables and the live log."""
     log_files = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
     erasures = Ledger(places.offline_log_dir)
-    source = ingest.Source(options.events, options.items, log_files, places.event_roles, erasures)
+    source = ingest.Source(options.events, options.items, log_files, places.event_roles, erasures, options.tables)
     return cache.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
 
 

@@ -27,7 +27,7 @@ _READS_AT_ONCE, _READ_TIMEOUT_S = 64, 5.0
 
 
 def erase(
-    users: Annotated[Path, typer.Option(help="Text file with one user's id a line.")],
+    users: Annotated[Path, typer.Option(help="File with one user's id a line, or a table with a column user_id.")],
     out_file: Annotated[
         Path, typer.Option("--out", help="CSV of users and erasure ids; who is in it is not erased again.")
     ],

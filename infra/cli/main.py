@@ -24,6 +24,7 @@ from infra.cli.plan import plan_app
 from infra.cli.profile import profile
 from infra.cli.release import release
 from infra.cli.settings import show_settings
+from infra.cli.tables import Column, Header, Lists, Skip
 from services.errors import TailraceError
 
 if TYPE_CHECKING:
@@ -90,8 +91,13 @@ def up(
             help="Your own items, as for `tailrace import items`: imported first, and without a bundle yet they are the first one, without training."
         ),
     ] = "",
+    column: Column = None,
+    skip: Skip = None,
+    header: Header = None,
+    lists: Lists = None,
 ) -> None:
     """Start the stack on this machine. Trains first when no bundle is published, unless items are given."""
+    from infra.cli.tables import as_arguments
     from infra.local.commands import guide
     from infra.local.commands.up import run_stack, start_in_background
     from infra.local.servers.text import ready_text
@@ -102,9 +108,10 @@ def up(
     if text or text_url:
         settings = with_text(settings, path=text, url=text_url)
     settings = ready_text(settings, out)
+    shop_items = (items, *as_arguments(column, skip, header, lists)) if items else ()
     write_act(settings.state_dir, "up", "started", {})
     if detach:
-        start_in_background(settings, out.file, items)
+        start_in_background(settings, out.file, shop_items)
         return
 
     def when_ready(settings: "Settings") -> None:
@@ -116,7 +123,7 @@ def up(
         out.print(escape(guide.grpc_call(settings, user_id, sys.executable)))
         out.print(f"\n{'Ctrl-C or ' if sys.stdin.isatty() else ''}`tailrace down` stops everything.")
 
-    run_stack(settings, _print_line, when_ready, items=items)
+    run_stack(settings, _print_line, when_ready, items=shop_items)
 
 
 @app.command()
@@ -187,10 +194,14 @@ def doctor() -> None:
 @app.command()
 def pipeline(
     dataset: Annotated[str, typer.Option(help="Name of a data set to download.")] = "ml-100k",
-    events: Annotated[Path | None, typer.Option(help="Your own events, as Parquet, CSV or JSON Lines.")] = None,
+    events: Annotated[Path | None, typer.Option(help="Your own events, as CSV, JSON or Parquet.")] = None,
     items: Annotated[
         Path | None, typer.Option(help="Your own items; without --events the live log has the events.")
     ] = None,
+    column: Column = None,
+    skip: Skip = None,
+    header: Header = None,
+    lists: Lists = None,
     live_log: Annotated[bool, typer.Option(help="Also train on events received over Kafka.")] = True,
     name: Annotated[
         str, typer.Option(help="Name under which the bundle goes live; another one shares the store.")
@@ -308,6 +319,7 @@ def pipeline(
     from pipelines.evaluation.gate import GateOptions
     from pipelines.options import PipelineOptions, Places
     from pipelines.run import run_pipeline
+    from pipelines.tables.options import table_options
     from pipelines.training.recipes import read_recipes
 
     settings = _settings()
@@ -316,6 +328,7 @@ def pipeline(
         model_name=name,
         events=events,
         items=items,
+        tables=table_options(column, skip, header, lists),
         with_live_log=live_log,
         split=split,
         until=until,
@@ -360,6 +373,10 @@ def pipeline(
 def precompute(
     events: Annotated[Path | None, typer.Option(help="Your own events, as for `tailrace pipeline`.")] = None,
     items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
+    column: Column = None,
+    skip: Skip = None,
+    header: Header = None,
+    lists: Lists = None,
     num_users: Annotated[
         int, typer.Option(help="Number of users with a stored list, the most active ones.", min=1)
     ] = 300,
@@ -368,20 +385,27 @@ def precompute(
     from infra.local.servers.store import feature_store
     from pipelines.options import PipelineOptions, Places, PrecomputeOptions
     from pipelines.refresh import refresh_lists
+    from pipelines.tables.options import table_options
 
     settings = _settings()
-    options = PipelineOptions(events=events, items=items, precompute=PrecomputeOptions(num_users=num_users))
+    tables = table_options(column, skip, header, lists)
+    options = PipelineOptions(
+        events=events, items=items, tables=tables, precompute=PrecomputeOptions(num_users=num_users)
+    )
     with feature_store(settings, _print_line) as settings:
         refresh_lists(options, Places.from_settings(settings), out)
 
 
 @app.command()
 def recommend(
-    users: Annotated[Path, typer.Option(help="Text file with one user's id a line.")],
+    users: Annotated[Path, typer.Option(help="File with one user's id a line, or a table with a column user_id.")],
     out_file: Annotated[Path, typer.Option("--out", help="JSON Lines, a row for each user; appears when it is whole.")],
     k: Annotated[int, typer.Option(help="Items of a list.")] = 10,
     category: Annotated[list[str] | None, typer.Option(help="Only items of any of these; repeat it.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Never these items; repeat it.")] = None,
+    exclude_file: Annotated[
+        Path | None, typer.Option(help="Never the items of this file: one id a line, or a table with a column item_id.")
+    ] = None,
     seen: Annotated[
         bool | None, typer.Option(help="Whether lists hold seen items.", show_default="as the bundle learned")
     ] = None,
@@ -390,8 +414,10 @@ def recommend(
     """Write lists for many users into a file, as for a mail run. A killed run goes on where it was."""
     from infra.cli.user_lists import write_user_lists
     from pipelines.publication.user_lists import ListOptions
+    from pipelines.tables.id_files import read_ids
 
-    options = ListOptions(k=k, categories=(*(category or ()),), exclude_item_ids=(*(exclude or ()),), with_seen=seen)
+    excluded = (*(exclude or ()), *(read_ids(exclude_file, "item_id", "--exclude-file") if exclude_file else ()))
+    options = ListOptions(k=k, categories=(*(category or ()),), exclude_item_ids=excluded, with_seen=seen)
     write_user_lists(_settings(), users, out_file, options, histories, out)
 
 
@@ -441,6 +467,10 @@ def add_items(
             show_default="those of the live catalogue",
         ),
     ] = None,
+    column: Column = None,
+    skip: Skip = None,
+    header: Header = None,
+    lists: Lists = None,
     lift: Annotated[
         float, typer.Option(help="Factor on the rows of new items; above 1 they are shown more often among all.")
     ] = 1.0,
@@ -450,9 +480,11 @@ def add_items(
     from datetime import UTC, datetime
 
     from models.registry import BundleStore
-    from pipelines.data.sources import read_table
     from pipelines.publication.add_items import append_items
     from pipelines.publication.new_items import add_new_items, read_live_items
+    from pipelines.tables.columns import check_used
+    from pipelines.tables.options import table_options
+    from pipelines.tables.reader import ItemTable, open_table
 
     settings = _settings()
     store = BundleStore.of(settings)
@@ -462,9 +494,10 @@ def add_items(
                 _print_line("the live catalogue has no new items with a title")
         return
     with audited(settings.state_dir, "add-items"):
-        bundle, num_new = append_items(
-            store, read_table(items), items.name, datetime.now(UTC), lift, _print_line, force=force
-        )
+        options = table_options(column, skip, header, lists, kind="items")
+        table = ItemTable(open_table(items, "items", options), options)
+        check_used(options, [("items", table.table, table.named)])
+        bundle, num_new = append_items(store, table, datetime.now(UTC), lift, _print_line, force=force)
     _print_line(f"{num_new} new items; {bundle.version} is live")
 
 

@@ -1,30 +1,34 @@
 """Events of erased users are left out of what is ingested: given tables are read without them, and need not be rebuilt."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import polars as pl
 
-from pipelines.data import schema
 from services.features.schema import LogPosition
 from services.stream.erasure.ledger import Erased, Ledger, Tombstone
 
 _USER = "user_id"
 
 
-def without_erased(raw: pl.DataFrame, ledger: Ledger | None) -> pl.DataFrame:
-    """Return a given table's raw events without those at or before their user's erasure; of an erased user, those without a readable time too."""
+def keeps_unerased(ledger: Ledger | None) -> Callable[[pl.DataFrame], pl.Series] | None:
+    """Return what says of a given table's rows with user_id and event_time which are not erased: those of others, and those after their user's erasure.
+
+    Of an erased user a row without a readable time is erased too. None without erasures.
+    """
     erased = _whoever(ledger)
-    if not erased:
-        return raw
-    read = schema.users_and_times(raw)
-    found = _found(read, erased)
+    return partial(_is_kept, erased) if erased else None
+
+
+def _is_kept(erased: Erased, rows: pl.DataFrame) -> pl.Series:
+    found = _found(rows, erased)
     until = pl.DataFrame(
         {_USER: list(found), "_until_ms": [one.accepted_time_ms for one in found.values()]},
         schema={_USER: pl.String, "_until_ms": pl.Int64},
     )
-    joined = read.join(until, on=_USER, how="left", maintain_order="left")
+    joined = rows.select(_USER, "event_time").join(until, on=_USER, how="left", maintain_order="left")
     is_after = (pl.col("event_time").dt.epoch("ms") > pl.col("_until_ms")).fill_null(value=False)
-    return raw.filter(joined.select(pl.col("_until_ms").is_null() | is_after).to_series())
+    return joined.select(pl.col("_until_ms").is_null() | is_after).to_series()
 
 
 def logged_without_erased(events: pl.DataFrame, ledger: Ledger | None) -> pl.DataFrame:

@@ -6,7 +6,7 @@
                         events came late
     dislikes.parquet    what users dislike of the known items: user_id, item_id, event_time, weight, until (pipelines.data.roles.dislikes_of)
     items.parquet       item_id, title, categories (list of text), text
-    rejected_*.parquet  the rows that were set aside, as text, with the reason
+    rejected_*.parquet  the rows that were set aside, as text, with their number and the reason; of a row that is no row of its table only these
     ingest.json         counts, a few samples of each reason, and notes on what was changed or is odd
 
 The live log that the stream worker writes follows the recorded events: a user's ratings of last year and clicks of today are one history. An event
@@ -26,12 +26,18 @@ from typing import Any
 import polars as pl
 
 from models.files import file_sha256
-from pipelines.data import arrivals, erased, roles, schema, sources
-from pipelines.data.erased import logged_without_erased, without_erased
+from pipelines.data import arrivals, erased, roles, sources
+from pipelines.data.erased import keeps_unerased, logged_without_erased
 from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE
-from pipelines.data.normalize import Raw, normalize
-from pipelines.data.schema import Note
 from pipelines.runner.stage import content_key
+from pipelines.tables.columns import check_used
+from pipelines.tables.events import EVENT_TYPES, UNKNOWN_ITEM, order_events
+from pipelines.tables.files import Frame
+from pipelines.tables.findings import NUM_SAMPLES, Findings, Note, SetAside, describe_reason
+from pipelines.tables.ids import is_bad
+from pipelines.tables.options import PLAIN, TableOptions
+from pipelines.tables.reader import EventTable, ItemTable, open_table
+from pipelines.tables.times import END_OF_TIMES, FIRST_TIME, UTC_US
 from services.contracts import event_roles
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, Role
 from services.errors import StageFailed
@@ -41,7 +47,6 @@ from services.stream.erasure.ledger import Ledger, Tombstone
 from services.stream.log_files import current_files, topic_folder
 
 _MIN_EVENTS = MIN_EVENTS_TO_EVALUATE + 1
-_SAMPLES_PER_REASON = 5
 _MOST_LEAD = timedelta(days=1)
 _PLACE = ["topic_id", "partition", "offset"]
 _LIVE_TYPES = {
@@ -67,6 +72,8 @@ class Source:
     roles: EventRoles = DEFAULT_ROLES
     erasures: Ledger | None = None
     """Whose events are left out: of the log those before an erasure, of the tables those until its time."""
+    tables: TableOptions = PLAIN
+    """How the files of events and items are read."""
 
 
 def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
@@ -90,6 +97,7 @@ def key(source: Source) -> str:
     live = hashlib.sha256(_live_events(source)[0].write_csv().encode()).hexdigest() if source.live_log else ""
     gone = sorted(one.erasure_id for one in _tombstones(source))
     parameters = {"own": own, "live": live, "roles": asdict(source.roles)} | ({"erased": gone} if gone else {})
+    parameters |= {"tables": repr(source.tables)} if source.tables != PLAIN else {}
     return content_key(
         parameters, [sources.WHEEL_SHA256], [sys.modules[__name__], arrivals, erased, aggregate, event_roles]
     )
@@ -97,42 +105,58 @@ def key(source: Source) -> str:
 
 def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     """Read, check, merge and order the source into `out`. Raises DataError or EnvironmentFault."""
-    (raw_events, raw_items), notes = normalize(*_read(source, cache_dir))
-    raw_events = without_erased(raw_events, source.erasures)
-    items = schema.check_items(raw_items, source.items.name if source.items else "items")
-    table, kept = source.events.name if source.events else "events", {"event_id"} & set(raw_events.columns)
-    recorded = schema.check_events(raw_events, items.good["item_id"], table, [*kept])
+    item_table, event_table = open_tables(source, cache_dir)
+    items = item_table.read_catalogue()
+    known_ids = items["item_id"]
+    recorded = pl.DataFrame(schema=EVENT_TYPES)
+    notes: list[Note] = []
+    if event_table is not None:
+        recorded = event_table.read(known_ids, keeps_unerased(source.erasures))
+        notes += event_table.findings.notes
+    notes += item_table.findings.notes
     live, unreadable = _live_events(source)
     if unreadable:
-        left_out = f"{len(unreadable)} files cannot be read and are left out"
-        notes.append(Note("live log", left_out, ", ".join(map(str, unreadable[:_SAMPLES_PER_REASON]))))
-    logged, unusable = _check_live(live, items.good["item_id"])
-    own = arrivals.not_logged(recorded.good, logged)
+        skipped = f"{len(unreadable)} files cannot be read and are left out"
+        notes.append(Note("live log", skipped, ", ".join(map(str, unreadable[:NUM_SAMPLES]))))
+    logged, unusable = _check_live(live, known_ids)
+    has_ids = event_table is not None and "event_id" in event_table.named.fields
+    recorded = recorded.drop("row") if has_ids else recorded.drop("row", "event_id")
+    own = arrivals.not_logged(recorded, logged)
     past = own.filter(roles.role_of(source.roles) != Role.IGNORED)
-    arrived = arrivals.arrange(schema.order_events(past), logged, source.roles)
-    known = _of_known_items(arrived, items.good["item_id"])
+    arrived = arrivals.arrange(order_events(past), logged, source.roles)
+    known = _of_known_items(arrived, known_ids)
     events = roles.with_labels(known, source.roles).filter(roles.joins_history())
-    rejected = {"events": recorded.rejected, "items": items.rejected, "live": unusable}
-    is_live = (pl.col("topic_id") != BASE_TOPIC) & pl.col("item_id").is_in(items.good["item_id"].implode())
+    is_live = (pl.col("topic_id") != BASE_TOPIC) & pl.col("item_id").is_in(known_ids.implode())
     found = pl.concat([own.select("event_type", "value"), logged.select("event_type", "value")])
-    notes += [*recorded.notes, *items.notes]
-    if num_logged := recorded.good.height - own.height:
+    if num_logged := recorded.height - own.height:
         notes.append(Note("events", f"{num_logged} are in the live log too and count once, where they arrived"))
     notes += [Note("events", sentence) for sentence in roles.describe_alike(found, source.roles)]
-    summary = _summary(events, items.good, arrived.filter(is_live).height, rejected) | {
-        "num_recorded_rows": raw_events.height - recorded.num_duplicates,
+    read = event_table.findings if event_table is not None else Findings("events")
+    summary: dict[str, Any] = {
+        "num_events": events.height,
+        "num_live_events": arrived.filter(is_live).height,
+        "num_users": events["user_id"].n_unique(),
+        "num_items": items.height,
+        "repeat_share": roles.repeat_share(events),
+        "rejected": {
+            "events": _by_reason(read.set_aside),
+            "items": _by_reason(item_table.findings.set_aside),
+            "live": _by_reason(_reasons(unusable)),
+        },
+        "num_recorded_rows": max(read.num_rows - read.num_duplicates, recorded.height),
         "num_live_rows": live.height,
-        "num_duplicates": recorded.num_duplicates,
-        "num_unread_values": recorded.num_unread_values,
+        "num_duplicates": read.num_duplicates,
+        "num_unread_values": read.num_unread.get("value", 0),
         "roles": roles.describe(found, source.roles),
         "notes": [asdict(note) for note in notes],
     }
-    _require_enough(events, items.good, [*summary["roles"], *map(str, notes), *_rejections(summary["rejected"])])
+    _require_enough(events, items, [*summary["roles"], *map(str, notes), *_rejections(summary["rejected"])])
     arrived.write_parquet(out / "arrivals.parquet")
     events.write_parquet(out / "events.parquet")
     roles.dislikes_of(known, source.roles).write_parquet(out / "dislikes.parquet")
-    items.good.write_parquet(out / "items.parquet")
-    for name, rows in rejected.items():
+    items.write_parquet(out / "items.parquet")
+    rejected_events = event_table.rejected if event_table is not None else pl.DataFrame(schema={"reason": pl.String})
+    for name, rows in (("events", rejected_events), ("items", item_table.rejected), ("live", unusable)):
         rows.write_parquet(out / f"rejected_{name}.parquet")
     (out / "ingest.json").write_text(json.dumps(summary, indent=1))
 
@@ -168,14 +192,10 @@ def _read_summary(ingested: Path) -> dict[str, Any]:
 
 def _rejections(rejected: dict[str, dict[str, Any]]) -> list[str]:
     return [
-        f"{name}: {found['num_rows']} set aside ({reason}), such as {_describe_row(found['samples'][0])}"
+        describe_reason(name, reason, SetAside(**found))
         for name, reasons in rejected.items()
         for reason, found in reasons.items()
     ]
-
-
-def _describe_row(sample: dict[str, Any]) -> str:
-    return ", ".join(f"{column}={value}" for column, value in sample.items() if column != "reason")
 
 
 def count_for_training(source: Source, item_ids: Sequence[str]) -> tuple[int, int, int]:
@@ -201,30 +221,43 @@ def _require_enough(events: pl.DataFrame, items: pl.DataFrame, found_out: list[s
         raise StageFailed("ingest", "; ".join((found, *found_out)))
 
 
-def _read(source: Source, cache_dir: Path) -> tuple[Raw, Raw]:
-    if source.items is not None:
-        items = Raw("items", source.items.name, sources.read_table(source.items))
-        if source.events is None:
-            return Raw("events", "events", pl.DataFrame(schema=dict.fromkeys(schema.EVENT_COLUMNS, pl.String))), items
-        return Raw("events", source.events.name, sources.read_table(source.events)), items
-    wheel = sources.fetch_wheel(cache_dir)
-    return Raw("events", "events", sources.movielens_events(wheel)), Raw(
-        "items", "items", sources.movielens_items(wheel)
-    )
+def open_tables(source: Source, cache_dir: Path) -> tuple[ItemTable, EventTable | None]:
+    """Open the tables of items and of recorded events, if any. Raises DataError, ConfigError or EnvironmentFault."""
+    options = source.tables
+    if source.items is None:
+        wheel = sources.fetch_wheel(cache_dir)
+        items = ItemTable(Frame(sources.movielens_items(wheel), "items"))
+        return items, EventTable(Frame(sources.movielens_events(wheel), "events"))
+    items = ItemTable(open_table(source.items, "items", options), options)
+    opened = [("items", items.table, items.named)]
+    events = None
+    if source.events is not None:
+        events = EventTable(open_table(source.events, "events", options), options)
+        opened.insert(0, ("events", events.table, events.named))
+    check_used(options, opened)
+    return items, events
 
 
 def _check_live(live: pl.DataFrame, known_items: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the live log in order of arrival, and which of its rows no model learns from, as text with the reason.
 
-    A history holds events of items outside the catalogue too: the next catalogue may have them.
+    The doors have checked these events, so they are exact. A history holds events of items outside the catalogue too: the next catalogue may have them.
     """
-    raw = live.with_columns(
-        event_time=pl.from_epoch("event_time_ms", "ms").dt.replace_time_zone("UTC").cast(schema.UTC_US)
-    )
-    raw = raw.drop("event_time_ms")
-    kept = ["event_id", *_PLACE]
-    logged = schema.check_events(raw, raw["item_id"], kept=kept)
-    return logged.good, schema.check_events(raw, known_items, kept=kept).rejected.drop(kept)
+    time = pl.from_epoch("event_time_ms", "ms").dt.replace_time_zone("UTC").cast(UTC_US)
+    value = pl.when(pl.col("value").is_finite()).then("value").otherwise(1.0)
+    event_type = pl.col("event_type").fill_null("interaction")
+    typed = live.with_columns(event_time=time, value=value, event_type=event_type)
+    columns = ["user_id", "item_id", "event_time", "event_type", "value", "event_id", *_PLACE]
+    is_timely = (pl.col("event_time") >= FIRST_TIME) & (pl.col("event_time") < END_OF_TIMES)
+    reason = (
+        pl.when(is_bad("user_id")).then(pl.lit("user_id"))
+        .when(is_bad("item_id")).then(pl.lit("item_id"))
+        .when(~is_timely).then(pl.lit("event_time"))
+    )  # fmt: skip
+    typed = typed.select(columns).with_columns(reason=reason)
+    unknown = reason.when(~pl.col("item_id").is_in(known_items.implode())).then(pl.lit(UNKNOWN_ITEM))
+    unusable = typed.with_columns(reason=unknown).filter(pl.col("reason").is_not_null()).drop("event_id", *_PLACE)
+    return typed.filter(pl.col("reason").is_null()).drop("reason"), unusable.cast(pl.String)
 
 
 def _tombstones(source: Source) -> Iterator[Tombstone]:
@@ -254,21 +287,13 @@ def _of_known_items(arrived: pl.DataFrame, known_items: pl.Series) -> pl.DataFra
     )
 
 
-def _summary(
-    events: pl.DataFrame, items: pl.DataFrame, num_live: int, rejected: dict[str, pl.DataFrame]
-) -> dict[str, Any]:
-    return {
-        "num_events": events.height,
-        "num_live_events": num_live,
-        "num_users": events["user_id"].n_unique(),
-        "num_items": items.height,
-        "repeat_share": roles.repeat_share(events),
-        "rejected": {name: _by_reason(rows) for name, rows in rejected.items()},
-    }
-
-
-def _by_reason(rows: pl.DataFrame) -> dict[str, Any]:
+def _reasons(rows: pl.DataFrame) -> dict[str, SetAside]:
+    """Return the rows of the live log that are set aside, by reason."""
     found = {}
     for (reason,), group in rows.group_by("reason", maintain_order=True):
-        found[str(reason)] = {"num_rows": group.height, "samples": group.head(_SAMPLES_PER_REASON).to_dicts()}
+        found[str(reason)] = SetAside(group.height, [], [*group.head(NUM_SAMPLES).to_dicts()])
     return found
+
+
+def _by_reason(reasons: dict[str, SetAside]) -> dict[str, Any]:
+    return {reason: asdict(group) for reason, group in reasons.items()}

@@ -31,15 +31,20 @@ class OldEvents:
         self._parts.mkdir(parents=True, exist_ok=True)
         rows = [{name: getattr(one, name) for name in _COLUMNS} | {"event_time": one.event_time_ms} for one in events]
         ids = "\n".join(one.event_id for one in events)
-        self._write(pl.DataFrame(rows), self._parts / f"{hashlib.sha256(ids.encode()).hexdigest()[:16]}.parquet")
+        name = hashlib.sha256(ids.encode()).hexdigest()[:16]
+        parts = [*self._parts.glob("*.parquet")]
+        if not any(part.stem.endswith(name) for part in parts):
+            self._write(pl.DataFrame(rows), self._parts / f"{len(parts):08}-{name}.parquet")
 
     def finish(self) -> int:
-        """Merge the batches into the table, and return how many events it then holds."""
+        """Merge the batches into the table by time, ties in the order of their arrival, and return how many events it then holds."""
         files = [*sorted(self._parts.glob("*.parquet"))]
         if files:
             read = [self._table, *files] if self._table.exists() else files
-            merged = pl.concat([pl.read_parquet(one) for one in read], how="diagonal").unique("event_id", keep="first")
-            self._write(merged.sort("event_time", "event_id"), self._table)
+            merged = pl.concat([pl.read_parquet(one) for one in read], how="diagonal").unique(
+                "event_id", keep="first", maintain_order=True
+            )
+            self._write(merged.sort("event_time", maintain_order=True), self._table)
         shutil.rmtree(self._parts, ignore_errors=True)
         return pl.scan_parquet(self._table).select(pl.len()).collect().item() if self._table.exists() else 0
 

@@ -28,12 +28,11 @@ from models.student import StudentModel, read_student, save_student
 from models.trainings import lineage_of_addition
 from pipelines.codes.embedding import texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
-from pipelines.data import schema
-from pipelines.data.normalize import Raw, normalize
 from pipelines.publication.bundle import publish, version_of
 from pipelines.publication.model_card import CARD
 from pipelines.publication.student_table import export_with_items_added
 from pipelines.similarity.vectors import nearest_of, unit
+from pipelines.tables.reader import ItemTable
 from pipelines.training.start.student_rows import fill_rows, rows_like_teachers
 from pipelines.training.start.text_rows import load_item_text
 from pipelines.training.start.warm_start import rows_before, tokens_before
@@ -45,8 +44,7 @@ _NO_LIFT = "has no effect where codes are deeper than 1: a new item shares its t
 
 def append_items(
     store: BundleStore,
-    raw_items: pl.DataFrame,
-    table: str,
+    table: ItemTable,
     now: datetime,
     lift: float = 1.0,
     report: Callable[[str], object] = lambda _sentence: None,
@@ -68,8 +66,7 @@ def append_items(
             f"{live.version} has no models that new items could join: they are among popular ones already; "
             "train once with `tailrace pipeline --items FILE`"
         )
-    (rows,), notes = normalize(Raw("items", table, raw_items))
-    checked = schema.check_items(rows, table)
+    items = table.read_catalogue()
     kept = kept_codes(live.path)
     if kept is None and load_item_text(live.path) is None:
         raise ConfigError(
@@ -79,9 +76,9 @@ def append_items(
     if not 0 < lift < float("inf") or (kept is not None and lift != 1):
         raise ConfigError(f"--lift: {lift:g} {_NO_LIFT if kept is not None else 'is no factor; give a number above 0'}")
     is_known = pl.col("item_id").is_in(list(live.item_ids()))
-    new = checked.good.filter(~is_known).sort("item_id")
-    for sentence in (*notes, *checked.notes, *_left_out(checked, checked.good.filter(is_known))):
-        report(str(sentence))
+    new = items.filter(~is_known).sort("item_id")
+    for sentence in (*table.findings.sentences(), *_known(items.filter(is_known))):
+        report(sentence)
     if not len(new):
         return live, 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -103,15 +100,12 @@ def append_items(
         return publish(store, folder, version, about, seen=live.version, force=force), len(new)
 
 
-def _left_out(checked: schema.Checked, known: pl.DataFrame) -> list[str]:
-    """Return a sentence for each reason why rows are left out: how many, why, and the first ids."""
-    rejected = checked.rejected.with_columns(pl.col("reason").replace("item_id", "item_id cannot be used"))
-    groups = {str(reason): rows for (reason,), rows in rejected.group_by("reason", maintain_order=True)}
-    return [
-        f"items: {rows.height} left out ({reason}), such as item_id={', '.join(map(str, rows['item_id'].head(_NUM_NAMED)))}"
-        for reason, rows in (groups | {"in the bundle already": known}).items()
-        if rows.height
-    ]
+def _known(items: pl.DataFrame) -> list[str]:
+    """Return a sentence on the items that the bundle has already."""
+    if not items.height:
+        return []
+    named = ", ".join(items["item_id"].head(_NUM_NAMED))
+    return [f"items: {items.height} are in the bundle already and stay as they are, such as item_id={named}"]
 
 
 def _extend_similar(live: Bundle, folder: Path, student: StudentModel) -> None:

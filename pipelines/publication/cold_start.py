@@ -19,12 +19,12 @@ from models.catalogue import Catalogue
 from models.registry import BundleStore
 from models.similar import NONE, SIMILAR, SimilarTable, num_neighbours
 from pipelines.codes.embedding import fit_text, texts_of
-from pipelines.data import ingest, schema
-from pipelines.data.normalize import Raw, normalize
+from pipelines.data import ingest
 from pipelines.evaluation.evaluate import REPORT
 from pipelines.options import Places
 from pipelines.publication.bundle import publish, version_of
 from pipelines.similarity.vectors import nearest
+from pipelines.tables.reader import ItemTable
 from services.errors import DataError
 from services.features.schema import SERVICE
 
@@ -33,26 +33,22 @@ _LEAST_COSINE = 0.01
 """Texts without a common word are this far apart by rounding."""
 
 
-def publish_items(
-    store: BundleStore, raw: pl.DataFrame, table: str, now: datetime, report: Callable[[str], object]
-) -> Bundle:
+def publish_items(store: BundleStore, table: ItemTable, now: datetime, report: Callable[[str], object]) -> Bundle:
     """Publish a bundle of these items alone and make it live, where nothing is.
 
-    Raises DataError naming `table`, and BundleMoved where another bundle went live meanwhile.
+    Raises DataError naming the table, and BundleMoved where another bundle went live meanwhile.
     """
-    (rows,), notes = normalize(Raw("items", table, raw))
-    checked = schema.check_items(rows, table)
-    items = checked.good.sort("item_id")
+    items, name = table.read_catalogue().sort("item_id"), table.table.name
     if items.height < 2:
-        raise DataError("", f"{items.height} items of {table} can be used; give at least 2", "'i42'")
-    for note in (*notes, *checked.notes):
-        report(str(note))
+        raise DataError("", f"{items.height} items of {name} can be used; give at least 2", "'i42'")
+    for sentence in table.findings.sentences():
+        report(sentence)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "bundle"
         folder.mkdir()
         _catalogue_of(items).save(folder / "catalogue.parquet")
         similar_by_text(texts_of(items)).save(folder / SIMILAR)
-        about: dict[str, Any] = {"dataset": Path(table).stem, "num_items": items.height}
+        about: dict[str, Any] = {"dataset": Path(name).stem, "num_items": items.height}
         (folder / REPORT).write_text(json.dumps(about | {"metrics": {}}, indent=1))
         about |= {"model_name": store.name, "trained": False, "feature_service": SERVICE, "depth": 1, "repeats": False}
         return publish(store, folder, version_of(folder, now), about, seen=None)

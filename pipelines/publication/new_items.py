@@ -12,6 +12,8 @@ import polars as pl
 
 from models.registry import BundleStore
 from pipelines.publication.add_items import append_items
+from pipelines.tables.files import Frame
+from pipelines.tables.reader import ItemTable
 from services.errors import BundleError, ConfigError, DataError
 from services.items.follower import ITEMS_START_S, ItemFollower
 from services.items.live_items import LiveItems
@@ -51,7 +53,7 @@ def add_new_items(store: BundleStore, items: LiveItems, report: Callable[[str], 
     raw = new_items(items, store)
     if not len(raw):
         return 0
-    bundle, num_new = append_items(store, raw, TABLE, datetime.now(UTC), report=report)
+    bundle, num_new = append_items(store, ItemTable(Frame(raw, TABLE, is_exact=True)), datetime.now(UTC), report=report)
     store.prune_after_publication(keep_bundles)
     report(f"{num_new} new items; {bundle.version} is live")
     return num_new

@@ -24,6 +24,7 @@ from models.files import file_sha256, rename_durably
 from models.prompt import prompt_tokens
 from pipelines.publication.precompute import BatchRanker, batch_engine, outcomes_of
 from pipelines.runner.stage import Progress
+from pipelines.tables.id_files import read_ids
 from services.contracts.recommend import MAX_K, Tier
 from services.errors import ConfigError
 from services.features.schema import USER_HISTORY, UserHistory
@@ -57,14 +58,8 @@ class _Done:
 
 
 def read_user_ids(path: Path) -> list[str]:
-    """Read one id a line; empty lines are left out. Raises ConfigError."""
-    try:
-        user_ids = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--users: {path} cannot be read ({error}); give a text file with one id a line") from error
-    if not any(user_ids):
-        raise ConfigError(f"--users: {path} names nobody; give one id a line")
-    return [user_id for user_id in user_ids if user_id]
+    """Read the users of a file: one id a line, or a table with a column user_id. Raises ConfigError."""
+    return read_ids(path, "user_id", "--users")
 
 
 def table_reader(table: Path) -> ReadHistories:

@@ -40,12 +40,12 @@ def run_stack(
     report: Callable[[str], None],
     when_ready: Callable[[Settings], None],
     parts_of: Callable[[Settings], tuple[Part, ...]] = stack_parts,
-    items: str = "",
+    items: Sequence[str] = (),
 ) -> None:
     """Run the whole stack until SIGINT, SIGTERM or SIGHUP. Raises EnvironmentFault when it cannot start.
 
     `settings.state_dir` must be absolute. `when_ready` is called once, when every part is healthy and a bundle answers, with the
-    settings and the ports that were free. `items` is where a shop's items are, if they are to be imported first.
+    settings and the ports that were free. `items` is where a shop's items are, if they are to be imported first, and the options of their table.
     """
     stack_file = StackFile(settings.state_dir)
     stack_file.claim()
@@ -71,7 +71,7 @@ def _supervise(
     stack_file: StackFile,
     report: Callable[[str], None],
     when_ready: Callable[[Settings], None],
-    items: str,
+    items: Sequence[str],
 ) -> None:
     """Start the parts, and watch them until a stop is requested."""
     supervisor = local_supervisor(settings, stack_file, report)
@@ -87,12 +87,13 @@ def _supervise(
         remove_ray_home(settings.state_dir)
 
 
-def start_in_background(settings: Settings, out: IO[str], items: str = "") -> None:
+def start_in_background(settings: Settings, out: IO[str], items: Sequence[str] = ()) -> None:
     """Run `tailrace up` detached, with these items if any, copy its output to `out`, and return when the stack is ready.
 
     Raises EnvironmentFault when it ends first, or when a stack runs already.
     """
-    until_ready(settings, spawn_stack(settings, ("infra.cli.main", "up", *(("--items", items) if items else ()))), out)
+    command = ("infra.cli.main", "up", *(("--items", *items) if items else ()))
+    until_ready(settings, spawn_stack(settings, command), out)
 
 
 def spawn_stack(settings: Settings, command: Sequence[str]) -> "subprocess.Popen[bytes]":
@@ -177,13 +178,13 @@ def pipeline_part(name: str) -> Part:
     return Part(name="pipeline", command=(sys.executable, "-m", "infra.cli.main", "pipeline", "--name", name))
 
 
-def items_part(source: str) -> Part:
+def items_part(items: Sequence[str]) -> Part:
     """Return the import of a shop's items, which are the first bundle where none is live."""
-    command = (sys.executable, "-m", "infra.cli.main", "import", "items", source, "--first-bundle")
+    command = (sys.executable, "-m", "infra.cli.main", "import", "items", *items, "--first-bundle")
     return Part(name="items", command=command)
 
 
-def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings, items: str) -> None:
+def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings, items: Sequence[str]) -> None:
     supervisor.enter("starting")
     supervisor.bring_up(tuple(part for part in parts if part.name in STORES))
     if items:

@@ -55,7 +55,8 @@ class RecordEvents:
         self, drafts: Sequence[Draft], now_ms: int
     ) -> tuple[tuple[Interaction, ...], list[tuple[bytes, bytes | None]]]:
         events = check_events(drafts, self.max_events, now_ms)
-        return events, [(event.key, event.encode()) for event in once_each(events)]
+        in_order = sorted(once_each(events), key=lambda event: event.event_time_ms)  # a history is in arrival order
+        return events, [(event.key, event.encode()) for event in in_order]
 
 
 def check_events(drafts: Sequence[Draft], max_events: int, now_ms: int) -> tuple[Interaction, ...]:

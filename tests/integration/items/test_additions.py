@@ -10,6 +10,8 @@ from structlog.testing import capture_logs
 from models.registry import BundleStore
 from pipelines.publication.cold_start import publish_items
 from pipelines.release.additions import COMMAND, Additions
+from pipelines.tables.files import Frame
+from pipelines.tables.reader import ItemTable
 from services.settings.settings import Settings, inherited_environment
 from tests.integration.items.test_item_follower import Process, send
 from tests.support.servers import Server
@@ -21,7 +23,7 @@ def test_items_of_topic_and_snapshot_are_offered_to_each_name(broker: Server, tm
     """A name whose bundle can take none is told with its reason, and one without a bundle too; nothing is published."""
     settings = Settings(state_dir=tmp_path, kafka_bootstrap=broker.address, names="default,mail")
     store = BundleStore.of(settings)
-    publish_items(store, ITEMS, "items.csv", datetime(2026, 1, 2, tzinfo=UTC), lambda _: None)
+    publish_items(store, ItemTable(Frame(ITEMS, "items.csv")), datetime(2026, 1, 2, tzinfo=UTC), lambda _: None)
     process = Process(broker, settings.items_snapshot, is_worker=True)
     process.follower.start(30.0)
     process.follower.stop()

@@ -11,7 +11,9 @@ from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import ReadHistories, tokenize
 from pipelines.data.arrivals import arrange
 from pipelines.data.roles import dislikes_of, joins_history, with_labels
-from pipelines.data.schema import check_events, check_items, order_events
+from pipelines.tables.events import order_events
+from pipelines.tables.files import Frame
+from pipelines.tables.reader import EventTable, ItemTable
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, parse_event_roles
 
 STEP_S = 60
@@ -37,6 +39,11 @@ def raw_events(num_users: int, num_items: int, events_per_user: int, seed: int =
     return pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row")
 
 
+def read_events(raw: pl.DataFrame, known: pl.Series) -> pl.DataFrame:
+    """Read events as the ingest stage does."""
+    return EventTable(Frame(raw, "events")).read(known).drop("row", "event_id")
+
+
 def write_events(events: pl.DataFrame, folder: Path, roles: EventRoles = DEFAULT_ROLES) -> None:
     """Write events in order of time, with rising times per user, as the ingest stage does: what histories hold, and the dislikes."""
     with_labels(events, roles).filter(joins_history()).write_parquet(folder / "events.parquet")
@@ -46,8 +53,8 @@ def write_events(events: pl.DataFrame, folder: Path, roles: EventRoles = DEFAULT
 def write_ingested(folder: Path, num_users: int = 40, num_items: int = 30, events_per_user: int = 12) -> Path:
     """Write the output of the ingest stage."""
     folder.mkdir(parents=True, exist_ok=True)
-    items = check_items(raw_items(num_items)).good
-    events = check_events(raw_events(num_users, num_items, events_per_user), items["item_id"]).good
+    items = ItemTable(Frame(raw_items(num_items), "items")).read_catalogue()
+    events = read_events(raw_events(num_users, num_items, events_per_user), items["item_id"])
     write_events(order_events(events), folder)
     items.write_parquet(folder / "items.parquet")
     return folder
@@ -59,9 +66,8 @@ def write_with_dislikes(folder: Path) -> Path:
     rng, kinds = np.random.default_rng(1), ["click", "click", "buy", "dislike"]
     events = raw_events(40, 30, 16).with_columns(event_type=pl.Series(rng.choice(kinds, 40 * 16)))
     roles = parse_event_roles("[types.buy]\nweight = 3")
-    write_events(
-        order_events(check_events(events, pl.read_parquet(folder / "items.parquet")["item_id"]).good), folder, roles
-    )
+    known = pl.read_parquet(folder / "items.parquet")["item_id"]
+    write_events(order_events(read_events(events, known)), folder, roles)
     return folder
 
 

@@ -15,9 +15,10 @@ from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import Run, summarise
 from pipelines.codes.embedding import texts_of
 from pipelines.data.roles import with_labels
-from pipelines.data.schema import check_events, check_items
 from pipelines.evaluation.gain import gain_by_slice, with_cost
 from pipelines.scoring.metrics import Ranks
+from pipelines.tables.files import Frame
+from pipelines.tables.reader import EventTable, ItemTable
 from services.contracts.event_roles import parse_event_roles
 from services.errors import ConfigError
 from services.settings.settings import Settings
@@ -158,10 +159,11 @@ def folder(root: Path, items: dict[str, str]) -> Path:
 def tables(source: Path, out: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Events and items as the pipeline takes them from the folder's tables; none is set aside."""
     events, items = (pl.read_parquet(path) for path in as_tables(source, out))
-    checked = check_items(items)
-    checked_events = check_events(events, checked.good["item_id"])
-    assert checked.rejected.height == checked_events.rejected.height == 0
-    return checked_events.good, checked.good
+    item_table, event_table = ItemTable(Frame(items, "items")), EventTable(Frame(events, "events"))
+    read = item_table.read_catalogue()
+    read_events = event_table.read(read["item_id"])
+    assert item_table.findings.num_set_aside == event_table.findings.num_set_aside == 0
+    return read_events, read
 
 
 def test_all_that_items_jsonl_says_of_an_item_reaches_its_text(tmp_path: Path) -> None:

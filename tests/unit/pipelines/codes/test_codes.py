@@ -26,6 +26,8 @@ from pipelines.evaluation.evaluate import read_report
 from pipelines.publication.add_items import append_items
 from pipelines.publication.model_card import CARD
 from pipelines.scoring.beams import BeamScorer
+from pipelines.tables.files import Frame
+from pipelines.tables.reader import ItemTable
 from services.errors import BundleMoved, BundleWithdrawn, ConfigError, StageFailed
 from services.student.ranker import StudentRanker
 from tests.support.training.bundles import live_store
@@ -155,7 +157,7 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store
     """Appended to the live bundle, an item can be returned by decoder and student, whose answers on old items stay; old codes stay too. A lift is refused."""
     bundle, prefixes = deep.assembled / "bundle", store.live().prefix_version
 
-    live, num_new = append_items(store, NEW, "items", MADE_AT)
+    live, num_new = append_items(store, ItemTable(Frame(NEW, "items")), MADE_AT)
 
     before, now = load_catalogue(bundle / "catalogue.parquet"), live.catalogue()
     rows = now.indices(before.item_ids)
@@ -174,22 +176,26 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, store
     np.testing.assert_allclose(widened[rows], StudentRanker(bundle / "student.onnx").score(history), atol=1e-4)
     assert np.isfinite(beams[now.index_of["a-new"]])
     assert widened[now.index_of["a-new"]] > widened[rows].min()
-    assert append_items(store, NEW, "items", MADE_AT) == (live, 0)
+    assert append_items(store, ItemTable(Frame(NEW, "items")), MADE_AT) == (live, 0)
     with pytest.raises(ConfigError, match=r"--lift: 1\.5 has no effect where codes are deeper than 1.*; leave it out"):
-        append_items(store, NEW, "items", MADE_AT, lift=1.5)
+        append_items(store, ItemTable(Frame(NEW, "items")), MADE_AT, lift=1.5)
 
 
 def test_a_withdrawn_bundle_does_not_come_back_by_adding_its_items_again(store: BundleStore) -> None:
     """The same files under another name are refused before they are copied, unless it is forced."""
-    larger, _ = append_items(store, NEW, "items", MADE_AT)
+    larger, _ = append_items(store, ItemTable(Frame(NEW, "items")), MADE_AT)
     store.rollback(by="ann")
     later = MADE_AT + timedelta(hours=1)
 
     with pytest.raises(BundleWithdrawn, match=f"is identical to {larger.version}: .* withdrawn by ann"):
-        append_items(store, NEW, "items", later)
+        append_items(store, ItemTable(Frame(NEW, "items")), later)
 
     assert store.versions() == ["first", larger.version]
-    assert append_items(store, NEW, "items", later, force=True)[0].version == store.live_version() != larger.version
+    assert (
+        append_items(store, ItemTable(Frame(NEW, "items")), later, force=True)[0].version
+        == store.live_version()
+        != larger.version
+    )
 
 
 def test_items_are_not_added_over_a_bundle_that_went_live_meanwhile(
@@ -206,5 +212,5 @@ def test_items_are_not_added_over_a_bundle_that_went_live_meanwhile(
     monkeypatch.setattr(BundleStore, "publish", overtaken)
 
     with pytest.raises(BundleMoved, match="the live version is trained and no longer first"):
-        append_items(store, NEW, "items", MADE_AT)
+        append_items(store, ItemTable(Frame(NEW, "items")), MADE_AT)
     assert store.live_version() == "trained"

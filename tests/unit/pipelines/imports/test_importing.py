@@ -1,16 +1,22 @@
 """An import delivers each row, goes on where it was, and changes nothing when it is run again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.imports.importing import BATCH_ROWS, Import, Outcome, Refused
-from pipelines.imports.values import Columns, item_of
-from services.contracts.items import ItemState
+from pipelines.imports.importing import BATCH_ROWS, Outcome
+from pipelines.imports.old_events import OldEvents
+from pipelines.imports.ordered import OrderedEvents
+from pipelines.imports.run import Run, import_events, import_items
+from pipelines.tables.findings import Findings
+from pipelines.tables.options import PLAIN
+from services.contracts.events import decode_interaction
+from services.contracts.items import ItemState, decode_item
 from services.errors import DataError, DependencyUnavailable
 
 BATCHES = 3
@@ -19,34 +25,29 @@ BATCHES = 3
 class Shop:
     """A catalogue that takes batches until `num_batches` are delivered, and an import into it."""
 
-    def __init__(self, progress: Path) -> None:
-        self.progress = progress
-        self.items: dict[str, ItemState] = {}
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.progress = folder / "p.json"
+        self.items: dict[str, ItemState | None] = {}
         self.sent: list[int] = []
-        self.refused: list[Refused] = []
+        self.findings = Findings("items")
 
     def run(self, rows: Sequence[dict[str, Any]], num_batches: int | None = None) -> Outcome:
         """Import; after so many batches the broker is gone."""
-        columns, left = Columns(), [num_batches]
+        left = [num_batches]
 
-        def deliver(states: Sequence[ItemState]) -> None:
+        def send(records: Sequence[tuple[bytes, bytes]]) -> None:
             if left[0] == 0:
                 raise DependencyUnavailable("broker", 1.0)
             left[0] = None if left[0] is None else left[0] - 1
-            self.sent.append(len(states))
-            self.items |= {one.item_id: one for one in states}
+            self.sent.append(len(records))
+            self.items |= dict(decode_item(key, value) for key, value in records)
 
-        def open_rows() -> Iterator[dict[str, Any]]:
-            return iter(rows)
-
-        return Import(
-            open_rows,
-            lambda row: item_of(row, columns),
-            deliver,
-            self.refused.append,
-            lambda _rows: None,
-            self.progress,
-        ).run()
+        path = self.folder / "items.csv"
+        pl.DataFrame(rows, infer_schema_length=None).write_csv(path)
+        run = Run(path=path, options=PLAIN, send=send, progress_file=self.progress, scratch=self.folder / "s")
+        outcome, self.findings = import_items(run)
+        return outcome
 
 
 def table(num_rows: int, title: str = "Item") -> list[dict[str, Any]]:
@@ -56,7 +57,7 @@ def table(num_rows: int, title: str = "Item") -> list[dict[str, Any]]:
 
 def test_an_interrupted_import_goes_on_where_it_was(tmp_path: Path) -> None:
     """What the broker had before is not sent again, and all of it is there at the end."""
-    shop, rows = Shop(tmp_path / "p.json"), table(BATCHES * BATCH_ROWS + 7)
+    shop, rows = Shop(tmp_path), table(BATCHES * BATCH_ROWS + 7)
     with pytest.raises(DependencyUnavailable):
         shop.run(rows, num_batches=2)
     before = list(shop.sent)
@@ -72,7 +73,7 @@ def test_a_source_that_grew_sends_what_is_new_and_one_that_changed_all(
     tmp_path_factory: pytest.TempPathFactory, first: int, more: int, changed: bool
 ) -> None:
     """Nothing, where nothing is new; in all cases the catalogue is that of the source as it is now."""
-    shop = Shop(tmp_path_factory.mktemp("grown") / "p.json")
+    shop = Shop(tmp_path_factory.mktemp("grown"))
     shop.run(table(first))
     shop.sent.clear()
     now = table(first + more, "Other" if changed else "Item")
@@ -80,13 +81,14 @@ def test_a_source_that_grew_sends_what_is_new_and_one_that_changed_all(
 
     assert sum(shop.sent) == (first + more if changed else more)
     assert outcome.is_again == changed
-    assert {name: one.title for name, one in shop.items.items()} == {row["item_id"]: row["title"] for row in now}
+    titles = {name: one.title for name, one in shop.items.items() if one is not None}
+    assert titles == {row["item_id"]: row["title"] for row in now}
 
 
-@pytest.mark.parametrize("written", [b"", b"not JSON", b"[]", b'{"num_rows": 1}'])
-def test_a_damaged_record_of_progress_begins_anew(tmp_path: Path, written: bytes) -> None:
-    """All rows are sent, and none is left out for it."""
-    shop = Shop(tmp_path / "p.json")
+@pytest.mark.parametrize("written", [b"", b"not JSON", b"[]", b'{"num_rows": 1}', b'{"num_rows": 1, "digest": "x"}'])
+def test_a_damaged_record_of_progress_begins_again(tmp_path: Path, written: bytes) -> None:
+    """All rows are sent, and none is skipped for it."""
+    shop = Shop(tmp_path)
     shop.progress.write_bytes(written)
     shop.run(table(5))
 
@@ -94,17 +96,62 @@ def test_a_damaged_record_of_progress_begins_anew(tmp_path: Path, written: bytes
 
 
 def test_a_row_that_cannot_be_used_is_named_and_the_others_are_sent(tmp_path: Path) -> None:
-    """By its number and its column, also behind the first batch."""
-    shop, rows = Shop(tmp_path / "p.json"), table(BATCH_ROWS + 5)
-    rows[3]["published_ms"], rows[BATCH_ROWS + 1]["available"] = "soon", "perhaps"
-    outcome = shop.run(rows)
+    """By its number, also behind the first batch; the header is row 1."""
+    shop, rows = Shop(tmp_path), table(BATCH_ROWS + 5)
+    rows[3]["item_id"], rows[BATCH_ROWS + 1]["item_id"] = "", "x" * 300
+    shop.run(rows)
 
-    named = [(one.row, one.column) for one in shop.refused]
-    assert named == [(4, "published_ms"), (BATCH_ROWS + 2, "available")]
-    assert (outcome.num_refused, len(shop.items)) == (2, len(rows) - 2)
+    assert {reason: one.rows for reason, one in shop.findings.set_aside.items()} == {"item_id": [5, BATCH_ROWS + 3]}
+    assert len(shop.items) == len(rows) - 2
 
 
 def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
-    """It is another one than was meant; the error names column and row."""
-    with pytest.raises(DataError, match=r"published_ms.*row 1"):
-        Shop(tmp_path / "p.json").run([{"item_id": "i1", "published_ms": "soon"}])
+    """It is another one than was meant; the error names the column."""
+    with pytest.raises(DataError, match=r"item_id: not one row can be used"):
+        Shop(tmp_path).run([{"item_id": "x" * 300}])
+
+
+def test_events_of_a_large_file_are_sent_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with its newest rows first, larger than a stretch: the same records as of the file turned round, and a second run sends none."""
+    monkeypatch.setattr("pipelines.imports.ordered.STRETCH_ROWS", 100)
+    now_ms, lines = 1_800_000_000_000, [f"u{n % 7},i{n},{1_799_990_000 + n}" for n in range(1_000)]
+    sent: dict[str, list[tuple[bytes, bytes]]] = {"up": [], "down": [], "again": []}
+    for name, rows in (("up", lines), ("down", lines[::-1]), ("again", lines[::-1])):
+        path = tmp_path / "events.csv"
+        path.write_text("\n".join(("user_id,item_id,event_time", *rows)))
+        progress = tmp_path / ("up.json" if name == "up" else "down.json")
+        run = Run(path=path, options=PLAIN, send=sent[name].extend, progress_file=progress, scratch=tmp_path / "s")
+        import_events(run, None, now_ms)
+
+    assert [decode_interaction(value).item_id for _, value in sent["up"]] == [f"i{n}" for n in range(1_000)]
+    assert (sent["down"], sent["again"]) == (sent["up"], [])
+    assert not (tmp_path / "s").exists()
+
+
+def test_events_of_another_time_are_set_aside_or_kept_for_the_pipeline(tmp_path: Path) -> None:
+    """Too old ones go to the table, if there is one; those of the future are set aside."""
+    now_s = 1_800_000_000
+    path, old = tmp_path / "events.csv", OldEvents(tmp_path / "old.parquet")
+    path.write_text(f"user_id,item_id,event_time\nu,a,{now_s - 60}\nu,b,{now_s - 90 * 86_400}\nu,c,{now_s + 3_600}\n")
+    found = {}
+    for name, table_of_old in (("without", None), ("with", old)):
+        sent: list[tuple[bytes, bytes]] = []
+        run = Run(path=path, options=PLAIN, send=sent.extend, progress_file=tmp_path / name, scratch=tmp_path / "s")
+        _, findings = import_events(run, table_of_old, now_s * 1_000)
+        reasons = {reason.partition(" is ")[2][:7]: one.rows for reason, one in findings.set_aside.items()}
+        found[name] = [decode_interaction(value).item_id for _, value in sent], reasons
+
+    assert found == {"without": (["a"], {"too old": [3], "in the ": [4]}), "with": (["a"], {"in the ": [4]})}
+    assert old.finish() == 1
+
+
+def test_ordered_events_are_all_there_whatever_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one moment has more of them than a stretch."""
+    monkeypatch.setattr("pipelines.imports.ordered.STRETCH_ROWS", 10)
+    times = pl.Series([5] * 35 + [1, 9, 3], dtype=pl.Int64).cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
+    events = pl.DataFrame({"row": pl.int_range(38, eager=True), "event_time": times})
+    ordered = OrderedEvents(tmp_path / "s", (events[at : at + 7] for at in range(0, 38, 7)))
+    rows = pl.concat([*ordered.stretches()])
+
+    assert rows.equals(events.sort("event_time", "row"))
+    ordered.remove()

@@ -12,6 +12,8 @@ from pipelines.publication.add_items import append_items
 from pipelines.publication.cold_start import publish_items, similar_by_text
 from pipelines.publication.live import live_of
 from pipelines.runner.stage import StageOutput
+from pipelines.tables.files import Frame
+from pipelines.tables.reader import ItemTable
 from services.errors import BundleMoved, BundleUntrained, ConfigError, DataError
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -28,7 +30,7 @@ ITEMS = pl.DataFrame(
 def store(tmp_path: Path) -> BundleStore:
     """A store in which a bundle of the items is live."""
     store = BundleStore(tmp_path / "bundles")
-    publish_items(store, ITEMS, "items.csv", NOW, lambda _: None)
+    publish_items(store, ItemTable(Frame(ITEMS, "items.csv")), NOW, lambda _: None)
     return store
 
 
@@ -68,14 +70,14 @@ def test_a_first_training_is_compared_with_nothing(store: BundleStore, tmp_path:
 def test_items_are_not_added_to_models_that_are_not_there(store: BundleStore) -> None:
     """The refusal says how they get in."""
     with pytest.raises(ConfigError, match="tailrace pipeline --items"):
-        append_items(store, ITEMS, "items.csv", NOW)
+        append_items(store, ItemTable(Frame(ITEMS, "items.csv")), NOW)
 
 
 def test_it_replaces_no_other_bundle(store: BundleStore) -> None:
     """One that went live meanwhile stays."""
     live = store.live_version()
     with pytest.raises(BundleMoved):
-        publish_items(store, ITEMS.head(3), "items.csv", NOW, lambda _: None)
+        publish_items(store, ItemTable(Frame(ITEMS.head(3), "items.csv")), NOW, lambda _: None)
 
     assert store.live_version() == live
 
@@ -83,7 +85,7 @@ def test_it_replaces_no_other_bundle(store: BundleStore) -> None:
 def test_one_item_is_no_shop(tmp_path: Path) -> None:
     """The error names the table."""
     with pytest.raises(DataError, match=r"1 items of items\.csv"):
-        publish_items(BundleStore(tmp_path), ITEMS.head(1), "items.csv", NOW, lambda _: None)
+        publish_items(BundleStore(tmp_path), ItemTable(Frame(ITEMS.head(1), "items.csv")), NOW, lambda _: None)
 
 
 @pytest.mark.parametrize("texts", [["", ""], ["a red hat", ""], ["one", "two", "three"]])

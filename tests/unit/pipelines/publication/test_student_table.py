@@ -16,6 +16,8 @@ from pipelines.publication import student_table
 from pipelines.publication.add_items import append_items
 from pipelines.publication.bundle import assemble
 from pipelines.scoring.student import StudentScorer
+from pipelines.tables.files import Frame
+from pipelines.tables.reader import ItemTable
 from services.errors import BundleCorrupt
 from services.student.ranker import StudentRanker, load_student
 from services.student.table import TABLE, load_table
@@ -114,7 +116,9 @@ def test_a_new_item_joins_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     bundle = learn_the_ring(tmp_path, shorter, CodesOptions(depth=3)).assembled / "bundle"
     before, store = load_table(bundle / TABLE), live_store(tmp_path / "bundles", bundle, "first", {"num_items": 30})
 
-    live, _ = append_items(store, pl.DataFrame({"item_id": ["a-new"], "title": ["Item a-new"]}), "items", MADE_AT)
+    live, _ = append_items(
+        store, ItemTable(Frame(pl.DataFrame({"item_id": ["a-new"], "title": ["Item a-new"]}), "items")), MADE_AT
+    )
 
     now, table = live.catalogue(), load_table(live.path / TABLE)
     ranker, only = load_student(live, now), np.zeros(31, dtype=bool)

@@ -1,5 +1,6 @@
 """Lists of many users hold what the engine ranks for each alone, and a killed run goes on."""
 
+import gzip
 import json
 import multiprocessing
 import os
@@ -150,11 +151,33 @@ def test_filters_and_seen_items_are_honoured(ranker: BatchRanker, users: Path, t
     assert any(set(row["item_ids"]) & set(read_some([row["user_id"]])[row["user_id"]].item_ids) for row in rows[2:])
 
 
-@pytest.mark.parametrize("text", ["", "\n\n"])
-def test_a_file_without_users_is_refused(tmp_path: Path, text: str) -> None:
-    """The option is named."""
+@pytest.mark.parametrize(
+    ("content", "users"),
+    [
+        (b"u1\n\n u2 \r\nu1", ["u1", "u2", "u1"]),
+        ("u1\nü2\n".encode("utf-16"), ["u1", "ü2"]),
+        ("ü1\n".encode("latin-1"), ["ü1"]),
+        (b"\xef\xbb\xbfuser_id\nu1\n", ["u1"]),
+        (b"7.0\n8\nnan\n", ["7", "8", "nan"]),
+        (b'"u,1"\nu,2\n', ["u,1", "u,2"]),
+        (b"name,user_id\nA,u1\nB,u2\n", ["u1", "u2"]),
+        (b"User ID;name\nu1;A\n", ["u1"]),
+        (b'{"user_id": "u1"}\n{"user_id": 7}\n', ["u1", "7"]),
+        (gzip.compress(b"u1\n"), ["u1"]),
+        (b"", None),
+        (b"\n\n", None),
+        (b"user_id\n", None),
+        (b"1.5\n2.5\n", None),
+        (b"PK\x03\x04", None),
+    ],
+)
+def test_a_file_of_users_is_decoded_as_tables_are(content: bytes, users: list[str] | None, tmp_path: Path) -> None:
+    """One id a line or a column of a table, in any encoding; a file without users is refused by its option."""
     path = tmp_path / "users.txt"
-    path.write_text(text)
+    path.write_bytes(content)
+    if users is not None:
+        assert read_user_ids(path) == users
+        return
 
     with pytest.raises(ConfigError, match="--users"):
         read_user_ids(path)

@@ -16,11 +16,12 @@ from models.decoder.weights import load_decoder
 from models.student import read_student
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.tokenize import tokenize
-from pipelines.data.schema import check_items
 from pipelines.runner.stage import silent
 from pipelines.scoring.beams import decoder_scorer
 from pipelines.scoring.metrics import Scorer
 from pipelines.scoring.student import StudentScorer
+from pipelines.tables.files import Frame
+from pipelines.tables.reader import ItemTable
 from pipelines.training.start.warm_start import Onward, WarmStart
 from pipelines.training.train_decoder import TrainOptions, read_training, train
 from pipelines.training.train_student import DistillOptions, Inputs, fit_and_save
@@ -77,7 +78,7 @@ def learn(
     for one in (ingested, tokens, out):
         one.mkdir(parents=True)
     torch.set_num_threads(1)
-    check_items(raw_items(30)).good.write_parquet(ingested / "items.parquet")
+    ItemTable(Frame(raw_items(30), "items")).read_catalogue().write_parquet(ingested / "items.parquet")
     write_events(events(kind), ingested, parse_event_roles("[types.skip]\nrole = 'negative'\nweight = 0"))
     tokenize(ingested, histories_from(ingested), 1_000, tokens, codes)
     train(tokens, decoder, out, checkpoints_in(folder / "decoder"), CPU, silent, start)

@@ -21,6 +21,8 @@ from pipelines.publication.add_items import append_items
 from pipelines.publication.new_items import add_new_items
 from pipelines.runner.stage import silent
 from pipelines.scoring.dense import DecoderScorer, hidden_states
+from pipelines.tables.files import Frame
+from pipelines.tables.reader import ItemTable
 from pipelines.training.start.text_rows import ITEM_TEXT, TextRows, add_text, folded, learned_text, load_item_text
 from pipelines.training.train_decoder import new_decoder, train
 from services.contracts.items import ItemState
@@ -195,7 +197,7 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
     store = store_of(tmp_path, bundle)
     raw = pl.DataFrame({"item_id": ["z-new", "a-new", "i03"], "title": ["Item z", "Item i03", "Another title"]})
 
-    live, num_new = append_items(store, raw, "items", MADE_AT)
+    live, num_new = append_items(store, ItemTable(Frame(raw, "items")), MADE_AT)
 
     before, now = load_catalogue(bundle / "catalogue.parquet"), live.catalogue()
     rows, names = now.indices(before.item_ids), ["i03", "i04", "i05"]
@@ -216,7 +218,7 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
     )
     tokens = now.tokens(now.indices(["a-new", "z-new"]))
     torch.testing.assert_close(decoder.head_weight_VD[tokens].detach(), text.rows(["Item i03", "Item z"]))
-    assert append_items(store, raw, "items", MADE_AT) == (live, 0)
+    assert append_items(store, ItemTable(Frame(raw, "items")), MADE_AT) == (live, 0)
 
 
 def test_new_items_of_the_live_catalogue_join_the_live_bundle(learned: Built, tmp_path: Path) -> None:
@@ -250,7 +252,7 @@ def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, 
     said: list[str] = []
 
     table = pl.DataFrame(rows, ["item_id", "title"], orient="row")
-    live, num_new = append_items(store, table, "new.csv", MADE_AT, report=said.append)
+    live, num_new = append_items(store, ItemTable(Frame(table, "new.csv")), MADE_AT, report=said.append)
 
     titles = dict(zip(live.catalogue().item_ids, live.catalogue().titles, strict=True))
     assert (num_new, titles["7"], titles["z"]) == (2, "7", "Z")
@@ -275,7 +277,7 @@ def test_new_items_join_the_judged_pair_too(learned: Built, tmp_path: Path) -> N
     """Later starts and comparisons take it: it ranks the new items as the pair that serves does, where the two were the same."""
     store = store_of(tmp_path / "bundles", with_judged_pair(learned.assembled / "bundle", tmp_path / "bundle"))
 
-    live, _ = append_items(store, Z_NEW, "items", MADE_AT)
+    live, _ = append_items(store, ItemTable(Frame(Z_NEW, "items")), MADE_AT)
 
     history = [np.array(live.catalogue().indices(["i03", "i04"]))]
     served, judged = (
@@ -293,7 +295,7 @@ def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> Non
     store, rows = store_of(tmp_path, learned.assembled / "bundle"), []
     for lift in (1.0, 1.5):
         store.promote("first")
-        live, _ = append_items(store, Z_NEW, "items", MADE_AT, lift)
+        live, _ = append_items(store, ItemTable(Frame(Z_NEW, "items")), MADE_AT, lift)
         decoder = load_decoder(live.decoder_dir, torch.float32, CPU)
         student = read_student(live.path / "student.safetensors")
         rows.append((decoder.head_weight_VD.detach(), student.embedding.weight.detach()))
@@ -303,7 +305,7 @@ def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> Non
         assert torch.equal(lifted[:-1], plain[:-1])
     for lift in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match=r"--lift: .* is no factor; give a number above 0"):
-            append_items(store, Z_NEW, "items", MADE_AT, lift)
+            append_items(store, ItemTable(Frame(Z_NEW, "items")), MADE_AT, lift)
 
 
 def test_new_items_of_a_bundle_without_text_are_refused(built: Built, tmp_path: Path) -> None:
@@ -311,7 +313,7 @@ def test_new_items_of_a_bundle_without_text_are_refused(built: Built, tmp_path: 
     store = store_of(tmp_path, built.assembled / "bundle")
 
     with pytest.raises(ConfigError, match=r"first: its codes have depth 1.* text_size, or with .*--code-depth 3"):
-        append_items(store, Z_NEW, "items", MADE_AT)
+        append_items(store, ItemTable(Frame(Z_NEW, "items")), MADE_AT)
 
 
 def test_a_damaged_map_is_named(learned: Built, tmp_path: Path) -> None:

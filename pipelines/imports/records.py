@@ -1,0 +1,60 @@
+"""The records of rows that the reader accepted: items of the live catalogue, and events. Pure."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import polars as pl
+
+from pipelines.tables.items import ATTRIBUTE
+from services.contracts.events import MAX_EVENT_LEAD_MS, Interaction
+from services.contracts.items import ItemState, item_from
+
+TOO_OLD = "event_time is too old for the stream; --table FILE keeps such events for `tailrace pipeline --events FILE`"
+IN_FUTURE = "event_time is in the future"
+_FIELDS = ("title", "categories", "available", "published_ms", "expires_ms", "value")
+
+
+def item_states(items: pl.DataFrame) -> list[ItemState]:
+    """Return the states of items, in their order."""
+    return [_state(row) for row in items.iter_rows(named=True)]
+
+
+def _state(row: dict[str, Any]) -> ItemState:
+    fields = {name: row[name] for name in _FIELDS if row[name] is not None}
+    attributes = {
+        name.removeprefix(ATTRIBUTE): value
+        for name, value in row.items()
+        if name.startswith(ATTRIBUTE) and value is not None
+    }
+    return item_from(row["item_id"], fields | {"attributes": attributes})
+
+
+def interactions(events: pl.DataFrame) -> list[Interaction]:
+    """Return events, in their order. One without an id gets one of its content, so that it counts once however often it is imported."""
+    return [*_interactions(events.with_columns(pl.col("event_time").dt.epoch("ms")))]
+
+
+def _interactions(events: pl.DataFrame) -> Iterator[Interaction]:
+    columns = events.select("user_id", "item_id", "event_time", "event_type", "value", "event_id")
+    for user_id, item_id, time_ms, event_type, value, event_id in columns.iter_rows():
+        yield Interaction(
+            event_id=event_id or _content_id((user_id, item_id, time_ms, event_type, value)),
+            user_id=user_id,
+            item_id=item_id,
+            event_time_ms=time_ms,
+            event_type=event_type,
+            value=value,
+        )
+
+
+def _content_id(content: Sequence[object]) -> str:
+    return f"import-{hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()[:32]}"
+
+
+def untimely(now_ms: int, oldest_ms: int | None) -> pl.Expr:
+    """Return why an event cannot be imported now: it is in the future, or older than `oldest_ms`. Null where it can."""
+    time_ms = pl.col("event_time").dt.epoch("ms")
+    reason = pl.when(time_ms > now_ms + MAX_EVENT_LEAD_MS).then(pl.lit(IN_FUTURE))
+    return reason if oldest_ms is None else reason.when(time_ms < oldest_ms).then(pl.lit(TOO_OLD))

@@ -1,0 +1,91 @@
+"""An import from file to topic: the table is read, its rows are ordered, and those that were not delivered before are sent.
+
+Knows neither the command line nor the broker: `send` returns when records are kept for good.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from pipelines.imports.importing import Import, Outcome
+from pipelines.imports.old_events import OldEvents
+from pipelines.imports.ordered import OrderedEvents
+from pipelines.imports.records import interactions, item_states, untimely
+from pipelines.tables.columns import check_used
+from pipelines.tables.events import distinct
+from pipelines.tables.findings import Findings
+from pipelines.tables.options import TableOptions
+from pipelines.tables.reader import EventTable, ItemTable, open_table
+from services.contracts.events import MAX_EVENT_AGE_MS
+
+_DAY_MS = 86_400_000
+Send = Callable[[Sequence[tuple[bytes, bytes]]], None]
+"""Takes keys and values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One import's table, what it is done with, and where it is written down how far it is.
+
+    Args:
+        path: The file.
+        options: How it is read.
+        send: Returns once a batch is kept for good. Raises DependencyUnavailable.
+        progress_file: How far the import is.
+        scratch: A folder for parts of a large table.
+        moved: Is told after each batch how many rows are delivered.
+    """
+
+    path: Path
+    options: TableOptions
+    send: Send
+    progress_file: Path
+    scratch: Path
+    moved: Callable[[int], object] = id
+
+
+def open_items(path: Path, options: TableOptions) -> ItemTable:
+    """Open a table of items. Raises DataError, or ConfigError for an option that names no column."""
+    table = ItemTable(open_table(path, "items", options), options)
+    check_used(options, [("items", table.table, table.named)])
+    return table
+
+
+def import_items(run: Run) -> tuple[Outcome, Findings]:
+    """Import items, and return what was done and what was found. Raises DataError, ConfigError, DependencyUnavailable."""
+    table = open_items(run.path, run.options)
+    items = table.read().drop("text")
+
+    def deliver(batch: pl.DataFrame) -> None:
+        run.send([(one.key, one.encode()) for one in item_states(batch)])
+
+    return Import(lambda: [items], deliver, run.moved, run.progress_file).run(), table.findings
+
+
+def import_events(run: Run, old: OldEvents | None, now_ms: int) -> tuple[Outcome, Findings]:
+    """Import events in order of time; those that are too old for the stream go to `old`, or are set aside. Raises as `import_items`."""
+    table = EventTable(open_table(run.path, "events", run.options), run.options)
+    check_used(run.options, [("events", table.table, table.named)])
+    since_ms = now_ms - MAX_EVENT_AGE_MS + _DAY_MS  # what is sent is read later than now
+    refuse = untimely(now_ms, since_ms if old is None else None)
+    ordered = OrderedEvents(run.scratch, table.batches(refuse=refuse))
+
+    def deliver(batch: pl.DataFrame) -> None:
+        is_old = pl.col("event_time").dt.epoch("ms") < since_ms
+        if old is not None:
+            old.add(interactions(batch.filter(is_old)))
+        run.send([(one.key, one.encode()) for one in interactions(batch.filter(~is_old))])
+
+    found, num_passes = table.findings, 0
+
+    def rows() -> Iterator[pl.DataFrame]:
+        nonlocal num_passes
+        num_passes += 1
+        findings = found if num_passes == 1 else Findings("events")  # duplicates are counted once
+        return (distinct(stretch, findings) for stretch in ordered.stretches())
+
+    outcome = Import(rows, deliver, run.moved, run.progress_file).run()
+    ordered.remove()
+    return outcome, found

@@ -1,0 +1,118 @@
+"""Rows of Parquet, Arrow and Feather files, with the types that they have. A column of a type that no table of ours has becomes text."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pipelines.tables.delimited import Batch
+from services.errors import DataError
+
+BATCH_ROWS = 131_072
+
+
+class Columnar:
+    """Reads the batches of a file, from its first row each time."""
+
+    def __init__(self, path: Path, *, is_parquet: bool) -> None:
+        self._path, self._is_parquet = path, is_parquet
+        schema = self._open()[0]
+        twice = {name for name in schema.names if schema.names.count(name) > 1}
+        if twice:
+            raise DataError(min(twice), f"there twice in {path.name}", "a name for each column")
+        empty = _frame_of(schema.empty_table())
+        self.columns = tuple(empty.columns)
+
+    def __iter__(self) -> Iterator[Batch]:
+        import pyarrow as pa
+
+        row = 1
+        try:
+            for batch in self._open()[1]:
+                frame = _frame_of(pa.Table.from_batches([batch]))
+                yield Batch(frame, pl.int_range(row, row + batch.num_rows, dtype=pl.Int64, eager=True))
+                row += batch.num_rows
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._broken(error) from error
+
+    def _open(self) -> tuple[Any, Iterator[Any]]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            if self._is_parquet:
+                file = pq.ParquetFile(self._path)
+                return file.schema_arrow, file.iter_batches(BATCH_ROWS)
+            try:
+                reader = pa.ipc.open_file(self._path)
+            except pa.ArrowInvalid:
+                stream = pa.ipc.open_stream(self._path.open("rb"))
+                return stream.schema, iter(stream)
+            return reader.schema, (reader.get_batch(number) for number in range(reader.num_record_batches))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> DataError:
+        return DataError("", f"{self._path} cannot be read ({str(error).splitlines()[0]})", "a whole Parquet file")
+
+
+def _frame_of(table: Any) -> pl.DataFrame:
+    """Return the columns as polars has them, those of structures by their path."""
+    columns = [_series(name, table.column(place)) for place, name in enumerate(table.column_names)]
+    frame = pl.DataFrame(columns) if columns else pl.DataFrame()
+    while nested := [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.Struct)]:
+        frame = frame.with_columns(
+            frame[name].struct.rename_fields([f"{name}.{one.name}" for one in dtype.fields])
+            for name in nested
+            if isinstance(dtype := frame.schema[name], pl.Struct)
+        )
+        frame = frame.unnest(nested)
+    return frame
+
+
+def _series(name: str, column: Any) -> pl.Series:
+    import pyarrow as pa
+
+    kind = column.type
+    try:
+        if pa.types.is_dictionary(kind):
+            column, kind = column.cast(kind.value_type), kind.value_type
+        if isinstance(kind, pa.BaseExtensionType) or pa.types.is_map(kind) or pa.types.is_union(kind):
+            return pl.Series(name, [_text(value) for value in column.to_pylist()], dtype=pl.String)
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            column.validate(full=True)
+        return pl.Series(name, pl.from_arrow(column))
+    except (pa.ArrowException, pl.exceptions.PolarsError, ValueError, TypeError, OverflowError):
+        return _one_by_one(name, column)
+
+
+def _one_by_one(name: str, column: Any) -> pl.Series:
+    """Return a column as text where polars does not take it: a value that cannot be read is missing."""
+    import pyarrow as pa
+
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        binary = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+        column = pa.chunked_array([chunk.view(binary) for chunk in column.chunks], binary)
+    values = []
+    for value in column:
+        try:
+            values.append(_text(value.as_py()))
+        except (pa.ArrowException, ValueError, OverflowError, TypeError):
+            values.append(None)
+    return pl.Series(name, values, dtype=pl.String)
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return (
+        value
+        if isinstance(value, str)
+        else str(value)
+        if not isinstance(value, dict | list)
+        else json.dumps(value, default=str)
+    )

@@ -1,0 +1,391 @@
+"""Which column of a file is which of our fields. An error names the exact options that would read the file, and a column that is not read is named with the option that would.
+
+    exact name, or one that differs in case, blanks and punctuation    user_id, `User ID`, itemId
+    `timestamp`                                                        event_time
+    --column NAME=OUR_NAME                                             any other
+
+Of items a column that is no field is an attribute. Knows nothing of cells but what tells a header from data.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as default
+
+import polars as pl
+
+from pipelines.tables.files import Frame, Table
+from pipelines.tables.findings import Findings
+from pipelines.tables.options import UNNAMED, TableOptions
+from pipelines.tables.times import times
+from services.contracts.items import MAX_ATTRIBUTES, MAX_NAME_CHARS, RESERVED_NAMES
+from services.errors import ConfigError, DataError
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "events": ("user_id", "item_id", "event_time", "event_type", "value", "event_id", "history", "impressions"),
+    "items": ("item_id", "title", "categories", "text", "available", "published_ms", "expires_ms", "value"),
+}
+EXAMPLES = {
+    "user_id": "'u17'",
+    "item_id": "'i42'",
+    "event_time": "'2026-11-21T12:00:00Z' or 1795262400 (Unix seconds) or 1795262400000 (Unix milliseconds)",
+}
+_REQUIRED = {"events": ("user_id", "item_id", "event_time"), "items": ("item_id",)}
+_MANY = frozenset({"categories"})
+"""Fields that several columns may fill."""
+_ALSO = {"event_time": ("timestamp",)}
+"""Names that can mean nothing else."""
+_SUGGESTED: Mapping[str, tuple[str, ...]] = {
+    "user_id": (
+        *(
+            "user",
+            "userid",
+            "uid",
+            "visitorid",
+            "visitor",
+            "customerid",
+            "customer",
+            "clientid",
+            "memberid",
+            "reviewerid",
+        ),
+        *("accountid", "account", "entityid", "sessionid", "session", "profileid", "personid", "cookieid", "deviceid"),
+    ),
+    "item_id": (
+        *(
+            "item",
+            "itemid",
+            "productid",
+            "product",
+            "targetentityid",
+            "handle",
+            "urlhandle",
+            "sku",
+            "asin",
+            "parentasin",
+            "movieid",
+        ),
+        *("articleid", "newsid", "bookid", "isbn", "videoid", "trackid", "songid", "artistid", "businessid", "gameid"),
+        *("goodsid", "offerid", "contentid", "listingid", "entityid", "id"),
+    ),
+    "event_time": (
+        *(
+            "timestamp",
+            "time",
+            "datetime",
+            "eventtime",
+            "eventtimems",
+            "ts",
+            "date",
+            "eventdate",
+            "createdat",
+            "created",
+        ),
+        *("timems", "occurredat", "unixreviewtime", "reviewtime", "eventtimestamp", "when"),
+    ),
+    "event_type": (
+        "event",
+        "action",
+        "eventname",
+        "behavior",
+        "behaviour",
+        "behaviortype",
+        "interaction",
+        "type",
+        "actiontype",
+    ),
+    "value": (
+        "rating",
+        "eventvalue",
+        "propertiesrating",
+        "score",
+        "weight",
+        "stars",
+        "overall",
+        "count",
+        "playcount",
+        "watchratio",
+    ),
+    "event_id": ("id", "uuid"),
+    "history": ("clickhistory", "userhistory"),
+    "impressions": ("impression", "impressionlist"),
+    "title": ("name", "movietitle", "productname", "producttitle", "itemname", "booktitle"),
+    "categories": (
+        "category",
+        "genres",
+        "genre",
+        "class",
+        "productcategory",
+        "producttype",
+        "categoryname",
+        "tags",
+        "type",
+    ),
+    "text": ("description", "bodyhtml", "body", "abstract", "overview", "summary", "plot"),
+}
+_IMPRESSIONS = re.compile(r"^\S+-[01](?: \S+-[01])*$")
+_PLAUSIBLE = pl.Series(["1990-01-01"]).str.to_datetime().dt.replace_time_zone("UTC")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Our fields by the columns that fill them, and the columns that are attributes, by the attributes' names.
+
+    `used` are the options' columns that this table has.
+    """
+
+    fields: Mapping[str, tuple[str, ...]]
+    attributes: Mapping[str, str]
+    used: frozenset[str]
+    others: Mapping[str, str] = default(default_factory=dict)
+    """By a field that is needed, another column that may be it."""
+
+    def column(self, field: str) -> str:
+        """Return the name of a field's column in the file, the field's own where it has none."""
+        return self.fields.get(field, (field,))[0]
+
+
+def letters(name: str) -> str:
+    """Return a name without case, blanks and punctuation."""
+    return re.sub(r"[\W_]", "", name.casefold())
+
+
+def is_known(name: str) -> bool:
+    """Whether a name is one of ours, or means one."""
+    return letters(re.sub(r":(token|float)(_seq)?$", "", name)) in _KNOWN
+
+
+_KNOWN = {letters(name) for names in FIELDS.values() for name in names} | {
+    name for names in (*_SUGGESTED.values(), *_ALSO.values()) for name in names
+}
+
+
+def name_columns(kind: str, table: Table | Frame, options: TableOptions, findings: Findings) -> Named:
+    """Find the columns of our fields. Raises DataError for a column that is needed and missing, and for a first line of data."""
+    by_name = {name: name for name in table.columns} | {
+        name.partition(":")[0]: name for name in table.columns if ":" in name
+    }
+    typed = {name.partition(":")[0]: name for name in (*options.names, *options.skipped) if ":" in name}
+    used = {
+        name
+        for name in (*options.names, *options.skipped)
+        if name in by_name or (name in typed.values() and name.partition(":")[0] in by_name)
+    }
+
+    def of_table(name: str) -> str | None:
+        return by_name.get(name) or (by_name.get(name.partition(":")[0]) if name in typed.values() else None)
+
+    skipped = {of_table(name) for name in options.skipped}
+    columns = [name for name in table.columns if name not in skipped and not _is_unnamed(name)]
+    fields: dict[str, list[str]] = {}
+    attributes: dict[str, str] = {}
+    for theirs, ours in options.names.items():
+        column = of_table(theirs)
+        if column is None or column not in columns:
+            continue
+        if ours in FIELDS[kind]:
+            fields.setdefault(ours, []).append(column)
+        elif kind == "items" and ours not in FIELDS["events"]:
+            attributes[ours] = column
+        else:
+            used.discard(theirs)
+    for ours, named in fields.items():
+        if len(named) > 1 and ours not in _MANY:
+            raise ConfigError(f"--column: {' and '.join(named)} of {table.name} cannot both be {ours}; leave one out")
+    taken = {column for named in fields.values() for column in named} | set(attributes.values())
+    _find_alike(kind, table, columns, fields, taken, findings)
+    left = [name for name in columns if name not in taken]
+    needed = [
+        field for field in _REQUIRED[kind] if not (field == "item_id" and kind == "events" and "impressions" in fields)
+    ]
+    if missing := [field for field in needed if field not in fields]:
+        if turned := next((field for field in missing if field in options.names), None):
+            ours = options.names[turned]
+            raise ConfigError(
+                f"--column {turned}={ours}: the table's name comes first; --column {ours}={turned} reads {ours}"
+            )
+        raise _missing(kind, table, missing, left)
+    if kind == "items":
+        attributes |= _attributes(left, attributes, findings)
+    _note_unused(kind, left, fields, findings)
+    others = {field: other for field in needed if (other := _suggest(field, left)) is not None}
+    return Named({name: tuple(named) for name, named in fields.items()}, attributes, frozenset(used), others)
+
+
+def check_used(options: TableOptions, tables: Sequence[tuple[str, Table | Frame, Named]]) -> None:
+    """Refuse options that name no column of any table. Raises ConfigError."""
+    used = frozenset().union(*(named.used for _, _, named in tables))
+    columns = [name for _, table, _ in tables for name in table.columns]
+    where = f"{' and '.join(table.name for _, table, _ in tables)} ({', '.join(dict.fromkeys(columns))})"
+    for name, ours in options.names.items():
+        if name not in used and name not in columns:
+            turned = f"; --column {ours}={name} reads that column as {name}" if ours in columns else ""
+            raise ConfigError(f"--column {name}={ours}: no column {name} in {where}{turned}")
+        if name not in used:
+            fields = dict.fromkeys(field for kind, _, _ in tables for field in FIELDS[kind])
+            raise ConfigError(
+                f"--column {name}={ours}: {ours} is no field of {tables[0][0]}; the fields are {', '.join(fields)}"
+            )
+    for name in sorted(options.skipped - used):
+        raise ConfigError(f"--skip {name}: no column {name} in {where}")
+    for option, names in (("--list", options.splits), ("--number", options.numbers), ("--flag", options.flags)):
+        for name in names:
+            if name not in columns and not any(
+                name in named.fields or name in named.attributes for _, _, named in tables
+            ):
+                raise ConfigError(f"{option} {name}: no column {name} in {where}")
+
+
+def _is_unnamed(name: str) -> bool:
+    return re.fullmatch(rf"{UNNAMED}\d+", name) is not None
+
+
+def _find_alike(
+    kind: str,
+    table: Table | Frame,
+    columns: Sequence[str],
+    fields: dict[str, list[str]],
+    taken: set[str],
+    findings: Findings,
+) -> None:
+    """Add the fields whose names the table has, exactly or but for case, blanks and punctuation."""
+    for known in FIELDS[kind]:
+        if known in fields:
+            continue
+        free = [name for name in columns if name not in taken]
+        alike = [known] if known in free else [name for name in free if letters(name) == letters(known)]
+        alike = alike or [name for name in free if letters(name) in _ALSO.get(known, ())]
+        if len(alike) > 1:
+            both = " and ".join(map(repr, alike))
+            raise DataError(
+                known, f"there as {both} in {table.name}; --skip {alike[1]!r} reads the first", f"one named {known}"
+            )
+        if not alike:
+            continue
+        fields[known] = alike
+        taken.add(alike[0])
+        if alike[0] != known:
+            findings.note(f"column {alike[0]!r} is read as {known}")
+
+
+def _suggest(field: str, left: Iterable[str]) -> str | None:
+    """Return the column that most likely is a field."""
+    by_letters: dict[str, str] = {}
+    for name in left:
+        by_letters.setdefault(letters(name), name)
+    return next((by_letters[name] for name in _SUGGESTED.get(field, ()) if name in by_letters), None)
+
+
+def _missing(kind: str, table: Table | Frame, missing: Sequence[str], left: Sequence[str]) -> DataError:
+    if table.first and table.has_header and _is_data(table):
+        shown = ", ".join(table.first)
+        names = ",".join(_guess(kind, table))
+        problem = f"the first line of {table.name} looks like data ({shown:.120}); --header {kind}={names} names its columns ({UNNAMED} skips one)"
+        return DataError("", problem, "a first line with the names of the columns")
+    free, options = list(left), []
+    for field in missing:
+        column = _suggest(field, free)
+        if column is not None:
+            free.remove(column)
+        options.append(_option(column or "NAME", field))
+    problem = f"missing among {', '.join(table.columns)} in {table.name}; {' '.join(options)} reads {'them' if len(options) > 1 else 'it'}"
+    return DataError(missing[0], problem, EXAMPLES[missing[0]])
+
+
+def _option(column: str, field: str) -> str:
+    """Return the option that reads a column as a field, as a shell takes it."""
+    return f"--column {shlex.quote(f'{column}={field}')}"
+
+
+def _is_data(table: Table | Frame) -> bool:
+    """Whether the first line holds no name: a number, a time, nothing, or a long text."""
+    if any(is_known(cell) for cell in table.first):
+        return False
+    cells = [cell.strip() for cell in table.first]
+    return any(not cell or len(cell) > 64 or re.fullmatch(r"[+-]?\d[\d.,eE+:/TZ -]*(?:[AP]M)?", cell) for cell in cells)
+
+
+def _guess(kind: str, table: Table | Frame) -> list[str]:
+    """Return likely names of the columns of a table whose first line is data."""
+    cells, later = [cell.strip() for cell in table.first], [*table.second, *[""] * len(table.first)]
+    names = [UNNAMED] * len(cells)
+    if kind == "items":
+        return _guess_items(cells, names)
+    for place, cell in enumerate(cells):
+        if "impressions" not in names and _IMPRESSIONS.match(cell):
+            names[place] = "impressions"
+    found = times(pl.Series(cells, dtype=pl.String), day_first=False)
+    if (
+        at := next((place for place, time in enumerate(found) if time is not None and time >= _PLAUSIBLE), None)
+    ) is not None:
+        names[at] = "event_time"
+    free = [place for place, name in enumerate(names) if name == UNNAMED]
+    if "impressions" in names:
+        counted = [
+            place
+            for place in free
+            if cells[place].isdigit() and later[place].isdigit() and int(later[place]) == int(cells[place]) + 1
+        ]
+        lists = [place for place in free if " " in cells[place] and place not in counted]
+        ids = [place for place in free if place not in (*counted, *lists)] or counted
+        names[ids[0]] = "user_id"
+        if lists:
+            names[lists[0]] = "history"
+        return names
+    for field, place in zip(("user_id", "item_id"), free, strict=False):
+        names[place] = field
+    small = [place for place in free[2:] if re.fullmatch(r"[1-9](?:\.\d+)?|0\.\d+|10", cells[place])]
+    if small:
+        names[small[0]] = "value"
+    return names
+
+
+def _guess_items(cells: Sequence[str], names: list[str]) -> list[str]:
+    names[0] = "item_id"
+    rest = range(1, len(cells))
+    categories = next((place for place in rest if "|" in cells[place]), None)
+    titles = [place for place in rest if place != categories]
+    if titles:
+        names[next((place for place in titles if " " in cells[place]), titles[0])] = "title"
+    if categories is not None:
+        names[categories] = "categories"
+    return names
+
+
+def _attributes(left: Sequence[str], named: Mapping[str, str], findings: Findings) -> dict[str, str]:
+    """Return the attributes that columns of their own names are; names that no attribute may have are refused once."""
+    found: dict[str, str] = {}
+    for name in left:
+        if name in RESERVED_NAMES:
+            findings.note(
+                f"column {name} is skipped: every item has {name}; --column {name}=OTHER_NAME makes it an attribute"
+            )
+        elif len(name) > MAX_NAME_CHARS or not name.isprintable() or name.startswith((" (column", "(column")):
+            findings.note(
+                f"column {name[:40]!r} is skipped: its name is no name of an attribute; --column gives it another"
+            )
+        elif len(named) + len(found) >= MAX_ATTRIBUTES:
+            findings.note(
+                f"columns are skipped: an item has at most {MAX_ATTRIBUTES} attributes; --skip takes others away",
+                1,
+                name,
+            )
+        else:
+            found[name] = name
+    return found
+
+
+def _note_unused(kind: str, left: Sequence[str], fields: Mapping[str, object], findings: Findings) -> None:
+    """Name the columns that are no field in one line, each with the option that would read it."""
+    free, words = list(left), {}
+    for field in FIELDS[kind]:
+        if field not in fields and (column := _suggest(field, free)) is not None:
+            words[column] = f" ({_option(column, field)} reads it)"
+            free.remove(column)
+    unread = [name for name in left if kind == "events" or name not in RESERVED_NAMES]
+    if not unread:
+        return
+    named = ", ".join(f"{name}{words.get(name, '')}" for name in unread[:20]) + (", ..." if len(unread) > 20 else "")
+    what = "ignored" if kind == "events" else "attributes, from which no model learns"
+    findings.note(f"columns that are {what}: {named}")

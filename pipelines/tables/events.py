@@ -1,0 +1,412 @@
+"""Rows of events: which can be used, and what is read of them.
+
+    user_id, item_id    text; whole numbers that a tool wrote as `7.0` are 7
+    event_time          timestamp[us, UTC] (pipelines.tables.times)
+    event_type          `interaction` where there is none
+    value               1 where there is none, or one that cannot be read
+    event_id            tells apart events that are equal otherwise
+    impressions         items shown, `N1-1 N2-0`: each is an event, a click or an impression
+    history             items that the user had before the first row: clicks just before it
+
+A row whose item is a list, as of a basket, is an event for each. Events are ordered by time, ties by row; exact duplicates are dropped.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from pipelines.tables.cells import as_text, lists, numbers, present
+from pipelines.tables.columns import EXAMPLES, Named
+from pipelines.tables.delimited import Batch
+from pipelines.tables.findings import Findings
+from pipelines.tables.ids import IdColumn, is_bad, whole_form
+from pipelines.tables.times import UTC_US, DayOrder, is_day, times
+from services.errors import DataError
+
+DEFAULT_TYPE = "interaction"
+EVENT_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
+    "row": pl.Int64,
+    "user_id": pl.String,
+    "item_id": pl.String,
+    "event_time": UTC_US,
+    "event_type": pl.String,
+    "value": pl.Float64,
+    "event_id": pl.String,
+}
+"""The columns of rows that are accepted."""
+SAME_EVENT = ("user_id", "item_id", "event_time", "event_type", "value", "event_id")
+SAME_NOTE = (
+    "{n} exact duplicates (same user, item, time, type and value) are dropped; "
+    "a finer event_time or an event_id would tell real repeats apart"
+)
+SAME_ITEM_NOTE = "{n} exact duplicates are dropped"
+_ASIDE = {"row": pl.Int64, "reason": pl.String}
+UNKNOWN_ITEM = "item_id not in items"
+_IDS = ("user_id", "item_id")
+_CLICK, _IMPRESSION = "click", "impression"
+
+
+@dataclass(slots=True)
+class EventSurvey:
+    """What has to be known of a whole table before its rows are read: how its ids are written, where the day of a date is, and when each user's history ends."""
+
+    ids: dict[str, IdColumn] = field(default_factory=lambda: {name: IdColumn() for name in _IDS})
+    days: DayOrder = field(default_factory=DayOrder)
+    first_times: pl.DataFrame | None = None
+    num_midnights: int = 0
+    num_times: int = 0
+    num_back: int = 0
+    rejected: set[int] = field(default_factory=set)
+    newest: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema={"user": pl.UInt64, "newest": UTC_US}))
+
+    def refuse(self, named: Named, table: str) -> None:
+        """Raise DataError for a column of ids that holds fractions."""
+        for name, column in self.ids.items():
+            column.refuse(named.column(name), table, EXAMPLES[name])
+
+
+def survey(batches: Iterable[Batch], named: Named) -> EventSurvey:
+    """Look at all rows."""
+    found = EventSurvey()
+    for batch in batches:
+        for name in _IDS:
+            if name in named.fields and not isinstance(batch.frame[named.column(name)].dtype, pl.List):
+                found.ids[name].look_at(present(as_text(batch.frame[named.column(name)]))[0])
+        found.days.look_at(batch.frame[named.column("event_time")])
+    return found
+
+
+def survey_histories(batches: Iterable[Batch], named: Named, found: EventSurvey) -> None:
+    """Look at when each user's first row is, up to which the history goes."""
+    for batch in batches:
+        users = whole_form(present(as_text(batch.frame[named.column("user_id")]))[0], found.ids["user_id"])
+        at = times(batch.frame[named.column("event_time")], found.days.day_first)
+        first = pl.DataFrame({"user_id": users, "first": at}).drop_nulls()
+        first = first if found.first_times is None else pl.concat([found.first_times, first])
+        found.first_times = first.group_by("user_id").agg(pl.col("first").min())
+
+
+def read_events(
+    batch: Batch,
+    named: Named,
+    about: EventSurvey,
+    findings: Findings,
+    known: pl.Series | None = None,
+    keeps: Callable[[pl.DataFrame], pl.Series] | None = None,
+    refuse: pl.Expr | None = None,
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the rows that can be used, and the others as text with `row` and `reason`; count both in `findings`.
+
+    Args:
+        batch: Rows as they are written.
+        named: Which columns are read.
+        about: What the whole table is like.
+        findings: Counts what is changed and set aside.
+        known: Ids of items; a row of another is set aside. None: all are taken.
+        keeps: Says of rows with user_id and event_time which to read at all.
+        refuse: Says of a row that can be used why it is set aside all the same.
+    """
+    frame = batch.frame
+    for what, count, example in batch.notes:
+        findings.note(what, count, example)
+    findings.num_rows += len(batch.rows) + len(batch.set_aside)
+    for row, why in batch.set_aside:
+        findings.reject(why, [row])
+    broken = pl.DataFrame(
+        {"row": [row for row, _ in batch.set_aside], "reason": [why for _, why in batch.set_aside]}, _ASIDE
+    )
+    if not frame.height:
+        return pl.DataFrame(schema=EVENT_TYPES), broken
+    at = times(frame[named.column("event_time")], about.days.day_first)
+    users = _ids(frame[named.column("user_id")], "user_id", about, findings)
+    value, unread = _values(frame, named)
+    table = pl.DataFrame(
+        {
+            "at": pl.int_range(frame.height, dtype=pl.Int64, eager=True),
+            "row": batch.rows,
+            "user_id": users,
+            "event_time": at,
+            "event_type": _types(frame, named, findings),
+            "value": value,
+            "event_id": _optional_text(frame, named, "event_id"),
+            "unread": unread,
+        }
+    )
+    if keeps is not None:
+        stays = keeps(table)
+        findings.num_rows -= int((~stays).sum())
+        frame = frame.filter(stays)
+        table = table.filter(stays).with_columns(at=pl.int_range(pl.len(), dtype=pl.Int64))
+    table = _with_items(table, frame, named, about, findings)
+    if known is not None and "written" in table.columns:
+        table = _as_known(table, known)
+    reason = _reason(about, known)
+    reason = reason if refuse is None else pl.coalesce(reason, refuse)
+    table = table.with_columns(reason=reason)
+    rejected = reject(table.filter(pl.col("reason").is_not_null()), frame, findings, about.rejected)
+    good = table.filter(pl.col("reason").is_null())
+    unread_rows = good.filter(pl.col("unread").is_not_null())
+    if unread_rows.height:
+        findings.num_unread["value"] = findings.num_unread.get("value", 0) + unread_rows.height
+        what = "{n} with a value that is no number count with the value 1"
+        findings.note(what, unread_rows.height, f"{_example(unread_rows)}, value={unread_rows['unread'][0]}")
+    _count_times(good, about)
+    return good.select(*EVENT_TYPES), pl.concat([broken, rejected], how="diagonal")
+
+
+def note_times(about: EventSurvey, findings: Findings) -> None:
+    """Note what the times of the whole table are like: days alone, or in another order than the rows."""
+    if about.num_times and about.num_midnights == about.num_times:
+        findings.note("all times are whole days: events of one day keep the order of their rows")
+    findings.note(
+        "{n} rows are older than a row of the same user above them: events are ordered by time", about.num_back
+    )
+
+
+def distinct(events: pl.DataFrame, findings: Findings, columns: Sequence[str] = SAME_EVENT) -> pl.DataFrame:
+    """Return events without exact duplicates, the first of which stays, and note how many are dropped and how many differ in the value alone."""
+    is_first = events.select(pl.struct(columns).is_first_distinct()).to_series()
+    dropped, kept = events.filter(~is_first), events.filter(is_first)
+    findings.num_duplicates += dropped.height
+    findings.note(SAME_NOTE, dropped.height, _example(dropped))
+    by_value = kept.filter(~pl.struct([name for name in columns if name != "value"]).is_first_distinct())
+    findings.note("{n} that differ from another row in the value alone are kept", by_value.height, _example(by_value))
+    return kept
+
+
+def _example(rows: pl.DataFrame) -> str:
+    if not rows.height:
+        return ""
+    row = rows.row(0, named=True)
+    return f"user_id={row['user_id']}, item_id={row['item_id']}, event_time={row['event_time']}"
+
+
+def refuse_empty(findings: Findings, table: str, named: Named, known: pl.Series | None = None) -> None:
+    """Raise DataError where no row can be used: the table is another than was meant."""
+    if not findings.num_rows:
+        raise DataError("", f"{table} has no rows", "a file with a row for each event or item")
+    if findings.num_rows - findings.num_duplicates == findings.num_set_aside and findings.set_aside:
+        reason, group = max(findings.set_aside.items(), key=lambda pair: pair[1].num_rows)
+        field = reason.partition(" ")[0]
+        sample = group.samples[0].get(named.column(field)) if group.samples and field in named.fields else None
+        shown = f"such as {sample!r}" if sample is not None else f"such as row {group.rows[0]}"
+        problem = f"not one row can be used, {shown} in {table}" + ("" if reason == field else f" ({reason})")
+        if reason == field and (other := named.others.get(field)) is not None:
+            problem += f"; --column {other}={field} reads another column"
+        if reason == UNKNOWN_ITEM and known is not None:
+            problem += f"; the items have ids such as {', '.join(map(repr, known.head(3)))}"
+        raise DataError(field if field in EXAMPLES else "", problem, EXAMPLES.get(field, f"a table of {findings.kind}"))
+
+
+def _ids(values: pl.Series, name: str, about: EventSurvey, findings: Findings) -> pl.Series:
+    """Return ids as text, and note what was changed."""
+    return id_text(values, name, about.ids[name], findings)
+
+
+def id_text(values: pl.Series, name: str, column: IdColumn | None, findings: Findings) -> pl.Series:
+    """Return ids as they were before a tool wrote them, and note what was changed. Missing ones are null; without a `column` they are exact."""
+    written = as_text(values)
+    if column is None:
+        return written
+    words, is_word = present(written)
+    num_blank = (
+        int((written.str.len_bytes() != words.str.len_bytes()).fill_null(value=False).sum())
+        if written.dtype == pl.String
+        else 0
+    )
+    findings.note(f"{{n}} values of column {name} have blanks around them, which are taken off", num_blank)
+    findings.note(
+        f"{{n}} values of column {name} are words for a missing one",
+        int(is_word.sum()),
+        str(written.filter(is_word)[0]) if is_word.any() else "",
+    )
+    if not column.num_floats:
+        return words
+    whole = whole_form(words, column)
+    changed = (whole != words).fill_null(value=False)
+    if not changed.any():
+        return whole if not column.keeps_fractions else words.set(whole.is_null(), None)
+    example = words.filter(changed)[0]
+    what = f"{{n}} ids of column {name}"
+    if column.keeps_fractions:
+        findings.note(
+            f"{what} look like floating-point numbers, and others have fractions: all stay as they are written",
+            int(changed.sum()),
+            example,
+        )
+        return words.set((whole.is_null() & words.is_not_null()), None)
+    findings.note(
+        f"{what} are written as floating-point numbers and read as integers",
+        int(changed.sum()),
+        f"{example} as {whole.filter(changed)[0]}",
+    )
+    return whole
+
+
+def _types(frame: pl.DataFrame, named: Named, findings: Findings) -> pl.Series:
+    if "event_type" not in named.fields:
+        return pl.Series(["interaction"]).new_from_index(0, frame.height)
+    written = as_text(frame[named.column("event_type")])
+    words, _ = present(written)
+    num_blank = int((written.str.len_bytes() != words.str.len_bytes()).fill_null(value=False).sum())
+    findings.note("{n} values of column event_type have blanks around them, which are taken off", num_blank)
+    return words.fill_null(DEFAULT_TYPE)
+
+
+def _values(frame: pl.DataFrame, named: Named) -> tuple[pl.Series, pl.Series]:
+    """Return the values, 1 where there is none, and the text of those that cannot be read."""
+    if "value" not in named.fields:
+        return pl.Series([1.0]).new_from_index(0, frame.height), pl.Series([None], dtype=pl.String).new_from_index(
+            0, frame.height
+        )
+    column = frame[named.column("value")]
+    found = numbers(column)
+    if not found.is_null().any():
+        return found, pl.Series([None], dtype=pl.String).new_from_index(0, frame.height)
+    words, _ = present(as_text(column))
+    return found.fill_null(1.0), words.set(found.is_not_null(), None)
+
+
+def _optional_text(frame: pl.DataFrame, named: Named, name: str) -> pl.Series:
+    if name not in named.fields:
+        return pl.Series([None], dtype=pl.String).new_from_index(0, frame.height)
+    return present(as_text(frame[named.column(name)]))[0]
+
+
+def _with_items(
+    table: pl.DataFrame, frame: pl.DataFrame, named: Named, about: EventSurvey, findings: Findings
+) -> pl.DataFrame:
+    """Add the item of each row; a row of several becomes several."""
+    parts = []
+    if "item_id" in named.fields:
+        column = frame[named.column("item_id")]
+        if isinstance(column.dtype, pl.List | pl.Array):
+            parts.append(_exploded(table, lists(column), findings))
+        else:
+            words = _ids(column, "item_id", about, findings)
+            if about.ids["item_id"].num_floats:
+                table = table.with_columns(written=present(as_text(column))[0])
+            is_list = words.str.contains(r"^\[.*\]$").fill_null(value=False)
+            parts.append(table.with_columns(item_id=words).filter(~is_list))
+            if is_list.any():
+                parts.append(_exploded(table.filter(is_list), lists(words.filter(is_list)), findings))
+    if "impressions" in named.fields:
+        shown = as_text(frame[named.column("impressions")]).str.split(" ").list.drop_nulls()
+        exploded = table.with_columns(item_id=shown).explode("item_id").filter(pl.col("item_id") != "")
+        clicked = pl.col("item_id").str.ends_with("-1")
+        told = pl.col("item_id").str.contains(r"-[01]$")
+        kind = pl.when(clicked).then(pl.lit(_CLICK)).when(told).then(pl.lit(_IMPRESSION)).otherwise("event_type")
+        parts.append(exploded.with_columns(event_type=kind, item_id=pl.col("item_id").str.replace(r"-[01]$", "")))
+    if "history" in named.fields:
+        parts.append(_histories(table, as_text(frame[named.column("history")]), about))
+    return pl.concat(parts, how="diagonal").sort("at", maintain_order=True) if len(parts) > 1 else parts[0]
+
+
+def _exploded(table: pl.DataFrame, items: pl.Series, findings: Findings) -> pl.DataFrame:
+    findings.note("{n} rows list several items: each is an event", int((items.list.len() > 1).sum()))
+    items = items.set((items.list.len() == 0).fill_null(value=False), None)
+    return table.with_columns(item_id=items).explode("item_id")
+
+
+def _histories(table: pl.DataFrame, written: pl.Series, about: EventSurvey) -> pl.DataFrame:
+    """Return the histories of users' first rows as clicks, a millisecond apart, just before them."""
+    items = written.str.split(" ").list.eval(pl.element().filter(pl.element() != ""))
+    first = (
+        about.first_times
+        if about.first_times is not None
+        else pl.DataFrame(schema={"user_id": pl.String, "first": UTC_US})
+    )
+    rows = table.with_columns(item_id=items).join(first, on="user_id", how="inner", maintain_order="left")
+    rows = rows.filter((pl.col("event_time") == pl.col("first")) & (pl.col("item_id").list.len() > 0)).unique(
+        "user_id", keep="first", maintain_order=True
+    )
+    length = pl.col("item_id").list.len()
+    rows = (
+        rows.with_columns(nth=pl.int_ranges(0, length), many=length).explode("item_id", "nth", empty_as_null=False)
+        if rows.height
+        else rows.with_columns(nth=pl.lit(0, pl.Int64), many=length).with_columns(pl.col("item_id").list.first())
+    )
+    before = pl.duration(milliseconds=pl.col("many").cast(pl.Int64) - pl.col("nth"))
+    return rows.with_columns(
+        event_time=pl.col("event_time") - before, event_type=pl.lit(_CLICK), unread=pl.lit(None, pl.String)
+    ).drop("first", "nth", "many")
+
+
+def _as_known(table: pl.DataFrame, known: pl.Series) -> pl.DataFrame:
+    """Return rows with their item as the items have it, where that is the same number written otherwise."""
+    words = table["written"]
+    whole = words.str.replace(r"\.0+$", "")
+    item = pl.col("item_id")
+    ids = known.implode()
+    joined = (
+        pl.when(item.is_in(ids))
+        .then(item)
+        .when(pl.col("written").is_in(ids))
+        .then("written")
+        .when(pl.col("whole").is_in(ids))
+        .then("whole")
+        .otherwise(item)
+    )
+    return table.with_columns(whole=whole).with_columns(item_id=joined).drop("whole")
+
+
+def _reason(about: EventSurvey, known: pl.Series | None) -> pl.Expr:
+    reason = pl.when(is_bad("user_id")).then(pl.lit("user_id")).when(is_bad("item_id")).then(pl.lit("item_id"))
+    late = "event_time"
+    if about.days.day_first is None and about.days.num_slashed:
+        late = "event_time may have the day first or the month; write 2026-12-31"
+    reason = (
+        reason.when(pl.col("event_time").is_null())
+        .then(pl.lit(late))
+        .when(is_bad("event_type"))
+        .then(pl.lit("event_type"))
+    )
+    reason = reason.when(pl.col("event_id").is_not_null() & is_bad("event_id")).then(pl.lit("event_id"))
+    return (
+        reason if known is None else reason.when(~pl.col("item_id").is_in(known.implode())).then(pl.lit(UNKNOWN_ITEM))
+    )
+
+
+def reject(rows: pl.DataFrame, frame: pl.DataFrame, findings: Findings, before: set[int]) -> pl.DataFrame:
+    """Count rows by their `reason`, and return them as text; one that is equal in all to one `before` is an exact duplicate."""
+    if not rows.height:
+        return pl.DataFrame(schema=_ASIDE)
+    text = frame[rows["at"]].select(pl.all().map_batches(_as_shown, return_dtype=pl.String))
+    hashes = text.hash_rows(seed=7)
+    is_first = hashes.is_first_distinct() & ~hashes.is_in(list(before))
+    before.update(hashes.filter(is_first))
+    if not is_first.all():
+        findings.num_duplicates += int((~is_first).sum())
+        findings.note(SAME_NOTE if findings.kind == "events" else SAME_ITEM_NOTE, int((~is_first).sum()))
+    rows, text = rows.filter(is_first), text.filter(is_first)
+    for (reason,), group in rows.with_columns(nth=pl.int_range(pl.len())).group_by("reason", maintain_order=True):
+        findings.reject(
+            str(reason), group["row"].unique(maintain_order=True).to_list(), text[group["nth"].head(5)].to_dicts()
+        )
+    return rows.select("row", "reason").with_columns(column for column in text if column.name not in _ASIDE)
+
+
+def _as_shown(column: pl.Series) -> pl.Series:
+    return pl.Series(column.name, [None if value is None else str(value)[:256] for value in column], dtype=pl.String)
+
+
+def _count_times(good: pl.DataFrame, about: EventSurvey) -> None:
+    """Count days without a time, and rows that are older than one of the same user before them."""
+    about.num_times += good.height
+    about.num_midnights += int(is_day(good["event_time"]).sum())
+    rows = good.select(user=pl.col("user_id").hash(), at="event_time").join(
+        about.newest, on="user", how="left", maintain_order="left"
+    )
+    rows = rows.with_columns(newest=pl.max_horizontal("newest", pl.col("at").cum_max().over("user")))
+    about.num_back += int((rows["at"] < rows["newest"]).sum())
+    about.newest = pl.concat([about.newest, rows.select("user", "newest")]).group_by("user").agg(pl.col("newest").max())
+
+
+def order_events(events: pl.DataFrame) -> pl.DataFrame:
+    """Sort by time, ties by row, and move ties within a user apart by microseconds, so that each user's times rise strictly."""
+    ordered = events.with_row_index("place").sort("user_id", "event_time", "place")
+    nth = pl.int_range(pl.len(), dtype=pl.Int64).over("user_id")
+    micros = pl.col("event_time").dt.epoch("us")
+    risen = ((micros - nth).cum_max().over("user_id") + nth).cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
+    return ordered.with_columns(event_time=risen).sort("event_time", "user_id").drop("place")

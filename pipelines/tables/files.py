@@ -1,0 +1,102 @@
+"""One file as a table: what it is, is decided by its first bytes and not by its name. Knows nothing of what the columns mean."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import polars as pl
+
+from pipelines.tables.columnar import Columnar
+from pipelines.tables.delimited import Batch, Delimited, read_dialect
+from pipelines.tables.encoding import head_of
+from pipelines.tables.json_rows import JsonRows
+from services.errors import DataError
+
+KINDS = "items.csv, .tsv, .txt, .json, .jsonl or .parquet, also as .gz"
+_CACHED_BYTES = 32 << 20
+"""Files up to this size are parsed once, and their rows kept."""
+_REFUSED = (
+    (b"PK\x03\x04", "is a spreadsheet or a zip archive; save the sheet as CSV, or unpack it"),
+    (b"\xd0\xcf\x11\xe0", "is a spreadsheet; save it as CSV"),
+    (b"SQLite format 3", "is an SQLite database; give sqlite:///PATH with --query to `tailrace import`"),
+    (b"\x28\xb5\x2f\xfd", "is compressed with zstd; unpack it, or use gzip"),
+    (b"%PDF", "is a PDF; save the table as CSV"),
+)
+
+
+class _Rows(Protocol):
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class Table:
+    """A file of rows.
+
+    Attributes:
+        name: The file's name, for errors.
+        columns: Names in the file.
+        first: The fields of the first line where the file has no types, for tables without a header.
+        second: Those of the line after it.
+        sequences: Columns that hold lists separated by blanks, as their header says.
+        has_header: Whether the names come from the file.
+    """
+
+    def __init__(
+        self, path: Path, header: Sequence[str] | None, is_known: Callable[[str], bool], name: str = ""
+    ) -> None:
+        self.name = name or path.name
+        self.first: tuple[str, ...] = ()
+        self.second: tuple[str, ...] = ()
+        self.sequences: frozenset[str] = frozenset()
+        self.has_header, self.is_exact = True, False
+        if not path.is_file():
+            raise DataError("", f"no file {path}", KINDS)
+        self._rows, self.columns = self._open(path, header, is_known)
+        self._keeps = path.stat().st_size <= _CACHED_BYTES
+        self._kept: list[Batch] | None = None
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield all rows, from the first each time. Raises DataError where the file ends too early."""
+        if self._kept is not None:
+            yield from self._kept
+        elif self._keeps:
+            self._kept = [*self._rows]
+            yield from self._kept
+        else:
+            yield from self._rows
+
+    def _open(
+        self, path: Path, header: Sequence[str] | None, is_known: Callable[[str], bool]
+    ) -> tuple[_Rows, tuple[str, ...]]:
+        head = head_of(path)
+        for magic, why in _REFUSED:
+            if head.startswith(magic):
+                raise DataError("", f"{self.name} {why}", KINDS)
+        if head.startswith(b"PAR1") or path.suffix in (".parquet", ".pq"):
+            parquet = Columnar(path, is_parquet=True)
+            return parquet, parquet.columns
+        if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+            arrow = Columnar(path, is_parquet=False)
+            return arrow, arrow.columns
+        if head.lstrip(b"\xef\xbb\xbf\xff\xfe \t\r\n\0").startswith((b"{", b"[")) and path.suffix != ".csv":
+            rows = JsonRows(path, is_known)
+            return rows, rows.columns
+        dialect = read_dialect(path, header, is_known)
+        self.first, self.second, self.has_header = dialect.first, dialect.second, dialect.has_header
+        self.sequences = dialect.sequences
+        return Delimited(path, dialect), dialect.columns
+
+
+class Frame:
+    """Rows that are in memory, as a table. The ids of an exact one are our own, and stay as they are."""
+
+    def __init__(self, rows: pl.DataFrame, name: str, *, is_exact: bool = False) -> None:
+        self.name, self.columns, self.is_exact = name, tuple(rows.columns), is_exact
+        self.first: tuple[str, ...] = ()
+        self.second: tuple[str, ...] = ()
+        self.sequences: frozenset[str] = frozenset()
+        self.has_header = True
+        self._rows = rows
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield all rows."""
+        yield Batch(self._rows, pl.int_range(1, self._rows.height + 1, dtype=pl.Int64, eager=True))

@@ -1,0 +1,102 @@
+"""Ids as tools write them: whole numbers beside a missing value become floating-point numbers, so `7.0` is 7.
+
+Whether a column means that is decided for the whole column: where others have fractions, such as versions, all stay as they are written. Pure.
+"""
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+
+import polars as pl
+
+from services.contracts.recommend import MAX_ID_CHARS
+from services.errors import DataError
+
+_WHOLE = r"^(?:0|-?[1-9][0-9]*)\.0+$"
+_SCIENTIFIC = r"^-?[0-9](?:\.[0-9]+)?[eE]\+?[0-9]+$"
+_FLOAT = rf"^-?[0-9]+\.[0-9]+$|{_SCIENTIFIC}"
+_NUMBER = rf"^-?[0-9]+$|{_FLOAT}"
+_LARGEST = 2**53
+"""From here on not every whole number is a floating-point number."""
+_PRINTED_DIGITS = 6
+"""As many digits spreadsheets and printf show; a number with them and a larger exponent has lost the others."""
+_UNPRINTABLE = r"\p{C}|[\p{Z}--\x20]"
+
+
+@dataclass(slots=True)
+class IdColumn:
+    """What is known of a column of ids: how many values it has, and of these numbers, floating-point numbers and those with a fraction or lost digits."""
+
+    num_values: int = 0
+    num_numbers: int = 0
+    num_floats: int = 0
+    num_fractions: int = 0
+    fraction: str = ""
+
+    def look_at(self, words: pl.Series) -> None:
+        """Take in more values: text without blanks around it."""
+        values = words.drop_nulls()
+        self.num_values += len(values)
+        is_float = values.str.contains(_FLOAT)
+        self.num_numbers += int(values.str.contains(_NUMBER).sum())
+        if not is_float.any():
+            return
+        floats = values.filter(is_float)
+        self.num_floats += len(floats)
+        is_large = (floats.cast(pl.Float64, strict=False).abs() >= _LARGEST).fill_null(value=False)
+        others = floats.filter(~floats.str.contains(_WHOLE) | is_large)
+        broken = [one for one in others.unique(maintain_order=True) if _exact(one) is None]
+        self.num_fractions += int(others.is_in(broken).sum()) if broken else 0
+        self.fraction = self.fraction or (broken[0] if broken else "")
+
+    def refuse(self, column: str, table: str, example: str) -> None:
+        """Raise DataError where the column holds floating-point numbers alone, and not all of them are whole."""
+        if self.num_fractions and self.num_floats == self.num_values:
+            problem = f"of floating-point numbers, such as {self.fraction}, in {table}"
+            raise DataError(column, f"{problem}; write the ids as text or integers", example)
+
+    @property
+    def reads_scientific(self) -> bool:
+        """Whether `1e+05` is a number: in a column of numbers alone, and not among hexadecimal ids."""
+        return self.num_numbers == self.num_values
+
+    @property
+    def keeps_fractions(self) -> bool:
+        """Whether some ids are numbers with a fraction, so that none is read as an integer."""
+        return self.num_fractions > 0
+
+
+def whole_form(words: pl.Series, column: IdColumn) -> pl.Series:
+    """Return ids with those that are whole floating-point numbers as integers; in a column of numbers one that has lost digits is missing."""
+    is_whole = words.str.contains(_WHOLE).fill_null(value=False)
+    found = words.str.replace(r"\.0+$", "").zip_with(is_whole, words) if is_whole.any() else words
+    if not (column.reads_scientific and column.num_floats):
+        return found
+    is_other = words.str.contains(_SCIENTIFIC).fill_null(value=False)
+    if not is_other.any():
+        return found
+    exact = {one: _exact(one) for one in words.filter(is_other).unique()}
+    return found.replace_strict(exact, default=found, return_dtype=pl.String)
+
+
+def _exact(text: str) -> str | None:
+    """Return the integer that a scientific number is, None for a number with a fraction or lost digits."""
+    mantissa, *exponent = re.split("[eE]", text)
+    if not exponent or len(exponent[0]) > 3:
+        return None
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        return None
+    num_digits = len(re.sub(r"\D", "", mantissa))
+    if value != value.to_integral_value() or abs(value) >= _LARGEST:
+        return None
+    if num_digits == _PRINTED_DIGITS and value.adjusted() >= _PRINTED_DIGITS:
+        return None
+    return str(int(value))
+
+
+def is_bad(name: str) -> pl.Expr:
+    """Whether a column has no id that the doors would take: empty, too long, or not printable."""
+    length = pl.col(name).str.len_chars()
+    return length.is_null() | (length == 0) | (length > MAX_ID_CHARS) | pl.col(name).str.contains(_UNPRINTABLE)

@@ -1,0 +1,266 @@
+"""Rows of items: which can be used, and what is read of them. Rows of one item are merged: the first value of each column that is there wins.
+
+A bad cell costs the cell: a price that is no number, a text that is too long for an attribute. Only a row without a usable id is set aside.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import polars as pl
+
+from pipelines.tables.cells import as_text, flags, lists, numbers, present, printable
+from pipelines.tables.columns import Named
+from pipelines.tables.delimited import Batch
+from pipelines.tables.events import SAME_ITEM_NOTE, id_text, reject
+from pipelines.tables.findings import Findings
+from pipelines.tables.ids import IdColumn, is_bad
+from pipelines.tables.options import TableOptions
+from pipelines.tables.times import times
+from services.contracts.items import MAX_TEXT_CHARS, MAX_TEXTS, MAX_TITLE_CHARS, MIN_TIME_MS
+
+ITEM_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
+    "row": pl.Int64,
+    "item_id": pl.String,
+    "title": pl.String,
+    "categories": pl.List(pl.String),
+    "text": pl.String,
+    "available": pl.Boolean,
+    "published_ms": pl.Int64,
+    "expires_ms": pl.Int64,
+    "value": pl.Float64,
+}
+"""The columns of rows that are accepted; attributes follow by ATTRIBUTE and their name."""
+ATTRIBUTE = "attributes."
+Reader = Callable[[pl.Series], pl.Series]
+_ASIDE = {"row": pl.Int64, "reason": pl.String}
+
+
+def survey_items(batches: Iterable[Batch], named: Named) -> IdColumn:
+    """Look at how the ids of the whole table are written."""
+    found = IdColumn()
+    for batch in batches:
+        found.look_at(present(as_text(batch.frame[named.column("item_id")]))[0])
+    return found
+
+
+def read_items(
+    batch: Batch,
+    named: Named,
+    options: TableOptions,
+    sequences: frozenset[str],
+    ids: IdColumn | None,
+    findings: Findings,
+    rejected_before: set[int],
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the rows that can be used, and the others as text with `row` and `reason`; count both in `findings`.
+
+    `sequences` are columns of lists separated by blanks.
+    """
+    frame = batch.frame
+    for what, count, example in batch.notes:
+        findings.note(what, count, example)
+    findings.num_rows += len(batch.rows) + len(batch.set_aside)
+    for row, why in batch.set_aside:
+        findings.reject(why, [row])
+    broken = pl.DataFrame(
+        {"row": [row for row, _ in batch.set_aside], "reason": [why for _, why in batch.set_aside]}, _ASIDE
+    )
+    cells = _Cells(frame, named, options, sequences, findings)
+    columns = {
+        "row": batch.rows,
+        "item_id": id_text(frame[named.column("item_id")], "item_id", ids, findings),
+        "title": cells.text("title", MAX_TITLE_CHARS),
+        "categories": cells.categories(),
+        "text": cells.text("text", None),
+        "available": cells.read("available", flags, pl.Boolean),
+        "published_ms": cells.read("published_ms", _time_ms, pl.Int64),
+        "expires_ms": cells.read("expires_ms", _time_ms, pl.Int64),
+        "value": cells.read("value", numbers, pl.Float64),
+    }
+    table = pl.DataFrame(columns, schema_overrides=ITEM_TYPES)
+    attributes = [
+        cells.attribute(name, column).alias(f"{ATTRIBUTE}{name}") for name, column in named.attributes.items()
+    ]
+    table = table.with_columns(*attributes) if attributes else table
+    is_rejected = table.select(is_bad("item_id")).to_series()
+    bad = table.with_columns(at=pl.int_range(pl.len(), dtype=pl.Int64), reason=pl.lit("item_id")).filter(is_rejected)
+    rejected = reject(bad, frame, findings, rejected_before)
+    return table.filter(~is_rejected), pl.concat([broken, rejected], how="diagonal")
+
+
+def merge_items(items: pl.DataFrame, findings: Findings) -> pl.DataFrame:
+    """Return one row an item, in the order of their first rows, and note what was merged and how many values differ."""
+    content = pl.struct(pl.exclude("row"))
+    is_first = (
+        items.select(content.is_first_distinct()).to_series() if items.height else pl.Series([], dtype=pl.Boolean)
+    )
+    dropped, items = items.filter(~is_first), items.filter(is_first)
+    findings.num_duplicates += dropped.height
+    findings.note(SAME_ITEM_NOTE, dropped.height, f"item_id={dropped['item_id'][0]}" if dropped.height else "")
+    is_repeated = items["item_id"].is_duplicated()
+    if is_repeated.any():
+        repeated = items.filter(is_repeated)
+        merged = repeated.group_by("item_id", maintain_order=True).agg(pl.exclude("item_id").drop_nulls().first())
+        num_merged = repeated.height - merged.height
+        later = repeated.filter(~repeated["item_id"].is_first_distinct())
+        what = "{n} rows are merged into the first of their item, of which each value stays that is there"
+        findings.note(what, num_merged, f"row {later['row'][0]}, item_id={later['item_id'][0]}")
+        _note_differences(repeated, merged, findings)
+        items = pl.concat([items.filter(~is_repeated), merged.select(items.columns)]).sort("row")
+    untitled = items.filter(pl.col("title").is_null())
+    example = f"item_id={untitled['item_id'][0]}" if untitled.height else ""
+    findings.note("{n} without a title are kept under their id", untitled.height, example)
+    return items
+
+
+def _note_differences(repeated: pl.DataFrame, merged: pl.DataFrame, findings: Findings) -> None:
+    """Note how many values of later rows differ from those that stay."""
+    names = [name for name in repeated.columns if name not in ("row", "item_id")]
+    pairs = repeated.join(merged.select("item_id", pl.col(names).name.prefix("kept:")), on="item_id", how="left")
+    counts = pairs.select((pl.col(name) != pl.col(f"kept:{name}")).fill_null(value=False).sum() for name in names).row(
+        0
+    )
+    differing = {name.removeprefix(ATTRIBUTE): count for name, count in zip(names, counts, strict=True) if count}
+    listed = ", ".join(f"{name} {count}" for name, count in differing.items())
+    findings.note("{n} values of merged rows differ from those that stay", sum(differing.values()), listed)
+
+
+def catalogue_items(items: pl.DataFrame, named: Named) -> pl.DataFrame:
+    """Return (item_id, title, categories, text) as models learn from them: an item without a title goes by its id, and one without a text by its title."""
+    text = pl.col("text") if "text" in named.fields else pl.col("title")
+    title = pl.col("title").fill_null(pl.col("item_id"))
+    return items.select("item_id", title=title, categories=pl.col("categories").fill_null([]), text=text)
+
+
+class _Cells:
+    """The cells of one batch, by our fields."""
+
+    def __init__(
+        self, frame: pl.DataFrame, named: Named, options: TableOptions, sequences: frozenset[str], findings: Findings
+    ) -> None:
+        self._frame, self._named, self._options, self._findings = frame, named, options, findings
+        self._sequences = sequences
+
+    def text(self, field: str, max_chars: int | None) -> pl.Series:
+        """Return a text, within its length."""
+        if field not in self._named.fields:
+            return self._nothing(pl.String)
+        column = self._named.column(field)
+        words, is_word = present(as_text(self._frame[column]))
+        if is_word.any():
+            self._findings.note(f"{{n}} values of column {column} are words for a missing one", int(is_word.sum()))
+        if max_chars is None:
+            return words
+        clean, num_changed = printable(words, max_chars)
+        what = f"{{n}} values of column {column} are cut to {max_chars} characters, or lose control characters"
+        self._findings.note(what, num_changed)
+        return clean
+
+    def read(self, field: str, reader: Reader, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
+        """Return a field's values; those that cannot be read are missing and counted."""
+        if field not in self._named.fields:
+            return self._nothing(dtype)
+        return self._read(self._named.column(field), reader)
+
+    def categories(self) -> pl.Series:
+        """Return the categories of all columns that have some; of one with flags alone its name."""
+        columns = self._named.fields.get("categories", ())
+        if not columns:
+            return self._nothing(pl.List(pl.String))
+        parts = [self._categories_of(column, is_only=len(columns) == 1) for column in columns]
+        found = parts[0] if len(parts) == 1 else _joined(parts)
+        is_long = (found.list.len() > MAX_TEXTS).fill_null(value=False)
+        self._findings.note(
+            f"{{n}} items have more than {MAX_TEXTS} categories, of which the first stay", int(is_long.sum())
+        )
+        found = found.list.head(MAX_TEXTS) if is_long.any() else found
+        return (
+            found.set((found.list.len() == 0).fill_null(value=False), None) if (found.list.len() == 0).any() else found
+        )
+
+    def _categories_of(self, column: str, *, is_only: bool) -> pl.Series:
+        values = self._frame[column]
+        if (
+            not is_only
+            and (told := flags(values)).drop_nulls().len() == (present(as_text(values))[0]).drop_nulls().len()
+        ):
+            return pl.Series([[column] if one else None for one in told], dtype=pl.List(pl.String))
+        split = self._options.splits.get(column) or self._options.splits.get("categories")
+        split = split or (" " if column in self._sequences else None)
+        found = lists(values, split)
+        if values.dtype == pl.String and split is None:
+            whole = found.list.len() == 1
+            commas = found.list.first().str.contains(",", literal=True) & whole
+            if commas.any():
+                what = f"{{n}} values of column {column} hold a comma and are one category each; --list '{column}=,' splits them"
+                self._findings.note(what, int(commas.sum()), str(found.filter(commas.fill_null(value=False))[0][0]))
+        texts = found.list.eval(pl.element().str.replace_all(r"[\p{C}\p{Z}]+", " ").str.slice(0, MAX_TEXT_CHARS))
+        return texts.list.eval(pl.element().filter(pl.element() != ""))
+
+    def attribute(self, name: str, column: str) -> pl.Series:
+        """Return an attribute's values: a number, a flag, a text or several."""
+        values, options = self._frame[column], self._options
+        if {name, column} & options.numbers:
+            return self._read(column, numbers)
+        if {name, column} & options.flags:
+            return self._read(column, flags)
+        dtype = values.dtype
+        if dtype == pl.Boolean:
+            return values
+        if dtype.is_numeric():
+            return self._read(column, numbers)
+        if isinstance(dtype, pl.List | pl.Array):
+            return self._texts(column, lists(values))
+        if isinstance(dtype, pl.Datetime):
+            return values.dt.to_string("iso:strict")
+        words, is_word = present(as_text(values))
+        if is_word.any():
+            what = f"{{n}} values of column {column} are words for a missing one"
+            self._findings.note(what, int(is_word.sum()), str(values.filter(is_word)[0]))
+        is_long = (words.str.len_chars() > MAX_TEXT_CHARS).fill_null(value=False)
+        if is_long.any():
+            self._findings.unread(
+                column,
+                int(is_long.sum()),
+                f"one of {words.filter(is_long).str.len_chars()[0]} characters where an attribute has at most {MAX_TEXT_CHARS}",
+            )
+            words = words.set(is_long, None)
+        return printable(words, MAX_TEXT_CHARS)[0]
+
+    def _texts(self, column: str, found: pl.Series) -> pl.Series:
+        is_bad = (found.list.len() > MAX_TEXTS) | (
+            found.list.eval(pl.element().str.len_chars()).list.max() > MAX_TEXT_CHARS
+        )
+        is_bad = is_bad.fill_null(value=False)
+        self._findings.unread(
+            column, int(is_bad.sum()), f"a list of more than {MAX_TEXTS} texts or {MAX_TEXT_CHARS} characters"
+        )
+        found = found.set(is_bad, None) if is_bad.any() else found
+        clean = found.list.eval(pl.element().str.replace_all(r"[\p{C}\p{Z}]+", " ").str.strip_chars())
+        clean = clean.list.eval(pl.element().filter(pl.element() != ""))
+        return pl.Series(
+            [one if one is not None and len(one) else None for one in clean.to_list()], dtype=pl.List(pl.String)
+        )
+
+    def _read(self, column: str, reader: Reader) -> pl.Series:
+        values = self._frame[column]
+        found = reader(values)
+        if found.null_count() == values.null_count():
+            return found
+        written = as_text(values).str.strip_chars()
+        is_unread = (found.is_null() & (written != "")).fill_null(value=False)
+        if is_unread.any():
+            self._findings.unread(column, int(is_unread.sum()), str(written.filter(is_unread)[0])[:60])
+        return found
+
+    def _nothing(self, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
+        return pl.Series([None], dtype=dtype).new_from_index(0, self._frame.height)
+
+
+def _joined(parts: Sequence[pl.Series]) -> pl.Series:
+    frame = pl.DataFrame([part.alias(str(place)).fill_null([]) for place, part in enumerate(parts)])
+    return frame.select(pl.concat_list(pl.all()).list.unique(maintain_order=True).alias("categories"))["categories"]
+
+
+def _time_ms(values: pl.Series) -> pl.Series:
+    found = times(values).dt.epoch("ms")
+    return found.set((found < MIN_TIME_MS).fill_null(value=False), None)

@@ -1,0 +1,183 @@
+"""Rows of JSON: one object a line, an array of objects, or one object that holds such an array. Nested objects become columns such as `properties.rating`.
+
+A column whose values have one type keeps it; one of several types is text, with numbers as they are written. A line that is no JSON object is set aside.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pipelines.tables.cells import members
+from pipelines.tables.delimited import NO_TEXT, Batch
+from pipelines.tables.encoding import CHUNK_BYTES, as_utf8, utf8_chunks
+from services.errors import DataError
+
+BATCH_ROWS = 65_536
+_MAX_DEPTH = 3
+_NUM_PROBED = 5
+_INT_DIGITS = 18
+_LOOKAHEAD, _MAX_OBJECT = 1 << 20, 1 << 28
+"""Characters that are read ahead of an object, and the most that one may have."""
+_NEXT_OBJECT = re.compile(r"\}\s*,?\s*\{")
+_BLANK = re.compile(r"[\s,]*")
+Read = tuple[int, dict[str, Any] | str]
+"""The number of a row, and its values or the reason why there are none."""
+
+
+class JsonRows:
+    """Reads the batches of a file, from its first row each time."""
+
+    def __init__(self, path: Path, is_known: Callable[[str], bool]) -> None:
+        self._path, self._is_known = path, is_known
+        self._by_line = self._is_by_line()
+        self._kinds: dict[str, set[str]] = {}
+        for _, row in self._rows():
+            for name, value in row.items() if isinstance(row, dict) else ():
+                self._kinds.setdefault(name, set()).add(_kind(value))
+        self.columns = tuple(self._kinds)
+
+    def __iter__(self) -> Iterator[Batch]:
+        rows = self._rows()
+        while taken := [*islice(rows, BATCH_ROWS)]:
+            good = [(number, row) for number, row in taken if isinstance(row, dict)]
+            columns = {name: self._column(name, [row.get(name) for _, row in good]) for name in self.columns}
+            aside = [(number, row) for number, row in taken if isinstance(row, str)]
+            yield Batch(pl.DataFrame(columns), pl.Series([number for number, _ in good], dtype=pl.Int64), aside)
+
+    def _column(self, name: str, values: list[Any]) -> pl.Series:
+        kinds = self._kinds[name] - {"null"}
+        if kinds == {"list"}:
+            return pl.Series(name, [None if value is None else members(value) for value in values], pl.List(pl.String))
+        dtype = next((dtype for kind, dtype in _DTYPES.items() if kinds == {kind}), pl.String)
+        if dtype == pl.String:
+            values = [_text(value) for value in values]
+        return pl.Series(name, values, dtype=dtype)
+
+    def _rows(self) -> Iterator[Read]:
+        for number, value in _lines(self._path) if self._by_line else self._objects():
+            if isinstance(value, str):
+                yield number, value
+            elif not isinstance(value, dict):
+                yield number, "no JSON object"
+            elif _has_half_pair(value):
+                yield number, NO_TEXT
+            else:
+                yield number, _flat(value)
+
+    def _is_by_line(self) -> bool:
+        """Whether one of the first lines is a JSON object of its own, and a row."""
+        start = next(utf8_chunks(self._path), b"")
+        lines = [line for line in start.split(b"\n")[: 10 * _NUM_PROBED] if line.strip()][:_NUM_PROBED]
+        found = [value for line in lines if isinstance(value := _parse(as_utf8(line)[0].decode()), dict)]
+        return bool(found) and not (len(lines) == 1 and self._wrapped(found[0]) != found)
+
+    def _objects(self) -> Iterator[tuple[int, Any]]:
+        """Yield the objects of an array, or of a text in which they follow each other; a broken one, up to where the next begins, is one row."""
+        decoder, number, texts = json.JSONDecoder(parse_int=_int), 1, _texts(self._path)
+        text = next(texts, "").lstrip()
+        at = int(text.startswith("["))
+        while True:
+            at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
+            if len(text) - at < _LOOKAHEAD and (more := next(texts, None)) is not None:
+                text, at = text[at:] + more, 0
+                continue
+            if at >= len(text) or text[at] == "]":
+                return
+            try:
+                value, at = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError) as error:
+                if len(text) - at < _MAX_OBJECT and (more := next(texts, None)) is not None:
+                    text, at = text[at:] + more + "".join(islice(texts, len(text) // CHUNK_BYTES)), 0
+                    continue
+                value = "nested too deep" if isinstance(error, RecursionError) else "no JSON"
+                found = _NEXT_OBJECT.search(text, at)
+                at = len(text) if found is None else found.end() - 1
+            for inner in self._wrapped(value) if number == 1 else (value,):
+                yield number, inner
+                number += 1
+
+    def _wrapped(self, value: Any) -> list[Any]:
+        """Return the rows of an object that holds them in its only list, and any other value as it is."""
+        if not isinstance(value, dict) or any(map(self._is_known, value)):
+            return [value]
+        lists = [inner for inner in value.values() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
+        if len(lists) == 1:
+            return lists[0]
+        if value and all(
+            isinstance(inner, dict) and inner.keys() == {str(n) for n in range(len(inner))} for inner in value.values()
+        ):
+            raise DataError(
+                "", f"{self._path.name} holds columns and not rows", 'df.to_json(path, orient="records", lines=True)'
+            )
+        return [value]
+
+
+_DTYPES = {"int": pl.Int64, "float": pl.Float64, "bool": pl.Boolean}
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _flat(row: dict[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
+    """Return the values of nested objects by their path."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict) and depth < _MAX_DEPTH:
+            found |= _flat(value, f"{prefix}{name}.", depth + 1)
+        else:
+            found[f"{prefix}{name}"] = _text(value) if isinstance(value, dict) else value
+    return found
+
+
+def _has_half_pair(value: dict[str, Any]) -> bool:
+    """Whether a text holds half of a surrogate pair, which no encoding can write."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _int(text: str) -> int | str:
+    return int(text) if len(text) <= _INT_DIGITS else text
+
+
+def _parse(text: str) -> Any:
+    """Return a JSON value, or the reason why it is none; integers that are too long stay text."""
+    try:
+        return json.loads(text, parse_int=_int)
+    except RecursionError:
+        return "nested too deep"
+    except ValueError:
+        return "no JSON"
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    number, rest = 1, b""
+    for chunk in (*utf8_chunks(path), b"\n"):
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            if line.strip():
+                text = as_utf8(line)[0]
+                yield number, NO_TEXT if b"\0" in text else _parse(text.decode())
+            number += 1
+
+
+def _texts(path: Path) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for chunk in utf8_chunks(path):
+        yield decoder.decode(chunk)

@@ -1,0 +1,113 @@
+"""The reader of events and items that all commands share: file -> named columns -> normalised rows -> accepted, or set aside with row number and reason.
+
+A table is read twice: once for what holds of all its rows, and then batch by batch, so a file of events may be larger than the memory. Rows come in the order of the
+file; a sort by time and `pipelines.tables.events.distinct` follow, for all events at once or for those of a stretch of time.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import polars as pl
+
+from pipelines.tables.columns import is_known, name_columns
+from pipelines.tables.events import (
+    EVENT_TYPES,
+    distinct,
+    note_times,
+    read_events,
+    refuse_empty,
+    survey,
+    survey_histories,
+)
+from pipelines.tables.files import Frame, Table
+from pipelines.tables.findings import Findings
+from pipelines.tables.items import ITEM_TYPES, catalogue_items, merge_items, read_items, survey_items
+from pipelines.tables.options import PLAIN, TableOptions
+
+Keeps = Callable[[pl.DataFrame], pl.Series]
+_ASIDE: dict[str, pl.DataType | type[pl.DataType]] = {"row": pl.Int64, "reason": pl.String}
+
+
+def open_table(path: Path, kind: str, options: TableOptions, name: str = "") -> Table:
+    """Open a file. Raises DataError for one that cannot be read, ConfigError for a header of another length."""
+    return Table(path, options.headers.get(kind), is_known, name)
+
+
+class EventTable:
+    """A table of events."""
+
+    def __init__(self, table: Table | Frame, options: TableOptions = PLAIN) -> None:
+        self.findings = Findings("events")
+        self.table = table
+        self.named = name_columns("events", table, options, self.findings)
+        self._rejected: list[pl.DataFrame] = []
+
+    def batches(
+        self, known: pl.Series | None = None, keeps: Keeps | None = None, refuse: pl.Expr | None = None
+    ) -> Iterator[pl.DataFrame]:
+        """Yield the rows that can be used, in the order of the file. Raises DataError where there are none.
+
+        Args:
+            known: Ids of items; a row of another is set aside. None: all are taken.
+            keeps: Says of rows with user_id and event_time which to read at all.
+            refuse: Says of a row that can be used why it is set aside all the same; null where it is not.
+        """
+        about = survey(self.table.batches(), self.named)
+        about.refuse(self.named, self.table.name)
+        if "history" in self.named.fields:
+            survey_histories(self.table.batches(), self.named, about)
+        for batch in self.table.batches():
+            good, rejected = read_events(batch, self.named, about, self.findings, known, keeps, refuse)
+            self._rejected.append(rejected)
+            yield good
+        note_times(about, self.findings)
+        refuse_empty(self.findings, self.table.name, self.named, known)
+
+    def read(self, known: pl.Series | None = None, keeps: Keeps | None = None) -> pl.DataFrame:
+        """Return all rows that can be used, in the order of the file, without exact duplicates."""
+        parts = [*self.batches(known, keeps)]
+        return distinct(pl.concat(parts) if parts else pl.DataFrame(schema=EVENT_TYPES), self.findings)
+
+    @property
+    def rejected(self) -> pl.DataFrame:
+        """The rows set aside so far, as text, with `row` and `reason`."""
+        columns = {name: pl.String for name in self.table.columns if name not in _ASIDE}
+        return pl.concat([pl.DataFrame(schema=_ASIDE | columns), *self._rejected], how="diagonal")
+
+
+class ItemTable:
+    """A table of items. All of them are in memory at once, as in each gateway."""
+
+    def __init__(self, table: Table | Frame, options: TableOptions = PLAIN) -> None:
+        self.findings = Findings("items")
+        self.table = table
+        self._options = options
+        self.named = name_columns("items", table, options, self.findings)
+        self._rejected: list[pl.DataFrame] = []
+
+    def read(self) -> pl.DataFrame:
+        """Return one row an item, in the order of their first rows. Raises DataError where there is none."""
+        table, findings, rejected_before = self.table, self.findings, set[int]()
+        ids = None if table.is_exact else survey_items(table.batches(), self.named)
+        if ids is not None:
+            ids.refuse(self.named.column("item_id"), table.name, "'i42'")
+        parts = []
+        for batch in table.batches():
+            good, rejected = read_items(
+                batch, self.named, self._options, table.sequences, ids, findings, rejected_before
+            )
+            parts.append(good)
+            self._rejected.append(rejected)
+        refuse_empty(findings, table.name, self.named)
+        items = pl.concat(parts, how="diagonal_relaxed") if parts else pl.DataFrame(schema=ITEM_TYPES)
+        return merge_items(items, findings)
+
+    def read_catalogue(self) -> pl.DataFrame:
+        """Return (item_id, title, categories, text), as models learn from them."""
+        return catalogue_items(self.read(), self.named)
+
+    @property
+    def rejected(self) -> pl.DataFrame:
+        """The rows set aside so far, as text, with `row` and `reason`."""
+        columns = {name: pl.String for name in self.table.columns if name not in _ASIDE}
+        return pl.concat([pl.DataFrame(schema=_ASIDE | columns), *self._rejected], how="diagonal")

@@ -1,0 +1,110 @@
+"""Whatever a file holds, the reader accepts rows, sets rows aside or refuses the file by name: no other exception."""
+
+import gzip
+import random
+from pathlib import Path
+
+import pytest
+
+from pipelines.tables.findings import Findings
+from pipelines.tables.id_files import read_ids
+from pipelines.tables.options import TableOptions
+from pipelines.tables.reader import EventTable, ItemTable, open_table
+from services.errors import ConfigError, DataError
+from tests.unit.pipelines.tables.test_reader import CATEGORIES, EVENTS, GOOD, IDS, TABLES, TIMES, VALUES
+
+CELLS = [
+    *IDS,
+    *TIMES,
+    *VALUES,
+    *CATEGORIES,
+    '"',
+    '""',
+    "\0",
+    "\n",
+    "\r",
+    "::",
+    "\t",
+    "a|b",
+    "9" * 400,
+    "\ud7ff",
+    "ü",
+    "sNaN",
+    "-0",
+]
+SEEDS = [
+    case.content if isinstance(case.content, bytes) else case.content.encode()
+    for case in (*EVENTS.values(), *TABLES.values())
+]
+SIGNS = b'",;|\t\n\r\0\x1f\x80\xff\xed\xa0{}[]:'
+NUM_QUICK, NUM_WHOLE = 300, 100_000
+
+
+def made(draw: random.Random) -> bytes:
+    """Return a file: a good one with bytes or cells replaced, taken away or doubled, or cells at random."""
+    if draw.random() < 0.3:
+        sign = draw.choice([",", ";", "\t", "|", "::"])
+        names = draw.sample(
+            ["user_id", "item_id", "event_time", "event_type", "value", "title", "categories", "price"], 5
+        )
+        rows = [
+            sign.join(draw.choice(CELLS) for _ in range(draw.choice([5, 5, 5, 4, 6]))) for _ in range(draw.randrange(6))
+        ]
+        content = "\n".join([sign.join(names), *rows]).encode(errors="surrogatepass")
+    else:
+        content = draw.choice([*SEEDS, GOOD.encode()])
+    data = bytearray(content)
+    for _ in range(draw.randrange(4)):
+        at = draw.randrange(len(data) + 1)
+        match draw.randrange(4):
+            case 0:
+                data[at:at] = bytes([draw.choice(SIGNS)])
+            case 1:
+                del data[at : at + draw.randrange(1, 9)]
+            case 2:
+                data[at:at] = draw.choice(CELLS).encode(errors="surrogatepass")
+            case _:
+                data[at:at] = data[at : at + 20]
+    return gzip.compress(bytes(data))[: draw.choice([None, None, 30])] if draw.random() < 0.03 else bytes(data)
+
+
+def read_all(path: Path) -> list[str]:
+    """Read a file as events, items and ids; return by whom it was accepted."""
+    accepted = []
+    for kind, table in (("events", EventTable), ("items", ItemTable)):
+        try:
+            opened = table(open_table(path, kind, TableOptions()), TableOptions())
+            rows, found = opened.read(), opened.findings
+            assert_counted(rows.height, found)
+            accepted.append(kind)
+        except (DataError, ConfigError):
+            continue
+    try:
+        read_ids(path, "user_id", "--users")
+    except ConfigError:
+        return accepted
+    return [*accepted, "ids"]
+
+
+def assert_counted(num_rows: int, found: Findings) -> None:
+    """Every row is accepted, set aside, a duplicate, or merged into another."""
+    assert num_rows
+    assert found.num_set_aside <= found.num_rows
+    assert all(str(note) for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "num_inputs", [pytest.param(NUM_QUICK, id="quick"), pytest.param(NUM_WHOLE, id="whole", marks=pytest.mark.grid)]
+)
+def test_no_file_ends_the_reader(num_inputs: int, tmp_path: Path) -> None:
+    """Mutated tables of every kind, and cells at random."""
+    path, num_accepted = tmp_path / "table", 0
+    for seed in range(num_inputs):
+        data = made(random.Random(seed))
+        path.write_bytes(data)
+        try:
+            num_accepted += bool(read_all(path))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {data!r}") from error
+
+    assert num_accepted > num_inputs // 10

@@ -1,0 +1,565 @@
+"""Every command reads a table alike: the same file gives the pipeline and the import the same rows, counts and notes."""
+
+import gzip
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.data.ingest import Source, open_tables
+from pipelines.imports.old_events import OldEvents
+from pipelines.imports.run import Run, import_events, import_items
+from pipelines.tables.findings import Findings
+from pipelines.tables.options import PLAIN, TableOptions, table_options
+from services.contracts.events import decode_interaction
+from services.contracts.items import decode_item
+from services.errors import ConfigError, DataError
+
+NOW_MS = 1_780_100_000_000
+"""A day after the events of most cases."""
+AT = datetime(2026, 5, 28, 20, 26, 40, tzinfo=UTC)
+DAY = datetime(2026, 5, 28, tzinfo=UTC)
+HEADER = "user_id,item_id,event_time,event_type,value\n"
+ITEMS = "item_id,title,categories\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file and what is read of it.
+
+    Args:
+        content: The file's content.
+        rows: What is expected of each row that is accepted, by column.
+        aside: The numbers of the rows that are set aside, by reason.
+        notes: Parts of notes, each of which one note has.
+        options: The options of the command.
+    """
+
+    content: str | bytes
+    rows: list[tuple[Any, ...]]
+    aside: dict[str, list[int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    options: TableOptions = PLAIN
+    name: str = "table.csv"
+
+
+def written(folder: Path, case: Case) -> Path:
+    """Write the file of a case."""
+    path = folder / case.name
+    path.write_bytes(case.content if isinstance(case.content, bytes) else case.content.encode())
+    return path
+
+
+def items_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any, Findings]]:
+    """Return (rows, findings) of both commands: rows are (id, title, categories)."""
+    table, _ = open_tables(Source(None, path, (), tables=options), folder)
+    piped = [(row["item_id"], row["title"], row["categories"]) for row in table.read_catalogue().to_dicts()]
+    sent: list[Any] = []
+    run = Run(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
+    _, findings = import_items(run)
+    states = [decode_item(key, value) for key, value in sent]
+    imported = [(name, one.title or name, [*(one.categories or ())]) for name, one in states if one is not None]
+    return [(piped, table.findings), (imported, findings)]
+
+
+def events_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any, Findings]]:
+    """Return (rows, findings) of both commands: rows are (user, item, time, type, value), by time."""
+    (folder / "items.csv").write_text("item_id\na\n")
+    _, table = open_tables(Source(path, folder / "items.csv", (), tables=options), folder)
+    assert table is not None
+    columns = ("user_id", "item_id", "event_time", "event_type", "value")
+    read = table.read().sort("event_time", "row", maintain_order=True)
+    read = read.with_columns(pl.col("event_time").dt.truncate("1ms"))  # as the stream has it
+    piped = [tuple(row[name] for name in columns) for row in read.to_dicts()]
+    sent: list[Any] = []
+    run = Run(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
+    old = OldEvents(folder / "old.parquet")
+    _, findings = import_events(run, old, NOW_MS)
+    events = [decode_interaction(value) for _, value in sent]
+    imported = [(one.user_id, one.item_id, one.event_time_ms, one.event_type, one.value) for one in events]
+    old.finish()
+    if (folder / "old.parquet").exists():
+        imported = [*pl.read_parquet(folder / "old.parquet").select(columns).rows(), *imported]
+    read_times = [
+        (*row[:2], datetime.fromtimestamp(row[2] / 1_000, UTC), *row[3:])
+        for row in sorted(imported, key=lambda row: row[2])
+    ]
+    return [(piped, table.findings), (read_times, findings)]
+
+
+def found(case: Case, read: Callable[..., list[tuple[Any, Findings]]], folder: Path) -> list[tuple[Any, Findings]]:
+    """Read the file of a case by both commands, which find the same."""
+    outcomes = read(written(folder, case), case.options, folder)
+    (rows, piped), (others, imported) = outcomes
+    assert rows == others
+    assert piped.sentences() == imported.sentences()
+    assert (piped.num_rows, piped.num_duplicates) == (imported.num_rows, imported.num_duplicates)
+    return outcomes
+
+
+def parquet(**columns: Any) -> bytes:
+    """Return two good events as Parquet, with columns replaced."""
+    good = {"user_id": ["u", "v"], "item_id": ["a", "a"], "event_time": [1_780_000_000, 1_780_000_001]}
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(good | columns), buffer)
+    return buffer.getvalue()
+
+
+def lines(*rows: dict[str, Any] | str) -> str:
+    """Return JSON Lines of events, with fields replaced; text is a line as it is."""
+    good = {"user_id": "u", "item_id": "a", "event_time": 1_780_000_000}
+    return "".join(f"{row if isinstance(row, str) else json.dumps(good | row)}\n" for row in rows)
+
+
+def user(text: str) -> str:
+    """Return a table with an event of this user, and one of user 8."""
+    return f"{HEADER}{text},a,1780000000,buy,1\n8,a,1780000001,buy,1\n"
+
+
+FLOATS = "user_id are written as floating-point numbers and read as integers"
+IDS = {
+    "7.0": (["7", "8"], {}, (FLOATS,)),
+    "007": (["007", "8"], {}, ()),
+    " 7 ": (["7", "8"], {}, ("user_id have blanks around them",)),
+    "1e+05": (["100000", "8"], {}, (FLOATS,)),
+    "1.23457E+11": (["8"], {"user_id": [2]}, ()),
+    '"7"': (["7", "8"], {}, ()),
+    "7.5": (["7.5", "8"], {}, ()),
+    **{
+        word: (["8"], {"user_id": [2]}, ("words for a missing one",))
+        for word in ("NA", "null", "-", "—", "NaN", "None", "\\N")
+    },
+    "": (["8"], {"user_id": [2]}, ()),
+}
+
+
+@pytest.mark.parametrize("text", IDS)
+def test_an_id_is_read_alike_however_it_is_written(text: str, tmp_path: Path) -> None:
+    """Whole numbers lose what a tool added; a word for a missing value, and a number without all its digits, is no id."""
+    users, aside, notes = IDS[text]
+    (rows, findings), _ = found(Case(user(text), []), events_of, tmp_path)
+
+    assert [row[0] for row in rows] == users
+    assert {reason: group.rows for reason, group in findings.set_aside.items()} == aside
+    assert [part for part in notes if not any(part in str(note) for note in findings.notes)] == []
+
+
+TIMES = {
+    **dict.fromkeys(
+        ("1780000000", "1780000000000", "1780000000000000", "1780000000000000000", "1780000000.0", "1.78e9"), AT
+    ),
+    **dict.fromkeys(
+        ("2026-05-28T20:26:40Z", "2026-05-28T22:26:40+02:00", "2026-05-28T22:26:40+0200", "2026-05-28T22:26:40+02"), AT
+    ),
+    **dict.fromkeys(("2026-05-28 20:26:40", "2026-05-28 20:26:40 UTC", "2026/05/28 20:26:40", "20260528T202640Z"), AT),
+    **dict.fromkeys(("20260528202640", "Thu, 28 May 2026 20:26:40 GMT", "Thu, 28 May 2026 22:26:40 +0200"), AT),
+    **dict.fromkeys(("05/28/2026 8:26:40 PM", "28/05/2026 20:26:40", "28.05.2026 20:26:40", " 1780000000 "), AT),
+    **dict.fromkeys(("28/May/2026:20:26:40 +0000", "Thu May 28 20:26:40 2026", "May 28, 2026 8:26:40 PM"), AT),
+    **dict.fromkeys(
+        ("2026-05-28", "20260528", "28/05/2026", "05/28/2026", "28 May 2026", "2026-W22-4", "20260528.0"), DAY
+    ),
+    "2026-05-28T20:26:40.123456789Z": AT + timedelta(milliseconds=123),
+    "2026-05-28T20:26:40,5": AT + timedelta(milliseconds=500),
+    **dict.fromkeys(
+        ("soon", "-5", "9999-12-31", "2026-02-30", "20260230", "", "nan", "1e400", "9" * 400, "true"), None
+    ),
+    "01/02/2026": None,
+}
+
+
+@pytest.mark.parametrize("text", TIMES)
+def test_a_time_is_read_alike_however_it_is_written(text: str, tmp_path: Path) -> None:
+    """In any unit and form that says which moment is meant; another one is set aside."""
+    content = f'user_id,item_id,event_time\nu,a,"{text}"\nv,a,2026-05-28T21:00:01Z\n'
+    (rows, findings), _ = found(Case(content, []), events_of, tmp_path)
+
+    expected = TIMES[text]
+    read = [row[2] for row in rows if row[0] == "u"]
+    assert read == ([] if expected is None else [expected])
+    assert [group.rows for group in findings.set_aside.values()] == ([[2]] if expected is None else [])
+
+
+VALUES = {
+    "2.5": 2.5,
+    " 2.5 ": 2.5,
+    "$4": 4.0,
+    "1,5": 1.5,
+    "1,234.5": 1234.5,
+    "4 €": 4.0,
+    "": 1.0,
+    "—": 1.0,
+    "NaN": 1.0,
+} | dict.fromkeys(("abc", "inf", "1e400", "1_000", "1,234"), 1.0)
+
+
+@pytest.mark.parametrize("text", VALUES)
+def test_a_value_that_is_no_number_costs_the_value(text: str, tmp_path: Path) -> None:
+    """It is counted, where the cell was not empty."""
+    (rows, findings), _ = found(Case(f'{HEADER}u,a,1780000000,buy,"{text}"\n', []), events_of, tmp_path)
+
+    assert [row[4] for row in rows] == [VALUES[text]]
+    assert findings.num_unread.get("value", 0) == (text in ("abc", "inf", "1e400", "1_000", "1,234"))
+
+
+U, V = ("u", "a", AT, "buy", 1.0), ("v", "a", AT + timedelta(seconds=1), "buy", 1.0)
+GOOD = f"{HEADER}u,a,1780000000,buy,1\nv,a,1780000001,buy,1\n"
+WITHOUT_TYPE = [("u", "a", AT, "interaction", 1.0), ("v", "a", AT + timedelta(seconds=1), "interaction", 1.0)]
+LONG = "9" * 400
+
+EVENTS = {
+    "UTF-8 with a mark": Case(GOOD.encode("utf-8-sig"), [U, V]),
+    "UTF-16": Case(GOOD.encode("utf-16"), [U, V]),
+    "UTF-16 without a mark": Case(GOOD.encode("utf-16-le"), [U, V]),
+    "Latin-1": Case(GOOD.replace("u,", "ü,").encode("latin-1"), [("ü", *U[1:]), V], notes=("not UTF-8",)),
+    "line ends of Windows": Case(GOOD.replace("\n", "\r\n"), [U, V]),
+    "line ends of old Macs": Case(GOOD.replace("\n", "\r"), [U, V]),
+    "no last line end": Case(GOOD.rstrip(), [U, V]),
+    "blank lines": Case(GOOD.replace("\n", "\n\n"), [U, V]),
+    "semicolons": Case(GOOD.replace(",", ";"), [U, V]),
+    "tabs": Case(GOOD.replace(",", "\t"), [U, V], name="table.tsv"),
+    "bars": Case(GOOD.replace(",", "|"), [U, V], name="table.txt"),
+    "two colons": Case(GOOD.replace(",", "::"), [U, V], name="table.dat"),
+    "a spreadsheet's hint": Case("sep=;\n" + GOOD.replace(",", ";"), [U, V]),
+    "gzip": Case(gzip.compress(GOOD.encode()), [U, V], name="table.csv.gz"),
+    "gzip of JSON": Case(gzip.compress(lines({}).encode()), WITHOUT_TYPE[:1], name="table.json.gz"),
+    "quoted header": Case(GOOD.replace("user_id", '"user_id"'), [U, V]),
+    "names of other tools": Case(GOOD.replace("user_id,item_id,event_time", "USER_ID,Item ID,TIMESTAMP"), [U, V]),
+    "typed names": Case(
+        GOOD.replace(
+            "user_id,item_id,event_time,event_type,value",
+            "user_id:token,item_id:token,timestamp:float,event_type:token,value:float",
+        ),
+        [U, V],
+    ),
+    "row names of R": Case(HEADER + "1,u,a,1780000000,buy,1\n2,v,a,1780000001,buy,1\n", [U, V]),
+    "an unquoted separator": Case(GOOD + "w,a,b,1780000002,buy,1\n", [U, V], {"6 fields where the header has 5": [4]}),
+    "a short row": Case(GOOD + "w,a\n", [U, V], {"2 fields where the header has 5": [4]}),
+    "separators behind": Case(GOOD.replace("buy,1\n", "buy,1,,\n"), [U, V]),
+    "a NUL byte": Case(GOOD.replace("v,a,1780000001", "v\0,a,1780000001"), [U], {"bytes that are no text": [3]}),
+    "half a surrogate pair": Case(
+        GOOD.encode().replace(b"v,a", b"\xed\xa0\x80,a"), [U], {"bytes that are no text": [3]}
+    ),
+    "an open quote": Case(HEADER + '"u,a,1780000000,buy,1\n' + GOOD.removeprefix(HEADER), [('"u', *U[1:]), U, V]),
+    "an open quote and a separator": Case(
+        HEADER + 'x,"a,b,1780000000,buy,1\n' + GOOD.removeprefix(HEADER), [U, V], {"a quote that is not closed": [2]}
+    ),
+    "newest first": Case(
+        HEADER + "v,a,1780000001,buy,1\nu,a,1780000001,buy,1\nu,a,1780000000,buy,1\n",
+        [U, V, ("u", "a", V[2], "buy", 1.0)],
+        notes=("events are ordered by time",),
+    ),
+    "days": Case(
+        "user_id,item_id,event_time\nu,a,20260528\n", [("u", "a", DAY, "interaction", 1.0)], notes=("whole days",)
+    ),
+    "ignored columns": Case(
+        HEADER.replace("event_type,value", "event,EVENT_VALUE") + "u,a,1780000000,buy,3\n",
+        WITHOUT_TYPE[:1],
+        notes=("event (--column event=event_type reads it), EVENT_VALUE (--column EVENT_VALUE=value reads it)",),
+    ),
+    "mapped columns": Case(
+        HEADER.replace("event_type,value", "event,EVENT_VALUE") + "u,a,1780000000,buy,1\n",
+        [U],
+        options=table_options(["event=event_type", "EVENT_VALUE=value"]),
+    ),
+    "a skipped column": Case(GOOD, WITHOUT_TYPE, options=table_options(skip=["event_type"])),
+    "equal rows": Case(GOOD + GOOD.removeprefix(HEADER), [U, V], notes=("2 exact duplicates",)),
+    "an unprintable id": Case(HEADER + '"u\n",a,1780000000,buy,1\n"v\x07",a,1780000001,buy,1\n', [U], {"user_id": [3]}),
+    "JSON numbers": Case(
+        lines({"user_id": 7}, {"user_id": 7.0}),
+        [("7", *WITHOUT_TYPE[0][1:])],
+        name="e.jsonl",
+        notes=(FLOATS, "1 exact duplicates"),
+    ),
+    "an array": Case(
+        json.dumps([{"user_id": "u", "item_id": "a", "event_time": 1_780_000_000}], indent=1),
+        WITHOUT_TYPE[:1],
+        name="e.json",
+    ),
+    "an object with an array": Case(
+        json.dumps({"events": [{"user_id": "u", "item_id": "a", "event_time": 1_780_000_000}]}),
+        WITHOUT_TYPE[:1],
+        name="e.json",
+    ),
+    "a basket": Case(
+        lines({"item_id": ["a", "b"]}),
+        [WITHOUT_TYPE[0], ("u", "b", *WITHOUT_TYPE[0][2:])],
+        name="e.jsonl",
+        notes=("each is an event",),
+    ),
+    "poison": Case(
+        lines(
+            {},
+            {"user_id": "X"},
+            '{"user_id": "\\ud800", "item_id": "a", "event_time": 1}',
+            "[1]",
+            '{"user_id":',
+            {"event_time": float("nan")},
+        ).replace('"X"', LONG),
+        WITHOUT_TYPE[:1],
+        {"bytes that are no text": [3], "no JSON object": [4], "no JSON": [5], "user_id": [2], "event_time": [6]},
+        name="e.jsonl",
+    ),
+    "categorical ids": Case(parquet(user_id=pa.array(["u", "v"]).dictionary_encode()), WITHOUT_TYPE, name="e.parquet"),
+    "decimal ids": Case(
+        parquet(user_id=[Decimal("7.00"), Decimal("8.00")]),
+        [("7", *WITHOUT_TYPE[0][1:]), ("8", *WITHOUT_TYPE[1][1:])],
+        name="e.parquet",
+        notes=(FLOATS,),
+    ),
+    "ids beside a missing one": Case(
+        parquet(user_id=[7.0, None]), [("7", *WITHOUT_TYPE[0][1:])], {"user_id": [2]}, name="e.parquet", notes=(FLOATS,)
+    ),
+    "bytes as ids": Case(parquet(user_id=[b"u", b"\xff"]), WITHOUT_TYPE[:1], {"user_id": [2]}, name="e.parquet"),
+    "a list of items": Case(parquet(item_id=[["a"], []]), WITHOUT_TYPE[:1], {"item_id": [2]}, name="e.parquet"),
+    "times with a zone": Case(
+        parquet(event_time=pa.array([AT, AT + timedelta(seconds=1)], pa.timestamp("ms", "+02:00"))),
+        WITHOUT_TYPE,
+        name="e.parquet",
+    ),
+    "times in nanoseconds": Case(
+        parquet(
+            event_time=pa.array(
+                [AT.replace(tzinfo=None), AT.replace(tzinfo=None) + timedelta(seconds=1)], pa.timestamp("ns")
+            )
+        ),
+        WITHOUT_TYPE,
+        name="e",
+    ),
+    "dates": Case(
+        parquet(event_time=[DAY.date(), DAY.date()]),
+        [("u", "a", DAY, "interaction", 1.0), ("v", "a", DAY, "interaction", 1.0)],
+        name="e.parquet",
+        notes=("whole days",),
+    ),
+    "decimal times": Case(
+        parquet(event_time=[Decimal(1_780_000_000), Decimal(1_780_000_001)]), WITHOUT_TYPE, name="e.parquet"
+    ),
+    "flags as values": Case(parquet(value=[True, True]), WITHOUT_TYPE, name="e.parquet"),
+}
+
+
+def check(case: Case, outcome: tuple[Any, Findings]) -> None:
+    """Compare what was read with what a case expects."""
+    rows, findings = outcome
+    assert rows == case.rows
+    assert {reason: group.rows for reason, group in findings.set_aside.items()} == case.aside
+    said = [str(note) for note in findings.notes]
+    assert [part for part in case.notes if not any(part in sentence for sentence in said)] == []
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_events_are_read_alike_by_all_commands(name: str, tmp_path: Path) -> None:
+    """Encodings, separators, quotes, ragged rows, types: the right rows, and each other row by its number and reason."""
+    check(EVENTS[name], found(EVENTS[name], events_of, tmp_path)[0])
+
+
+def cell(text: str) -> str:
+    """Return a table of one item with these categories."""
+    doubled = text.replace('"', '""')
+    return f'{ITEMS}p1,Lamp,"{doubled}"\n'
+
+
+TWO = ("['A', 'B']", '["A", "B"]', "A; B", "A|B", "A | B", "{A,B}", "['A' 'B']", "('A', 'B')", '[["A"], ["B"]]')
+CATEGORIES = {
+    **{text: ["A", "B"] for text in TWO},
+    "[{'id': 1, 'name': 'A'}, {'id': 2, 'name': 'B'}]": ["A", "B"],
+    '[{"name": "A"}, {"name": "B"}]': ["A", "B"],
+    "[\"Children's\", 'B']": ["Children's", "B"],
+    "A, B": ["A, B"],
+    "A > B": ["A > B"],
+    "R&amp;B": ["R&amp;B"],
+    "(Live)": ["(Live)"],
+    **{text: [] for text in ("", "NA", "-", "[]", "[nan]", "|")},
+}
+
+
+@pytest.mark.parametrize("text", CATEGORIES)
+def test_lists_are_read_as_tools_print_them(text: str, tmp_path: Path) -> None:
+    """JSON, Python, numpy, Postgres, bars and semicolons; a comma may be part of a name, so it is noted."""
+    (rows, findings), _ = found(Case(cell(text), []), items_of, tmp_path)
+
+    assert rows == [("p1", "Lamp", CATEGORIES[text])]
+    assert any("--list 'categories=,'" in str(note) for note in findings.notes) == (text == "A, B")
+
+
+P1, P2, P3 = ("p1", "Lamp", ["Light"]), ("p2", "Chair", ["Seat"]), ("p3", "Table", ["Wood"])
+ROWS = f"{ITEMS}p1,Lamp,Light\n%sp3,Table,Wood\n"
+
+TABLES = {
+    "an unquoted comma": Case(ROWS % "p2,Table, oak,Seat\n", [P1, P3], {"4 fields where the header has 3": [3]}),
+    "a stray quote": Case(ROWS % 'p2,"Classic" Jazz,Seat\n', [P1, ("p2", '"Classic" Jazz', ["Seat"]), P3]),
+    "a quote inside": Case(ROWS % 'p2,Pipe 6" long,Seat\n', [P1, ("p2", 'Pipe 6" long', ["Seat"]), P3]),
+    "doubled quotes": Case(ROWS % 'p2,"A ""B"" C",Seat\n', [P1, ("p2", 'A "B" C', ["Seat"]), P3]),
+    "backslashes": Case(ROWS % 'p2,"A \\"B\\", C",Seat\n', [P1, ("p2", 'A "B", C', ["Seat"]), P3]),
+    "a line end in a quote": Case(ROWS % 'p2,"Chair\nof oak",Seat\n', [P1, ("p2", "Chair of oak", ["Seat"]), P3]),
+    "an open quote": Case(ROWS % 'p2,"Chair, oak,Seat\n', [P1, P3], {"a quote that is not closed": [3]}),
+    "an open quote before quotes": Case(
+        ROWS % 'p2,"Chair, oak,Seat\np4,"A, B",C\n',
+        [P1, ("p4", "A, B", ["C"]), P3],
+        {"a quote that is not closed": [3]},
+    ),
+    "one item in rows": Case(
+        ITEMS + "p1,Lamp,Light\np1,,\np1,Other,\np2,,Seat\np2,Chair,\n",
+        [P1, P2],
+        notes=("3 rows are merged", "1 values of merged rows differ"),
+    ),
+    "float ids": Case(
+        ROWS.replace("p1", "12.0").replace("p3", "13.0") % "",
+        [("12", *P1[1:]), ("13", *P3[1:])],
+        notes=("read as integers",),
+    ),
+    "no title": Case(ROWS % "p2,,Seat\n", [P1, ("p2", "p2", ["Seat"]), P3], notes=("1 without a title",)),
+    "a missing id": Case(ROWS % ",Chair,Seat\n", [P1, P3], {"item_id": [3]}),
+    "a long title": Case(
+        ROWS % f"p2,{'x' * 1_100},Seat\n", [P1, ("p2", "x" * 1_024, ["Seat"]), P3], notes=("cut to 1024",)
+    ),
+    "a list separated by commas": Case(
+        ROWS % 'p2,Chair,"A, B"\n', [P1, ("p2", "Chair", ["A", "B"]), P3], options=table_options(split=["categories=,"])
+    ),
+    "sequences": Case(
+        "item_id:token\ttitle:token_seq\tclass:token_seq\n1\tToy Story\tComedy Drama\n",
+        [("1", "Toy Story", ["Comedy", "Drama"])],
+        options=table_options(["class=categories"]),
+        name="x.item",
+    ),
+    "flags of genres": Case(
+        "item_id,title,Action,Drama\n1,A,1,0\n2,B,1,1\n",
+        [("1", "A", ["Action"]), ("2", "B", ["Action", "Drama"])],
+        options=table_options(["Action=categories", "Drama=categories"]),
+    ),
+    "objects": Case(
+        '{"item_id": "p1", "title": "Lamp", "categories": [{"name": "Light"}, null]}\n', [P1], name="i.jsonl"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_items_are_read_alike_by_all_commands(name: str, tmp_path: Path) -> None:
+    """One broken row costs that row, and rows of one item are one item."""
+    check(TABLES[name], found(TABLES[name], items_of, tmp_path)[0])
+
+
+def states_of(content: str, tmp_path: Path, **options: Any) -> tuple[dict[str, Any], Findings]:
+    """Import items, and return their attributes by id."""
+    sent: list[Any] = []
+    path = written(tmp_path, Case(content, []))
+    run = Run(
+        path=path,
+        options=table_options(**options),
+        send=sent.extend,
+        progress_file=tmp_path / "p.json",
+        scratch=tmp_path / "s",
+    )
+    _, findings = import_items(run)
+    return {
+        name: state for name, state in (decode_item(key, value) for key, value in sent) if state is not None
+    }, findings
+
+
+def test_a_bad_attribute_costs_the_attribute(tmp_path: Path) -> None:
+    """A missing price, a text that is too long and a name of ours are counted; the items stay."""
+    rows = f"p1,19.9,3,short,yes\np2,—,4,short,perhaps\np3,$40,1,{'long ' * 80},no\np4,dear,1,,no\n"
+    states, findings = states_of(f"item_id,price,popularity,description,available\n{rows}", tmp_path, number=["price"])
+
+    assert {name: one.attributes.get("price") for name, one in states.items()} == {
+        "p1": 19.9,
+        "p2": None,
+        "p3": 40.0,
+        "p4": None,
+    }
+    assert [one.available for one in states.values()] == [True, True, False, False]
+    assert "description" not in states["p3"].attributes
+    assert findings.num_unread == {"price": 2, "description": 1, "available": 1}
+    assert sum("column popularity is skipped" in str(note) for note in findings.notes) == 1
+
+
+REFUSED = {
+    "options for all that is missing": (
+        "visitorid,ts,product\nu,1780000000,a\n",
+        {},
+        "--column visitorid=user_id --column product=item_id --column ts=event_time",
+    ),
+    "a first line of data": (
+        "1::1193::5::978300760\n1::661::3::978302109\n",
+        {},
+        "--header events=user_id,item_id,value,event_time",
+    ),
+    "a header of another length": (
+        "1,2,1780000000\n",
+        {"header": ["events=user_id,item_id"]},
+        "--header: 2 names for 3 fields",
+    ),
+    "an unknown column": (GOOD, {"column": ["sku=item_id"]}, "--column sku=item_id: no column sku"),
+    "a turned option": (GOOD.replace("item_id", "sku"), {"column": ["item_id=sku"]}, "--column sku=item_id"),
+    "an unknown field": (GOOD, {"column": ["value=price"]}, "price is no field of events"),
+    "an unknown column to skip": (GOOD, {"skip": ["colour"]}, "--skip colour: no column colour"),
+    "two columns of one name": (
+        GOOD.replace("event_type", "User_ID").replace("user_id", "USER_ID"),
+        {},
+        "--skip 'User_ID'",
+    ),
+    "fractions as ids": (
+        "user_id,item_id,event_time\n1.5,a,1780000000\n2.0,a,1780000000\n",
+        {},
+        "floating-point numbers, such as 1.5",
+    ),
+    "no row that can be used": (
+        "user_id,item_id,event_time\nu,a,soon\n",
+        {},
+        "not one row can be used, such as 'soon'",
+    ),
+    "no rows": (HEADER, {}, "has no rows"),
+    "nothing": ("", {}, "has no rows"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_table_that_is_refused_names_the_option_that_reads_it(name: str, tmp_path: Path) -> None:
+    """Both commands refuse it with the same words, before anything is sent."""
+    content, options, words = REFUSED[name]
+    path, said = written(tmp_path, Case(content, [])), []
+    (tmp_path / "items.csv").write_text("item_id\na\n")
+    for read in (
+        lambda: open_tables(Source(path, tmp_path / "items.csv", (), tables=table_options(**options)), tmp_path)[
+            1
+        ].read(),  # type: ignore[union-attr]
+        lambda: import_events(
+            Run(
+                path=path,
+                options=table_options(**options),
+                send=said.append,
+                progress_file=tmp_path / "p",
+                scratch=tmp_path / "s",
+            ),
+            None,
+            NOW_MS,
+        ),
+    ):
+        with pytest.raises((DataError, ConfigError)) as refused:
+            read()
+        assert words in str(refused.value)
+    assert said == []
+
+
+def test_an_item_id_is_that_of_the_items(tmp_path: Path) -> None:
+    """Where the items show that ids have fractions, 2.0 of the events is the item 2.0; where none joins, the error has ids of both."""
+    (tmp_path / "items.csv").write_text("item_id\n2.0\n3.1\nusb\n")
+    for item, expected in (("2.0", ["2.0"]), ("cable", None)):
+        path = written(tmp_path, Case(f"user_id,item_id,event_time\nu,{item},1\n", []))
+        items, events = open_tables(Source(path, tmp_path / "items.csv", ()), tmp_path)
+        assert events is not None
+        known = items.read_catalogue()["item_id"]
+        if expected is not None:
+            assert events.read(known)["item_id"].to_list() == expected
+            continue
+        with pytest.raises(DataError, match=r"cable.*ids such as '2\.0', '3\.1'"):
+            events.read(known)
