@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from benchmarks.plan.runs import Predicted
 from pipelines.planner.devices import Device, Gpus, device_named
 from pipelines.planner.mesh import Execution, Layout
-from pipelines.planner.shapes import DecoderShape
+from pipelines.planner.shapes import DecoderShape, Experts
 from pipelines.planner.step_time import Constants, Group, group_of, step_time
 
 MEGATRON = "Narayanan et al. 2021 (arXiv 2104.04473), table 1"
@@ -19,6 +19,7 @@ TITAN_ASYNC = "torchtitan, benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md"
 NEMO = "NVIDIA NeMo 24.07, performance summary"
 BRIDGE = "NVIDIA Megatron-Bridge, performance summary archive"
 TRAINY = "torchtitan, benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"
+AUTOMODEL = "NVIDIA NeMo AutoModel, performance summary"
 SHOEYBI = "Shoeybi et al. 2019 (arXiv 1909.08053)"
 
 _TITAN_LINK = 2.4e12
@@ -325,6 +326,33 @@ def _volta() -> list[CitedRun]:
     return runs
 
 
+def _experts() -> list[CitedRun]:
+    """Mixtures of experts in bf16 on eight H100s: FSDP, with expert parallelism in the first."""
+    qwen = _decoder("Qwen3-30B-A3B", 48, 2_048, 32, 4, 6_144, 151_936)
+    gpt_oss = _decoder("gpt-oss-20b", 24, 2_880, 64, 8, 2_880, 201_088)
+    rows = (
+        (replace(qwen, head_dim=128, experts=_mixture(qwen, 128, 8, 768)), 4, 16, 12_040),
+        (replace(gpt_oss, head_dim=64, windows=(128,) * 12, experts=_mixture(gpt_oss, 32, 4, 2_880)), 2, 16, 13_058),
+    )
+    return [
+        CitedRun(
+            source=AUTOMODEL,
+            shape=shape,
+            device=_H100,
+            layout=Layout(shard=8, micro_batch=micro_batch, accumulation=accumulation),
+            length=4_096,
+            execution=Execution(),
+            tokens_per_s=tokens,
+        )
+        for shape, micro_batch, accumulation, tokens in rows
+    ]
+
+
+def _mixture(shape: DecoderShape, num: int, per_token: int, size: int) -> Experts:
+    router = num * shape.hidden_size
+    return Experts(num=num, per_token=per_token, ffn_size=size, num_layers=shape.num_layers, router_numbers=router)
+
+
 CITED_RUNS = (
     *_megatron(),
     *_korthikanti(),
@@ -334,4 +362,5 @@ CITED_RUNS = (
     *_titan_fsdp(),
     *_blackwell(),
     *_volta(),
+    *_experts(),
 )

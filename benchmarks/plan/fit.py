@@ -90,11 +90,12 @@ def errors_by_source(constants: Constants, cited: Sequence[CitedRun]) -> dict[st
 
 
 def errors_by_chip(constants: Constants, runs: Sequence[Run], cited: Sequence[CitedRun]) -> dict[str, list[float]]:
-    """Return the errors on chips that a fit has not seen: of the cited runs on other chips, and quantiles of each fitted chip's by a fit to the rest."""
+    """Return the errors on chips and of models that a fit has not seen: of cited runs, and quantiles of each fitted chip's by a fit to the rest."""
     errors: dict[str, list[float]] = {}
     for run in cited:
         if run.group(constants) == "unseen":
-            errors.setdefault(run.device.chip, []).extend(cited_errors([run], constants))
+            key = "experts" if run.shape.experts else run.device.chip
+            errors.setdefault(key, []).extend(cited_errors([run], constants))
     chips = sorted({run.device.chip for run in runs})
     for chip in chips if len(chips) > 1 else ():
         own, others = ([run for run in runs if (run.device.chip == chip) is is_own] for is_own in (True, False))

@@ -33,7 +33,7 @@ _OPTIMIZER_BYTES = 2 * (FP32 + ADAM_BYTES) + FP32 + 3 * FP32
 """Read and written for each parameter: weight and moments both ways, the gradient, and the average."""
 
 Group = Literal["data", "parallel", "unseen"]
-"""Steps that share an interval: FSDP in bf16 on a chip with fitted runs; other layouts, dtypes, techniques and models there; other chips."""
+"""Steps that share an interval: dense decoders with FSDP in bf16 on a chip with fitted runs; with other layouts, dtypes and techniques; other chips and models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,17 +304,19 @@ def group_of(
     execution: Execution = DEFAULTS,
 ) -> Group:
     """Return the runs whose interval applies to a step."""
-    if device.chip not in constants.efficiency:
+    if device.chip not in constants.efficiency or isinstance(shape, PlainShape) or shape.experts is not None:
         return "unseen"
-    is_fsdp = isinstance(shape, DecoderShape) and 1 < layout.num_gpus == layout.shard
+    is_fsdp = 1 < layout.num_gpus == layout.shard
     return "data" if is_fsdp and dtype == "bf16" and execution == DEFAULTS else "parallel"
 
 
 def _notes(group: Group, device: Device, constants: Constants) -> tuple[str, ...]:
     low, high = (100 * math.expm1(value) for value in constants.intervals.get(group, (0.0, 0.0)))
+    is_known = device.chip in constants.efficiency
+    missing = "of such a model" if is_known else f"on {device.name}, whose efficiency is that of the nearest chip"
     words = {
         "data": f"the interval is that of FSDP runs on {', '.join(constants.devices)}",
-        "parallel": "the interval is that of published runs with tensor or pipeline parallelism",
-        "unseen": f"no fitted run is on {device.name}: its efficiency is that of the nearest chip, and the interval is that of chips that a fit has not seen",
+        "parallel": "the interval is that of published runs with other layouts, dtypes and techniques",
+        "unseen": f"no fitted run is {missing}; the interval is that of chips and models that a fit has not seen",
     }
     return (f"{words[group]}: {low:.0f} to {high:+.0f} % of throughput",)

@@ -71,7 +71,7 @@ def plan_words() -> Iterator[str]:
     yield f"{shares['data']} of the other half lie in the interval"
     yield f"{groups['parallel']['number']} cited runs"
     yield f"{shares['parallel']} lie in the interval that the other sources gave"
-    yield f"Of {groups['unseen']['number']} errors on chips that a fit had not seen, {shares['unseen']} lie"
+    yield f"Of {groups['unseen']['number']} errors on chips or models that a fit had not seen, {shares['unseen']} lie"
 
 
 def profile_words() -> Iterator[str]:

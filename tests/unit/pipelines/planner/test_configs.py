@@ -113,9 +113,10 @@ def ours(model_type: str, changes: Raw) -> DecoderShape:
     return shape_from_config({"model_type": model_type} | changes, "x")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("model_type", "changes"),
-    [*QUICK, *(pytest.param(*case, marks=pytest.mark.grid) for case in MORE)],
+    [*QUICK, *MORE],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_parameters_and_windows_are_those_of_transformers(model_type: str, changes: Raw) -> None:
@@ -133,6 +134,7 @@ def test_parameters_and_windows_are_those_of_transformers(model_type: str, chang
         assert len(shape.windows) == sum(kind in {"sliding_attention", "chunked_attention"} for kind in types)
 
 
+@pytest.mark.grid
 def test_absent_keys_have_the_families_defaults() -> None:
     """Those of transformers' config classes, and the shape says which were assumed."""
     mapping: Any = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
@@ -161,6 +163,42 @@ def test_served_families_have_the_shape_of_our_own_decoder(tmp_path: Path) -> No
         (tmp_path / "config.json").write_text(json.dumps(raw))
 
         assert read_shape(tmp_path) == shape_of(read_config(tmp_path), tmp_path.name), model_type
+
+
+PUBLISHED: list[tuple[float, Raw]] = [
+    (6.922, {"model_type": "falcon", "num_kv_heads": 71, "alibi": False}),
+    (41.836, {"model_type": "falcon", "hidden_size": 8_192, "new_decoder_architecture": True, "num_attention_heads": 128, "num_hidden_layers": 60, "num_kv_heads": 8, "tie_word_embeddings": False}),
+    (15.517, {"model_type": "gpt_bigcode", "n_embd": 6_144, "n_head": 48, "n_inner": 24_576, "n_layer": 40, "n_positions": 8_192, "vocab_size": 49_152}),
+    (7.069, {"model_type": "bloom", "n_embed": 4_096, "hidden_size": 4_096, "n_head": 32, "n_layer": 30}),
+    (6.649, {"model_type": "mpt", "d_model": 4_096, "n_heads": 32, "n_layers": 32, "vocab_size": 50_432}),
+    (6.658, {"model_type": "opt", "hidden_size": 4_096, "ffn_dim": 16_384, "num_hidden_layers": 32, "num_attention_heads": 32, "word_embed_proj_dim": 4_096}),
+    (1.558, {"model_type": "gpt2", "n_embd": 1_600, "n_head": 25, "n_layer": 48, "n_ctx": 1_024}),
+    (6.051, {"model_type": "gptj"}),
+    (20.555, {"model_type": "gpt_neox"}),
+    (7.738, {"model_type": "internlm2", "hidden_size": 4_096, "intermediate_size": 14_336, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 92_544, "bias": False}),
+    (6.244, {"model_type": "chatglm", "ffn_hidden_size": 13_696, "hidden_size": 4_096, "kv_channels": 128, "multi_query_attention": True, "multi_query_group_num": 2, "num_attention_heads": 32, "num_layers": 28, "padded_vocab_size": 65_024}),
+    (7.721, {"model_type": "qwen", "hidden_size": 4_096, "intermediate_size": 22_016, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 151_936}),
+    (131.597, {"model_type": "dbrx", "d_model": 6_144, "n_heads": 48, "n_layers": 40, "vocab_size": 100_352, "attn_config": {"kv_n_heads": 8}, "ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4}}),
+    (103.811, {"model_type": "cohere", "hidden_size": 12_288, "intermediate_size": 33_792, "num_attention_heads": 96, "num_hidden_layers": 64, "num_key_value_heads": 8, "use_qk_norm": True}),
+    (15.706, {"model_type": "deepseek_v2", "hidden_size": 2_048, "intermediate_size": 10_944, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "q_lora_rank": None, "num_attention_heads": 16, "num_hidden_layers": 27, "moe_intermediate_size": 1_408}),
+    (1_026.408, {"model_type": "kimi_k2", "n_routed_experts": 384, "first_k_dense_replace": 1, "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163_840}),
+    (671.026, {"model_type": "deepseek_v3"}),
+    (27.009, {"model_type": "gemma3", "text_config": {"head_dim": 128, "hidden_size": 5_376, "intermediate_size": 21_504, "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16}, "vision_config": {"hidden_size": 1_152}}),
+    (9.242, {"model_type": "gemma2", "hidden_size": 3_584, "intermediate_size": 14_336, "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8}),
+    (12.248, {"model_type": "mistral", "head_dim": 128, "hidden_size": 5_120, "num_hidden_layers": 40, "vocab_size": 131_072, "sliding_window": None}),
+    (107.770, {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}, "vision_config": {"a": 1}}),
+    (7.616, {"model_type": "qwen2_5_vl", "hidden_size": 3_584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152_064}),
+    (46.703, {"model_type": "mixtral"}),
+    (20.915, {"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("billions", "raw"), PUBLISHED, ids=lambda value: str(value) if isinstance(value, float) else ""
+)
+def test_published_models_have_their_published_parameters(billions: float, raw: Raw) -> None:
+    """By the sizes of their files: names of GPT-2, Falcon, MPT and others, nested configs, experts, latent attention."""
+    assert shape_from_config(raw, "x").num_parameters / 1e9 == pytest.approx(billions, abs=0.0006)
 
 
 LLAMA_2: Raw = {"model_type": "llama", "torch_dtype": "float16"}
