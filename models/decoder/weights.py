@@ -91,7 +91,7 @@ def _tensor_names(config: DecoderConfig, names: Iterable[str]) -> dict[str, str]
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for path in _shards(folder):
+    for path in weight_files(folder):
         try:
             tensors.update(load_file(path))
         except (OSError, SafetensorError) as error:
@@ -99,11 +99,14 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(_DERIVED_SUFFIXES)}
 
 
-def _shards(folder: Path) -> list[Path]:
-    """Return the files to read. As in transformers, a single file takes precedence over an index of shards."""
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files to read. As in transformers, a single file takes precedence over an index of shards.
+
+    Raises CheckpointError naming the conversion where the weights are in another form only.
+    """
     whole, index = folder / _WEIGHTS, folder / _INDEX
     if not (whole.exists() or index.exists()):
-        _refuse_pickles(folder)
+        _refuse_other_forms(folder)
     if whole.exists() or not index.exists():
         return [whole]
     try:
@@ -113,8 +116,8 @@ def _shards(folder: Path) -> list[Path]:
         raise CheckpointError(f"{index}: not an index of shards ({error})") from error
 
 
-def _refuse_pickles(folder: Path) -> None:
-    """Name the conversion where the folder has weights in another form only. Raises CheckpointError."""
+def _refuse_other_forms(folder: Path) -> None:
+    """Refuse a folder without safetensors, with the conversion where it has weights in another form. Raises CheckpointError."""
     pickled = next((path.name for suffix in _PICKLED for path in sorted(folder.glob(suffix))), None)
     if pickled is not None:
         raise CheckpointError(
@@ -124,6 +127,7 @@ def _refuse_pickles(folder: Path) -> None:
         )
     if (gguf := next(iter(sorted(folder.glob("*.gguf"))), None)) is not None:
         raise CheckpointError(f"{folder}: a GGUF file and no {_WEIGHTS}; give the file, {gguf}")
+    raise CheckpointError(f"{folder}: neither {_WEIGHTS} nor {_INDEX}; give the folder of a whole checkpoint")
 
 
 def _untied(config: DecoderConfig, tensors: dict[str, Tensor]) -> tuple[DecoderConfig, dict[str, Tensor]]:

@@ -15,7 +15,7 @@ def ready_text(settings: Settings, out: Console) -> Settings:
     """
     if not settings.text_path:
         return settings
-    from services.llm.text.checkpoint import checkpoint_folder
+    from services.llm.text.checkpoint import check_folder, checkpoint_folder
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=out, transient=True) as bar:
@@ -26,6 +26,7 @@ def ready_text(settings: Settings, out: Console) -> Settings:
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             say=lambda line: bar.update(task, description=line),
         )
+    check_folder(folder)
     return settings.model_copy(update={"text_path": str(folder.absolute())})
 
 

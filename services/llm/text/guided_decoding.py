@@ -40,6 +40,7 @@ _FIXES = {
     ),
     "Unimplemented keys": ("", "remove it from the schema, and check it in the answer"),
     "Unknown format": ("", "send a pattern"),
+    "Failed to generate regex": ("", "send bounds nearer to 0, or none"),
     'is not a "regex"': ("", "send a pattern without look-around and back-references"),
 }
 """Problems that llguidance words for its own callers: the problem (empty: its own words) and the fix."""

@@ -65,6 +65,8 @@ def _built(depth: int, window: Window | None) -> tuple[ItemCodes, Decoder]:
 class EvenAndOdd:
     """A mask that allows odd and even tokens in turn."""
 
+    failure: str | None = None
+
     def __init__(self) -> None:
         self._num_taken = 0
 

@@ -11,6 +11,7 @@ from infra.local.commands.status import text_health
 from infra.local.servers.text import ready_text
 from services.errors import CheckpointError
 from services.settings.settings import Settings
+from tests.support.engine.checkpoints import write_checkpoint
 
 WRITES_TEXT = """
 import sys
@@ -23,13 +24,16 @@ sys.stdin.read()
 
 
 def test_a_text_path_becomes_an_absolute_folder(tmp_path: Path) -> None:
-    """A missing path is refused, and settings without text stay as they are."""
-    settings = Settings(text_path=str(tmp_path))
+    """A missing path, and a folder that no replica could load, are refused; settings without text stay as they are."""
+    settings = Settings(text_path=str(write_checkpoint(tmp_path)))
 
     assert ready_text(settings, Console(quiet=True)).text_path == str(tmp_path)
     assert ready_text(Settings(), Console(quiet=True)) == Settings()
     with pytest.raises(CheckpointError, match="nowhere"):
         ready_text(Settings(text_path="nowhere", cache_dir=tmp_path), Console(quiet=True))
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin only"):
+        ready_text(settings, Console(quiet=True))
 
 
 def test_status_reads_text_s_health_from_its_metrics(tmp_path: Path) -> None:

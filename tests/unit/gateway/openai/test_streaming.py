@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from services.errors import DependencyUnavailable, NotFound, Overloaded
+from services.errors import DependencyUnavailable, NotFound, Overloaded, SchemaViolated
 from tests.support.engine.parrot import MODEL, Parrot
 from tests.support.wait import until
 from tests.unit.gateway.openai.conftest import LIMITS
@@ -108,6 +108,7 @@ async def test_a_deadline_after_the_first_token_ends_the_choices(
         (NotFound("there is no model", "see /v1/models"), 404, "invalid_request_error"),
         (Overloaded("text", 2), 429, "rate_limit_error"),
         (DependencyUnavailable("text", 2), 503, "server_error"),
+        (SchemaViolated("/lr: 0 is too small"), 500, "server_error"),
         (RuntimeError("inside"), 500, "server_error"),
     ],
 )

@@ -196,6 +196,7 @@ async def test_health_fails_while_a_step_exceeds_its_bound(live, settings, monke
 
     await until(lambda: live._engines.of("v1").thread._step_called_s is not None)
     live.check_health()
+    engine.expected_step_s = 0.0
     monkeypatch.setattr(live, "_settings", settings.model_copy(update={"engine_max_step_s": 1e-9}))
     with pytest.raises(RuntimeError, match="a step of the engine"):
         live.check_health()

@@ -1,7 +1,9 @@
 """A loaded bundle: requests in item ids become rankings of the engine, and its results become item ids."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from models.bundle import Bundle
 from services.contracts.rank import EngineLoad, RankRequest
 from services.contracts.recommend import Filters
-from services.errors import BundleCorrupt
+from services.errors import BundleCorrupt, CheckpointError
 from services.llm.engine.config import EngineConfig
 from services.llm.ranking.model import LoadedBundle, load_bundle
 from services.llm.serving.streams import Ended
@@ -41,6 +43,12 @@ def rank(loaded: LoadedBundle, request: RankRequest):
     while not outcomes:
         outcomes = loaded.engine.step(2.0)
     return loaded.result_of(Ended(outcomes[0], 2.5, LOAD))
+
+
+def not_a_number(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights with a number of the last norm replaced."""
+    tensors["model.norm.weight"][3] = torch.nan
+    return tensors
 
 
 @pytest.fixture
@@ -88,13 +96,22 @@ def test_a_prompt_window_beyond_the_decoder_is_refused(bundle) -> None:
         load(too_long)
 
 
-def test_a_decoder_whose_scores_are_not_finite_is_refused(bundle, tmp_path: Path) -> None:
-    """Its weights are finite and overflow in a product: the warm-up names the version, and nothing is served."""
+@pytest.mark.parametrize(
+    ("break_weights", "error", "reason"),
+    [
+        (overflowing, BundleCorrupt, "v2: the decoder computes scores that are not finite"),
+        (not_a_number, CheckpointError, r"not finite: model\.norm\.weight"),
+    ],
+)
+def test_a_decoder_whose_scores_are_not_finite_is_refused(
+    bundle, tmp_path: Path, break_weights: Callable[..., Any], error: type[Exception], reason: str
+) -> None:
+    """Weights that are not finite by their names, an overflow by the warm-up's scores, and nothing is served."""
     source = tmp_path / "source-v1"
     path = source / "decoder" / "model.safetensors"
-    tensors = load_file(path)
-    save_file(overflowing(tensors), path)
+    save_file(break_weights(load_file(path)), path)
     about = {"prompt": {"max_items": MAX_ITEMS, "stride": STRIDE}}
+    broken = live_store(tmp_path / "bundles", source, "v2", about).live()
 
-    with pytest.raises(BundleCorrupt, match="v2: the decoder computes scores that are not finite"):
-        load(live_store(tmp_path / "bundles", source, "v2", about).live())
+    with pytest.raises(error, match=reason):
+        load(broken)
