@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
+
+import httpx
 
 from infra.local.supervisor.ports import free_window
 from models.bundle import Bundle
@@ -99,9 +100,10 @@ def _until_writable(ports: dict[str, int]) -> None:
     """Return when a file can be written. Raises EnvironmentFault."""
     give_up_s = time.monotonic() + _START_S
     while time.monotonic() < give_up_s:
-        with suppress(OSError):
-            for path, method in (("buckets/bundles/", "POST"), ("ready", "PUT")):
-                urlopen(Request(f"http://{_HOST}:{ports['filer']}/{path}", b"", method=method), timeout=2.0).close()
+        with suppress(OSError, httpx.HTTPError):
+            filer = f"http://{_HOST}:{ports['filer']}"
+            httpx.post(f"{filer}/buckets/bundles/", timeout=2.0)
+            httpx.put(f"{filer}/ready", content=b"x", timeout=2.0).raise_for_status()
             socket.create_connection((_HOST, ports["s3"]), 1.0).close()
             return
         time.sleep(0.5)
