@@ -32,6 +32,7 @@ from services.errors import EnvironmentFault
 from services.settings.settings import load_settings
 
 _FEWEST_NODES = 3
+_SCENES = ("direct", "wired", "stored")
 
 
 async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, fault: Fault) -> dict[str, Any]:
@@ -71,6 +72,8 @@ async def run_row(name: str, scene: Scene, rate_rps: float, phases: Phases, faul
     row = row_of(planned, load, probe, back_s, phases, scene.weights)
     row["events"]["doubled"] = await scene.num_doubled(probe.events)
     row["hidden"] = {"items": len(hidden), "shown": num_showing(load.shots, hidden)}
+    if scene.writers:
+        row["num_escaped"] = await asyncio.to_thread(scene.writers[-1].num_escaped)
     return {"fault": name, **row, "batches": batches.result(), "restarts": restarted}
 
 
@@ -92,14 +95,20 @@ async def run_rows(
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run the rows of one machine: connection faults on a stack behind proxies, the others on one without."""
     rows: list[dict[str, Any]] = []
-    for is_wired, where in ((False, "direct"), (True, "wired")):
-        faults = {name: FAULTS[name] for name in options.fault if FAULTS[name].is_wired is is_wired}
+    for where in _SCENES:
+        faults = {name: FAULTS[name] for name in options.fault if _scene_of(FAULTS[name]) == where}
         if faults:
-            _note(f"starting a separate stack{', behind proxies' if is_wired else ''} ...")
+            _note(f"starting a separate stack, {where} ...")
             logs = options.logs and options.logs / where
-            async with scene_from(options.state.absolute(), logs, is_wired=is_wired) as scene:
+            kinds = {"is_wired": where == "wired", "is_stored": where == "stored"}
+            async with scene_from(options.state.absolute(), logs, **kinds) as scene:
                 await run_rows(scene, faults, PHASES, options.rate, rows)
     return _report(rows, options, PHASES)
+
+
+def _scene_of(fault: Fault) -> str:
+    """Return where a fault is measured: without proxies, behind them, or with bundles in an object store."""
+    return "wired" if fault.is_wired else "stored" if fault.is_stored else "direct"
 
 
 async def measure_nodes(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:

@@ -16,12 +16,13 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.event_probe import Event
+from benchmarks.faults.object_store import HostileWriter, put_live, s3_server
 from benchmarks.faults.processes import StackProcesses
 from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
 from benchmarks.load.audience import Audience, find_audience
@@ -72,6 +73,7 @@ class Scene:
     weights: dict[str, float]
     features: FeatureReader
     healthy_within_s: float = 120.0
+    writers: list[HostileWriter] = field(default_factory=list)
 
     async def num_events(self, user_id: str) -> int:
         """Return how many events of a user the store has."""
@@ -111,14 +113,19 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool, **given: Any) -> AsyncIterator[Scene]:
+async def scene_from(
+    state_dir: Path, logs_to: Path | None, *, is_wired: bool, is_stored: bool = False, **given: Any
+) -> AsyncIterator[Scene]:
     """Start a stack with a copy of this state, and stop it at the end, also at SIGTERM; its logs are kept in `logs_to`.
 
-    `is_wired`: store and broker are behind proxies. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
+    `is_wired`: store and broker are behind proxies; `is_stored`: bundles are in an object store. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
     """
     async with scratch_folder(state_dir, logs_to) as scratch, AsyncExitStack() as closing:
         first = free_window(len(_PORTS) + 3, seed=str(scratch))
         ports: dict[str, Any] = {name: first + place for place, name in enumerate(_PORTS)}
+        if is_stored:
+            given["cache_dir"] = scratch / "cache"
+            given["bundle_store"] = closing.enter_context(s3_server(scratch / "s3"))
         kafka_port, *behind = range(first + len(_PORTS), first + len(_PORTS) + 3)
         settings = Settings(  # it shares nothing with any other stack but the code
             state_dir=scratch,
@@ -128,6 +135,8 @@ async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool, *
             **ports,
             **given,
         )
+        if is_stored:
+            await asyncio.to_thread(put_live, settings, BundleStore(scratch / "bundles").live())
         outer = {"store": settings.redis_port, "broker": kafka_port}
         inner = dict(zip(outer, behind, strict=True)) if is_wired else outer
         wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in outer if is_wired}

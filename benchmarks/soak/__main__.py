@@ -29,14 +29,14 @@ _SHOWN = {
     "promises": ("promise", "is_kept", "found"),
 }
 """The fields of the report that are printed."""
-SOAKED = tuple(name for name, fault in FAULTS.items() if name != "none" and not fault.is_spike)
+SOAKED = tuple(name for name, fault in FAULTS.items() if name != "none" and not (fault.is_spike or fault.is_stored))
 
 
 async def measure(options: argparse.Namespace, text_path: str, console: Console) -> dict[str, Any]:
     """Run the soak on a stack of its own and print its tables."""
     plan = Plan(total_s=60 * options.minutes, faults=tuple(options.fault or SOAKED))
     console.print("starting a separate stack, behind proxies ...")
-    given = {**SETTINGS, "text_path": text_path}
+    given: dict[str, Any] = {**SETTINGS, "text_path": text_path}
     async with scene_from(options.state.absolute(), options.logs, is_wired=True, **given) as scene:
         report = await soak(scene, plan, console)
     for part, fields in _SHOWN.items():
