@@ -222,6 +222,7 @@ class Delimited:
         read: list[list[str]] = []
         rows: list[int] = []
         set_aside: list[tuple[int, str]] = []
+        fields: list[str] | None
         while at < len(lines):
             taken, fields, why = _record(lines, at, separator, len(columns), quotes=self._quotes, is_last=is_last)
             if taken == 0:

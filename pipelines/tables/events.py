@@ -182,11 +182,13 @@ def _example(rows: pl.DataFrame) -> str:
     return f"user_id={row['user_id']}, item_id={row['item_id']}, event_time={row['event_time']}"
 
 
-def refuse_empty(findings: Findings, table: str, named: Named, known: pl.Series | None = None) -> None:
-    """Raise DataError where no row can be used: the table is another than was meant."""
+def refuse_empty(
+    findings: Findings, table: str, named: Named, num_accepted: int, known: pl.Series | None = None
+) -> None:
+    """Raise DataError where no row is accepted: the table is another than was meant."""
     if not findings.num_rows:
         raise DataError("", f"{table} has no rows", "a file with a row for each event or item")
-    if findings.num_rows - findings.num_duplicates == findings.num_set_aside and findings.set_aside:
+    if not num_accepted and findings.set_aside:
         reason, group = max(findings.set_aside.items(), key=lambda pair: pair[1].num_rows)
         field = reason.partition(" ")[0]
         sample = group.samples[0].get(named.column(field)) if group.samples and field in named.fields else None

@@ -4,7 +4,7 @@ A table is read twice: once for what holds of all its rows, and then batch by ba
 file; a sort by time and `pipelines.tables.events.distinct` follow, for all events at once or for those of a stretch of time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -25,7 +25,7 @@ from pipelines.tables.items import ITEM_TYPES, catalogue_items, merge_items, rea
 from pipelines.tables.options import PLAIN, TableOptions
 
 Keeps = Callable[[pl.DataFrame], pl.Series]
-_ASIDE: dict[str, pl.DataType | type[pl.DataType]] = {"row": pl.Int64, "reason": pl.String}
+_ASIDE: dict[str, pl.DataType] = {"row": pl.Int64(), "reason": pl.String()}
 
 
 def open_table(path: Path, kind: str, options: TableOptions, name: str = "") -> Table:
@@ -56,12 +56,15 @@ class EventTable:
         about.refuse(self.named, self.table.name)
         if "history" in self.named.fields:
             survey_histories(self.table.batches(), self.named, about)
+        num_accepted = 0
         for batch in self.table.batches():
             good, rejected = read_events(batch, self.named, about, self.findings, known, keeps, refuse)
             self._rejected.append(rejected)
+            num_accepted += good.height
             yield good
         note_times(about, self.findings)
-        refuse_empty(self.findings, self.table.name, self.named, known)
+        if keeps is None or self.findings.num_rows:
+            refuse_empty(self.findings, self.table.name, self.named, num_accepted, known)
 
     def read(self, known: pl.Series | None = None, keeps: Keeps | None = None) -> pl.DataFrame:
         """Return all rows that can be used, in the order of the file, without exact duplicates."""
@@ -71,8 +74,7 @@ class EventTable:
     @property
     def rejected(self) -> pl.DataFrame:
         """The rows set aside so far, as text, with `row` and `reason`."""
-        columns = {name: pl.String for name in self.table.columns if name not in _ASIDE}
-        return pl.concat([pl.DataFrame(schema=_ASIDE | columns), *self._rejected], how="diagonal")
+        return _joined(self.table.columns, self._rejected)
 
 
 class ItemTable:
@@ -98,7 +100,7 @@ class ItemTable:
             )
             parts.append(good)
             self._rejected.append(rejected)
-        refuse_empty(findings, table.name, self.named)
+        refuse_empty(findings, table.name, self.named, sum(part.height for part in parts))
         items = pl.concat(parts, how="diagonal_relaxed") if parts else pl.DataFrame(schema=ITEM_TYPES)
         return merge_items(items, findings)
 
@@ -109,5 +111,10 @@ class ItemTable:
     @property
     def rejected(self) -> pl.DataFrame:
         """The rows set aside so far, as text, with `row` and `reason`."""
-        columns = {name: pl.String for name in self.table.columns if name not in _ASIDE}
-        return pl.concat([pl.DataFrame(schema=_ASIDE | columns), *self._rejected], how="diagonal")
+        return _joined(self.table.columns, self._rejected)
+
+
+def _joined(columns: Sequence[str], parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Return rows that are set aside as one table, which has all columns of their file also where there are none."""
+    schema = _ASIDE | dict.fromkeys((name for name in columns if name not in _ASIDE), pl.String())
+    return pl.concat([pl.DataFrame(schema=schema), *parts], how="diagonal")
