@@ -27,6 +27,8 @@ SHARE_NAMES = {
     "host": "host",
 }
 _NOTED = 0.01
+_WITHOUT_BF16 = re.compile(r"\b[VPKM]\d{2,3}\b|\bT4\b|TITAN|GTX|RTX 20\d\d|Quadro")
+"""NVIDIA's cards before Ampere."""
 _DIRECTION = re.compile(r"[HDP]to[HDP]")
 
 
@@ -84,6 +86,7 @@ def profile_of(trace: Trace) -> RankProfile:
         recorded_us=max(one.end_us for one in trace.events),
         unknown=activity.unknown_us / span_us,
         lacks_kernels=not trace.is_of_gpu and any(is_launch(one.name) for one in trace.of(Kind.RUNTIME)),
+        half="fp16" if any(_WITHOUT_BF16.search(name) for name in trace.device_names.values()) else "bf16",
         copies=_direction(trace),
     )
     devices = {number: parts_of(activity_of(trace, number)) for number in numbers} if len(numbers) > 1 else {}

@@ -89,6 +89,8 @@ class Circumstances:
     """The share of the span in kernels that neither a name nor shapes describe."""
     lacks_kernels: bool = False
     """Whether the trace has launches but no kernels."""
+    half: str = "bf16"
+    """The half precision that the device multiplies fast."""
     copies: str = ""
     """The direction of most of the copies' time, such as HtoD."""
 
@@ -230,15 +232,15 @@ def _advice(kind: Bottleneck, about: Circumstances) -> str:
         case Bottleneck.MEMORY if about.is_of_engine:
             return "read fewer bytes first, with weights in int8 (TAILRACE_LLM_WEIGHT_KIND) or bf16"
         case Bottleneck.COMPUTE if about.dtype == "fp32":
-            return "compute in bf16 first"
+            return f"compute in {about.half} first"
         case Bottleneck.COMPUTE:
             return "compute less first, by a smaller model, shorter sequences or no recomputation; else more devices"
         case Bottleneck.MEMORY if about.dtype == "fp32":
-            return "fuse the operations first (torch.compile), then halve their bytes with bf16"
+            return f"fuse the operations first (torch.compile), then halve their bytes with {about.half}"
         case Bottleneck.MEMORY:
             return "fuse the operations first (torch.compile), or give each read more work with a larger batch"
         case Bottleneck.COMMUNICATION:
-            return "overlap it with the backward pass first (DDP's or FSDP's buckets), then exchange less often by accumulating gradients"
+            return "overlap it with computing first (in training by DDP's or FSDP's buckets), then exchange less often, and more at once"
         case Bottleneck.COPY:
             return _COPIES.get(about.copies, _COPIES["HtoD"])[1]
         case Bottleneck.HOST:

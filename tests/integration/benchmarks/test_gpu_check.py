@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 MISSING = """
 import sys
+from importlib.machinery import PathFinder
 from importlib.metadata import packages_distributions
 
 ALLOWED = {
@@ -32,18 +33,20 @@ ALLOWED = {
     "execnet", "sortedcontainers", "attrs", "pluggy", "iniconfig", "packaging", "pygments", "tailrace",
 }
 
-class Missing:
-    names = {
-        module for module, found in packages_distributions().items() if not {name.lower().replace("_", "-") for name in found} & ALLOWED
-    } - {"tests", "benchmarks", "services", "pipelines", "models", "infra"}
+NAMES = {
+    module
+    for module, found in packages_distributions().items()
+    if not {name.lower().replace("_", "-") for name in found} & ALLOWED
+} - {"tests", "benchmarks", "services", "pipelines", "models", "infra"}
 
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in self.names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in NAMES else super().find_spec(name, path, target)
 
-sys.meta_path.insert(0, Missing())
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 """
-"""A `sitecustomize` in which every package is missing that a card's machine lacks: torch, triton, numpy, safetensors, tokenizers and pytest are there, with all that they need."""
+"""A `sitecustomize` in which packages are missing that a card's machine lacks: it has torch, triton, numpy, safetensors, tokenizers and pytest, with their requirements."""
 
 
 @pytest.mark.grid  # tests/gpu and test_engine_benchmark.py run the parts
@@ -53,7 +56,8 @@ def test_every_step_runs_and_leaves_its_results(tmp_path: Path) -> None:
     out, site = tmp_path / "out", tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(MISSING)
-    command = ["/usr/bin/env", f"PYTHONPATH={site}", sys.executable, "-m", "benchmarks.gpu", str(out), "--tiny"]
+    variables = (f"PYTHONPATH={site}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", "PYTEST_PLUGINS=xdist.plugin")
+    command = ["/usr/bin/env", *variables, sys.executable, "-m", "benchmarks.gpu", str(out), "--tiny"]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1_700)
 

@@ -13,6 +13,7 @@ from pipelines.profiler.report import profile_of
 from pipelines.profiler.shares import Shares
 from pipelines.profiler.trace import read_traces
 from pipelines.profiler.verdict import Bottleneck, Circumstances, common_verdict, verdict_of
+from tests.support.profiler.traces import kernel, write
 
 ROOT = Path(__file__).resolve().parents[4]
 ABOUT = Circumstances(is_of_gpu=True, interrupted=0.0, is_unrecorded=False, dtype="fp32", operations=())
@@ -110,6 +111,16 @@ def test_advice_invents_no_dtype(kind: str, dtype: str | None) -> None:
     verdict = verdict_of(shares(**{kind: 0.95}), replace(ABOUT, dtype=dtype))
 
     assert ("bf16" in verdict.sentence) == (dtype == "fp32")
+
+
+def test_cards_without_bf16_get_another_advice(tmp_path: Path) -> None:
+    """A V100 multiplies fp16 fast; an A100 both."""
+    for name, half in (("Tesla V100-SXM2-32GB", "fp16"), ("Tesla T4", "fp16"), ("NVIDIA A100-SXM4-80GB", "bf16")):
+        about = {"deviceProperties": [{"id": 0, "name": name}]}
+
+        (trace,) = read_traces([write(tmp_path / "one.json", [kernel("ampere_sgemm_128x64_nn", 0, 9_000)], **about)])
+
+        assert f"compute in {half} first" in profile_of(trace).verdict.sentence
 
 
 @pytest.mark.parametrize(
