@@ -85,6 +85,7 @@ async def test_a_new_item_is_popular_once_it_is_used_and_found_by_its_category(w
 
 async def test_a_new_item_is_in_the_next_answer(world: World) -> None:
     """Before popularity is read again: behind all items, the one published last first, and in answers that filter for it, shed ones too."""
+    await world.plane.popular.refresh()
     first = [item.item_id for item in (await world.recommend("nobody", k=22)).items]
     state(world, "new 1", categories=("fresh",))
     state(world, "new 2", categories=("fresh",), published_ms=1_750_000_000_000)
