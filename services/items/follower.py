@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 from kafka import TopicPartition
+from kafka.errors import OffsetOutOfRangeError
 
 from services.contracts.items import ItemState, decode_item
 from services.errors import DependencyUnavailable, InvalidRequest
@@ -181,6 +182,8 @@ class ItemFollower:
             except Exception as error:  # noqa: BLE001 - the thread must survive any failure of the client
                 if not is_unavailable:
                     log.warning("items_unavailable", topic=self._topic, error=repr(error.__cause__ or error))
+                if isinstance(error.__cause__, OffsetOutOfRangeError):
+                    self._positions = Positions("", {})
                 is_unavailable = True
                 self._on_unavailable(1)
                 self._fail_awaited()
