@@ -7,6 +7,7 @@ that the caller sent.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from services.contracts.items import MAX_ITEMS_PER_REQUEST, ItemState, item_from
@@ -77,7 +78,7 @@ class ItemOperations:
         _check_num_items(len(drafts))
         names: set[tuple[str, str]] = set()
         checked = [
-            _checked(f"items[{place}].", lambda item_id=item_id, draft=draft: self._read(item_id, draft, names))
+            _checked(f"items[{place}].", partial(self._read, item_id, draft, names))
             for place, (item_id, draft) in enumerate(drafts)
         ]
         await self._record([(one.key, one.encode()) for one in checked if isinstance(one, ItemState)])
