@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from kafka import TopicPartition
+from kafka.errors import OffsetOutOfRangeError
 
 from pipelines.experiments.join import SKEW_MS
 from services.contracts.erasure import decode_record
@@ -65,7 +66,9 @@ class TopicReader:
         try:
             with broker_as_dependency():
                 yield from self._read()
-        except DependencyUnavailable:
+        except DependencyUnavailable as error:
+            if isinstance(error.__cause__, OffsetOutOfRangeError):
+                self._logs = None
             self.close()
             raise
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 from kafka import TopicPartition
+from kafka.errors import OffsetOutOfRangeError
 
 from services.contracts.items import ItemState, decode_item
 from services.errors import DependencyUnavailable, InvalidRequest
@@ -185,6 +186,8 @@ class ItemFollower:
                         topic=self._topic,
                         error=getattr(error, "why", "") or repr(error.__cause__ or error),
                     )
+                if isinstance(error.__cause__, OffsetOutOfRangeError):
+                    self._positions = Positions("", {})
                 is_unavailable = True
                 self._on_unavailable(1)
                 self._fail_awaited()

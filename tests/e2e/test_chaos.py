@@ -37,3 +37,12 @@ async def test_faults_through_the_wire_and_a_spike(scene: Scene, stack: Stack) -
     assert rows["broker-stop"]["events"]["acknowledged"] < rows["broker-stop"]["events"]["sent"]
     assert rows["low-priority-spike"]["by_priority"]["low"]["num_requests"] == 12 * RATE_RPS * PHASES.during_s
     assert stack.is_healthy()
+
+
+async def test_a_gateway_that_starts_without_states_of_items_shows_nothing_hidden(scene: Scene) -> None:
+    """Without broker and snapshot it takes no request; what others answer holds no hidden item, and no event is lost or counted twice."""
+    name = "gateway-without-states"
+    row = await run_row(name, scene, RATE_RPS, PHASES, FAULTS[name])
+
+    assert row["hidden"] == {"items": 3, "shown": 0}
+    assert [row[sent][what] for sent in ("events", "batches") for what in ("lost", "doubled")] == [0] * 4

@@ -3045,7 +3045,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatusBody"];
                 };
             };
-            /** @description No bundle is loaded yet */
+            /** @description No bundle is loaded, or no state of an item is known */
             503: {
                 headers: {
                     [name: string]: unknown;

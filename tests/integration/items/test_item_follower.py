@@ -1,24 +1,31 @@
 """A process follows the topic of items on a real broker, through its loss, a topic made again, foreign records, and with its snapshot."""
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from kafka import KafkaProducer
 
+from benchmarks.faults.tcp_proxy import TcpProxy, Wire
+from services.app import open_standby
 from services.contracts.items import ItemState
+from services.features.repo import RepoAddress
 from services.items.follower import ItemFollower
 from services.items.live_items import Knowledge, LiveItems
 from services.items.snapshot import Positions, write_snapshot
 from services.settings.addresses import KafkaAddress
 from services.settings.kafka_clients import close_producer, open_reader
 from services.settings.kafka_topics import Topic, create_missing
-from tests.support.servers import Server
+from services.settings.settings import Settings
+from tests.support.servers import HOST, Server, free_port
 from tests.support.wait import wait_for
-from tests.unit.gateway.world import catalogue_of
+from tests.unit.gateway.clients import in_process
+from tests.unit.gateway.world import catalogue_of, publish
 
 TOPIC = Topic(name="items", num_partitions=3, keep_ms=None)
 
@@ -210,3 +217,44 @@ async def test_catching_up_waits_for_what_the_topic_holds(broker: Server, worker
         await asyncio.to_thread(send, broker, (b"i05", value))
         await worker.follower.catch_up(10.0)
         assert worker.hides("i05") == bool(number % 2)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_gateway_that_starts_without_broker_and_snapshot_shows_no_hidden_item(
+    features: RepoAddress, broker: Server, tmp_path: Path
+) -> None:
+    """It refuses, and is not ready, until the broker is back and the topic was read: then it answers without what was hidden before it started."""
+    make_topic(broker)
+    await asyncio.to_thread(send, broker, *((f"i{number:02}".encode(), b'{"available":false}') for number in range(10)))
+    publish(tmp_path / "bundles", "v1", catalogue_of(), trained=False)
+    port = free_port()
+    wire = TcpProxy(HOST, port, broker.port)
+    settings = Settings(
+        state_dir=tmp_path,
+        redis_port=features.redis.port,
+        kafka_bootstrap=f"{HOST}:{port}",
+        topic_partitions=3,
+        allowed_hosts="door",
+    )
+    async with wire:
+        await wire.become(Wire.STOP)
+        async with open_standby(settings) as (app, _), in_process(app) as http:
+
+            async def ask(path: str = "/v1/recommendations") -> httpx.Response:
+                """Ask for readiness, or for a recommendation."""
+                return await (http.get(path) if path == "/readyz" else http.post(path, json={"user_id": "u", "k": 10}))
+
+            before = [await ask("/readyz"), await ask()]
+            await wire.become(Wire.PASS)
+            await until_async(lambda: ask("/readyz"))
+            after = await ask()
+
+    assert [(one.status_code, "states of items" in one.text) for one in before] == [(503, True)] * 2
+    assert {item["item_id"] for item in after.json()["items"]} == {f"i{number}" for number in range(10, 20)}
+
+
+async def until_async(ask: Callable[[], Awaitable[httpx.Response]]) -> None:
+    """Wait for a good answer."""
+    give_up_s = time.monotonic() + 60.0
+    while (await ask()).status_code != 200 and time.monotonic() < give_up_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
