@@ -3,8 +3,8 @@
     python -m benchmarks.plan --runs CSV --json OUT [--cross]
     python -m benchmarks.plan --runs CSV --fit
 
-Judges the constants of pipelines/planner/fitted.json on the file's runs, except those that the constants were fitted to; rows that cannot be read are named. The
-columns are those of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU types but one, and judges the rest; and counts by group how
+Judges the constants of pipelines/planner/fitted.json on the file's runs, except fitted runs; unreadable rows are named. The
+columns have the names of llm-foundry's benchmark page. `--cross` also fits to random halves, and to all GPU types but one, and judges the rest; and counts by group how
 many runs lie in intervals that other runs gave. `--fit` fits the constants to all runs and to the cited ones (cited_runs.py), and writes them.
 """
 
@@ -82,7 +82,7 @@ def judge(runs: Sequence[Run], constants: Constants) -> dict[str, Any]:
 
 
 def random_halves(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return errors and coverage on one half of the runs after a fit to the other, over several random halves."""
+    """Return errors and coverage on one half of the runs after a fit to the remaining half, over several random halves."""
     rng, found = np.random.default_rng(0), []
     for _ in range(_NUM_HALVES):
         order = rng.permutation(len(runs))
@@ -126,7 +126,7 @@ def coverage_by_group(runs: Sequence[Run], share_of_halves: float) -> dict[str, 
 
 
 def without_each(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Judge each GPU type by constants from the others, with the stored interval."""
+    """Judge each GPU type by constants from all other types, with the stored interval."""
     stored = fitted()
     for name in sorted({run.device.name for run in runs}):
         constants = replace(without_device(runs, name), intervals=stored.intervals)

@@ -1,6 +1,6 @@
 """Published training runs beyond FSDP in bf16 on A100 and H100: facts with their sources, and the planner's prediction of each.
 
-Throughput is in tokens a second and GPU, or in model TFLOP/s a GPU where a source gives only that. Techniques are those of the run's trainer.
+Throughput is in tokens a second and GPU, or in model TFLOP/s a GPU where a source gives only that. Techniques are the run's trainer's.
 """
 
 from dataclasses import dataclass, replace
@@ -160,7 +160,7 @@ def _korthikanti() -> list[CitedRun]:
 
 
 def _llama_3() -> list[CitedRun]:
-    """Without context parallelism; 126 layers on 16 ranks, of which each has eight runs."""
+    """Without context parallelism; 126 layers on 16 ranks with eight runs of layers each."""
     runs = []
     for data, rows, tflops in ((64, 32, 430), (128, 16, 400)):
         layout = Layout(data=data, tensor=8, pipeline=16, accumulation=rows)

@@ -28,7 +28,7 @@ _OUTLIER = 0.05
 
 
 def fit(runs: Sequence[Run], start: Constants | None = None) -> Constants:
-    """Return the constants that fit these runs, without intervals; those that they do not decide are `start`'s."""
+    """Return the constants that fit these runs, without intervals; the remaining constants are `start`'s."""
     chips = sorted({run.device.chip for run in runs})
     names = [*chips, *_START]
     bounds = np.array([_BOUNDS.get(name, _BOUNDS["efficiency"]) for name in names])
@@ -48,7 +48,7 @@ def fit(runs: Sequence[Run], start: Constants | None = None) -> Constants:
 
 
 def fit_parallel(constants: Constants, cited: Sequence[CitedRun]) -> Constants:
-    """Return the constants with those of other kinds of parallelism from these runs."""
+    """Return the constants, with the shares of other kinds of parallelism fitted to these runs."""
     rows = [run for run in cited if run.group(constants) == "parallel"]
 
     def changed(values: Sequence[float]) -> Constants:

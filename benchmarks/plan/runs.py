@@ -1,4 +1,4 @@
-"""Published training runs from a CSV with the columns of llm-foundry's benchmark page, and what the planner predicts for one.
+"""Published training runs from a CSV with the columns of llm-foundry's benchmark page, and the planner's prediction for a run.
 
 The models are MPT decoders, whose sizes follow from their names or, for other names, from the number of parameters. A run's MFU counts 6 FLOPs a parameter and token,
 embeddings among them, and attention over the whole square: 12 x layers x hidden x length. Knows no fit.
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """A hash of what was run and measured, whatever file and line it is on and however its numbers are written."""
+        """A hash of the run's configuration and result, independent of file, line and number format."""
         sizes = (self.num_gpus, self.length, self.micro_batch, self.accumulation, self.num_parameters)
         facts = (self.model, self.device.name, *sizes, self.dtype, self.gathers, self.is_checkpointed, self.mfu)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
@@ -107,7 +107,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """MFU in percent, and the interval in which most runs lie."""
+    """MFU in percent, and the interval that holds most runs."""
 
     mfu: float
     low: float
@@ -148,7 +148,7 @@ def predict(run: Run, constants: Constants | None = None) -> Predicted:
 
 
 def published_mfu(run: Run, seconds: float) -> float:
-    """Return the MFU in percent of a step of so many seconds."""
+    """Return the MFU in percent of a step of this duration."""
     shape = run.shape
     per_token = 6 * run.num_parameters + 12 * shape.num_layers * shape.hidden_size * run.length
     flops = run.layout.batch * run.length * per_token
@@ -211,14 +211,14 @@ def _plain(name: str) -> str:
 def _count(row: Row, column: str) -> int:
     value = _number(row[column].replace(",", "").replace("_", ""))
     if not (1 <= value < 1e15 and value.is_integer()):
-        raise ValueError(f"{column}: {row[column]!r} is no whole number from 1 on")
+        raise ValueError(f"{column}: {row[column]!r} is not a whole number from 1")
     return int(value)
 
 
 def _percent(row: Row, column: str) -> float:
     value, (low, high) = _number(row[column].removesuffix("%")), _MFU_RANGE
     if not low <= value <= high:
-        raise ValueError(f"{column}: {row[column]!r} is no percentage from {low:g} to {high:g}")
+        raise ValueError(f"{column}: {row[column]!r} is not a percentage from {low:g} to {high:g}")
     return value
 
 

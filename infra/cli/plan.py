@@ -116,7 +116,7 @@ def plan_model(
     is_decoder, is_trained = isinstance(shape, DecoderShape), train or not serve
     is_served = serve or (not train and is_decoder)
     _refuse_unused(context, _TRAINING, is_trained, "--serve plans no training; omit it or --serve")
-    _refuse_unused(context, _SERVING, is_served, "nothing is served; omit it, and --train with a decoder")
+    _refuse_unused(context, _SERVING, is_served, "applies to serving only; omit it, or --train with a decoder")
     _refuse_unused(context, _DECODER, is_decoder, "applies to decoders; omit it or give a config.json")
     _refuse_unused(context, {"length"}, is_trained or batch is not None, "applies to --batch; give --batch, too")
     price = price_of(price_per_gpu_hour)

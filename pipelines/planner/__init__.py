@@ -1,1 +1,1 @@
-"""What a model needs before it runs: memory, layouts over GPUs, time of a step and of a request, and cost."""
+"""Needs of a model before it runs: memory, layouts over GPUs, time of a step and of a request, and cost."""

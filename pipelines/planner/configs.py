@@ -41,7 +41,7 @@ _REFUSED = (
     (re.compile(r"^(attn_layer_(period|offset|indices)|layers_block_type|block_types|_block_types|hybrid|full_attention_interval|linear_attn_config|conv_L_cache|attn_type_list)"), "layers without attention"),
     (re.compile(r"^(cross_attention_layers|cross_attn_every_n_layers|zero_expert_num|block_configs|ffn_multipliers|num_query_heads|hidden_size_per_layer_input|vocab_size_per_layer_input|num_kv_shared_layers|global_head_dim|attention_k_eq_v|index_topk|index_n_heads|compress_ratios)$"), "layers of different sizes or kinds"),
 )  # fmt: skip
-"""Keys of models whose bytes do not follow from one layer's sizes, and what they have."""
+"""Keys of models whose bytes do not follow from one layer's sizes, and their kind of layers."""
 _ENCODERS = {"bert", "roberta", "t5", "bart", "whisper", "vit", "clip", "electra", "deberta", "deberta-v2", "distilbert", "albert", "xlm-roberta", "mt5", "umt5", "marian", "pegasus"}  # fmt: skip
 _OTHER_LAYERS = {"longcat_flash", "openelm", "rwkv", "xlstm", "recurrent_gemma", "mllama", "mllama_text_model", "moshi", "zamba", "zamba2", "zaya", "lfm2", "lfm2_moe", "bamba", "mamba", "mamba2", "falcon_mamba", "falcon_h1", "kimi_linear", "minimax", "minimax_m1", "minimax_text_01", "olmo_hybrid", "nemotron_h", "jamba", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "granitemoehybrid", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "jetmoe", "diffllama", "deepseek_v4", "phi4flash", "plamo2", "hgrn", "retnet"}  # fmt: skip
 """Families with state-space, recurrent, linear or cross attention, or with layers of several sizes."""
@@ -115,7 +115,7 @@ _UNKNOWN = replace(FAMILIES["llama"], window="all")
 
 
 class _Config:
-    """The keys of a decoder's config, with its family's defaults, and a record of those that were read."""
+    """The keys of a decoder's config, with its family's defaults, and a record of the keys read."""
 
     def __init__(self, raw: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
         self.raw, self.outer = raw, outer
@@ -135,7 +135,7 @@ class _Config:
         return self.defaults.get(key) if key not in self.raw else value
 
     def whole(self, size: str, default: int | None = None, least: int = 1) -> int | None:
-        """Return a size by the first of its names that is set, a default where none is. Raises ValueError naming the key."""
+        """Return a size by the first of its names that is set, or the default. Raises ValueError naming the key."""
         names = _SIZES.get(size, (size,))
         given = [name for name in names if self.raw.get(name) is not None]
         self.read.update(names)
@@ -476,7 +476,7 @@ def _refuse_other_widths(config: _Config, shape: DecoderShape) -> None:
 
 
 def _vectors(config: _Config, family: Family, shape: DecoderShape) -> tuple[int, int]:
-    """Return the biases and norms of every layer, and the parameters beyond those that the sizes name."""
+    """Return the biases and norms of every layer, and further parameters."""
     hidden, latent = shape.hidden_size, shape.latent
     norm = hidden * (family.norm_weight + config.flag(family.norm_bias))
     numbers = family.norms * norm + family.layer_numbers
@@ -505,7 +505,7 @@ def _vectors(config: _Config, family: Family, shape: DecoderShape) -> tuple[int,
 
 
 def _notes(config: _Config, shape: DecoderShape, quantization: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield what the plan does not hold, and what was assumed."""
+    """Yield the parts that the plan omits, and assumptions."""
     if config.family_name not in FAMILIES:
         yield f"model_type {config.model_type!r} is not in the planner's table: planned by its sizes as a Llama-like decoder, biases and norms may differ"
     elif config.model_type not in SERVED:

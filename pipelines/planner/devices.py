@@ -476,14 +476,14 @@ DEVICES = (
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """So many of one device, in nodes of `device.gpus_per_node`."""
+    """A number of equal devices, in nodes of `device.gpus_per_node`."""
 
     device: Device
     number: int
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that hold them, the last one perhaps in part."""
+        """Number of nodes; the last may be partly used."""
         return -(-self.number // self.device.gpus_per_node)
 
 

@@ -1,4 +1,4 @@
-"""What a model family fixes beyond the keys of its `config.json`: biases, norms, windows, experts. Pure data.
+"""Parameters that a model family fixes beyond the keys of its `config.json`: biases, norms, windows, experts. Pure data.
 
 `families.json` has the defaults of absent keys, by `model_type`. Both are transformers' own: a test counts parameters of its models.
 """
@@ -46,7 +46,7 @@ class Family:
     has_shared_gate: bool = False
     shared_experts: int = 0
     layer_numbers: int = 0
-    """Single numbers of a layer, such as those of a learned activation."""
+    """Single numbers of a layer, such as a learned activation's."""
 
 
 _ATTENTION = Family(qkv_bias="attention_bias", out_bias="attention_bias")
@@ -164,6 +164,6 @@ SAME_AS = {
 
 @cache
 def defaults_of(family: str) -> Mapping[str, Any]:
-    """Return what a family's absent keys stand for, empty for an unknown family."""
+    """Return the defaults of a family's absent keys, empty for an unknown family."""
     table: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "families.json").read_text())
     return table.get(family, {})

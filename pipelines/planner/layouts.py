@@ -162,7 +162,7 @@ def _has_stages(shape: DecoderShape, pipeline: int, execution: Execution) -> boo
 
 
 def _fastest(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the fastest on one mesh, and among those that are about as fast the one with the largest micro-batch."""
+    """Return the fastest candidate of a mesh, or a nearly as fast candidate with a larger micro-batch."""
     limit = (1 + _ALIKE) * min(made.cost for made in candidates)
     return max(
         (made for made in candidates if made.cost <= limit), key=lambda made: (made.layout.micro_batch, -made.cost)
@@ -210,7 +210,7 @@ def _layouts(shape: Shape, gpus: Gpus, batch: int, asked: Asked | None, executio
 
 
 def _meshes(shape: Shape, gpus: Gpus, asked: Asked | None, execution: Execution) -> Iterator[tuple[int, int, int]]:
-    """Return the sizes of tensor and pipeline parallelism and of sharding: the whole mesh, none of it, or a node."""
+    """Return the sizes of tensor and pipeline parallelism and of sharding: over the whole mesh, over a node, or without."""
     if asked is not None:
         yield asked.tensor, asked.pipeline, asked.shard
         return
@@ -242,7 +242,7 @@ def _refusal(shape: Shape, gpus: Gpus, length: int, smallest: dict[str, Candidat
     made = smallest[min(smallest, key=lambda name: (kinds[name], smallest[name].memory.states))]
     why = f"{made.layout.name}: {why_not(made.memory, gpus)}"
     number = enough_gpus(shape, gpus, length)
-    more = f"{number:,} GPUs would share the states" if number else "More GPUs alone would not fit it"
+    more = f"{number:,} GPUs would share the states" if number else "More GPUs would not fit it either"
     if made.memory.states > USABLE * gpus.device.memory_bytes:
         return f"{why}. LoRA or QLoRA would train a few parameters of it: not offered by this trainer. {more}"
     kept = made.memory.parts.get("activations", 0.0)

@@ -1,6 +1,6 @@
 """Cores and memory that a load needs, computed from the results of `python -m benchmarks.capacity`. Pure.
 
-Every constant but those below comes from the results file; what is estimated and not measured is listed in `notes`. The formulas are in
+Every constant but those below comes from the results file; `notes` lists estimates that are not measurements. The formulas are in
 docs/capacity.md.
 """
 
@@ -26,7 +26,7 @@ LOADED_TIMES = 3.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is to be served. `mix` holds the share of requests by tier; `rate` and `events_rate` are per second."""
+    """The load to serve. `mix` holds the share of requests by tier; `rate` and `events_rate` are per second."""
 
     rate: float
     users: int
@@ -70,7 +70,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the load needs, and what is uncertain about it."""
+    """Resources of a load, and their uncertainties."""
 
     lines: Sequence[Line]
     kv_num_blocks: int
@@ -159,7 +159,7 @@ def kv_block_bytes(bundle: Mapping[str, Any], block_tokens: int = 16) -> int:
 
 
 def kv_blocks(users: int, prompt_tokens: int = PROMPT_ITEMS + 1, block_tokens: int = 16) -> int:
-    """Return the blocks that keep so many users' whole prompts."""
+    """Return the blocks that keep the whole prompts of these users."""
     return users * math.ceil(prompt_tokens / block_tokens)
 
 
@@ -171,7 +171,7 @@ def store_mb(demand: Demand, measured: Mapping[str, Any]) -> float:
 
 
 def _list_bytes(measured: Mapping[str, Any]) -> int:
-    """Return the size of a stored list; 0 where none was stored when it was measured."""
+    """Return the size of a stored list; 0 if the measured store had no lists."""
     return int(measured["store"]["by_kind"].get("list", {"mean_bytes": 0})["mean_bytes"])
 
 
@@ -215,10 +215,10 @@ def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
     if demand.items > bundle["num_items"]:
         notes.append(
             f"Catalogues above {bundle['num_items']} items are reckoned: one product over all items in each model "
-            f"({measured['head_ms_per_100k_items']} ms per 100,000 items, measured alone) and the weights' size."
+            f"({measured['head_ms_per_100k_items']} ms per 100,000 items, measured separately) and the weights' size."
         )
     if demand.items < bundle["num_items"]:
-        notes.append(f"Catalogues below {bundle['num_items']} items are planned as that one.")
+        notes.append(f"Catalogues below {bundle['num_items']} items are planned with that size.")
     if demand.mix["precomputed"]:
         notes.append(
             f"A list of {_list_bytes(measured)} bytes is counted for each user; the pipeline's default stores 300 lists."

@@ -17,13 +17,13 @@ from services.llm.engine.config import KvKind, WeightKind, weight_bytes
 FP32, BF16 = 4, 2
 ADAM_BYTES = 2 * FP32
 FRAMEWORK_BYTES = 2e9
-"""Assumed, not measured: the device's context, libraries' workspaces, collectives' buffers and what the allocator cannot use."""
+"""Assumed, not measured: the device's context, libraries' workspaces, collectives' buffers and the allocator's gaps."""
 DEFAULTS = Execution()
 _CHUNK_ROWS, _CHUNK_SCORES = 512, 1 << 20
 """A chunk of `pipelines/training/target/softmax.py`: all logits never exist at once."""
 
 Numbers = Literal["autocast", "bf16", "fp32"]
-"""What the layers compute with: fp32 weights under autocast, bf16 weights as FSDP2 gathers them, or fp32 without either."""
+"""Numbers that the layers compute with: fp32 weights under autocast, bf16 weights as FSDP2 gathers them, or fp32 without either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def training_memory(
     """Return the memory of the fullest GPU of a layout. `length` is a row's tokens.
 
     `is_bf16`: whether decoders compute in bf16; else in fp32. `fuses_norms`: whether the device normalises in one kernel, as CUDA does; a CPU keeps the normalised numbers too. `keeps_average`: whether an average of the weights
-    is kept beside them, as this trainer does.
+    is kept, too, as this trainer does.
     """
     if isinstance(shape, PlainShape):
         return _plain_memory(shape, layout, keeps_average=keeps_average)
@@ -130,7 +130,7 @@ def chunk_bytes(shape: DecoderShape) -> float:
 
 
 def kv_bytes_per_token(shape: DecoderShape, kind: KvKind = "model") -> float:
-    """Return the keys and values of one token in all layers, as the engine's pool lays them out: a one-byte kind has an fp32 scale a head."""
+    """Return the keys and values of one token in all layers, as the engine's pool lays them out: kinds of one byte have an fp32 scale a head."""
     if kind == "model":
         return shape.num_layers * shape.cached_numbers * shape.storage.kv
     return float(shape.num_layers * (shape.cached_numbers + FP32 * shape.cached_heads))
@@ -189,7 +189,7 @@ def _stage_memory(
     parts = _states(parameters / layout.shard, keeps_average=keeps_average)
     if is_sharded and execution.keep_gathered:  # weights and gradients of a stage are whole during a step
         parts["working weights"] = parts["buffers"] = number * parameters
-    elif is_sharded:  # two layers, one of them fetched ahead, and what is outside of them; gradients of the largest group in bf16, and in fp32 to be added up
+    elif is_sharded:  # two layers, the second fetched ahead, and the parameters outside the layers; gradients of the largest group in bf16, and in fp32 to be added up
         parts["working weights"] = number * (2 * layer + shape.outside_parameters)
         parts["buffers"] = (number + FP32) * max(layer, float(shape.outside_parameters))
     elif numbers == "autocast":
@@ -215,7 +215,7 @@ def _activations(
     fuses_norms: bool,
     execution: Execution,
 ) -> float:
-    """Return what the layers of a stage keep of all micro-batches that are on their way, and the final norm's part on the last one."""
+    """Return what the layers of a stage keep of all micro-batches that are on their way, and the last stage's final norm."""
     residual = BF16 if numbers == "bf16" else FP32
     whole = kept_bytes_per_token(shape, numbers, layout.tensor, fuses_norms=fuses_norms, execution=execution)
     waiting = 1.0 if is_last else float(min(layout.pipeline, layout.accumulation))
@@ -232,6 +232,6 @@ def _activations(
 
 
 def kept_by_products(shape: DecoderShape, tensor: int = 1, number_bytes: int = BF16) -> float:
-    """Return the results of a layer's products and of attention, bytes a token: what selective checkpointing keeps beside the layer's input."""
+    """Return the results of a layer's products and of attention, bytes a token: kept by selective checkpointing in addition to the layer's input."""
     inner = 2 * shape.score_width + 2 * _kept_key_width(shape) + (shape.ffn_matrices - 1) * shape.active_ffn_size
     return number_bytes * (inner / tensor + 2 * shape.hidden_size) + FP32 * shape.num_heads / tensor

@@ -118,7 +118,7 @@ class Asked:
 
 
 def layout_asked(text: str, num_gpus: int) -> Asked:
-    """Read `tp8,pp2,dp4`; `fsdp`, `mb` and a kind of checkpointing may be in it. Raises InvalidRequest where it is not a layout of so many GPUs."""
+    """Read `tp8,pp2,dp4`; `fsdp`, `mb` and a kind of checkpointing may be in it. Raises InvalidRequest unless it is a layout of `num_gpus`."""
     found: dict[str, Any] = {}
     for word in re.split(r"[,+\s]+", text.strip().lower()):
         match = _SIZE.fullmatch(word)

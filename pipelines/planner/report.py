@@ -21,7 +21,7 @@ _MOVES = {
     "bubble": "more micro-batches a step",
     "optimizer": "a larger batch a step, or states shared by more GPUs",
 }
-"""What would make a training step faster, by what it spends most of its time on."""
+"""Remedies by the part that takes most of a training step."""
 _SERVING_MOVES = {
     "memory": "weights and keys of fewer bytes, or more rows at a time, nearly free until compute takes as long",
     "compute": "a faster chip, or fewer tokens: shorter prompts, prefixes from the cache",
@@ -69,7 +69,7 @@ def describe_training(plan: TrainingPlan, price: float | None = None) -> Iterato
         else f"TRAINING   {plan.batch:,} samples a step"
     )
     is_ours = plan.execution == DEFAULTS
-    yield f"trainer    {'this one: no sequence parallelism, whole vocabulary on each GPU, no asynchronous TP, one stage a rank' if is_ours else f'another, with {plan.execution.name}'}"
+    yield f"trainer    {'Tailrace: no sequence parallelism, whole vocabulary on each GPU, no asynchronous TP, one stage a rank' if is_ours else f'another, with {plan.execution.name}'}"
     if plan.refusal:
         yield f"does not fit: {plan.refusal}"
     else:
@@ -90,7 +90,7 @@ def describe_training(plan: TrainingPlan, price: float | None = None) -> Iterato
 
 
 def describe_contexts(shape: DecoderShape, rows: int, length: int, kv_kind: KvKind) -> Iterator[str]:
-    """Return the lines of the memory that so many contexts of this length take on one GPU."""
+    """Return the lines of the memory of `rows` contexts of this length on one GPU."""
     memory = serving_memory(shape, rows, length, kv_kind=kv_kind)
     yield from ("", *_memory_lines(f"memory of {rows:,} contexts of {length:,} tokens", memory))
     yield f"together {memory.total / 1e9:.1f} GB, with room for the allocator's gaps {memory.total / USABLE / 1e9:.1f}"

@@ -1,4 +1,4 @@
-"""Serving text or rankings by one decoder: memory, the time of each phase, what a load comes to, and replicas against shards. Pure arithmetic.
+"""Serving text or rankings by one decoder: memory, the time of each phase, a load's concurrency, and replicas against shards. Pure arithmetic.
 
 A phase takes the longer of its bytes and its FLOPs (the roofline), at shares of the data sheet that are assumed, as is the host's time a step: no published serving run was
 fitted, so times are given within a factor. This engine serves one model on one GPU; shards over several are computed to compare with, and not offered.
@@ -22,12 +22,12 @@ _MAX_TOKENS = 2**24
 _STEP_S = 1e-3
 """Of the host: planning a step and starting it."""
 _ALL_REDUCE_S = {"node": 15e-6, "network": 40e-6}
-"""The least time of an all-reduce, of which a sharded layer has two."""
+"""The least time of an all-reduce; a sharded layer has two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked: requests a second in all, and each one's tokens; `beams` is above 1 where items are ranked by beam search."""
+    """The requested load: requests a second in all, tokens of each; `beams` is above 1 where items are ranked by beam search."""
 
     rate: float
     prompt: int
@@ -62,7 +62,7 @@ class Phase:
 
     @property
     def bound(self) -> str:
-        """What the step waits for most."""
+        """The longest of the step's waits."""
         sides = {"memory": self.memory_s, "compute": self.compute_s, "overhead": self.overhead_s}
         return max(sides, key=lambda side: sides[side])
 
@@ -112,7 +112,7 @@ def price_of(value: float | None) -> float | None:
 
 
 def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
-    """Return the plan of a deployment. Raises InvalidRequest for another model than a decoder, and for a rate that these GPUs do not bear."""
+    """Return the plan of a deployment. Raises InvalidRequest for models other than decoders, and for a rate that these GPUs do not bear."""
     if not isinstance(shape, DecoderShape):
         raise InvalidRequest("--serve", "this engine serves decoders only", "give --train for another model")
     ways = tuple(_sharding(shape, gpus, load, shards) for shards in _shard_sizes(shape, gpus))
@@ -129,7 +129,7 @@ def plan_serving(shape: Shape, gpus: Gpus, load: Load) -> ServingPlan:
 
 
 def _gpus_for(shape: DecoderShape, device: Device, load: Load, way: Sharding) -> int:
-    """Return the GPUs that bear a load in groups of so many shards: each group at the highest rate that it bears."""
+    """Return the GPUs that bear a load in groups like this way's: each group at the highest rate that it bears."""
     prefill_s = prefill(shape, device, load, way.shards).seconds
     low, high = 0.0, 1 / prefill_s
     for _ in range(60):
@@ -142,7 +142,7 @@ def _gpus_for(shape: DecoderShape, device: Device, load: Load, way: Sharding) ->
 
 
 def prefill(shape: DecoderShape, device: Device, load: Load, shards: int = 1) -> Phase:
-    """Return the prefill of one prompt: every weight once, the head's for the last token alone, attention over the causal half."""
+    """Return the prefill of one prompt: every weight once, the head's for the last token, attention over the causal half."""
     products = shape.num_layers * shape.active_weights * load.prompt + shape.table_parameters
     flops = 2 * products + 4 * load.prompt * shape.score_width * shape.attention_pairs(load.prompt)
     num_bytes = shape.bytes_read_by(load.prompt) + kv_bytes(shape, load.prompt, load.kv_kind)

@@ -25,7 +25,7 @@ class Experts:
     ffn_matrices: int = 3
 
     def read_by(self, rows: float) -> float:
-        """Return the expected number of a layer's experts that so many rows read, with balanced routing."""
+        """Return the expected number of a layer's experts that these rows read, with balanced routing."""
         return float(self.num * (1 - (1 - self.per_token / self.num) ** max(rows, 1.0)))
 
 
@@ -92,7 +92,7 @@ class DecoderShape:
     latent: Latent | None = None
     storage: Storage = field(default_factory=Storage)
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """What a reader of the plan must know: keys that were not read, parts that are not counted."""
+    """Keys that were not read and parts that are not counted, for the reader of the plan."""
 
     @property
     def query_width(self) -> int:
@@ -120,7 +120,7 @@ class DecoderShape:
 
     @property
     def cached_numbers(self) -> int:
-        """Numbers that one layer caches of a token."""
+        """Numbers of a token in a layer's cache."""
         return self.latent.kv_rank + self.latent.rope_dim if self.latent else 2 * self.key_width
 
     @property
@@ -225,7 +225,7 @@ class DecoderShape:
         return sum(size * self.storage.bytes_of(kind) for kind, size in self.weights_by_kind.items())
 
     def bytes_read_by(self, rows: float) -> float:
-        """Return the bytes of the weights that a step of so many rows reads: those of the layers, of the experts in use, and the head."""
+        """Return the bytes of weights that a step of `rows` reads: the layers', the experts' in use, and the head's."""
         sizes = self.weights_by_kind
         read: dict[str, float] = {kind: sizes.get(kind, 0) for kind in ("attention", "ffn", "shared", "router")}
         if self.experts is not None:
@@ -257,7 +257,7 @@ class DecoderShape:
 class PlainShape:
     """Another model, known by its parameters and the FLOPs of one sample's forward pass (a multiply-add is two).
 
-    `activation_bytes`: bytes that one sample keeps for the backward pass, a guess if `is_guessed`.
+    `activation_bytes`: bytes kept of a sample for the backward pass, a guess if `is_guessed`.
     """
 
     name: str

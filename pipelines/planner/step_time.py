@@ -22,9 +22,9 @@ FITTED = Path(__file__).parent / "fitted.json"
 LAUNCH_S, LAUNCHES_PER_LAYER = 5e-6, 120
 """Assumed: the host starts a kernel in 5 us, and a layer's forward and backward pass are some 120 kernels. No step is faster than that."""
 CALL_S = 15e-6
-"""Assumed: no collective takes less, whatever it moves."""
+"""Assumed: the least time of a collective."""
 _PLAIN_MODULES, _BUCKET_BYTES = 30, 25 * 2**20
-"""Assumed: how many parts of a model that is no decoder FSDP gathers one after another. DDP's buckets are torch's."""
+"""Assumed: the number of parts of another model that FSDP gathers one after another. DDP's buckets are torch's."""
 _ATTENTION_AGAIN = 9 / 7
 """Fused attention has two products forward and five backward, since it computes the scores again (Dao et al. 2022); with full checkpointing the two come twice."""
 _SCORE_BYTES = 12
@@ -121,7 +121,7 @@ def step_time(
 ) -> StepTime:
     """Return the time of a step. `length` is a row's tokens.
 
-    `dtype` is that of the layers' products; `reduce_bytes` those of a gradient on its way, fp32 in this trainer; `gathers` how often FSDP gathers the weights for a
+    `dtype`: of the layers' products; `reduce_bytes`: of a gradient on its way, fp32 in this trainer; `gathers` how often FSDP gathers the weights for a
     micro-batch: for both passes, or once where they stay. `constants` are the fitted ones unless given.
     """
     found = constants or fitted()

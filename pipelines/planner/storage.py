@@ -46,7 +46,7 @@ class Format:
     """Bytes of a column beyond the scales, such as GPTQ's index of groups."""
 
     def bytes_of(self, rows: int, columns: int) -> float:
-        """Return the bytes of a matrix of so many output rows and input columns."""
+        """Return the bytes of a matrix of `rows` outputs and `columns` inputs."""
         if self.is_single:
             scales = 1.0
         elif self.block is not None:
@@ -451,7 +451,7 @@ def _expression(text: str) -> re.Pattern[str]:
 
 
 def _modules(shape: DecoderShape, layers_of: Mapping[str, Sequence[int]]) -> Iterator[_Module]:
-    """Yield every matrix once; of a layer's experts the first, which stands for all."""
+    """Yield every matrix once; of a layer's experts only the first."""
     hidden, experts = shape.hidden_size, shape.experts
     for layer in range(shape.num_layers):
         for name, rows, columns in _attention(shape):

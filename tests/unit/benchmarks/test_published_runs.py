@@ -62,12 +62,12 @@ def grid() -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"MFU": ""}, "MFU: '' is no percentage"),
-        ({"MFU": "0.53"}, "MFU: '0.53' is no percentage from 1 to 100"),
-        ({"MFU": "nan"}, "MFU: 'nan' is no percentage"),
+        ({"MFU": ""}, "MFU: '' is not a percentage"),
+        ({"MFU": "0.53"}, "MFU: '0.53' is not a percentage from 1 to 100"),
+        ({"MFU": "nan"}, "MFU: 'nan' is not a percentage"),
         ({"GPU": "tpu_v4"}, "GPU: unknown device 'tpu_v4'"),
-        ({"# GPUs": "0"}, "# GPUs: '0' is no whole number from 1 on"),
-        ({"SeqLen (T)": "2k"}, "SeqLen (T): '2k' is no whole number"),
+        ({"# GPUs": "0"}, "# GPUs: '0' is not a whole number from 1"),
+        ({"SeqLen (T)": "2k"}, "SeqLen (T): '2k' is not a whole number"),
         ({"Precision": "int4"}, "Precision: 'int4' is none of bf16, fp16, fp8, fp32"),
         ({"Precision": "amp_fp8"}, "Precision: a100-80 has no products in fp8"),
         ({"Sharding Strategy": "ZERO"}, "Sharding Strategy: 'ZERO' is none of FULL_SHARD"),

@@ -64,7 +64,7 @@ def test_a_plan_prints_every_part(plan: Run, model: str) -> None:
 
 
 def test_training_or_serving_alone(plan: Run, model: str) -> None:
-    """The other is left out."""
+    """The other part is absent."""
     training, serving = plan(model, "--train").out, plan(model, "--serve").out
 
     assert ("TRAINING" in training, "SERVING" in training) == (True, False)
@@ -80,7 +80,7 @@ def test_contexts_in_memory_are_added_up(plan: Run, model: str) -> None:
 
 
 def test_a_model_that_is_no_decoder_is_planned_by_its_sizes(plan: Run) -> None:
-    """ResNet-50 on four GPUs is DDP; what was guessed is said."""
+    """ResNet-50 on four GPUs is DDP; guesses are named."""
     planned = plan("--parameters", "25.6e6", "--flops", "8.2e9", "--gpus", "4xa100", "--batch", "256")
 
     assert planned.code == 0

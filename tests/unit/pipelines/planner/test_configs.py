@@ -136,7 +136,7 @@ def test_parameters_and_windows_are_those_of_transformers(model_type: str, chang
 
 @pytest.mark.grid
 def test_absent_keys_have_the_families_defaults() -> None:
-    """Those of transformers' config classes, and the shape says which were assumed."""
+    """As in transformers' config classes, and the shape says which were assumed."""
     mapping: Any = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     known = [name for name in FAMILIES if name in mapping]
     differing = {
@@ -379,7 +379,7 @@ def mutations(rng: random.Random) -> Raw:
 
 @pytest.mark.parametrize("number", [300, pytest.param(100_000, marks=[pytest.mark.grid, pytest.mark.timeout(1_200)])])
 def test_any_config_is_planned_or_refused_by_its_key(number: int) -> None:
-    """No other error, whatever the keys hold."""
+    """No other error for any values."""
     rng = random.Random(number)
     planned = 0
     for _ in range(number):

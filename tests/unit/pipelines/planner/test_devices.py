@@ -81,7 +81,7 @@ def test_a_drivers_name_leads_to_its_row(name: str, device: str | None) -> None:
 
 
 def test_a_row_is_complete() -> None:
-    """Each has a source, and no figure is of another magnitude than those of its kind."""
+    """Each has a source, and each figure has its kind's magnitude."""
     for device in DEVICES:
         assert device.source, device.name
         assert 0.5 < device.flops_per_s["bf16"] / 300e12 < 10 or device.flops_per_s["bf16"] < 200e12, device.name

@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_refused_by_what_does_not(
 
 
 def test_resnet_50_on_four_gpus_is_ddp() -> None:
-    """Its states are small: nothing is won by sharding them. No other kind of parallelism is considered."""
+    """Its states are small: sharding gains nothing. No other kind of parallelism is considered."""
     resnet = plain_shape(25.6e6, 8.2e9)
 
     for batch in (16, 256, 1_024):

@@ -63,7 +63,7 @@ def test_kv_blocks_hold_whole_prompts() -> None:
 
 
 def test_store_holds_a_row_per_user_and_the_log_every_event() -> None:
-    """Users and events have their measured sizes, items have no rows; what is reckoned beyond the measured catalogue and rate is noted."""
+    """Users and events have their measured sizes, items have no rows; estimates beyond the measured catalogue and rate are noted."""
     kinds = MEASURED["store"]["by_kind"]
     one, many = (plan(demand(users=users), MEASURED).memory_gb for users in (1, 1 + 2**20))
     no_lists = [

@@ -1,4 +1,4 @@
-"""Serving: what a load comes to, and replicas against shards."""
+"""Serving: concurrency of a load, and replicas against shards."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def test_beams_share_their_context() -> None:
 
 
 def test_concurrency_is_what_the_memory_holds() -> None:
-    """Weights, framework and so many whole contexts, and not one more, within the usable memory."""
+    """Weights, framework and the most whole contexts within the usable memory."""
     (way,) = ways("1xh100")
     row = (LOAD.prompt + LOAD.output) * kv_bytes_per_token(LLAMA_3_8B)
     usable = 0.95 * parse_gpus("1xh100").device.memory_bytes

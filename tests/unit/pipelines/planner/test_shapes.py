@@ -54,7 +54,7 @@ def test_published_models_have_their_published_sizes() -> None:
 
 
 def test_flops_are_counted_as_the_trainer_counts_them() -> None:
-    """So that a planned MFU and a measured one are the same quantity, but for the half token by which a row's attention differs."""
+    """So that a planned MFU and a measured one are the same quantity, except for half a token of a row's attention."""
     planned, trained = (
         shape_of(SMALL, "x").training_flops(4 * 512, 512),
         training_flops(SMALL, [512] * 4, 4 * 512 * 1_000),
@@ -72,7 +72,7 @@ def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_no_decoder_keeps_what_is_given() -> None:
-    """What a sample keeps is a guess where nobody said."""
+    """A sample's kept bytes are a guess unless given."""
     given, guessed = (shape_from(None, 25.6e6, 8.2e9, size) for size in (1e8, None))
 
     assert not isinstance(given, DecoderShape)

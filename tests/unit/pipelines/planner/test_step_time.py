@@ -11,7 +11,7 @@ from pipelines.planner.step_time import LAUNCH_S, LAUNCHES_PER_LAYER, fitted, gr
 from tests.support.planned_models import LLAMA_2_7B, SMOLLM2_135M, gpt
 
 CLOSE = {"Narayanan", "torchtitan", "Llama"}
-"""First words of the sources whose runs lie within a quarter of the prediction. Megatron-LM's smallest came before fused attention."""
+"""First words of the sources whose runs lie within a quarter of the prediction. Megatron-LM's smallest had no fused attention."""
 
 
 @pytest.mark.parametrize(
