@@ -16,7 +16,8 @@ from adbc_driver_postgresql import dbapi
 from kafka import KafkaConsumer, TopicPartition
 
 from pipelines.imports.importing import BATCH_ROWS
-from pipelines.imports.sources import read_rows
+from pipelines.imports.sources import local_file
+from pipelines.tables.files import Table
 from services.errors import ConfigError, DataError, EnvironmentFault
 from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import S3_KEYS, Server, object_server
@@ -27,6 +28,12 @@ ROWS = [
     for number in range(120)
 ]
 QUERY = "SELECT item_id, title, price, new FROM products ORDER BY item_id"
+
+
+def rows_of(source: str, query: str | None, downloads: Path) -> list[dict[str, Any]]:
+    """Return the rows of a source."""
+    table = Table(local_file(source, query, downloads), None, bool)
+    return [row for batch in table.batches() for row in batch.frame.to_dicts()]
 
 
 class Shop:
@@ -85,7 +92,8 @@ def test_items_of_a_file_are_imported_once(shop: Shop, tmp_path: Path) -> None:
     assert second.stdout.endswith("items: 120 rows, 120 of them before this run\n")
     expected = {"title": "Item 7", "attributes": {"price": 7.5, "new": False}, "available": True}
     assert (len(sent), dict(sent)["sku-007"]) == (120, expected)
-    assert "left out: row 122, column item_id:" in third.stdout
+    assert "items: 1 set aside (item_id), such as " in third.stdout
+    assert "; row 123\n" in third.stdout
     assert sorted(key for key, _ in shop.records("items")) == sorted(["added", *dict(sent)])
 
 
@@ -146,13 +154,13 @@ def test_rows_of_sqlite_are_as_they_were_written(tmp_path: Path) -> None:
         made.executemany("INSERT INTO products VALUES (:item_id, :title, :price, :new)", ROWS)
     made.close()
 
-    assert list(read_rows(f"sqlite://{path}", QUERY, tmp_path)) == ROWS
+    assert rows_of(f"sqlite://{path}", QUERY, tmp_path) == ROWS
     with pytest.raises(DataError, match="no such column"):
-        list(read_rows(f"sqlite://{path}", "SELECT no_such FROM products", tmp_path))
+        rows_of(f"sqlite://{path}", "SELECT no_such FROM products", tmp_path)
     with pytest.raises(DataError, match="no database"):
-        list(read_rows(f"sqlite://{path}.gone", QUERY, tmp_path))
+        rows_of(f"sqlite://{path}.gone", QUERY, tmp_path)
     with pytest.raises(ConfigError, match="--query"):
-        list(read_rows(f"sqlite://{path}", None, tmp_path))
+        rows_of(f"sqlite://{path}", None, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +182,11 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_rows_of_postgres_are_as_they_were_written(postgres: str, tmp_path: Path) -> None:
     """A wrong statement is refused with what the database says of it, and one that cannot be reached is no fault of the data."""
-    assert list(read_rows(postgres, QUERY, tmp_path)) == ROWS
+    assert rows_of(postgres, QUERY, tmp_path) == ROWS
     with pytest.raises(DataError, match="no_such"):
-        list(read_rows(postgres, "SELECT no_such FROM products", tmp_path))
+        rows_of(postgres, "SELECT no_such FROM products", tmp_path)
     with pytest.raises((EnvironmentFault, DataError), match=r"127\.0\.0\.1:1/shop") as caught:
-        list(read_rows("postgresql://who:secret@127.0.0.1:1/shop", QUERY, tmp_path))
+        rows_of("postgresql://who:secret@127.0.0.1:1/shop", QUERY, tmp_path)
     assert "secret" not in str(caught.value)
 
 
@@ -210,12 +218,12 @@ def test_rows_of_an_object_are_those_of_the_file(
     for rows in (ROWS, ROWS[:50]):
         pl.DataFrame(rows).write_parquet(path)
         store.put("shop/items.parquet", path)
-        assert list(read_rows(url, None, downloads)) == rows
+        assert rows_of(url, None, downloads) == rows
     (whole,) = [one for one in downloads.iterdir() if one.read_bytes() == path.read_bytes()]
     part = whole.with_suffix(f"{whole.suffix}.part")
     part.write_bytes(whole.read_bytes()[:100])
     whole.unlink()
 
-    assert list(read_rows(url, None, downloads)) == ROWS[:50]
+    assert rows_of(url, None, downloads) == ROWS[:50]
     with pytest.raises(DataError, match="no object"):
-        list(read_rows("s3://bundles/gone.csv", None, downloads))
+        rows_of("s3://bundles/gone.csv", None, downloads)

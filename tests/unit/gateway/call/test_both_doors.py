@@ -212,12 +212,12 @@ EVENT = {"event_id": "e1", "user_id": "u", "item_id": "i01"}
 
 
 async def test_acknowledged_events_are_in_the_log(door: Door, world: World) -> None:
-    """Ids come back in order; times and the moment of acceptance are filled in; the user id is the key."""
+    """Ids come back in the order sent, records are in order of time; times and the moment of acceptance are filled in; the user id is the key."""
     reply = await door.record([EVENT, {"user_id": "v", "item_id": "i02", "value": 2.5, "event_time_ms": NOW_MS - 1}])
 
     assert reply.body["accepted"] == 2
     assert reply.body["event_ids"][0] == "e1"
-    (key, first), (_, second) = world.events.records
+    (_, second), (key, first) = world.events.records
     assert key == b"u"
     assert json.loads(first) == {
         **EVENT,
