@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,8 @@ class Scene:
 
     `doors` holds the callers of one priority, one per door: products with their client, and for low priority, whose wave would
     cost the product's client a whole core, the minimal ones. `events` sends once, `batches`, one a door, as often as products do.
-    `operator_key` has every scope. `features` reads the store.
+    `operator_key` has every scope. `features` reads the store. `closing` ends what a fault starts; `promoted` are the ports of stores that a
+    failover made the primary.
     """
 
     settings: Settings
@@ -71,6 +72,8 @@ class Scene:
     audience: Audience
     weights: dict[str, float]
     features: FeatureReader
+    closing: AsyncExitStack
+    promoted: list[int] = field(default_factory=list)
     healthy_within_s: float = 120.0
 
     async def num_events(self, user_id: str) -> int:
@@ -99,12 +102,15 @@ class Scene:
 async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool, **given: Any) -> AsyncIterator[Scene]:
     """Start a stack with a copy of this state, and stop it at the end, also at SIGTERM; its logs are kept in `logs_to`.
 
-    `is_wired`: store and broker are behind proxies. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
+    `is_wired`: store and broker are behind proxies, and the store asks for a password. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
     """
     async with scratch_folder(state_dir, logs_to) as scratch, AsyncExitStack() as closing:
         first = free_window(len(_PORTS) + 3, seed=str(scratch))
         ports: dict[str, Any] = {name: first + place for place, name in enumerate(_PORTS)}
         kafka_port, *behind = range(first + len(_PORTS), first + len(_PORTS) + 3)
+        if is_wired:
+            (scratch / "store.password").write_text("first")
+            given["redis_password_file"] = scratch / "store.password"
         settings = Settings(  # it shares nothing with any other stack but the code
             state_dir=scratch,
             kafka_bootstrap=f"{HOST}:{kafka_port}",
@@ -186,6 +192,7 @@ async def started_scene(
         audience=await find_audience(probe, map(str, range(1, _USERS_TO_TRY))),
         weights=tier_weights(BundleStore.of(settings).live().report()),
         features=features,
+        closing=closing,
     )
 
 
