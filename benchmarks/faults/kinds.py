@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from benchmarks.faults.object_store import write_hostile
 from benchmarks.faults.rows import Phases
 from benchmarks.faults.scene import Scene
+from benchmarks.faults.store import fail_over, follow, rotate_password
 from benchmarks.faults.tcp_proxy import Wire
 
 
@@ -70,6 +71,8 @@ FAULTS = {
         for part in ("store", "broker")
         for wire in (Wire.STOP, Wire.HANG, Wire.SLOW, Wire.RESET)
     },
+    "store-password-rotated": Fault(rotate_password, is_wired=True),
+    "store-failed-over": Fault(fail_over, follow, is_wired=True),
     **{f"{name}-killed": _kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
     "llm-hung": Fault(_step("freeze_llm"), _step("thaw_llm")),
     "llm-stalls": Fault(_step("stall_llm")),

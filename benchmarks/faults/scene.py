@@ -58,7 +58,8 @@ class Scene:
 
     `doors` holds the callers of one priority, one per door: products with their client, and for low priority, whose wave would
     cost the product's client a whole core, the minimal ones. `events` sends once, `batches`, one a door, as often as products do.
-    `operator_key` has every scope. `features` reads the store.
+    `operator_key` has every scope. `features` reads the store. `closing` ends what a fault starts; `promoted` are the ports of stores that a
+    failover made the primary.
     """
 
     settings: Settings
@@ -72,6 +73,8 @@ class Scene:
     audience: Audience
     weights: dict[str, float]
     features: FeatureReader
+    closing: AsyncExitStack
+    promoted: list[int] = field(default_factory=list)
     healthy_within_s: float = 120.0
     writers: list[HostileWriter] = field(default_factory=list)
 
@@ -118,7 +121,8 @@ async def scene_from(
 ) -> AsyncIterator[Scene]:
     """Start a stack with a copy of this state, and stop it at the end, also at SIGTERM; its logs are kept in `logs_to`.
 
-    `is_wired`: store and broker are behind proxies; `is_stored`: bundles are in an object store. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
+    `is_wired`: store and broker are behind proxies, and the store asks for a password; `is_stored`: bundles are in an object store.
+    `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
     """
     async with scratch_folder(state_dir, logs_to) as scratch, AsyncExitStack() as closing:
         first = free_window(len(_PORTS) + 3, seed=str(scratch))
@@ -127,6 +131,9 @@ async def scene_from(
             given["cache_dir"] = scratch / "cache"
             given["bundle_store"] = closing.enter_context(s3_server(scratch / "s3"))
         kafka_port, *behind = range(first + len(_PORTS), first + len(_PORTS) + 3)
+        if is_wired:
+            (scratch / "store.password").write_text("first")
+            given["redis_password_file"] = scratch / "store.password"
         settings = Settings(  # it shares nothing with any other stack but the code
             state_dir=scratch,
             kafka_bootstrap=f"{HOST}:{kafka_port}",
@@ -210,6 +217,7 @@ async def started_scene(
         audience=await find_audience(probe, map(str, range(1, _USERS_TO_TRY))),
         weights=tier_weights(BundleStore.of(settings).live().report()),
         features=features,
+        closing=closing,
     )
 
 

@@ -72,6 +72,11 @@ class TcpProxy:
         self._connections: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
 
     @property
+    def server_port(self) -> int:
+        """Where new connections lead."""
+        return self._server_port
+
+    @property
     def wire(self) -> Wire:
         """The current mode."""
         return self._wire

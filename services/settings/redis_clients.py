@@ -57,7 +57,11 @@ class _Demotions:
         self.count = 0
 
 
-class _Guard:
+_Connection: Any = object
+"""What the mixins below are mixed with: redis-py's connections, blocking or asynchronous."""
+
+
+class _Guard(_Connection):  # type: ignore[misc]
     """State of one connection: when its server's role was asked for, after how many demotions."""
 
     def __init__(self, *, demotions: _Demotions, **options: Any) -> None:
@@ -169,7 +173,7 @@ class _AsyncTls(_AsyncToPrimary, AsyncSSLConnection):
 
     async def _connect(self) -> None:
         self.ssl_context.context = None  # redis-py would keep the CA file as it was at the first connection
-        await super()._connect()
+        await super()._connect()  # type: ignore[no-untyped-call]
 
 
 def open_redis(address: RedisAddress, timeout_s: float | None = None, *, retries: bool = False) -> Any:

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from redis import Redis
+from redis import Redis, RedisError
 
+from benchmarks.faults.store import fail_over, follow, rotate_password
 from benchmarks.faults.tcp_proxy import TcpProxy
+from infra.local.servers.access import prepare_valkey
 from services.errors import DependencyUnavailable, ReplicaOnly
 from services.features.erasing import ErasingWriter, RedisReceipts
 from services.features.explanations import RedisExplanations
@@ -26,6 +29,8 @@ from services.features.writer import FeatureWriter
 from services.gateway.access.rates import Allowance
 from services.gateway.access.shared_rates import Ask
 from services.settings.addresses import RedisAddress
+from services.settings.redis_clients import open_async_redis
+from services.settings.settings import Settings
 from tests.support.gateway.rows import declare_whole, history_row
 from tests.support.pages import ROOT
 from tests.support.servers import HOST, Server, free_port, valkey_server
@@ -215,5 +220,31 @@ async def outcome(call: Call) -> str:
     try:
         await call()
     except (ReplicaOnly, DependencyUnavailable) as error:
+        return type(error).__name__
+    return ""
+
+
+async def test_the_faults_of_the_matrix_are_what_they_say(pair: Pair, tmp_path: Path) -> None:
+    """A failover leaves the old primary as a replica behind the address until it is followed; a rotation leaves the new password in the file."""
+    settings = Settings(state_dir=tmp_path / "s", redis_password_file=pair.address.password_file)
+    prepare_valkey(settings)
+    async with AsyncExitStack() as closing:
+        scene: Any = SimpleNamespace(settings=settings, wires={"store": pair.door}, promoted=[], closing=closing)
+        await fail_over(scene)
+        client = open_async_redis(pair.address, TIMEOUT_S, retries=False)
+        assert await outcome_of(client.ping()) == "ReadOnlyError"
+        await follow(scene)
+        assert await outcome_of(client.set("a", "b")) == ""
+        await rotate_password(scene)
+        await outcome_of(client.ping())  # its connection was cut
+        assert await outcome_of(client.ping()) == ""
+        await client.aclose()
+
+
+async def outcome_of(call: Awaitable[Any]) -> str:
+    """Return the name of redis-py's error; empty for none."""
+    try:
+        await call
+    except RedisError as error:
         return type(error).__name__
     return ""
