@@ -34,8 +34,8 @@ def steps(out: Path, scratch: Path, *, tiny: bool) -> Iterator[Step]:
     device, small = ("cpu", ("--tiny",)) if tiny else ("cuda", ())
 
     def measured(name: str, limit_s: int, *words: str, is_extra: bool = False, module: str = "") -> Step:
-        file, limit = str(out / f"{name}.json"), ("--limit-s", str(limit_s))
-        limit = limit if module == "cases" else ()
+        file = str(out / f"{name}.json")
+        limit = ("--limit-s", str(limit_s)) if module == "cases" else ()
         command = _module(f"benchmarks.gpu.{module or name}", *words, device, file, *limit, *small)
         return Step(name, name, command, limit_s, is_extra)
 

@@ -169,7 +169,8 @@ def _demangled(name: str) -> str:
     """Return the identifiers of an Itanium-mangled name, the first template argument opened by `<`; other names as they are."""
     if not name.startswith("_Z"):
         return name
-    words, place, depth = [], 2, ""
+    words: list[str] = []
+    place, depth = 2, ""
     while place < len(name):
         digits = _DIGITS.match(name, place)
         if digits is None:
