@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 
@@ -36,12 +37,13 @@ def main() -> None:
             print(done.result(), flush=True)
 
 
-def compiled(shape: str, config: dict[str, int], device: str) -> str:
+def compiled(shape: str, config: dict[str, Any], device: str) -> str:
     """Warm up and use an engine of one layer; return how long that took."""
     began_s = time.monotonic()
     decoder = random_decoder(replace(SHAPES[shape], num_hidden_layers=1), torch.bfloat16, torch.device(device))
     items = item_codes(code_table(decoder.config.vocab_size))
-    sizes = EngineConfig(**{**config, "num_blocks": 512}, cpu_kernels="torch")
+    knobs: dict[str, Any] = {**config, "num_blocks": 512, "cpu_kernels": "torch"}
+    sizes = EngineConfig(**knobs)
     engine = Engine(decoder, sizes, items=items, bundle_version="compile")
     engine.warm_up()
     for length in _PROMPTS:

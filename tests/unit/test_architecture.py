@@ -105,7 +105,7 @@ def test_a_package_imports_without_what_it_does_not_need(package: str, heavy: se
 ALONE_WITH_TORCH = """
 import importlib, sys
 from importlib.metadata import packages_distributions
-import numpy, safetensors.torch, tokenizers, torch._dynamo, torch.distributed.checkpoint, torch.distributed.pipelining, torch.distributed.tensor
+import numpy, safetensors.torch, tokenizers, triton, torch._dynamo, torch.distributed.checkpoint, torch.distributed.pipelining, torch.distributed.tensor
 
 class Missing:
     names = set(packages_distributions()) - {name.partition(".")[0] for name in sys.modules} - set(sys.argv[1].split(","))
@@ -118,7 +118,7 @@ sys.meta_path.insert(0, Missing())
 for module in sys.argv[2:]:
     importlib.import_module(module)
 """
-"""Imports modules where no package is found but our own, and torch, numpy, safetensors and tokenizers with all that these load."""
+"""Imports modules where no package is found but our own, and torch, triton, numpy, safetensors and tokenizers with their requirements."""
 
 
 def test_what_runs_on_a_gpu_image_needs_torch_numpy_safetensors_and_tokenizers_alone() -> None:

@@ -91,4 +91,4 @@ def flops_factor(how: str, device: torch.device, dtype: torch.dtype) -> float:
         with FlopCounterMode(display=False) as counter, recomputed(model, each):
             model.blocks[0](x_BLD).sum().backward()
         counts.append(counter.get_total_flops())
-    return counts[1] / counts[0]
+    return float(counts[1] / counts[0])
