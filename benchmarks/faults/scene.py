@@ -93,7 +93,7 @@ class Scene:
             return ()
         address = f"http://{self.settings.http_host}:{self.settings.http_port}"
         async with AsyncClient(address, api_key=self.operator_key) as operator:
-            await operator.put_items([CatalogueItem(item_id, available=False) for item_id in hidden])
+            await operator.put_items([CatalogueItem(item_id=item_id, available=False) for item_id in hidden])
         give_up_s = time.monotonic() + self.healthy_within_s
         while not set(hidden).isdisjoint((await self.rest.recommend({"user_id": "nobody"})).item_ids):
             if time.monotonic() > give_up_s:
