@@ -228,7 +228,7 @@ class Delimited:
             if taken == 0:
                 break
             if fields is not None and len(fields) != len(columns):
-                fields, why = None, self._ragged(len(fields))
+                why, fields = self._ragged(len(fields)), None
             if fields is not None:
                 read.append(fields)
                 rows.append(number)

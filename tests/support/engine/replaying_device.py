@@ -79,7 +79,7 @@ class ReplayedBody:
         _poison(self._inputs)
 
 
-class _NoWaiting(TorchDispatchMode):
+class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses what a CUDA graph cannot record. `read` are the addresses of what the body takes from outside, `operations` all it does."""
 
     _WAITING = (
@@ -98,7 +98,7 @@ class _NoWaiting(TorchDispatchMode):
     )
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.read: set[int] = set()
         self.operations: list[str] = []
         self._made: set[int] = set()
