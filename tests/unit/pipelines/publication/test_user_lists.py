@@ -163,7 +163,7 @@ def test_filters_and_seen_items_are_honoured(ranker: BatchRanker, users: Path, t
         (b"name,user_id\nA,u1\nB,u2\n", ["u1", "u2"]),
         (b"User ID;name\nu1;A\n", ["u1"]),
         (b'{"user_id": "u1"}\n{"user_id": 7}\n', ["u1", "7"]),
-        (gzip.compress(b"u1\n"), ["u1"]),
+        (gzip.compress(b"u1\n", mtime=0), ["u1"]),
         (b"", None),
         (b"\n\n", None),
         (b"user_id\n", None),
