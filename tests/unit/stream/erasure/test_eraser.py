@@ -110,7 +110,7 @@ def write_table(path: Path) -> None:
         (("stages", "features", "base"), {"offline_features"}),
         (("stages", "features", "base", "table"), set()),
     ],
-    ids=str,
+    ids=lambda value: "-".join(sorted(value)) or "none",
 )
 def test_a_store_is_done_only_after_it_was_searched(
     present: tuple[str, ...], is_open: set[str], tmp_path: Path
