@@ -102,7 +102,7 @@ def merge_items(items: pl.DataFrame, findings: Findings) -> pl.DataFrame:
         merged = repeated.group_by("item_id", maintain_order=True).agg(pl.exclude("item_id").drop_nulls().first())
         num_merged = repeated.height - merged.height
         later = repeated.filter(~repeated["item_id"].is_first_distinct())
-        what = "{n} rows are merged into the first of their item, of which each value stays that is there"
+        what = "{n} rows are merged into the first row of their item, whose values stay"
         findings.note(what, num_merged, f"row {later['row'][0]}, item_id={later['item_id'][0]}")
         _note_differences(repeated, merged, findings)
         items = pl.concat([items.filter(~is_repeated), merged.select(items.columns)]).sort("row")

@@ -64,7 +64,7 @@ async def releasing(tmp_path: Path) -> AsyncIterator[World]:
     """A plane whose every answer is drawn for a candidate of fifteen items, all of one category, which is loaded and has no users yet."""
     async with started_world(tmp_path, shadow_share=1.0) as made:
         add_version(tmp_path / "bundles", CANDIDATE, replace(catalogue_of(15), categories=(("even",),) * 15))
-        BundleStore(tmp_path / "bundles").release(CANDIDATE, [Stage(0.5, 60.0)], since_ms=2**62)
+        BundleStore(tmp_path / "bundles").release(CANDIDATE, [Stage(0.5, 60.0)], since_ms=253_402_300_799_999)
         await made.plane.names.of(None).refresh()
         yield made
 

@@ -69,7 +69,7 @@ def test_an_error_is_one_line(tailrace: Run, arguments: list[str], settings: dic
 
     assert refused.code == 1
     assert words in error
-    assert progress == (["starting a separate stack ..."] if arguments[0] == "chaos" else [])
+    assert progress == (["starting a separate stack, direct ..."] if arguments[0] == "chaos" else [])
 
 
 def test_an_unknown_fault_is_named_with_those_that_exist(tailrace: Run) -> None:

@@ -259,10 +259,11 @@ def test_rows_that_add_items_leaves_out_or_changes_are_reported(learned: Built, 
     assert said == [
         "items: 1 ids of column item_id are written as floating-point numbers and read as integers, such as 7.0 as 7",
         "items: 1 exact duplicates are dropped, such as item_id=z",
+        "items: 1 rows are merged into the first row of their item, whose values stay, such as row 10, item_id=z",
+        "items: 1 values of merged rows differ from those that stay, such as title 1",
         "items: 1 without a title are kept under their id, such as item_id=7",
-        "items: 1 left out (item_id cannot be used), such as item_id=None",
-        "items: 1 left out (item_id repeated), such as item_id=z",
-        "items: 6 left out (in the bundle already), such as item_id=i00, i01, i02, i03, i04",
+        "items: 1 set aside (item_id), such as item_id=, title=No id; row 8",
+        "items: 6 are in the bundle already and stay as they are, such as item_id=i00, i01, i02, i03, i04",
     ]
 
 
