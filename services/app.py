@@ -204,7 +204,7 @@ class Gateway:
 
 
 async def _items_known(plane: DataPlane) -> None:
-    """Raise until item states are known: until then Ray sends this replica no request, and other gateways answer."""
+    """Wait until item states are known: meanwhile Ray sends this replica no request, and other gateways answer."""
     if plane.items.knowledge is Knowledge.NONE:
         log.warning("items_awaited")
     while plane.items.knowledge is Knowledge.NONE:  # noqa: ASYNC110 - a thread sets it

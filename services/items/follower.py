@@ -125,7 +125,7 @@ class ItemFollower:
         return self._positions
 
     def start(self, timeout_s: float = 0.0) -> None:
-        """Load the snapshot, start following, and wait until the topic is read, or broker or records fail to arrive."""
+        """Load the snapshot, start following, and wait for the topic's end or `timeout_s` without a record."""
         self._load()
         for thread in self._threads:
             thread.start()

@@ -166,7 +166,7 @@ class HistoryEffects:
         )
 
     def _acted_on(self, events: Sequence[Sequence[LoggedInteraction]]) -> dict[str, ShownChange]:
-        """Return by user the impressions that these events act on, as read and without the acted-on items."""
+        """Return by user the impression rows that these events change: as read, and without the acted-on items."""
         items = {
             own[0].interaction.user_id: {
                 one.interaction.item_id

@@ -55,8 +55,8 @@ class TailraceError(Exception):
 def late(before: TailraceError | None = None) -> TailraceError:
     """Return the error of a call whose deadline passed here without an answer.
 
-    It quotes the previous attempt's error, if any. The code is the same if that attempt reached no server: gRPC waits
-    for a connection until the deadline, whereas REST fails at once.
+    It quotes the previous attempt's error, if any. After an unreachable attempt the code stays "unreachable": gRPC
+    waits for a connection until the deadline, whereas REST fails at once.
     """
     if before is not None and before.code == "unreachable":
         return TailraceError(before.code, f"{before.message}; no answer came before the deadline")

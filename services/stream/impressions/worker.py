@@ -125,7 +125,7 @@ class ImpressionWorker:
             self._apply(batch)
 
     def _renew_if_due(self) -> bool:
-        """Renew due leases; return whether a wanted partition is free. Raises OwnershipLost."""
+        """Renew due leases; return whether a missing partition was claimed. Raises OwnershipLost."""
         if not self._renewal.due():
             return False
         partitions = self._writer.partitions
