@@ -3,8 +3,8 @@
     doors ── Gateway (one class, REST and gRPC) ── DataPlane ─┬─ FeatureReader (Redis)
                                                               ├─ student (this process)
                                                               ├─ producers (Kafka)
-                                                              ├─ LlmHandle ──▶ LLM deployment, one for each name
-                                                              └─ TextHandle ─▶ text deployment, where there is one
+                                                              ├─ LlmHandle ──▶ LLM deployments, one per model name
+                                                              └─ TextHandle ─▶ text deployment (optional)
 
 Clients are built inside the replica, in its event loop. Importing this module loads neither Ray nor Feast nor torch.
 """
@@ -76,10 +76,10 @@ GRPC_SERVICERS = (
     "services.gateway.grpc.door.add_recommender_to_server",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 )
-"""What Ray Serve registers at its gRPC server; calls reach the methods of `Gateway` by name."""
+"""Ray Serve registers these methods at its gRPC server; calls reach the methods of `Gateway` by name."""
 
 _IMPRESSIONS_GATHER_S = 0.2
-"""Impressions leave together: one by one they would cost a gateway a quarter of its time."""
+"""Impressions are sent in batches: sending each immediately would cost a gateway a quarter of its time."""
 
 _ABSENT_RETRY_AFTER_S = 5.0
 _LOOK_S = 0.2
@@ -187,7 +187,7 @@ class Gateway:
         return {LATE_SHARE: self._plane.take_late_share() if self._plane else 0.0}
 
     async def __del__(self) -> None:
-        """Ray Serve awaits this when the replica is stopped in good order."""
+        """Close the doors and clients; Ray Serve awaits this when it stops the replica gracefully."""
         log.info("stopping")
         if self._console is not None:
             await self._console.stop()
@@ -196,7 +196,7 @@ class Gateway:
         await _close(self._writer)
         await self._access.stop()
         await asyncio.to_thread(self._tracing.stop)
-        gc.unfreeze()  # or libraries report at the interpreter's end that their objects leak
+        gc.unfreeze()  # or libraries report leaked objects when the interpreter exits
 
     def _running_plane(self) -> DataPlane:
         assert self._plane is not None, "Ray Serve builds the app before it opens the doors"
@@ -204,7 +204,7 @@ class Gateway:
 
 
 async def _items_known(plane: DataPlane) -> None:
-    """Wait until states of items are known: until then Ray sends this replica no request, and other gateways answer."""
+    """Wait until item states are known: meanwhile Ray sends this replica no request, and other gateways answer."""
     if plane.items.knowledge is Knowledge.NONE:
         log.warning("items_awaited")
     while plane.items.knowledge is Knowledge.NONE:  # noqa: ASYNC110 - a thread sets it
@@ -215,8 +215,8 @@ async def _items_known(plane: DataPlane) -> None:
 async def open_standby(settings: Settings) -> AsyncIterator[tuple[HttpApp, RpcDoor]]:
     """Yield both doors, without Ray and without an LLM, on the same data plane, keys, limits, drills and metrics.
 
-    Its LLM and its own text model refuse like unavailable ones. The breaker never opens: there is no LLM to protect, and its
-    metric is about the real LLM.
+    The standby's LLM and text model always raise the error of an unavailable model. Its breaker never opens: it has no
+    LLM to protect, and the breaker metric describes the real LLM.
     """
     alone = settings.model_copy(update={"gateway_replicas": 1, "breaker_failures": sys.maxsize})
     features, drills, access = open_features(alone), Drills(alone.drills_file), open_access(alone, is_peer=False)
@@ -270,7 +270,7 @@ class AbsentText:
 
 
 def build_app(settings: Settings) -> "Application":
-    """Bind the graph: the gateway in front of an LLM for each name, and of a text model where there is one."""
+    """Bind the graph: the gateway, an LLM deployment per model name, and a text deployment if `text_path` is set."""
     from ray import serve
     from ray.serve.config import BackpressureConfig
 
@@ -301,9 +301,9 @@ def build_from_environment(_args: dict[str, str]) -> "Application":
 
 
 def open_access(settings: Settings, *, is_peer: bool = True) -> Access:
-    """Read the API keys, and make the counter of their calls; without a keys file everybody is admitted. Raises ConfigError.
+    """Read the API keys and create their rate counter; without a keys file everybody is admitted. Raises ConfigError.
 
-    `is_peer`: whether this process is one of the gateways that share each key's limits while Redis is unavailable.
+    `is_peer`: whether this process is a gateway that takes its part of each key's limits while Redis is unavailable.
     """
     if settings.api_keys_file is None:
         return open_to_all(settings.max_k, settings.own_names)
@@ -314,7 +314,7 @@ def open_access(settings: Settings, *, is_peer: bool = True) -> Access:
 
 
 def open_features(settings: Settings) -> FeatureReader:
-    """Open the feature store; no connection is made yet."""
+    """Open the feature store without connecting."""
     address = _address(settings)
     ensure_applied(address)
     return FeatureReader(address, settings.topic_partitions)
@@ -334,7 +334,7 @@ def _drilled(
 
 
 def _console(settings: Settings, plane: DataPlane, store: DrillableStore, drills: Drills) -> ConsoleService:
-    """Build the console's service; starts nothing."""
+    """Build the console's service without starting it."""
     bundles, table = BundleStore.of(settings), _address(settings).table_path(USER_HISTORY.name)
     return build_console(
         live=plane.names.first,
@@ -349,7 +349,7 @@ def _console(settings: Settings, plane: DataPlane, store: DrillableStore, drills
 
 
 def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
-    """Return the text writer, if there is one: another server, or our own deployment behind this Ray handle."""
+    """Return the text writer, if any: another server, or our own deployment behind this Ray handle."""
     if settings.text_url:
         key_file = settings.text_url_key_file
         key = (lambda: "") if key_file is None else (lambda: _text_key(key_file))
@@ -362,7 +362,7 @@ def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
 
 
 def _text_key(key_file: Path) -> str:
-    """Return the other server's API key. Raises ConfigError that names setting and file, and quotes nothing of the key."""
+    """Return the other server's API key. Raises ConfigError that names setting and file but never the key."""
     try:
         key = read_secret(key_file)
     except ConfigError as error:
@@ -373,7 +373,7 @@ def _text_key(key_file: Path) -> str:
 
 
 async def _close(writer: TextWriter | None) -> None:
-    """Close the connections to another text server."""
+    """Close the connections to an external text server."""
     if isinstance(writer, RemoteWriter):
         await writer.close()
 
@@ -387,7 +387,8 @@ def build_plane(
 ) -> DataPlane:
     """Compose the data plane of one process on real ports. Call in the event loop that will serve; starts nothing.
 
-    `llms` are by name, all that are served, the first one for requests that name none. `part` names the process in the metrics.
+    `llms` maps every served model name to its LLM; requests without a name go to the first. `part` names the process in
+    the metrics.
     """
     ProcessMetrics(REGISTRY, part)
     live_items = LiveItems()
@@ -419,7 +420,7 @@ def build_plane(
 
 
 def follow_items(settings: Settings, live_items: LiveItems) -> ItemFollower:
-    """Return what brings the live catalogue up to date with its topic; it is not started yet."""
+    """Return the follower that keeps the live catalogue up to date with its topic, not started yet."""
     metrics = ItemsMetrics(REGISTRY)
     return ItemFollower(
         live_items,
@@ -434,7 +435,7 @@ def follow_items(settings: Settings, live_items: LiveItems) -> ItemFollower:
 
 
 def plane_config(settings: Settings) -> PlaneConfig:
-    """Return the values that the data plane needs."""
+    """Return the limits and options that the data plane needs."""
     return PlaneConfig(
         deadlines=DeadlineLimits(
             default_ms=settings.default_deadline_ms,
@@ -469,7 +470,7 @@ def plane_config(settings: Settings) -> PlaneConfig:
 
 
 def _page_key(settings: Settings) -> PageKey:
-    """Return where the key of the tokens of fresh lists is. Raises ConfigError for a bad file."""
+    """Return the source of the key that signs page tokens. Raises ConfigError for a bad file."""
     if settings.page_key_file is None:
         return RedisPageKey(settings.redis_address)
     key = read_secret(settings.page_key_file).encode()

@@ -1,39 +1,41 @@
-"""Every error that Tailrace raises on purpose, as one small tree. Each carries its kind, and what a caller needs to know of it.
+"""Every error that Tailrace raises on purpose, as one small tree.
+
+Each error carries its kind and the details for the caller.
 
     TailraceError
-    ├── NotFound              no such name, or not any more
+    ├── NotFound              no such name, or it no longer exists
     ├── InvalidRequest        the caller's input is wrong: names the field and the fix
     │   └── ContextTooLong    prompt and completion together exceed the model's context
     ├── RequestTooLarge       the body exceeds the limit
-    ├── Unauthenticated       no API key, or no valid one: the message never says which
+    ├── Unauthenticated       missing or invalid API key: the message never says which
     ├── NotAllowed            a valid key without the scope that this call needs
     ├── RetryLater            says when a retry may succeed
     │   ├── QuotaExceeded     the key's rate or quota is used up
     │   ├── Overloaded        no capacity at the moment
     │   └── DependencyUnavailable    a store or broker does not answer, or refuses
-    │       └── ReplicaOnly   the store's server is a replica since a failover
-    ├── OwnershipLost         another process owns the partition, or the store lost what was written
-    ├── RowChanged            a row is not at the position at which it was read
+    │       └── ReplicaOnly   the store's server became a replica in a failover
+    ├── OwnershipLost         another process owns the partition, or the store lost writes
+    ├── RowChanged            a row changed after it was read
     ├── DeadlineExceeded      a stage exceeded the request's deadline
-    ├── SchemaViolated        a finished text breaks the JSON schema that it was written under
+    ├── SchemaViolated        a finished text violates its JSON schema
     ├── BundleError
     │   ├── BundleNotFound    no such version, or nothing published yet
-    │   ├── BundleCorrupt     its content is wrong, and stays so: a hash differs from the manifest, or parts do not fit
-    │   │   └── BundleIncomplete  a file is missing, and may yet come
-    │   ├── BundleUntrained   it was made of items alone, and has no models yet
-    │   ├── BundleMoved       the pointer moved to another version while this one was promoted
-    │   ├── BundleWithdrawn   the version, or an identical one, was withdrawn: it goes live by force alone
-    │   ├── CanaryError       a release is under way where none may be, or none is
+    │   ├── BundleCorrupt     permanently bad content: a hash differs from the manifest, or parts do not fit
+    │   │   └── BundleIncomplete  a file is missing and may still arrive
+    │   ├── BundleUntrained   made from items only, without models
+    │   ├── BundleMoved       the pointer moved to another version during this promotion
+    │   ├── BundleWithdrawn   the version, or an identical version, was withdrawn: promoting it needs force
+    │   ├── CanaryError       a release is already in progress, or none is
     │   ├── StoreUnavailable  the object store does not answer, or refuses
-    │   └── BundleMismatch    the request was planned for another version than the one loaded
+    │   └── BundleMismatch    the request was planned for a version that is not loaded
     ├── CheckpointError       weights are missing, superfluous or of the wrong shape
     ├── ConfigError           a setting is unknown or its value is bad: names the key
     ├── DataError             an input table breaks its schema: names the column, shows an example
     ├── StageFailed           an offline stage cannot continue: names the stage
-    └── EnvironmentFault      this machine lacks something: a free port, a binary, memory
+    └── EnvironmentFault      this machine lacks a resource: a free port, a binary, memory
 
-Those that models raise come from `models/errors.py`; services import every error from here. Knows no transport: each door has one
-table from kind to its own status.
+The models' errors are defined in `models/errors.py`; services import every error from here. Knows no transport: each
+door has one table from kind to its own status.
 """
 
 from collections.abc import Sequence
@@ -94,7 +96,7 @@ __all__ = [
 
 
 class NotFound(TailraceError):
-    """No such name, or not any more; `fix` says where to look."""
+    """No such name, or it no longer exists; `fix` says where to look."""
 
     kind = ErrorKind.NOT_FOUND
 
@@ -105,7 +107,10 @@ class NotFound(TailraceError):
 
 
 class ContextTooLong(InvalidRequest):
-    """Prompt and completion together exceed the model's context. OpenAI's clients look for it and shorten the conversation."""
+    """Prompt and completion together exceed the model's context.
+
+    OpenAI's clients catch it and shorten the conversation.
+    """
 
 
 class RequestTooLarge(TailraceError):
@@ -121,7 +126,10 @@ class RequestTooLarge(TailraceError):
 
 
 class Unauthenticated(TailraceError):
-    """No API key, or no valid one. Missing, wrong and expired keys get the same message: it helps no attacker."""
+    """Missing or invalid API key.
+
+    Missing, wrong and expired keys get the same message, so it tells an attacker nothing.
+    """
 
     kind = ErrorKind.UNAUTHENTICATED
     problem = "this call needs a valid API key; send it as `authorization: Bearer KEY`"
@@ -142,7 +150,7 @@ class NotAllowed(TailraceError):
 
 
 class RetryLater(TailraceError):
-    """An error that passes by itself; `retry_after_s` says when a retry may succeed."""
+    """A transient error; `retry_after_s` says when a retry may succeed."""
 
     def __init__(self, problem: str, retry_after_s: float) -> None:
         super().__init__(f"{problem}; try again in {retry_after_s:g} s")
@@ -169,7 +177,7 @@ class Overloaded(RetryLater):
 
 
 class DependencyUnavailable(RetryLater):
-    """A dependency does not answer, or refuses; nothing was done for the caller. `why` is for logs: callers see `problem`."""
+    """A dependency does not answer, or refuses; the request had no effect. `why` is for logs: callers see `problem`."""
 
     kind = ErrorKind.UNAVAILABLE
 
@@ -183,18 +191,18 @@ class DependencyUnavailable(RetryLater):
 
 
 class ReplicaOnly(DependencyUnavailable):
-    """The store's server is a replica since a failover: it takes no writes, and its reads may be old."""
+    """The store's server became a replica in a failover: it rejects writes, and its reads may be stale."""
 
 
 class OwnershipLost(TailraceError):
-    """The store refused a write of this process: it no longer owns the partition, or the store is not at the position written last."""
+    """The store refused a write: this process lost the partition, or the store is not at the last written position."""
 
     def __init__(self, partition: int, why: str) -> None:
         super().__init__(f"partition {partition}: {why}; claim it again")
 
 
 class RowChanged(TailraceError):
-    """A row is not as it was read; nothing was written. Read it again."""
+    """A row changed after it was read; nothing was written. Read it again."""
 
 
 class DeadlineExceeded(TailraceError):
@@ -208,7 +216,7 @@ class DeadlineExceeded(TailraceError):
 
 
 class SchemaViolated(TailraceError):
-    """A finished text breaks the JSON schema that it was written under: a fault of the grammar, not of the request."""
+    """A finished text violates its JSON schema: a bug in the grammar, not in the request."""
 
     def __init__(self, violation: str) -> None:
         self.problem = f"the text breaks its JSON schema at {violation}"
@@ -217,7 +225,7 @@ class SchemaViolated(TailraceError):
 
 
 class BundleMismatch(BundleError):
-    """The request was planned for another bundle version than the one that is loaded."""
+    """The request was planned for a bundle version that is not the loaded version."""
 
     def __init__(self, wanted: str, loaded: str) -> None:
         super().__init__(f"bundle {wanted} was asked for, {loaded} is loaded")
@@ -226,7 +234,7 @@ class BundleMismatch(BundleError):
 
 
 class DataError(TailraceError):
-    """An input table breaks its schema; names the column, if it is one, and shows an example of what is expected."""
+    """An input table breaks its schema; names the column, if any, and shows an example of valid input."""
 
     def __init__(self, column: str, problem: str, example: str) -> None:
         where = f"column {column}: " if column else ""
@@ -235,7 +243,7 @@ class DataError(TailraceError):
 
 
 class StageFailed(TailraceError):
-    """An offline stage cannot continue. `advice` has a sentence for each thing that one can do next."""
+    """An offline stage cannot continue. `advice` has a sentence for each possible next step."""
 
     def __init__(self, stage: str, why: str, advice: Sequence[str] = ()) -> None:
         super().__init__(f"stage {stage}: {why}")
@@ -243,5 +251,5 @@ class StageFailed(TailraceError):
 
 
 def as_tailrace_error(error: Exception) -> TailraceError:
-    """Return the error itself, or an internal one in the place of an error that nobody foresaw: its text may hold secrets."""
+    """Return a TailraceError as it is, and any other error as an internal error: its text may hold secrets."""
     return error if isinstance(error, TailraceError) else TailraceError()

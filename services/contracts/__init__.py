@@ -1,1 +1,1 @@
-"""What crosses a process boundary: frozen types, the event schema, and the gRPC contract with its generated code."""
+"""Types that cross process boundaries: frozen dataclasses, the event schema, and the gRPC contract."""

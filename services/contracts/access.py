@@ -1,6 +1,6 @@
-"""A caller as a door sees it after the key was checked: scopes, priority and limits; and how the calls of a key are counted.
+"""A caller after the key was checked: scopes, priority and limits; and the messages that count a key's calls.
 
-Values alone: knows neither keys nor transports, and who counts, and how, is elsewhere. Without API keys every caller is `ANYONE`.
+Only values: knows neither keys nor transports, and does not count. Without API keys every caller is `ANYONE`.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Scope(StrEnum):
 
 
 class Priority(IntEnum):
-    """The order of service under overload; lower goes first, as in the engine's queue."""
+    """The order of service under overload; lower is served first, as in the engine's queue."""
 
     HIGH = 0
     NORMAL = 1
@@ -42,13 +42,16 @@ def nearest_class(priority: int) -> Priority:
 
 
 def places_for(priority: int, num_places: int) -> int:
-    """Return how many of the places this priority may fill, at least one: the others are kept for higher priorities."""
+    """Return how many of the slots this priority may fill, at least one: the rest is reserved for higher priorities."""
     return max(1, num_places - int(num_places * _KEPT_FREE[nearest_class(priority)]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """One caller. `key_id` names the key in logs and metrics and is no secret; requests for more than `max_k` items are refused."""
+    """One caller.
+
+    `key_id` names the key in logs and metrics and is not secret; requests for more than `max_k` items are refused.
+    """
 
     key_id: str
     scopes: frozenset[Scope]
@@ -57,7 +60,7 @@ class Caller:
 
 
 ANYONE = Caller(key_id="anonymous", scopes=frozenset(Scope))
-"""The caller where no keys are set up."""
+"""The caller if no keys are configured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +78,14 @@ class Allowance:
 
     @property
     def max_cost(self) -> int:
-        """The most that one call may ever cost."""
+        """The maximum cost of one call."""
         burst = int(self.burst + WHOLE)
         if self.daily_quota is None:
             return burst
         return self.daily_quota if self.rate_per_s is None else min(burst, self.daily_quota)
 
     def shared_by(self, num_processes: int) -> "Allowance":
-        """Return each process's share; a burst stays at least one call, and a quota is rounded up."""
+        """Return each process's part of the limits; a burst stays at least one call, and a quota is rounded up."""
         rate, quota = self.rate_per_s, self.daily_quota
         return Allowance(
             rate_per_s=None if rate is None else rate / num_processes,
@@ -93,14 +96,14 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A process's request to the counts that all processes share, about one key.
+    """A process's request about one key to the counters that all processes share.
 
     Attributes:
-        cost: Calls to count now; refused as a whole. 0: none, this only settles.
+        cost: Calls to count now, granted or refused as a whole. 0: settle only.
         batch: Further calls to grant ahead, as far as the key's limits have room for all processes.
-        spent: Calls that the process let through without asking.
-        unspent: Granted calls that it gives back.
-        taken_on: The day (UTC, counted from 1970) on which those were granted.
+        spent: Calls that the process admitted without asking.
+        unspent: Granted calls that it returns.
+        taken_on: The day (UTC, counted from 1970) on which the unspent calls were granted.
     """
 
     cost: int
@@ -112,7 +115,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """The answer: `num_calls` granted, or 0, why not, and for how long; then what the key has left, and the day."""
+    """The answer: `num_calls` granted, or 0 with reason and waiting time.
+
+    `tokens` is the key's remaining tokens, `today` its calls on `day`.
+    """
 
     num_calls: int
     refused_by: str

@@ -1,4 +1,4 @@
-"""Who gets what: by surface the model name, its version and the variants of experiments, which a user, or a visitor's session, has now."""
+"""Assignments: by surface the model name, its version and the experiment variants of a user or a visitor's session."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from services.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignRequest:
-    """Whose assignment is asked for; a user goes before a session, as in recommendations."""
+    """The user or session of an assignment; user_id takes precedence, as in recommendations."""
 
     user_id: str | None = None
     session_id: str | None = None
@@ -24,16 +24,16 @@ class AssignRequest:
 
     @property
     def unit_id(self) -> str:
-        """Whom experiments and canaries assign."""
+        """The id that experiments and canaries assign."""
         return self.user_id or self.session_id or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurfaceAssignment:
-    """What applies on one surface; `surface` is None for requests that name none.
+    """The assignment on one surface; `surface` is None for requests without a surface.
 
-    `name` is the model name, `bundle_version` the version that answers (None: nothing is live), `is_canary` whether that is a release's candidate,
-    `variants` the variant by experiment.
+    `name` is the model name, `bundle_version` the answering version (None: no live version), `is_canary` whether that
+    is a release's candidate, `variants` maps each experiment to its variant.
     """
 
     surface: str | None
@@ -45,6 +45,6 @@ class SurfaceAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """Every surface, first that of requests which name none."""
+    """Every surface, first the assignment of requests without a surface."""
 
     surfaces: tuple[SurfaceAssignment, ...]

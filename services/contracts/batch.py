@@ -1,4 +1,4 @@
-"""Several recommendation requests in one call, and their answers: each by itself, in the order sent."""
+"""Several recommendation requests in one call, answered individually in the order sent."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,10 @@ _PLACE_CHARS = len(f".{MAX_BATCH}")
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """One request of a call, or why it is none. The id is its own, or made of the call's id and its place."""
+    """One request of a call, or the error in its place.
+
+    The id is its own, or derived from the call's id and its position.
+    """
 
     request_id: str
     request: RecommendRequest | TailraceError
@@ -19,19 +22,22 @@ class BatchEntry:
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """One entry's answer, or the error that it alone would have got."""
+    """One entry's answer, or the error that the entry would get by itself."""
 
     request_id: str
     outcome: Recommendation | TailraceError
 
 
 def entry_id(call_id: str, place: int) -> str:
-    """Return the id of an entry that brings none."""
+    """Return the id of an entry without an id."""
     return f"{call_id[: MAX_ID_CHARS - _PLACE_CHARS]}.{place}"
 
 
 def check_batch_size(num_entries: int, announced: int | None) -> None:
-    """Refuse a call with too many entries, or with others than it announced, by which the edge counted it. Raises InvalidRequest."""
+    """Refuse a call with too many entries, or with a number of entries other than announced to the edge.
+
+    Raises InvalidRequest.
+    """
     if not 1 <= num_entries <= MAX_BATCH:
         raise InvalidRequest("requests", f"{num_entries} entries", f"send 1 to {MAX_BATCH}")
     if announced not in (None, num_entries):
@@ -41,6 +47,6 @@ def check_batch_size(num_entries: int, announced: int | None) -> None:
 
 
 def check_entry_deadline(deadline_ms: int | None) -> None:
-    """Refuse an entry's own deadline: a call has one. Raises InvalidRequest."""
+    """Refuse an entry's own deadline: the deadline applies to the whole call. Raises InvalidRequest."""
     if deadline_ms is not None:
         raise InvalidRequest("deadline_ms", "set for one entry", "set it once, beside requests")

@@ -1,7 +1,7 @@
-"""The erasure of a user: the event in the log of interactions, and the receipt that says what became of it, store by store.
+"""The erasure of a user: the event in the log of interactions, and the receipt with the progress by store.
 
-The event's key is the user id, so it stands among the user's own events: what came before it leaves every store, what comes after it begins
-a new history. A receipt names no user. Knows no store.
+The event's key is the user id, so it is in order with the user's own events: earlier events are removed from every
+store, later events begin a new history. A receipt names no user. Knows no store.
 """
 
 import json
@@ -19,7 +19,7 @@ _FIELDS = frozenset({"erasure_id", "user_id", "accepted_time_ms"})
 
 
 class ErasureStore(StrEnum):
-    """A store from which an erasure takes a user. Its value is the name in receipts."""
+    """A store from which an erasure removes a user. Its value is the name in receipts."""
 
     FEATURES = "features"
     LISTS = "lists"
@@ -51,7 +51,7 @@ STORE_MEANINGS: Mapping[ErasureStore, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """What an erasure leaves, why, and until when: Unix ms, or None where `until` alone says it."""
+    """Data that an erasure does not remove, why, and until when: Unix ms, or None if only `until` describes it."""
 
     what: str
     until: str
@@ -60,7 +60,10 @@ class Remaining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """The event. `accepted_time_ms` (Unix ms) is when a door took it in; what was shown or given by then leaves too."""
+    """The event.
+
+    `accepted_time_ms` (Unix ms) is when a door accepted it; impressions and answers up to then are removed too.
+    """
 
     erasure_id: str
     user_id: str
@@ -83,7 +86,7 @@ class Erasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasureReceipt:
-    """What became of an erasure: when each store was done, in Unix ms (None: not yet), and what remains until when."""
+    """The receipt of an erasure: when each store was done, in Unix ms (None: not yet), and what remains until when."""
 
     erasure_id: str
     accepted_time_ms: int
@@ -97,12 +100,12 @@ class ErasureReceipt:
 
     @property
     def is_done_online(self) -> bool:
-        """Whether no request reads anything of before the erasure any more."""
+        """Whether no request reads data from before the erasure any more."""
         return all(self.stores[store] is not None for store in ONLINE_STORES)
 
 
 def remaining_after(accepted_ms: int, events_keep_ms: int, dead_letters_keep_ms: int) -> tuple[Remaining, ...]:
-    """Return what an erasure accepted then (Unix ms) leaves, with a broker that keeps records this long."""
+    """Return the data that remains after an erasure accepted then (Unix ms), given the broker's retention."""
     return (
         Remaining("records in the broker's topics", "the topics' retention", accepted_ms + events_keep_ms),
         Remaining("unreadable records in the dead-letter topic", "its retention", accepted_ms + dead_letters_keep_ms),

@@ -1,11 +1,13 @@
 """The meaning of an event: its role and weight by type and value. Stream worker, replay and pipelines share it.
 
-    positive   joins the history and is a label to learn from
+    positive   joins the history and is a training label
     weak       joins the history; a label only if it has a weight
-    negative   keeps the item out of answers and is no part of the history; the next training makes the item less likely after such a history; a later positive event takes it back
+    negative   excludes the item from answers, not in the history; training makes the item less likely after this
+    history;
+               a later positive event revokes it
     ignored    changes nothing
 
-Deciding is pure; `read_event_roles` alone reads a file.
+Decisions are pure; only `read_event_roles` reads a file.
 """
 
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ _EXAMPLE = "[types.view] with role = 'weak'"
 
 
 class Role(StrEnum):
-    """What an event does."""
+    """The role of an event."""
 
     POSITIVE = "positive"
     WEAK = "weak"
@@ -31,15 +33,16 @@ class Role(StrEnum):
 
 MAX_WEIGHT = 10.0
 HISTORY_ROLES = (Role.POSITIVE, Role.WEAK)
-"""The roles of events that histories hold."""
+"""The roles of events in histories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeRule:
-    """The rule of one event type. Events whose value is under `min_value` have the role `below` instead.
+    """The rule of one event type. Events with a value below `min_value` have the role `below` instead.
 
-    `weight` is what an event in `role` counts in training, in popularity and in similar items, beside the other types: only the ratios matter to training. None: 1, but a weak event
-    is no label to learn from. A negative event counts against its item in training, and nowhere else.
+    `weight` is the weight of an event in `role` in training, popularity and similar items, relative to other types;
+    training uses only the ratios. None: 1, except that a weak event is then not a label. A negative event only counts
+    against its item in training.
     """
 
     role: Role = Role.POSITIVE
@@ -52,13 +55,13 @@ class TypeRule:
         return self.role if self.min_value is None or value >= self.min_value else self.below
 
     def weight_of(self, role: Role) -> float:
-        """Return what an event in this role counts in the loss, of a negative one against its item; 0: nothing is learned from it."""
+        """Return an event's weight in the loss, for a negative event against its item; 0 excludes it from training."""
         if self.weight is not None and role is self.role:
             return self.weight
         return float(role in (Role.POSITIVE, Role.NEGATIVE))
 
     def count_of(self, role: Role) -> float:
-        """Return what an event in this role counts in popularity and similar items."""
+        """Return an event's weight in popularity and similar items."""
         if role not in HISTORY_ROLES:
             return 0.0
         return self.weight if self.weight is not None and role is self.role else 1.0
@@ -73,7 +76,7 @@ _DEFAULT_RULES = {
 
 @dataclass(frozen=True, slots=True)
 class EventRoles:
-    """The rules by event type; a type without one has the rule `other`."""
+    """The rules by event type; other types use the rule `other`."""
 
     rules: Mapping[str, TypeRule] = field(default_factory=_DEFAULT_RULES.copy)
     other: TypeRule = TypeRule()
@@ -91,14 +94,17 @@ DEFAULT_ROLES = EventRoles()
 
 
 def read_event_roles(path: Path | None) -> EventRoles:
-    """Read the rules from a TOML file; the defaults without one. Raises ConfigError naming the entry and what is allowed."""
+    """Read the rules from a TOML file; the defaults without a file.
+
+    Raises ConfigError naming the entry and the allowed values.
+    """
     if path is None:
         return DEFAULT_ROLES
     return parse_event_roles(read_toml_text(path, "events"), path.name)
 
 
 def parse_event_roles(text: str, name: str = "events.toml") -> EventRoles:
-    """Return the rules of this text on top of the defaults. Raises ConfigError naming the entry and what is allowed."""
+    """Return this text's rules on top of the defaults. Raises ConfigError naming the entry and the allowed values."""
     entries = entries_of(text, name, ("other", "types"))
     types = table_at(f"{name}: types", entries.get("types", {}), _EXAMPLE)
     rules = {key: _rule(f"{name}: types.{key}", value) for key, value in types.items()}

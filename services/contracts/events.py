@@ -1,8 +1,8 @@
-"""The events that cross Kafka: interactions of users, and impressions of what was shown.
+"""The events in Kafka: interactions of users, and impressions.
 
 One interaction is one JSON object in UTF-8; the record's key is the user id, so one partition owns a user. Decoding is
-strict, because an unknown field is a producer's mistake that would otherwise go unnoticed. No clock here: the time against which events
-are too old or in the future is an argument.
+strict, because an unknown field is a producer's mistake that would otherwise go unnoticed. No clock here: the time
+against which events are too old or in the future is an argument.
 """
 
 import json
@@ -19,25 +19,26 @@ from services.errors import InvalidRequest
 MAX_EVENT_AGE_MS = 30 * 24 * 3_600_000
 MAX_EVENT_LEAD_MS = 60_000
 REMEMBERED_EVENTS = 1_024
-"""The newest events of a user by whose ids a repeated delivery is recognised."""
+"""The number of recent event ids per user that detect a repeated delivery."""
 MAX_EVENTS_PER_REQUEST = REMEMBERED_EVENTS // 2
-"""So a repeated request is recognised whatever one other request has brought in between."""
+"""Limits one request, so that a repeated request is recognised even after one other request."""
 _LAST_TIME_MS = 253_402_300_799_999
 _SECONDS = range(10**9, 10**10)
-"""Unix seconds from 2001 to 2286, which as milliseconds would all be of early 1970."""
+"""Unix seconds from 2001 to 2286, which read as milliseconds would all be in January to April 1970."""
 _FIRST_WRITTEN_MS = 10**12
-"""In 2001: a time at which a gateway wrote a record is later, whatever its unit."""
+"""In 2001: earlier than any time at which a gateway wrote a record, in any unit."""
 SENT_FIELDS = frozenset({"event_id", "user_id", "item_id", "event_type", "event_time_ms", "value", "request_id"})
-"""What a caller may send of an event; a record has `accepted_time_ms` too."""
+"""The fields of an event that a caller may send; a record also has `accepted_time_ms`."""
 _FIELDS = SENT_FIELDS | {"accepted_time_ms"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interaction:
-    """One thing that a user did with one item.
+    """One user action on one item.
 
     `event_id` makes a repeated delivery by the caller harmless. `event_time_ms` is when it happened (Unix ms),
-    `accepted_time_ms` when a door took it in (None from foreign producers). `request_id` names the impression it came from.
+    `accepted_time_ms` when a door accepted it (None from foreign producers). `request_id` names the impression that it
+    came from.
     """
 
     event_id: str
@@ -94,9 +95,9 @@ class Interaction:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Events that the broker has: their ids in the order sent, and the items of theirs that the live catalogue lacks, each once.
+    """Events that the broker has acknowledged: ids in the order sent, and distinct items that the live catalogue lacks.
 
-    `accepted` counts an id that was sent several times once. No item is called unknown while no bundle is loaded.
+    `accepted` counts an id that was sent several times once. While no bundle is loaded, every item counts as known.
     """
 
     event_ids: tuple[str, ...]
@@ -121,7 +122,10 @@ def parse_value(value: bytes | None) -> dict[str, Any]:
 
 
 def interaction_from(fields: Mapping[str, Any]) -> Interaction:
-    """Build an interaction from parsed JSON. Raises InvalidRequest with the field that is missing, unknown or mistyped."""
+    """Build an interaction from parsed JSON.
+
+    Raises InvalidRequest with the field that is missing, unknown or mistyped.
+    """
     refuse_unknown(fields, _FIELDS)
     for name in ("event_id", "user_id", "item_id", "event_time_ms"):
         if fields.get(name) is None:
@@ -140,7 +144,10 @@ def interaction_from(fields: Mapping[str, Any]) -> Interaction:
 
 
 def check_written_time(name: str, time_ms: int) -> None:
-    """Refuse a time at which no gateway can have written a record: seconds, microseconds, zero. Raises InvalidRequest."""
+    """Refuse a time at which no gateway can have written a record: seconds, microseconds, zero.
+
+    Raises InvalidRequest.
+    """
     if time_ms in _SECONDS:
         raise _in_seconds(name, time_ms)
     if not _FIRST_WRITTEN_MS <= time_ms <= _LAST_TIME_MS:
@@ -148,7 +155,7 @@ def check_written_time(name: str, time_ms: int) -> None:
 
 
 def refuse_unknown(fields: Iterable[str], known: frozenset[str]) -> None:
-    """Refuse a field that is not known. Raises InvalidRequest naming it."""
+    """Refuse an unknown field. Raises InvalidRequest naming it."""
     for name in fields:
         if name not in known:
             raise InvalidRequest(name, "unknown", f"the fields are {', '.join(sorted(known))}")
@@ -170,22 +177,24 @@ def _is_finite(value: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impression:
-    """What was shown to a user, and from which features: training joins on it, and skew is measured against it.
+    """One impression: the items shown to a user and the features behind them, for training joins and skew measurement.
 
     `history_len`, `history_digest` and `features_as_of_us` describe the history as it was served (see
-    services.contracts.features). The other optional fields are absent where they do not apply, and from older records.
+    services.contracts.features). The other optional fields are absent if they do not apply, and in older records.
 
     Args:
         surface: The place in the product.
         name: The model name that answered.
         variant: The experiments' variants, as `services.contracts.experiments.variant_field` writes them.
-        positions: The places of the items, from 1; absent: 1, 2, and so on.
-        scores: Of the items, by the tier that ranked them.
-        propensity: By item, the probability with which it was shown at its place given those above it; absent where nothing was drawn at random.
+        positions: The positions of the items, from 1; absent: 1, 2, and so on.
+        scores: The items' scores, by the tier that ranked them.
+        propensity: By item, the probability of showing it at its position given the items above it; absent without
+            randomisation.
         elapsed_ms: From the request's arrival to its answer.
         deadline_ms: The request's deadline.
         session: Of a visitor without a user id, a hash of the session by which experiments assign.
-        failure: Error code of a request that got no list although a bundle was assigned to its user; recorded during releases, read by their analysis alone.
+        failure: Error code of a request that got no list although a bundle was assigned to its user; recorded during
+            releases, only canary analysis reads it.
     """
 
     request_id: str
@@ -216,7 +225,7 @@ class Impression:
         return json.dumps(present, separators=(",", ":"), ensure_ascii=False).encode()
 
     def __post_init__(self) -> None:
-        """Check the fields by which it is kept. Raises InvalidRequest naming the field."""
+        """Check the fields that storage needs. Raises InvalidRequest naming the field."""
         if self.user_id is not None:
             check_id("user_id", self.user_id)
         check_id("request_id", self.request_id)
@@ -230,7 +239,10 @@ class Impression:
 
 
 def decode_impression(value: bytes | None) -> Impression:
-    """Read a record's value. Fields that a newer gateway adds are left out. Raises InvalidRequest with the field that is wrong."""
+    """Read a record's value. Unknown fields of a newer gateway are ignored.
+
+    Raises InvalidRequest naming the wrong field.
+    """
     try:
         found = _IMPRESSION.validate_json(value or b"", strict=True)
     except ValidationError as error:

@@ -6,8 +6,8 @@
     [experiments.fresher]
     layer = "ranking"
     surfaces = ["home"]
-    from = 0.0                          # the part of the layer's users: from here on ...
-    share = 0.2                         # ... so many
+    from = 0.0                          # start of the experiment's range in [0, 1) of the layer's users
+    share = 0.2                         # length of that range
     starts = 2026-11-01T00:00:00Z
     ends = 2026-12-01T00:00:00Z
     exclude_users = ["qa-1"]
@@ -20,11 +20,12 @@
     tiers = ["student", "popular"]
     name = "default"
 
-A layer's salted hash of the user id is a place in [0, 1), and an experiment has a part of the layer: in one layer a user is in at most one experiment,
-and layers divide the users independently of each other. Growing an experiment's share adds users and moves none. Its variants are drawn by weighted
-rendezvous hashing (Thaler and Ravishankar 1998; weights: Schindler 2005): growing a weight moves users into that variant alone.
+A layer's salted hash maps the user id to [0, 1), and an experiment has a range of its layer: in one layer a user is in
+at most one experiment, and layers divide the users independently. Growing an experiment's share adds users and moves
+none. Variants are assigned by weighted rendezvous hashing (Thaler and Ravishankar 1998; weights: Schindler 2005):
+growing a variant's weight moves users only into that variant.
 
-Deciding is pure; `read_experiments` alone reads a file.
+Decisions are pure; only `read_experiments` reads a file.
 """
 
 import hashlib
@@ -43,13 +44,13 @@ from services.errors import ConfigError
 _PLACES = 2**53
 _OVERRIDES = ("name", "rules", "deadline_ms", "tiers")
 _FORBIDDEN = "=,"
-"""Of names, since an impression joins them by these."""
+"""Separators of the impression's variant field, so names must not contain them."""
 _EXAMPLE = "[experiments.fresher]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What a user of this variant gets in the place of the surface's own: model name, rules, deadline, allowed tiers. None: the surface's."""
+    """What a variant changes on its surface: model name, rules, deadline, allowed tiers. None: unchanged."""
 
     weight: float = 1.0
     name: str | None = None
@@ -59,13 +60,16 @@ class Variant:
 
     @property
     def changes(self) -> frozenset[str]:
-        """Which fields it sets."""
+        """The fields that it sets."""
         return frozenset(one for one in _OVERRIDES if getattr(self, one) is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One experiment. `start` and `share` are its part of the layer; it runs from `starts_ms` (Unix) to before `ends_ms`."""
+    """One experiment.
+
+    `start` and `share` are its range of the layer; it runs from `starts_ms` (Unix) to before `ends_ms`.
+    """
 
     name: str
     salt: str
@@ -79,23 +83,26 @@ class Experiment:
     exclude_users: frozenset[str] = frozenset()
 
     def is_running(self, now_ms: int) -> bool:
-        """Whether it runs at this time."""
+        """Return whether it runs at this time."""
         return self.starts_ms <= now_ms and (self.ends_ms is None or now_ms < self.ends_ms)
 
     def variant_of(self, user_id: str) -> str | None:
-        """Return the user's variant; None where the user is in no part of it. The dates are not looked at."""
+        """Return the user's variant regardless of dates; None if the user is outside the experiment."""
         if user_id in self.exclude_users or not self.start <= place_of(self.salt, user_id) < self.start + self.share:
             return None
         return min(self.variants, key=lambda one: self._draw(one, user_id))
 
     def _draw(self, variant: str, user_id: str) -> float:
-        """Return an exponential variable with the variant's weight as its rate: each is the smallest with its share of all weights."""
+        """Return an exponential variable with the variant's weight as its rate.
+
+        Each variant has the minimum with a probability in proportion to its weight.
+        """
         place = place_of(f"{self.salt}/{self.name}/{variant}", user_id)
         return -math.log(place + 0.5 / _PLACES) / self.variants[variant].weight
 
     @property
     def shares(self) -> dict[str, float]:
-        """By variant, its share of the experiment's users."""
+        """By variant, its fraction of the experiment's users."""
         whole = sum(one.weight for one in self.variants.values())
         return {name: one.weight / whole for name, one in self.variants.items()}
 
@@ -111,12 +118,12 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Experiments:
-    """All experiments of a file, by name in its order."""
+    """All experiments of a file by name, in file order."""
 
     by_name: Mapping[str, Experiment] = field(default_factory=dict)
 
     def assign(self, surface: str, unit_id: str, now_ms: int) -> tuple[Assignment, ...]:
-        """Return what this user (or the session of a visitor) gets on a surface: at most one variant of each layer."""
+        """Return the assignments of this user (or visitor's session) on a surface: at most one variant per layer."""
         found = (
             (one, one.variant_of(unit_id))
             for one in self.by_name.values()
@@ -128,28 +135,28 @@ class Experiments:
 
 
 def place_of(salt: str, user_id: str) -> float:
-    """Return the user's place in [0, 1): the same in every process and on every machine."""
+    """Return the user's position in [0, 1): the same in every process and on every machine."""
     digest = hashlib.blake2b(f"{salt}\0{user_id}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") % _PLACES) / _PLACES
 
 
 def variant_field(assignments: Sequence[Assignment]) -> str | None:
-    """Return what an impression records as its variant, such as `fresher=fresh,layout=control`; None where there is none."""
+    """Return the variant field of an impression, such as `fresher=fresh,layout=control`; None without variants."""
     return ",".join(sorted(f"{one.experiment}={one.variant}" for one in assignments)) or None
 
 
 def variant_in(recorded: str | None, experiment: str) -> str | None:
-    """Return the variant of one experiment that an impression recorded."""
+    """Return the variant of one experiment from an impression's variant field."""
     return dict(part.split("=", 1) for part in (recorded or "").split(",") if "=" in part).get(experiment)
 
 
 def read_experiments(path: Path) -> Experiments:
-    """Read the file. Raises ConfigError naming the entry and what is allowed."""
+    """Read the file. Raises ConfigError naming the entry and the allowed values."""
     return parse_experiments(read_toml_text(path, "experiments"), path.name)
 
 
 def parse_experiments(text: str, file: str = "experiments.toml") -> Experiments:
-    """Return the experiments of this text. Raises ConfigError naming the entry and what is allowed."""
+    """Return the experiments of this text. Raises ConfigError naming the entry and the allowed values."""
     entries = entries_of(text, file, ("layers", "experiments"))
     salts = _salts(file, entries)
     table = table_at(f"{file}: experiments", entries.get("experiments", {}), _EXAMPLE)
@@ -230,7 +237,7 @@ def _variant(where: str, key: str, entry: Any) -> Variant:
 
 
 def _refuse_disturbance(file: str, one: Experiment, other: Experiment) -> None:
-    """Refuse two experiments that would share users of one layer, or set one field of a surface from two layers, at the same time."""
+    """Refuse concurrent experiments that share users of one layer, or set one field of a surface from two layers."""
     first, second = one.ends_ms or math.inf, other.ends_ms or math.inf
     surfaces = sorted(one.surfaces & other.surfaces)
     if first <= other.starts_ms or second <= one.starts_ms:

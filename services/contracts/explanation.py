@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 
 
 class ListState(StrEnum):
-    """Whether the stored list of the user was usable, and if not, why."""
+    """Whether the user's stored list was usable, and if not, why."""
 
     NONE = "none"
     OLDER_THAN_EVENTS = "older_than_events"
@@ -32,7 +32,7 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmPart:
-    """How the request to the LLM ended; the counts and times are the engine's own, None without a result in time."""
+    """How the request to the LLM ended; counts and times are the engine's, None without a timely result."""
 
     outcome: str
     num_prompt_tokens: int | None = None
@@ -45,9 +45,9 @@ class LlmPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledItem:
-    """One item's place (from 1) in the ranking before any rule and in the list after them; None: it was or is not there.
+    """One item's position (from 1) before any rule and after all rules; None if the item was not in that list.
 
-    `rules` are those that moved it, by themselves or by moving others past it.
+    `rules` are the rules that moved it, directly or by moving other items past it.
     """
 
     item_id: str
@@ -90,7 +90,7 @@ class Explanation:
     llm: LlmPart | None = None
     stages: tuple[StageTime, ...] = ()
     ruled: tuple[RuledItem, ...] = ()
-    """The first items before and after the rules, where the request had some that reorder."""
+    """The first items before and after the rules, if any rule reordered them."""
 
     def as_plain(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
@@ -104,14 +104,14 @@ def encode_explanation(
     stages: Sequence[Any],
     ruled: Sequence[Any] = (),
 ) -> bytes:
-    """Return the stored form: one JSON array of values without names, since one is written per request and few are read.
+    """Return the stored form: one JSON array of values without names, since many are written and few are read.
 
     Args:
         own: In the order of OWN_FIELDS.
         facts: In the order of the reader's fact names.
         llm: In the order of LlmPart's fields, if a request was sent to the LLM.
-        stages: One (name, offset in s, duration in s) each.
-        ruled: One (item id, place before, place after, names of rules) each.
+        stages: Tuples (name, offset in s, duration in s).
+        ruled: Tuples (item id, position before, position after, names of rules).
     """
     return to_json((own, facts, llm, stages, ruled))
 
@@ -134,7 +134,7 @@ def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> Explanation:
 
 
 def whose(stored: bytes) -> tuple[str | None, int]:
-    """Return the user whose request a stored form explains, if it names one, and when it was answered (Unix ms). (None, 0) for anything else."""
+    """Return the user of a stored explanation, if any, and its answer time (Unix ms); (None, 0) for anything else."""
     try:
         own = from_json(stored)[0]
         user_id, at_ms = own[_USER_ID], own[_AT]

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 class PrecomputedList:
     """The list that the offline pipeline stored for a user.
 
-    `made_from_row_us` is the time (Unix µs) of the user's row that the list was made from, as `UserFeatures.as_of_us`. Lengths
-    of `item_ids` and `scores` are equal, best first. `made_at_s` is when it was made (Unix seconds), where the store knows.
+    `made_from_row_us` is the time (Unix µs) of the user's row that the list was made from, as `UserFeatures.as_of_us`.
+    `item_ids` and `scores` have equal length, best first. `made_at_s` is when it was made (Unix seconds), if the store
+    knows.
     """
 
     item_ids: tuple[str, ...]
@@ -22,13 +23,12 @@ class PrecomputedList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFeatures:
-    """One user's features from one read. `history_item_ids` run oldest to newest; an unknown user has none.
+    """One user's features from one read. `history_item_ids` run oldest to newest; empty for an unknown user.
 
-    `disliked_item_ids` are never shown, whether or not seen items are.
-    `shown` is how often each item was shown to the user since they last acted on it, and `shown_times_s` when last (Unix s): of the items
-    shown last, of which the store remembers a bounded number.
-    `as_of_us` (Unix µs) is the time of the row that was read, which rises with each change of it: the offline features as of
-    then equal these.
+    `disliked_item_ids` are never shown, even if seen items are. `shown` maps items to the number of impressions since
+    the user last acted on them, and `shown_times_s` to the time of the last (Unix s); the store remembers a bounded
+    number of recently shown items. `as_of_us` (Unix µs) is the time of the row, which rises with each change: the
+    offline features as of then are equal.
     """
 
     history_item_ids: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class UserFeatures:
 
     @property
     def history_digest(self) -> str:
-        """A short hash of the history, by which offline features are compared with those served."""
+        """A short hash of the history, which compares offline features with served features."""
         return history_digest(self.history_item_ids)
 
 
@@ -53,7 +53,7 @@ def history_digest(item_ids: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecentPopularity:
-    """What users touched lately, best first: items with their users per hour over all windows, and with their users in each window by its name."""
+    """Popular items, best first: with users per hour over all windows, and with users in each window by its name."""
 
     weights: Sequence[tuple[str, float]] = ()
     windows: Mapping[str, Sequence[tuple[str, float]]] = field(default_factory=dict)

@@ -1,12 +1,14 @@
 """Expressions over the attributes of items, in the shape of Qdrant's filters: `must`, `should` and `must_not`, nested.
 
-    {"must": [{"key": "price", "range": {"lt": 20}}, {"should": [{"key": "brand", "in": ["Acme", "Umbra"]}, {"key": "new", "eq": true}]}],
+    {"must": [{"key": "price", "range": {"lt": 20}}, {"should": [{"key": "brand", "in": ["Acme", "Umbra"]},
+                                                                 {"key": "new", "eq": true}]}],
      "must_not": [{"key": "age_limit", "exists": true}]}
 
-All of `must` hold, at least one of `should` if there are any, none of `must_not`. A text attribute may have several values, of which one must
-be equal. An attribute that an item lacks equals nothing and is in no range. The key `item_id` is the item's own id.
+An item matches if all of `must` hold, at least one of `should` if there are any, and none of `must_not`. A text
+attribute may have several values, any of which may match. A missing attribute equals nothing and is in no range. The
+key `item_id` is the item's own id.
 
-Every expression has a canonical text, by which it is compared and cached. Which attributes there are is not known here.
+Every expression has a canonical text, used for comparison and caching. Does not know which attributes exist.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +22,11 @@ ITEM_ID = "item_id"
 MAX_DEPTH = 5
 MAX_CONDITIONS = 100
 MAX_VALUES = 2_000
-"""Values of all conditions of one expression together."""
+"""Maximum number of values over all conditions of one expression."""
 _TEXTS_A_TEST = 250
-"""So many texts are looked up in the time of a test."""
+"""This many text lookups take as long as one test."""
 MOST_COMPARED = 32
-"""Numbers of one condition that are compared in turn; more are searched for, which takes as long."""
+"""Up to this many numbers of one condition are compared in turn; more are searched, at about the same cost."""
 TESTS = ("eq", "in", "range", "exists")
 BRANCHES = ("must", "should", "must_not")
 BOUNDS = ("gte", "gt", "lte", "lt")
@@ -34,14 +36,14 @@ Value = str | float | bool
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Whether the attribute equals one of these values; `eq` is one value."""
+    """Whether the attribute equals any of these values; `eq` is one value."""
 
     values: tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Whether the attribute is a number within these bounds; None is no bound."""
+    """Whether the attribute is a number within these bounds; None is unbounded."""
 
     gte: float | None = None
     gt: float | None = None
@@ -51,7 +53,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """Whether the item has the attribute, or with `wanted` false, lacks it."""
+    """Whether the item has the attribute (`wanted`), or lacks it."""
 
     wanted: bool
 
@@ -69,7 +71,7 @@ class Condition:
 
     @property
     def num_tests(self) -> int:
-        """How many tests of every item it takes: one, or one for each number, and for many texts."""
+        """The cost in tests over every item: one, or one per number, and more for many texts."""
         if not isinstance(self.test, OneOf):
             return 1
         num_texts = sum(isinstance(one, str) for one in self.test.values)
@@ -90,20 +92,23 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """All of `must` hold, one of `should` if there are any, none of `must_not`. Without any clause it holds for every item."""
+    """All of `must` hold, at least one of `should` if there are any, none of `must_not`.
+
+    Without clauses it matches every item.
+    """
 
     must: tuple["Clause", ...] = field(compare=False)
     should: tuple["Clause", ...] = field(compare=False)
     must_not: tuple["Clause", ...] = field(compare=False)
     text: str
     num_tests: int = field(compare=False)
-    """How many tests of every item it takes."""
+    """The cost in tests over every item."""
 
     @classmethod
     def of(
         cls, must: Sequence["Clause"] = (), should: Sequence["Clause"] = (), must_not: Sequence["Clause"] = ()
     ) -> "Expression":
-        """Make an expression and its canonical text, in which neither order nor doubles of clauses count."""
+        """Make an expression and its canonical text, which ignores order and duplicates of clauses."""
         text = " ".join(f"{{{';'.join(sorted({one.text for one in part}))}}}" for part in (must, should, must_not))
         num_tests = sum(one.num_tests for part in (must, should, must_not) for one in part)
         return cls(tuple(must), tuple(should), tuple(must_not), text, num_tests)
@@ -113,7 +118,7 @@ Clause = Condition | Expression
 
 
 def all_of(*expressions: Expression | None) -> Expression | None:
-    """Return the expression that holds where all of these do; None for none."""
+    """Return the conjunction of these expressions; None for none."""
     given = [one for one in expressions if one is not None]
     return Expression.of(must=given) if len(given) > 1 else next(iter(given), None)
 
@@ -129,7 +134,10 @@ def conditions_of(clause: Clause, path: str) -> Iterator[tuple[str, Condition]]:
 
 
 def parse_expression(plain: Mapping[str, Any], path: str) -> Expression | None:
-    """Read the branches of an object that has no others; None where it has none. Raises InvalidRequest naming the path."""
+    """Read the branches of an object without other keys; None if it has no branches.
+
+    Raises InvalidRequest naming the path.
+    """
     expression = _Reader(path).expression(plain, path, 1)
     return expression if expression.must or expression.should or expression.must_not else None
 
@@ -140,7 +148,7 @@ def parse_clause(plain: Any, path: str) -> Clause:
 
 
 class _Reader:
-    """Reads one expression and counts what it holds."""
+    """Reads one expression and counts its conditions and values."""
 
     def __init__(self, root: str) -> None:
         self._root = root

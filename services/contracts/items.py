@@ -1,7 +1,8 @@
-"""The state of one item of the live catalogue, as it crosses the doors and the topic `items`.
+"""The state of one item of the live catalogue, in requests and in the topic `items`.
 
-One record of that topic is one item's whole state, a JSON object in UTF-8; its key is the item's id, and a record without value, a tombstone,
-deletes the item. What a state leaves out, title and categories, is the live bundle's. Decoding is strict, as that of events.
+One record of that topic is one item's whole state, a JSON object in UTF-8; its key is the item's id, and a record
+without value, a tombstone, deletes the item. Title and categories, if absent, come from the live bundle. Decoding is
+strict, as for events.
 """
 
 import json
@@ -20,31 +21,31 @@ MAX_TEXTS = 64
 MAX_ATTRIBUTES = 64
 MAX_NAME_CHARS = 64
 MAX_NAMES = 256
-"""Names of attributes of all items together, each kind of value of a name by itself: one costs up to 8 bytes for every item."""
+"""Maximum number of attribute names over all items, counted per kind of value: each costs up to 8 bytes an item."""
 MIN_TIME_MS, MAX_TIME_MS = 10**10, 253_402_300_799_999
-"""From April of 1970 to the end of 9999: what is smaller is most likely in seconds."""
+"""From April 1970 to the end of 9999: smaller numbers are most likely seconds."""
 RESERVED_NAMES = frozenset(
     {"item_id", "title", "categories", "available", "published_ms", "expires_ms", "value", "popularity"}
 )
-"""Names that filters and rules know already, which no attribute may have."""
+"""Names reserved by filters and rules, which attributes must not have."""
 _FIELDS = frozenset({"title", "categories", "attributes", "available", "published_ms", "expires_ms", "value"})
 
 AttributeValue = str | tuple[str, ...] | float | bool
-"""A text, several, a number or a flag. A list of one text is that text."""
+"""A text, several texts, a number or a flag. A list of one text equals that text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemState:
-    """What a shop states of one item.
+    """The state of an item as the shop sends it.
 
     Attributes:
-        title: None: as in the live bundle, or the id of an item that it lacks.
-        categories: None: as in the live bundle.
+        title: None: from the live bundle, or the id if the bundle lacks the item.
+        categories: None: from the live bundle.
         attributes: Values by name, for filters and rules.
         available: Whether the item may be shown at all.
         published_ms: Unix milliseconds from which it may be shown.
-        expires_ms: Unix milliseconds from which it may be shown no more; before published_ms: it is never shown.
-        value: What a sale is worth, in any unit, for rules.
+        expires_ms: Unix milliseconds from which it is hidden; if before published_ms, it is never shown.
+        value: The value of a sale, in any unit, for rules.
     """
 
     item_id: str
@@ -98,7 +99,10 @@ class ItemState:
         return json.dumps(self.fields(), separators=(",", ":"), ensure_ascii=False).encode()
 
     def patched(self, changes: Mapping[str, Any]) -> "ItemState":
-        """Return the state after a merge patch (RFC 7396): null takes a field or an attribute away. Raises InvalidRequest."""
+        """Return the state after a merge patch (RFC 7396): null removes a field or an attribute.
+
+        Raises InvalidRequest.
+        """
         attributes = changes.get("attributes", {})
         if attributes is not None and not isinstance(attributes, Mapping):
             raise InvalidRequest("attributes", "not an object", "send values by name")
@@ -109,7 +113,7 @@ class ItemState:
 
 
 def decode_item(key: bytes | None, value: bytes | None) -> tuple[str, ItemState | None]:
-    """Read one record: the item's id, and its state, None for a deletion. Raises InvalidRequest naming the field."""
+    """Read one record: the item's id and state, None for a deletion. Raises InvalidRequest naming the field."""
     try:
         item_id = (key or b"").decode()
     except UnicodeDecodeError as error:
@@ -129,7 +133,10 @@ def decode_item(key: bytes | None, value: bytes | None) -> tuple[str, ItemState 
 
 
 def item_from(item_id: str, fields: Mapping[str, Any]) -> ItemState:
-    """Build a state from parsed JSON; null is absent. Raises InvalidRequest with the field that is unknown, mistyped or bad."""
+    """Build a state from parsed JSON; null is absent.
+
+    Raises InvalidRequest naming the unknown, mistyped or bad field.
+    """
     for name in fields:
         if name not in _FIELDS:
             raise InvalidRequest(name, "unknown", f"the fields are {', '.join(sorted(_FIELDS))}")
@@ -162,7 +169,7 @@ def _attribute(name: str, value: Any) -> AttributeValue:
     if not isinstance(value, str | bool) and not _is_number(value):
         raise InvalidRequest(place, "of a wrong type", "send a text, a list of texts, a number or a flag")
     if isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if _is_finite(value) else math.inf  # refused with the others that are not finite
+        return float(value) if _is_finite(value) else math.inf  # refused with all other non-finite numbers
     return value  # type: ignore[no-any-return]
 
 

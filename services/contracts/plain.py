@@ -1,4 +1,4 @@
-"""Strict reading of plain values, as JSON, TOML and messages give them: what is wrong is refused by its path. Knows no transport."""
+"""Strict reading of plain values from JSON, TOML and messages; errors name the path. Knows no transport."""
 
 import difflib
 import math
@@ -13,11 +13,11 @@ from services.errors import InvalidRequest
 MAX_TEXT_CHARS = 256
 _NUM_OFFERED, _NUM_LIKELY, _NUM_MAYBE = 3, 6, 64
 _MAX_COMPARED, _COMPARED_CHARS = 1_000, 64
-"""difflib takes half a millisecond a pair: only the likeliest names are compared by it."""
+"""difflib takes half a millisecond per pair, so it compares only the most likely names."""
 
 
 def read_object(path: str, value: Any, known: Sequence[str]) -> Mapping[str, Any]:
-    """Return the fields of an object that are not null, of which none is unknown. Raises InvalidRequest."""
+    """Return the non-null fields of an object. Raises InvalidRequest for unknown fields."""
     if not isinstance(value, Mapping):
         raise InvalidRequest(path, "not an object", f"send an object with {', '.join(known)}")
     for name in value:
@@ -78,14 +78,14 @@ def read_flag(path: str, value: Any) -> bool:
 
 
 def required(path: str, fields: Mapping[str, Any], name: str) -> Any:
-    """Return a field that must be there. Raises InvalidRequest."""
+    """Return a required field. Raises InvalidRequest."""
     if name not in fields:
         raise InvalidRequest(f"{path}.{name}", "missing", f"send {name}")
     return fields[name]
 
 
 def nearest(name: str, known: Collection[str] | Iterable[str]) -> str:
-    """Return a fix that offers the known names nearest to this one, or else the first of them, or says that there are none."""
+    """Return a fix that offers the nearest known names, or else the first known names, or says that none exist."""
     names = sorted(known)[:_MAX_COMPARED]
     if not names:
         return "leave it out, there are none"
@@ -98,11 +98,11 @@ def nearest(name: str, known: Collection[str] | Iterable[str]) -> str:
 
 
 def _alike(wanted: str, name: str) -> float:
-    """Return how alike two names are by their characters and lengths."""
+    """Return a similarity of two names by their characters and lengths."""
     return len(set(name).intersection(wanted)) - abs(len(name) - len(wanted)) / 8
 
 
 def _near(wanted: str, name: str) -> float:
-    """Return how alike two names are by their pairs of characters."""
+    """Return a similarity of two names by their pairs of characters."""
     pairs, others = (set(pairwise(one)) for one in (wanted, name))
     return len(pairs & others) / (1 + len(pairs) + len(others))

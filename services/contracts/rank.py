@@ -7,7 +7,7 @@ from services.contracts.recommend import Filters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """How busy one engine is. `kv_cache_usage` is the share (0 to 1) of KV blocks that live requests hold."""
+    """The load of one engine. `kv_cache_usage` is the fraction (0 to 1) of KV blocks that live requests hold."""
 
     num_running: int
     num_waiting: int
@@ -18,10 +18,11 @@ class EngineLoad:
 class RankRequest:
     """Rank the next items after this history.
 
-    `budget_ms` is what is left of the deadline when the request is sent; the replica counts it from the arrival on its own
-    monotonic clock, since hosts' wall clocks differ. `excluded_item_ids` holds the seen and disliked items too. The replica refuses a
-    `bundle_version` other than its own. Lower `priority` goes first. `replicas` names replicas in the order in which they are to
-    be tried; empty for any. `trace` is the W3C trace context as header pairs, empty when the request is not traced.
+    `budget_ms` is the time left until the deadline when the request is sent; the replica counts it from the arrival on
+    its own monotonic clock, since hosts' wall clocks differ. `excluded_item_ids` includes the seen and disliked items.
+    The replica refuses a `bundle_version` other than its own. Lower `priority` is served first. `replicas` names
+    replicas in order of preference; empty for any. `trace` is the W3C trace context as header pairs, empty when the
+    request is not traced.
     """
 
     request_id: str
@@ -39,11 +40,11 @@ class RankRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """The items, best first (score, then item index), with log-probabilities, and where the time went.
+    """The items, best first (score, then item index), with log-probabilities and timings.
 
-    May hold fewer than k items when the masks leave fewer. `num_cached_tokens` of `num_prompt_tokens` came from the prefix cache.
-    `compute_ms` is prefill and decode together; `num_steps` counts the engine's steps that had a part in it. `replica` names
-    who answered; empty outside Ray Serve.
+    May hold fewer than k items when the masks leave fewer. `num_cached_tokens` of `num_prompt_tokens` came from the
+    prefix cache. `compute_ms` is prefill and decode together; `num_steps` counts the engine steps that worked on it.
+    `replica` names the answering replica; empty outside Ray Serve.
     """
 
     item_ids: tuple[str, ...]

@@ -1,7 +1,7 @@
 """The recommendation request and its answer: the frozen types behind all doors.
 
-Knows nothing of JSON, protobuf or time sources. The doors parse into these types and format from them;
-values are validated here, so that all doors refuse the same values with the same messages.
+Knows nothing of JSON, protobuf or time sources. The doors parse into these types and format from them; values are
+validated here, so that all doors refuse the same values with the same messages.
 """
 
 import re
@@ -84,7 +84,10 @@ class Rationale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """Which items may be shown: those of any of `categories`, within `allowed_item_ids`, for which `expression` holds. None means no limit."""
+    """Restricts the items: to any of `categories`, to `allowed_item_ids`, and to matches of `expression`.
+
+    None means no limit.
+    """
 
     categories: tuple[str, ...] | None = None
     allowed_item_ids: tuple[str, ...] | None = None
@@ -93,7 +96,7 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class SimilarTo:
-    """The request is about items that are like these, such as the one of a page or those of a cart."""
+    """Asks for items similar to these items, such as the item of a page or the items of a cart."""
 
     item_ids: tuple[str, ...]
 
@@ -106,7 +109,7 @@ class SimilarTo:
 
 @dataclass(frozen=True, slots=True)
 class PopularIn:
-    """The request is about what is popular: in one of `WINDOWS`, or over them all and the training events."""
+    """Asks for popular items: in one of `WINDOWS`, or over all windows and the training events."""
 
     window: str | None = None
 
@@ -118,15 +121,17 @@ class PopularIn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendRequest:
-    """Which items to show to a user, how many, by when.
+    """Which items to show to a user, how many, and by when.
 
     `user_id` is None for an anonymous visitor, whose `recent_item_ids` (oldest first) then are the history; for a known
-    user they are appended to the stored history. `deadline_ms` counts from the request's arrival. `surface` names the place in the product
-    whose `k`, deadline, filter and rules apply; None in these means the surface's, or the default.
-    `next` is that of this user's last answer: items that it and those before it held are left out. `avoid_shown_s` leaves out what the user
-    was shown in so many seconds, as far as the features remember it. `shown_before` are the items that follow from these two.
-    `session_id` names a visitor to experiments and canaries, and changes nothing else.
-    `exclude_seen` None means as the live bundle was trained. `subject` is what the list is about instead of the user. `rationale` asks for one sentence on why these items, written in what is left of the deadline.
+    user they are appended to the stored history. `deadline_ms` counts from the request's arrival. `surface` names the
+    place in the product whose `k`, deadline, filter and rules apply; None in these means the surface's, or the default.
+    `next` is the token of this user's previous answer: the items of that answer and its predecessors are excluded.
+    `avoid_shown_s` excludes items shown to the user in that many seconds, as far as the features remember them.
+    `shown_before` are the items that these two exclude. `session_id` identifies a visitor to experiments and canaries,
+    and changes nothing else. `exclude_seen` None uses the live bundle's default. `subject` is the subject of the list
+    instead of the user. `rationale` asks for one sentence on why these items, written in the time left before the
+    deadline.
     """
 
     request_id: str
@@ -178,41 +183,41 @@ class RecommendRequest:
 
     @property
     def unit_id(self) -> str | None:
-        """Whom experiments and canaries assign: the user, else the visitor's session; None belongs to neither."""
+        """The id that experiments and canaries assign: the user, else the visitor's session; None for neither."""
         return self.user_id or self.session_id
 
     @property
     def num_items(self) -> int:
-        """How many items are wanted."""
+        """The number of items wanted."""
         return DEFAULT_K if self.k is None else self.k
 
     @property
     def excluded_item_ids(self) -> tuple[str, ...]:
-        """Items never to show: as the caller says, and those shown before."""
+        """Items never to show: the caller's exclusions, and items shown before."""
         return self.exclude_item_ids + self.shown_before
 
     def after(self, shown: tuple[str, ...]) -> "RecommendRequest":
-        """Return the request without these items either."""
+        """Return the request with these items excluded too."""
         return replace(self, shown_before=self.shown_before + shown) if shown else self
 
     @property
     def subject_item_ids(self) -> tuple[str, ...]:
-        """The items that the list is about, which it never holds."""
+        """The items that the list is about; it never contains them."""
         return self.subject.item_ids if isinstance(self.subject, SimilarTo) else ()
 
     def excluding_seen(self, default: bool) -> "RecommendRequest":
-        """Return the request with `exclude_seen` decided: as it says, or the default."""
+        """Return the request with `exclude_seen` resolved: its own value, or the default."""
         return self if self.exclude_seen is not None else replace(self, exclude_seen=default)
 
     def check_k(self, max_k: int) -> None:
-        """Refuse more items than this caller may ask for. Raises InvalidRequest."""
+        """Refuse more items than this caller may request. Raises InvalidRequest."""
         if self.num_items > max_k:
             raise InvalidRequest("k", f"{self.num_items} is out of range", f"send 1 to {max_k}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredItem:
-    """One recommended item. Scores are comparable within one answer only; `source` is the tier that chose the item."""
+    """One recommended item. Scores are comparable only within one answer; `source` is the tier that chose the item."""
 
     item_id: str
     score: float
@@ -224,9 +229,9 @@ class ScoredItem:
 class Recommendation:
     """The answer. `items` may be fewer than k when the filters leave fewer.
 
-    `newest_event_time_ms` is the event time (Unix ms) of the newest event of this user that the answer is based on,
-    None when there is none; `feature_age_ms` is its age when the answer was sent. `stages_ms` maps stage name to milliseconds.
-    `rationale` is None unless the request asked for one. `next` gets the items that follow, if the following request has it; None: the list
+    `newest_event_time_ms` is the event time (Unix ms) of the user's newest event that the answer is based on, None
+    without events; `feature_age_ms` is its age when the answer was sent. `stages_ms` maps stage name to milliseconds.
+    `rationale` is None unless the request asked for it. `next` is the token for the following items; None: the list
     ends here, or too many items have been shown.
     """
 

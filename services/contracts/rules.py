@@ -1,10 +1,10 @@
-"""The rules by which a ranking is reordered before it is shown: what a surface configures and a request may override.
+"""The rules that reorder a ranking before it is shown: configured per surface, overridable per request.
 
     {"boosts": [{"where": {"key": "brand", "eq": "Acme"}, "factor": 1.5}], "pins": [{"item_id": "50", "position": 1}],
      "blocks": [{"key": "price", "range": {"gt": 100}}], "caps": [{"attribute": "categories", "most": 2}],
      "diversity": 0.3, "decay": 0.8, "freshness": {"half_life_h": 72, "factor": 2}}
 
-What each does is in `services/gateway/rules`, one file a rule.
+Each rule is implemented in `services/gateway/rules`, one file per rule.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from services.errors import InvalidRequest
 
 MAX_BOOSTS, MAX_PINS, MAX_BLOCKS, MAX_CAPS = 20, 20, 20, 5
 MAX_PLACES = 2_000
-"""How many items a list may have."""
+"""Maximum number of items in a list."""
 MAX_FACTOR = 100.0
 MIN_FACTOR = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Boost:
-    """Items for which `where` holds count as `factor` times as likely."""
+    """Multiplies the likelihood of items that match `where` by `factor`."""
 
     where: Clause
     factor: float
@@ -32,7 +32,7 @@ class Boost:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """An item and its place in the list, from 1."""
+    """An item and its position in the list, from 1."""
 
     item_id: str
     position: int
@@ -48,7 +48,7 @@ class Cap:
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """An item published just now counts as `factor` times as likely; what exceeds 1 halves every `half_life_h` hours."""
+    """Multiplies a just published item's likelihood by `factor`; the excess over 1 halves every `half_life_h` hours."""
 
     half_life_h: float
     factor: float
@@ -56,10 +56,10 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules of one request; None is a rule that is not set.
+    """The rules of one request; None for a rule that is not set.
 
-    `diversity` (0 to 1) is the weight of unlikeness in maximal marginal relevance. `decay` (0 to 1) is how likely an item counts after each time
-    that it was shown to the user and not clicked.
+    `diversity` (0 to 1) is the weight of dissimilarity in maximal marginal relevance. `decay` (0 to 1) multiplies the
+    likelihood of an item for each impression without a click.
     """
 
     boosts: tuple[Boost, ...] | None = None
@@ -72,11 +72,11 @@ class Rules:
 
     @property
     def reorder(self) -> bool:
-        """Whether anything but blocks is set, which are part of the filters."""
+        """Whether any rule but blocks is set; blocks are part of the filters."""
         return bool(self.boosts or self.pins or self.caps or self.diversity or self.freshness) or self.decay is not None
 
     def overridden_by(self, other: "Rules") -> "Rules":
-        """Return these rules with those of `other` in their place, where it sets any; blocks add up."""
+        """Return these rules overridden by the rules that `other` sets; blocks are combined."""
         if other is NO_RULES:
             return self
         given = {name: value for name in NAMES if (value := getattr(other, name)) is not None}

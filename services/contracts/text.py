@@ -1,7 +1,8 @@
-"""The messages from the OpenAI door to a text writer and back, piece by piece. Small and typed, because Ray Serve pickles them.
+"""The messages from the OpenAI door to a text writer and back, piece by piece.
 
-One request gives a stream: a `TextBegan`, any number of `TextPiece`s (choices in any interleaving), a `TextDone`. Names and
-meanings of the settings are OpenAI's, and vLLM's where OpenAI has none.
+Small and typed, because Ray Serve pickles them. One request gives a stream: a `TextBegan`, any number of `TextPiece`s
+(choices in any interleaving), a `TextDone`. Names and meanings of the settings are OpenAI's, and vLLM's for settings
+that OpenAI lacks.
 """
 
 import hashlib
@@ -12,13 +13,13 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The roles by which chat templates call a checkpoint's special tokens."""
+"""The names under which chat templates look up a checkpoint's special tokens."""
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS})
 """The variables of a chat template that its renderer sets: callers cannot set them."""
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended: a stop token or string, the token limit, or its deadline (the door reports it as `length`)."""
+    """Why a choice ended: a stop token or string, the token limit, or its deadline (reported as `length`)."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -35,7 +36,10 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """How tokens are chosen. `seed` None: another one each time. `num_logprobs` None: no logprobs; 0: the chosen token's alone."""
+    """How tokens are chosen. `seed` None: a random seed.
+
+    `num_logprobs` None: no logprobs; 0: only the chosen token's.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -51,14 +55,16 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """Write `n` continuations of one prompt: `messages` (put through the checkpoint's chat template), or text, or token ids.
+    """Write `n` continuations of one prompt: `messages` (rendered by the chat template), text, or token ids.
 
-    `chat_template_kwargs` are JSON values that the template reads by these names; none of them is in TEMPLATE_NAMES.
-    `max_tokens` None: what the context has room for, within the server's limit. `stop` strings end a choice and are not part of
-    it. `json_schema` is the text of a JSON schema that every choice must satisfy; the empty object `{}` means any JSON. Our own
-    writer always keeps to it; others may need `is_schema_strict` to. With `in_pieces` False each choice comes as one piece when it is done, which costs less. Lower `priority` goes first.
-    `deadline_unix_s` is absolute wall time of the gateway's host; what goes to another host is the time that is left. `settings_sent` names what the caller said, be it a default: another server may have
-    other defaults. `trace` is the W3C trace context as header pairs. `key_id` is the id of the caller's API key, empty for a text of our own.
+    `chat_template_kwargs` are JSON values that the template reads by these names, disjoint from TEMPLATE_NAMES.
+    `max_tokens` None: the rest of the context, within the server's limit. `stop` strings end a choice and are not part
+    of it. `json_schema` is the text of a JSON schema that every choice must satisfy; the empty object `{}` means any
+    JSON. Our own writer always enforces it; other servers may require `is_schema_strict`. With `in_pieces` False each
+    choice comes as one piece when it is done, which costs less. Lower `priority` is served first. `deadline_unix_s` is
+    absolute wall time of the gateway's host; other hosts are sent the remaining time. `settings_sent` names the
+    settings that the caller sent, even at their defaults: another server may have other defaults. `trace` is the W3C
+    trace context as header pairs. `key_id` is the id of the caller's API key, empty for our own texts.
     """
 
     request_id: str
@@ -84,15 +90,15 @@ class TextRequest:
 
     @property
     def cache_scope(self) -> bytes:
-        """Identify the texts that may share cached prefixes: those of one key with one salt."""
+        """Identify the texts that may share cached prefixes: texts of one key with one salt."""
         return hashlib.blake2b(json.dumps([self.key_id, self.cache_salt]).encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """One token as text and bytes with its natural logprob; `top` are the most probable ones at its place, best first.
+    """One token as text and bytes with its natural logprob; `top` are the most probable tokens there, best first.
 
-    `text_offset` counts the characters of its choice that were complete before it; rivals in `top` have none.
+    `text_offset` counts the characters of its choice that were complete before it; alternatives in `top` have none.
     """
 
     token: str
@@ -104,7 +110,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextBegan:
-    """The prompt was taken in: its length, and how much of it the prefix cache held."""
+    """The prompt was accepted: its length, and how much of it the prefix cache held."""
 
     num_prompt_tokens: int
     num_cached_tokens: int = 0
@@ -135,9 +141,9 @@ TextEvent = TextBegan | TextPiece | TextDone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextModel:
-    """A model that a writer serves: its name, the longest context in tokens (None: unknown), and its start (Unix seconds).
+    """A served model: its name, the maximum context in tokens (None: unknown), and its start (Unix seconds).
 
-    `template_variables` are the names that its chat template reads beside the messages, if they are known.
+    `template_variables` are the names that its chat template reads besides the messages, if known.
     """
 
     name: str
@@ -157,6 +163,7 @@ class TextWriter(Protocol):
     def write(self, request: TextRequest) -> AsyncIterator[TextEvent]:
         """Write; closing the iterator cancels the work within one step.
 
-        Raises, before the first event or between events, InvalidRequest, NotFound, Overloaded, DeadlineExceeded or DependencyUnavailable.
+        Raises, before the first event or between events, InvalidRequest, NotFound, Overloaded, DeadlineExceeded or
+        DependencyUnavailable.
         """
         ...

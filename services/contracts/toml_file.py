@@ -1,4 +1,4 @@
-"""Reading of TOML files whose entries are checked one by one: what is wrong is refused by its place in the file."""
+"""Reads TOML files whose entries are checked one by one: errors name the position in the file."""
 
 import tomllib
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ def read_toml_text(path: Path, what: str) -> str:
 
 
 def entries_of(text: str, file: str, known: tuple[str, ...]) -> dict[str, Any]:
-    """Return the entries of a TOML text, of which none is unknown. Raises ConfigError."""
+    """Return the entries of a TOML text. Raises ConfigError for an unknown entry."""
     try:
         entries = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -34,6 +34,6 @@ def table_at(where: str, entry: Any, example: str) -> dict[str, Any]:
 
 
 def refuse_unknown(where: str, entries: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise ConfigError for an entry with none of the known names."""
+    """Raise ConfigError for an entry with an unknown name."""
     for key in entries.keys() - set(known):
         raise ConfigError(f"{where}: unknown entry {key!r}; the entries are {', '.join(known)}")

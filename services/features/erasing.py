@@ -1,6 +1,7 @@
-"""Erasure in Redis: what is removed of users beside the row that the worker's fence removes, and the receipts.
+"""Erasure in Redis: removes users' data outside the rows that the worker's fence removes, and keeps the receipts.
 
-    tailrace:erasure:<id>    hash: `accepted`, and each store that is done, with its time (Unix ms). Names no user; kept for 90 days
+    tailrace:erasure:<id>    hash: `accepted`, and the time (Unix ms) of each finished store. Names no user; kept for 90
+    days
 
 The worker writes receipts, from one thread; gateways open and read them on their event loop.
 """
@@ -37,10 +38,13 @@ _SEEN = ("row_time_us", "topic_id", "partition", "offset")
 
 
 class ErasingWriter:
-    """Removes users and writes receipts. Used from one thread. Every call may be repeated, and raises DependencyUnavailable."""
+    """Removes users' data and writes receipts. Used from one thread.
+
+    Every call may be repeated, and raises DependencyUnavailable.
+    """
 
     def __init__(self, address: RepoAddress) -> None:
-        """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
+        """Open the store without connecting. Raises EnvironmentFault when no features were applied."""
         from services.settings.redis_clients import open_redis
 
         store = open_store(address)
@@ -51,7 +55,7 @@ class ErasingWriter:
         self._shown = RowLayout(USER_SHOWN, store.project)
 
     def remove_base_rows(self, user_ids: Sequence[str]) -> None:
-        """Remove rows that base tables have brought back meanwhile: no event has reached them."""
+        """Remove rows that base tables have restored meanwhile, if no event has changed them."""
         for chunk in _chunks(user_ids):
             self._remove_rows(chunk, lambda _user_id, position, _row_time_us: position.topic_id == BASE_TOPIC)
 
@@ -63,7 +67,7 @@ class ErasingWriter:
                 self._client.unlink(*chunk)
 
     def remove_leftover_lists(self, user_ids: Collection[str]) -> None:
-        """Remove users' lists of whatever bundle, such as one that was never published; looks at the key of every list."""
+        """Remove users' lists of all bundles, even of unpublished bundles; scans the keys of all lists."""
         from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 
         prefix = serialize_entity_key_prefix([USER_ID.name, BUNDLE_VERSION.name], entity_key_serialization_version=3)
@@ -74,7 +78,7 @@ class ErasingWriter:
                 self._client.unlink(*chunk)
 
     def remove_shown(self, until_ms: Mapping[str, int]) -> None:
-        """Remove what was shown to users until then (Unix ms), of which some may have arrived after their rows were removed."""
+        """Remove impressions of users up to then (Unix ms), also impressions that arrived after the rows' removal."""
         for chunk in _chunks(list(until_ms)):
             for user_id, row in read_shown(self._client, self._shown, chunk).items():
                 later = [place for place, last_s in enumerate(row.times_s) if last_s * 1_000 > until_ms[user_id]]
@@ -82,12 +86,12 @@ class ErasingWriter:
                     continue
                 write = shown_write(self._shown, chosen(row, later), row)
                 if not later and not self._client.hexists(write.key, self._histories.fields_of(_SEEN)[0]):
-                    write = replace(write, cells={}, is_replaced=True)  # nothing else is there
-                with suppress(RowChanged):  # an impression of now has arrived, and counts
+                    write = replace(write, cells={}, is_replaced=True)  # the hash holds no other data
+                with suppress(RowChanged):  # a newer impression has arrived and counts
                     write_unowned(self._client, [write])
 
     def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
-        """Remove explanations by their user and time (Unix ms)."""
+        """Remove the explanations selected by `is_gone`, given user and time (Unix ms)."""
 
         def of_gone(record: bytes) -> bool:
             user_id, at_ms = whose(record)
@@ -96,9 +100,10 @@ class ErasingWriter:
         remove_explanations(self._client, of_gone)
 
     def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
-        """Remove the rows of users who are gone, by user, last position and row time (Unix µs), from a store that was restored; looks at every key.
+        """Remove the rows selected by `is_gone`, given user, last position and row time (Unix µs); scans all keys.
 
-        Relies on how Feast writes a key: the entities' names, then their values, then the project.
+        For a restored store. Relies on how Feast writes a key: the entities' names, then their values, then the
+        project.
         """
         from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 
@@ -110,7 +115,7 @@ class ErasingWriter:
             self._remove_rows(chunk, is_gone)
 
     def begin_rewrite(self) -> bool:
-        """Have Redis write its append-only file again, without what is gone; False where it has none, or lets itself not be asked."""
+        """Have Redis rewrite its append-only file without the removed data; False without such a file or permission."""
         from redis.exceptions import ResponseError
 
         with redis_as_dependency():
@@ -118,12 +123,12 @@ class ErasingWriter:
                 if not self._client.info("persistence").get("aof_enabled"):
                     return False
                 self._client.bgrewriteaof()
-            except ResponseError:  # no permission, or no such command at a provider
+            except ResponseError:  # no permission, or a provider without the command
                 return False
         return True
 
     def is_rewriting(self) -> bool:
-        """Whether the append-only file is being written, or is about to be."""
+        """Return whether a rewrite of the append-only file runs or is scheduled."""
         with redis_as_dependency():
             about = self._client.info("persistence")
         return bool(about.get("aof_rewrite_in_progress") or about.get("aof_rewrite_scheduled"))
@@ -140,7 +145,7 @@ class ErasingWriter:
                 pipe.execute()
 
     def lacking(self, erasure_ids: Sequence[str]) -> set[str]:
-        """Return those whose receipt the store lacks."""
+        """Return the erasures whose receipt the store lacks."""
         found: list[int] = []
         with redis_as_dependency():
             for chunk in _chunks(erasure_ids):
@@ -162,7 +167,7 @@ class ErasingWriter:
         return str(entity.entity_values[list(entity.join_keys).index(USER_ID.name)].string_val)
 
     def _remove_rows(self, user_ids: Sequence[str], is_gone: Callable[[str, LogPosition, int], bool]) -> None:
-        """Remove rows by user, last position and row time. A row that is written meanwhile stays: an event has reached it."""
+        """Remove rows by user, last position and row time. A row changed meanwhile stays: an event has reached it."""
         fields = self._histories.fields_of(_SEEN)
         with redis_as_dependency():
             pipe = self._client.pipeline(transaction=False)
@@ -182,18 +187,18 @@ class RedisReceipts:
     """The receipts, for a gateway; constructed and used on one event loop."""
 
     def __init__(self, address: RedisAddress) -> None:
-        """Make the client; a connection is made at the first use. Raises ConfigError for a bad password file."""
+        """Make the client; it connects at the first use. Raises ConfigError for a bad password file."""
         from services.settings.redis_clients import open_async_redis
 
         self._client = open_async_redis(address)
 
     async def open(self, erasure_id: str, accepted_ms: int, timeout_s: float) -> None:
-        """Begin a receipt, unless the worker has by now. Raises DependencyUnavailable."""
+        """Create a receipt unless the worker already has. Raises DependencyUnavailable."""
         with redis_as_dependency():
             await within(timeout_s, self._open(_RECEIPT + erasure_id, accepted_ms))
 
     async def get(self, erasure_id: str, timeout_s: float) -> ErasureReceipt | None:
-        """Return a receipt; None without one, and after 90 days. Raises DependencyUnavailable."""
+        """Return a receipt; None if unknown or older than 90 days. Raises DependencyUnavailable."""
         with redis_as_dependency():
             found: Any = await within(timeout_s, self._read(_RECEIPT + erasure_id))
         if b"accepted" not in found:

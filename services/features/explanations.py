@@ -1,11 +1,12 @@
-"""Explanations of recent requests in Redis, beside the features but within a byte budget: the oldest go first.
+"""Explanations of recent requests in Redis, within a byte budget: the oldest are deleted first.
 
     head ─▶ bucket n ─ n-1 ─ ... ─ n-30      each a hash: digest of the request id ─▶ record
 
-Records go into bucket n. It is closed when it is some seconds old or holds its share of the budget; then n + 1 begins and the oldest is
-deleted. One script writes, so that all gateways keep one count of bytes. A request id is stored as its digest, whatever its length.
+Records go into bucket n. It is closed when it is some seconds old or holds its part of the budget; then n + 1 begins
+and the oldest bucket is deleted. One script writes, so that all gateways share one count of bytes. A request id is
+stored as its digest, whose length is fixed.
 
-Constructed and used on one event loop; a connection is made at the first use. Does not know the content of a record.
+Constructed and used on one event loop; connects at the first use. Does not know the content of a record.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ _BUCKETS = 30
 _DIGEST_BYTES = 16
 _ENTRIES_PER_SCAN = 500
 _ENTRY_BYTES = 96
-"""What Redis needs for an entry beside its content, at most."""
+"""Maximum overhead of an entry in Redis, besides its content."""
 
 _PUT = """
 local bucket_s, bucket_bytes, num_buckets, entry_bytes = unpack(ARGV, 1, 4)
@@ -53,7 +54,7 @@ return false
 
 
 class RedisExplanations:
-    """Keeps each record for `keep_s` seconds if they fit into `max_bytes`, and a tenth longer at most."""
+    """Keeps each record for `keep_s` seconds if they fit into `max_bytes`, and at most a tenth longer."""
 
     def __init__(self, address: RedisAddress, keep_s: int, max_bytes: int) -> None:
         """Make the client. Raises ConfigError for a bad password file."""
@@ -66,13 +67,16 @@ class RedisExplanations:
         self._limits = (bucket_s, max_bytes // self._num_buckets, self._num_buckets, _ENTRY_BYTES)
 
     async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
-        """Store records (request id, bytes) in one exchange. Raises DependencyUnavailable; then they may have been stored."""
+        """Store records (request id, bytes) in one exchange.
+
+        Raises DependencyUnavailable; the records may still have been stored.
+        """
         words = [part for request_id, record in records for part in (_digest(request_id), record)]
         with redis_as_dependency():
             await within(timeout_s, self._put_script(keys=[_HEAD], args=[*self._limits, *words]))
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
-        """Return the newest record of this id; None without one. Raises DependencyUnavailable."""
+        """Return the newest record of this id; None if unknown. Raises DependencyUnavailable."""
         with redis_as_dependency():
             call = self._get_script(keys=[_HEAD], args=[_digest(request_id), self._num_buckets])
             found: bytes | None = await within(timeout_s, call)
@@ -84,7 +88,10 @@ class RedisExplanations:
 
 
 def remove_explanations(client: Any, is_gone: Callable[[bytes], bool]) -> int:
-    """Remove the records for which `is_gone` is true, and return their number; for the worker, some hundred records at a time. Raises DependencyUnavailable."""
+    """Remove the records that `is_gone` selects, and return their number.
+
+    For the worker; reads some hundred records at a time. Raises DependencyUnavailable.
+    """
     num_removed = 0
     with redis_as_dependency():
         for key, name, record in each_explanation(client):
@@ -93,7 +100,7 @@ def remove_explanations(client: Any, is_gone: Callable[[bytes], bool]) -> int:
 
 
 def each_explanation(client: Any) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Yield bucket, name and record of all explanations, some hundred an exchange. Raises Redis' errors."""
+    """Yield bucket, name and record of all explanations, some hundred per exchange. Raises Redis' errors."""
     for key in client.scan_iter(match=f"{_HEAD}?*", count=_ENTRIES_PER_SCAN):
         for name, record in client.hscan_iter(key, count=_ENTRIES_PER_SCAN):
             yield key, name, record

@@ -1,8 +1,9 @@
-"""How Feast lays out a view's row in Redis: the key of the hash, and its fields as protobuf. A test holds that Feast reads and writes the same.
+"""Feast's layout of a view's row in Redis: the key of the hash, and its fields as protobuf.
 
-Rows are read and written here without Feast because Feast cannot write only if the row is as it was read, because its conversion over pandas
-takes several milliseconds a batch, and because its read of one user costs a gateway more processor time than all else of an answer.
-The hash of a field's name is a private function, read in feast 0.67.0.
+A test compares it with Feast. Rows are read and written here without Feast for three reasons: Feast cannot write
+conditionally on the row being unchanged, its conversion through pandas takes several milliseconds per batch, and its
+read of one user costs a gateway more processor time than the rest of an answer. The hash of a field's name is a private
+function, read in feast 0.67.0.
 """
 
 from collections.abc import Sequence
@@ -74,12 +75,12 @@ class RowLayout(Generic[Row]):
         return {self._fields[name]: self._encode(columns[name].type, columns[name].cell(row)) for name in names}
 
     def values(self, names: Sequence[str], cells: Sequence[bytes | None]) -> dict[str, Any]:
-        """Return the values of these features, by name, from their fields in the same order; None where the store holds none."""
+        """Return the values of these features by name, from fields in the same order; None for absent features."""
         types = {one.name: one.type for one in self._view.features}
         return {name: self._decode(types[name], cell) for name, cell in zip(names, cells, strict=True)}
 
     def row(self, entity: str, cells: Sequence[bytes | None]) -> Row | None:
-        """Return the row of these fields, given in the order of `fields`; None when the store holds none of them."""
+        """Return the row of these fields, given in the order of `fields`; None if all are absent."""
         if all(cell is None for cell in cells):
             return None
         table = {self._view.key.name: [entity]}
@@ -88,7 +89,7 @@ class RowLayout(Generic[Row]):
         return self._view.from_columns(table)[0]
 
     def time_s(self, cell: bytes | None) -> int | None:
-        """Return the time (Unix seconds) that the field of the event time holds; None without a row or a time."""
+        """Return the time (Unix seconds) in the field of the event time; None if it is absent."""
         return None if cell is None else int(self._timestamp.FromString(cell).seconds) or None
 
     def _encode(self, kind: ColumnType, value: Any) -> bytes:

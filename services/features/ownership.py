@@ -1,18 +1,20 @@
-"""Who owns each log partition, and up to where the store holds it: one hash in Redis for each topic, which two scripts alone change.
+"""The owner and the stored position of each log partition: one Redis hash per topic, changed only by two scripts.
 
-    tailrace:partitions                      of the topic of interactions; tailrace:partitions:<topic> of another one
-        <p>:owner, <p>:lease, <p>:until_ms   the process that may write; its lease id is random and a new one for each process
+    tailrace:partitions                      of the topic of interactions; tailrace:partitions:<topic> of another topic
+        <p>:owner, <p>:lease, <p>:until_ms   the process that may write; its lease id is random and new for each process
         <p>:topic_id, <p>:offset             the last record whose effect the rows hold
-        <p>:leader_epoch                     that record's leader epoch, where known, and its offset
+        <p>:leader_epoch                     that record's leader epoch, if known, and its offset
         <p>:saved                            the topic id and offset up to which the offline log holds them too
         <p>:whole                            1 while the rows hold base tables and log; requests read no rows without it
-        <p>:base, base                       the id of the base tables that the rows began with: as written by the partition's
+        <p>:base, base                       the id of the base tables that the rows began with: as written by the
+        partition's
                                              owner, and for all partitions by the pipeline
 
-This is the fence of every write: a script writes rows only while the lease is this process's own and the position is the one that this
-process wrote last, and moves the position in the same step. Redis keeps, replicates and restores steps in order, so the position of a store that
-was emptied, failed over or restored is exactly how far its rows are, and whoever owns the partition notices at the next write.
-Time is the store's own, so clocks of machines do not matter. A lease that would last longer than any is of before that clock was set back, and over.
+This is the fence of every write: a script writes rows only while this process holds the lease and the position is the
+one that it wrote last, and moves the position in the same step. Redis keeps, replicates and restores steps in order, so
+after a store was emptied, failed over or restored, its position is exactly the state of its rows, and the partition's
+owner notices at the next write. Time is the store's own, so machines' clocks do not matter. A lease that would last
+longer than the maximum dates from before the store's clock was set back, and counts as expired.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +34,7 @@ IMPRESSIONS_KEY = "tailrace:partitions:impressions"
 LEASE_MS = 3_000
 """How long a partition stays with a process that no longer renews it; shorter than a process takes to start."""
 _MAX_ROWS = 200
-"""Rows per script: a script of more would hold requests up."""
+"""Rows per script: a longer script would block requests."""
 
 _CLAIM = """
 local p, lease, owner, lease_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -83,7 +85,7 @@ return 'done'
 
 
 def partition_of(user_id: str, num_partitions: int) -> int:
-    """Return the partition that holds a user's events: the one that Kafka's own client chooses for this key."""
+    """Return the partition that holds a user's events: the choice of Kafka's own client for this key."""
     from kafka.partitioner.default import murmur2
 
     return int(murmur2(user_id.encode()) & 0x7FFFFFFF) % num_partitions
@@ -91,9 +93,9 @@ def partition_of(user_id: str, num_partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowWrite:
-    """One hash to write: `cells` if each field of `expected` has that value now, empty for an absent field.
+    """The write of one hash: `cells`, if each field of `expected` has that value now, empty for an absent field.
 
-    With `is_replaced` the hash then holds nothing else, and is gone where there are no cells.
+    With `is_replaced` all other fields are deleted, and without cells the hash itself.
     """
 
     key: bytes
@@ -104,9 +106,9 @@ class RowWrite:
 
 @dataclass(frozen=True, slots=True)
 class PartitionWrite:
-    """What to write of one owned partition: rows, the position up to which they then hold the log (None: as before), and further fields.
+    """The write of one owned partition: rows, the log position that they hold then (None: unchanged), other fields.
 
-    `leader_epoch` is that of the record at the position; None where it is not known.
+    `leader_epoch` belongs to the record at the position; None if unknown.
     """
 
     partition: int
@@ -117,7 +119,7 @@ class PartitionWrite:
 
     @property
     def all_state(self) -> Mapping[str, str | int]:
-        """The fields, those of the position included."""
+        """The fields, including the position's."""
         if self.position is None:
             return self.state
         at = self.position
@@ -127,25 +129,31 @@ class PartitionWrite:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The state of a partition that this process now owns. `position` is None in a store that never held any of it."""
+    """The state of a partition that this process now owns.
+
+    `position` is None in a store that never held any of its records.
+    """
 
     position: LogPosition | None
     saved: LogPosition | None
-    """Every record up to it is in the offline log, or nothing of it was to be logged."""
+    """All records up to it are in the offline log, or did not have to be logged."""
     is_whole: bool
     base_ids: frozenset[str]
-    """The base tables of which all rows of this partition are in the store."""
+    """The id of the base tables whose rows of this partition are all in the store."""
     leader_epoch: int | None = None
-    """That of the record at the position; None where it is not known."""
+    """The leader epoch of the record at the position; None if unknown."""
     is_continued: bool = False
-    """Whether the store is where this process wrote last: nobody else has applied events since."""
+    """Whether the store is where this process wrote last: no other process has applied events since."""
 
 
 class Partitions:
     """The partitions that this process owns. Used from one thread."""
 
     def __init__(self, client: "Redis", lease: str, owner: str, key: str = KEY) -> None:
-        """Take a connected client. `lease` must be unique to this object; `owner` is for people; `key` is the hash of the partitions' topic."""
+        """Take a connected client.
+
+        `lease` must be unique to this object; `owner` is for display; `key` is the hash of the partitions' topic.
+        """
         self._client = client
         self._key = key
         self._lease, self._owner = lease, owner
@@ -163,7 +171,7 @@ class Partitions:
         return tuple(self._positions)
 
     def claim(self, partition: int) -> Claim | None:
-        """Own a partition; None while another process does. Raises DependencyUnavailable."""
+        """Claim a partition; None while another process owns it. Raises DependencyUnavailable."""
         with redis_as_dependency():
             found = self._claim(keys=[self._key], args=[partition, self._lease, self._owner, LEASE_MS])
         if len(found) == 1:
@@ -171,7 +179,7 @@ class Partitions:
         topic_id, offset, epoch, saved, whole, *base_ids = ("" if cell is None else cell.decode() for cell in found)
         position = LogPosition(topic_id, partition, int(offset)) if topic_id else None
         saved_topic, _, saved_offset = saved.rpartition("/")
-        leader_epoch, _, epoch_offset = epoch.partition("/")  # an earlier version moves the offset alone
+        leader_epoch, _, epoch_offset = epoch.partition("/")  # an earlier version moves only the offset
         is_continued = partition in self._positions and self._positions[partition] == position
         self._positions[partition] = position
         return Claim(
@@ -192,8 +200,9 @@ class Partitions:
     def write_all(self, writes: Sequence[PartitionWrite]) -> None:
         """Write partitions, each once, and renew their leases, all in one exchange.
 
-        A partition's rows and state are one step (per 200 rows; the state with the last ones). Raises OwnershipLost, RowChanged (then some
-        rows may have been written, but not the position) or DependencyUnavailable; the other partitions are written all the same.
+        A partition's rows and state are one step (per 200 rows; the state with the last rows). Raises OwnershipLost,
+        RowChanged (some rows may have been written, but not the position) or DependencyUnavailable; the other
+        partitions are still written.
         """
         for one in writes:
             rest = len(one.rows) - _MAX_ROWS
@@ -219,7 +228,7 @@ class Partitions:
             return [outcome.decode() for outcome in self._exchange(writes)]
 
     def _exchange(self, writes: Sequence[PartitionWrite]) -> list[bytes]:
-        """Run the updates in one exchange. redis-py's own way asks before each exchange whether the store has the script."""
+        """Run the updates in one exchange. redis-py by default first asks whether the store has the script."""
         from redis.exceptions import NoScriptError
 
         def run() -> list[bytes]:
@@ -232,7 +241,7 @@ class Partitions:
 
         try:
             return run()
-        except NoScriptError:  # a store that was restarted has made none of the writes
+        except NoScriptError:  # a restarted store has made none of the writes
             self._client.script_load(_UPDATE)
             return run()
 
@@ -254,7 +263,7 @@ class Partitions:
             )
 
     def release(self) -> None:
-        """Let others have all partitions at once. Raises nothing: a lease that cannot be released expires."""
+        """Release all partitions at once. Raises nothing: a lease that cannot be released expires."""
         with suppress(TailraceError):
             for partition in self.owned:
                 self.write(partition, until_ms=0)
@@ -273,7 +282,10 @@ def mark_base(client: "Redis", base_id: str) -> None:
 
 
 def write_unowned(client: "Redis", rows: Sequence[RowWrite]) -> None:
-    """Write rows that nobody owns while they are as expected. Raises RowChanged (then some may have been written) or DependencyUnavailable."""
+    """Write rows without an owner if they are as expected.
+
+    Raises RowChanged (some may have been written) or DependencyUnavailable.
+    """
     update = client.register_script(_UPDATE)
     for at in range(0, len(rows), _MAX_ROWS):
         if _run(update, KEY, ["", "", LEASE_MS, "", "", 0], rows[at : at + _MAX_ROWS]) == "row":
@@ -288,7 +300,7 @@ def _run(script: Any, key: str, arguments: Sequence[Any], rows: Sequence[RowWrit
 
 
 def _arguments(key: str, before: Sequence[Any], rows: Sequence[RowWrite]) -> tuple[list[Any], list[Any]]:
-    """Return the script's keys and arguments: those before the rows', then each row's."""
+    """Return the script's keys and arguments: first the given ones, then each row's."""
     given = list(before)
     for row in rows:
         given += [len(row.expected), *(part for pair in row.expected.items() for part in pair)]

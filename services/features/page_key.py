@@ -1,4 +1,4 @@
-"""The key of the tokens of fresh lists, in Redis: made by the gateway that asks first, and the same for all."""
+"""The key that signs page tokens, in Redis: created by the first gateway that asks, and shared by all."""
 
 import secrets
 from typing import Any
@@ -11,7 +11,7 @@ _KEY_BYTES = 32
 
 
 class RedisPageKey:
-    """The key of one stack. Constructed and used on one event loop; a connection is made at the first use."""
+    """The key of one stack. Constructed and used on one event loop; connects at the first use."""
 
     def __init__(self, address: RedisAddress) -> None:
         """Make the client. Raises ConfigError for a bad password file."""
@@ -20,7 +20,7 @@ class RedisPageKey:
         self._client = open_async_redis(address)
 
     async def get(self, own: bytes | None, timeout_s: float) -> bytes:
-        """Return the key; where Redis has none, it becomes `own`, or a new one. Raises DependencyUnavailable."""
+        """Return the key; if Redis has none, store `own` or a new key. Raises DependencyUnavailable."""
         with redis_as_dependency():
             return await within(timeout_s, self._get(own or secrets.token_bytes(_KEY_BYTES)))
 
@@ -35,7 +35,7 @@ class RedisPageKey:
 
 
 class FilePageKey:
-    """A key that the operator gives, for example to several stacks behind one name."""
+    """A key from the operator, for example for several stacks behind one host name."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

@@ -1,7 +1,8 @@
-"""Tokens and calls of the day by key in Redis, counted by one script: one exchange, one clock (Redis' own), no race.
+"""Tokens and daily calls by key in Redis, counted by one script: one exchange, one clock (Redis' own), no race.
 
-A hash for each key: the tokens in its bucket and the time of that, the day and its calls. It expires when it says no more than a new
-one would. Beside them a sorted set of the processes that count: each by the time of its last report. Constructed and used on one event loop; a connection is made at the first use, and all exchanges share it.
+A hash for each key: the tokens in its bucket and their time, the day and its calls. It expires when it equals a new
+hash. A sorted set holds the counting processes by the time of their last report. Constructed and used on one event
+loop; connects at the first use, and all exchanges share the connection.
 """
 
 import uuid
@@ -74,9 +75,10 @@ class RedisRateCounts:
         """Make the client. Raises ConfigError for a bad password file.
 
         Args:
-            address: Of Redis.
-            is_peer: Whether this process is one of those that are counted, and share what is granted ahead. The standby is none: it
-                answers in their place.
+            address: The address of Redis.
+            is_peer: Whether this process is counted and receives a part of the calls granted ahead. False for the
+                standby, which
+                answers in place of the counted processes.
         """
         from services.settings.redis_clients import open_async_redis
 
@@ -86,7 +88,7 @@ class RedisRateCounts:
         self._report = self._client.register_script(_REPORT)
 
     async def ask(self, key_id: str, allowance: Allowance, ask: Ask, timeout_s: float) -> Grant:
-        """Count, in one exchange. Raises DependencyUnavailable; then it may have been counted."""
+        """Count, in one exchange. Raises DependencyUnavailable; the calls may still have been counted."""
         rate, quota = allowance.rate_per_s or 0, -1 if allowance.daily_quota is None else allowance.daily_quota
         limits = (rate, allowance.burst, quota)
         arguments = (ask.cost, ask.batch, ask.spent, ask.unspent, ask.taken_on)
@@ -103,18 +105,21 @@ class RedisRateCounts:
         )
 
     async def check(self, timeout_s: float) -> int:
-        """Connect if need be, prepare the first exchange, and report this process; return how many there are. Raises DependencyUnavailable."""
+        """Connect if necessary, load the script, and report this process; return the number of processes.
+
+        Raises DependencyUnavailable.
+        """
         with redis_as_dependency():
             return await within(timeout_s, self._join())
 
     async def _join(self) -> int:
-        """Load the script ahead: a Redis that was restarted has none, and loading it in a call takes two more exchanges."""
+        """Load the script ahead: a restarted Redis lacks it, and loading it in a call takes two more exchanges."""
         loading: Any = self._client.script_load(_COUNT)
         await loading
         return 1 if self._name is None else int(await self._report(keys=[_PROCESSES], args=[self._name]))
 
     async def close(self) -> None:
-        """Leave the processes that are counted, if Redis answers, and close the connection."""
+        """Unregister this process, if Redis answers, and close the connection."""
         if self._name is not None:
             with suppress(DependencyUnavailable), redis_as_dependency():
                 leaving: Any = self._client.zrem(_PROCESSES, self._name)

@@ -1,9 +1,10 @@
-"""Reads features at request time: what Feast's feature service names, in one exchange with Redis.
+"""Reads features at request time: the features of Feast's feature service, in one exchange with Redis.
 
-The same exchange says whether the store holds all rows of the user's partition, after the rows, so an emptied store shows nobody as unknown.
-The reader alone enforces the caller's timeout: a read ends within it, with features or with DependencyUnavailable, also when redis-py
-ignores its cancellation. Constructed and used in one process on one event loop (the Redis client is bound to the loop of its
-first read). Feast's registry is read once at construction, never on the request path.
+The same exchange reads, after the rows, whether the store holds all rows of the user's partition, so in an emptied
+store no user looks unknown. Only the reader enforces the caller's timeout: a read ends within it, with features or with
+DependencyUnavailable, also when redis-py ignores its cancellation. Constructed and used in one process on one event
+loop (the Redis client is bound to the loop of its first read). Feast's registry is read once at construction, never on
+the request path.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from services.router.breaker import Breaker
 T = TypeVar("T")
 _RETRY_AFTER_S = 0.5
 _MIN_WAIT_S = 0.01
-"""A shorter wait without a reply is no failure: callers with short deadlines must not open the breaker for the others."""
+"""A shorter wait without a reply is not a failure: short deadlines must not open the breaker for all callers."""
 _MAX_FAILURES, _OPEN_S = 3, 0.1
 _HOUR_MS = 3_600_000
 _KEYS_PER_SCAN = 500
@@ -52,7 +53,7 @@ class FeatureReader:
     """Reads the feature store for the gateway."""
 
     def __init__(self, address: RepoAddress, num_partitions: int) -> None:
-        """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
+        """Open the store without connecting. Raises EnvironmentFault when no features were applied."""
         from services.settings.redis_clients import open_async_redis
 
         store = open_store(address)
@@ -72,9 +73,10 @@ class FeatureReader:
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
 
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
-        """Return a user's features with the list that this bundle made, within `timeout_s`.
+        """Return a user's features with this bundle's stored list, within `timeout_s`.
 
-        Those of an unknown user are empty. Raises DependencyUnavailable, also while the store lacks rows of the user's partition.
+        Empty for an unknown user. Raises DependencyUnavailable, also while the store lacks rows of the user's
+        partition.
         """
         found = await self.read_many((user_id,), bundle_version, timeout_s)
         if user_id not in found:
@@ -84,7 +86,10 @@ class FeatureReader:
     async def read_many(
         self, user_ids: Sequence[str], bundle_version: str, timeout_s: float
     ) -> dict[str, UserFeatures]:
-        """Return the features of these users by id, in one exchange; those of partitions of which the store lacks rows are left out. Raises DependencyUnavailable."""
+        """Return the features of these users by id, in one exchange, without users in incomplete partitions.
+
+        Raises DependencyUnavailable.
+        """
         cells = await self._gated(self._read_rows(user_ids, bundle_version), timeout_s)
         return {
             user_id: self._features(history, listed, bundle_version)
@@ -102,13 +107,16 @@ class FeatureReader:
     async def read_popular(self, timeout_s: float) -> RecentPopularity:
         """Return items by recent popularity, over all partitions; empty before the first events.
 
-        Windows that the worker last wrote longer ago than their own length are left out. Raises DependencyUnavailable.
+        Windows that the worker last wrote longer ago than their own length are skipped. Raises DependencyUnavailable.
         """
         rows = await self._gated(self._read_windows(), timeout_s)
         return merge_popularity(rows, now_ms=time.time_ns() // 1_000_000)
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some user ids that the store holds; for the console, not for requests. Raises DependencyUnavailable."""
+        """Return some user ids that the store holds; for the console, not for requests.
+
+        Raises DependencyUnavailable.
+        """
         with redis_as_dependency(_RETRY_AFTER_S):
             return await within(timeout_s, self._sample_user_ids(limit))
 
@@ -117,7 +125,10 @@ class FeatureReader:
         await self._client.aclose()
 
     async def _read_rows(self, user_ids: Sequence[str], bundle_version: str) -> Any:
-        """Return for each user three cells in turn: the fields of both rows, and whether the partition is whole. Raises Redis' errors."""
+        """Return for each user three consecutive cells: the fields of both rows, and whether the partition is whole.
+
+        Raises Redis' errors.
+        """
         async with self._client.pipeline(transaction=False) as pipe:
             for user_id in user_ids:
                 pipe.hmget(self._histories.key(user_id), self._history_fields)
@@ -136,7 +147,7 @@ class FeatureReader:
         return [row for row in rows if row is not None]
 
     async def _sample_user_ids(self, limit: int) -> list[str]:
-        """Return at most `limit` user ids, looking at ten thousand keys at most. Raises Redis' errors.
+        """Return at most `limit` user ids, scanning at most ten thousand keys. Raises Redis' errors.
 
         Relies on how Feast writes a key: the entity's name, then its value, then the project.
         """
@@ -162,7 +173,7 @@ class FeatureReader:
         try:
             with redis_as_dependency(_RETRY_AFTER_S), span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):
                 found = await within(timeout_s, call)
-        except asyncio.CancelledError:  # the caller is gone, which is no sign that the store failed
+        except asyncio.CancelledError:  # the caller has cancelled, which does not mean that the store failed
             self._breaker.abandoned(number)
             raise
         except BaseException as error:
@@ -177,15 +188,15 @@ class FeatureReader:
 
 
 def _means_nothing(waited_s: float, timeout_s: float) -> bool:
-    """Whether a timeout is no sign that the store failed: the read had too little time, or this event loop was blocked meanwhile."""
+    """Return whether a timeout is no store failure: the read had too little time, or this event loop was blocked."""
     return min(timeout_s, waited_s) < _MIN_WAIT_S or waited_s > timeout_s + _MIN_WAIT_S
 
 
 def merge_popularity(rows: Iterable[PopularRow], now_ms: int) -> RecentPopularity:
     """Sum the partitions' windows; ties are by item id. An item's weight sums its events per hour over all windows.
 
-    So an event of the last hour counts 168 times as much as one of the last week. A window that was last brought up to date longer ago
-    than its own length is left out. Pure.
+    So an event of the last hour counts 168 times as much as an event of the last week. Windows that were last updated
+    longer ago than their own length are skipped. Pure.
     """
     windows: dict[str, dict[str, float]] = {name: defaultdict(float) for name in WINDOW_MS}
     weights: dict[str, float] = defaultdict(float)
@@ -212,14 +223,14 @@ def _user_id(key: bytes, project: str) -> str:
 
 
 def read_event_times(table: Path, user_id: str) -> dict[int, int]:
-    """Return the Unix ms of the user's nth event, by n (from 1), from the offline table of user_history; empty without one.
+    """Return the Unix ms of the user's nth event by n (from 1), from the offline table user_history, if it exists.
 
-    For the console, never for requests: it blocks for the disk.
+    For the console, never for requests: it blocks on disk.
     """
     if not table.exists():
         return {}
     rows = pq.read_table(table, columns=["num_events", "newest_event_time_ms"], filters=[("user_id", "=", user_id)])
-    first: dict[int, int] = {}  # a row after a dislike has as many events as the one before it
+    first: dict[int, int] = {}  # a row after a dislike has as many events as the previous row
     for number, time_ms in zip(rows["num_events"].to_pylist(), rows["newest_event_time_ms"].to_pylist(), strict=True):
         first.setdefault(number, time_ms)
     return first

@@ -1,4 +1,4 @@
-"""Calls to Redis: bounded in time, with every failure as this project's error. Does not know what is read or written."""
+"""Calls to Redis: bounded in time, with every failure as a TailraceError. Does not know the data."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @contextmanager
 def redis_as_dependency(retry_after_s: float = 1.0) -> Iterator[None]:
-    """Raise DependencyUnavailable for what redis-py raises, its timeouts and those of `within` included."""
+    """Raise DependencyUnavailable for redis-py's errors, including its timeouts and the timeouts of `within`."""
     from redis.exceptions import (
         AuthenticationError,
         MasterDownError,
@@ -35,8 +35,8 @@ def redis_as_dependency(retry_after_s: float = 1.0) -> Iterator[None]:
 async def within(timeout_s: float, call: Coroutine[Any, Any, T]) -> T:
     """Return the result of `call`, or raise TimeoutError after `timeout_s` seconds.
 
-    A call that timed out, or whose caller was cancelled, is cancelled and not awaited: redis-py may go on to connect, with retries of its
-    own, for seconds after it was cancelled.
+    A call that timed out, or whose caller was cancelled, is cancelled and not awaited: redis-py may continue to
+    connect, with its own retries, for seconds after it was cancelled.
     """
     task = asyncio.ensure_future(call)
     try:

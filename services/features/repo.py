@@ -36,7 +36,7 @@ _IMPORTING = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class RepoAddress:
-    """Where a stack's feature store is. `socket_timeout_s` bounds each exchange with Redis."""
+    """The location of a stack's feature store. `socket_timeout_s` bounds each exchange with Redis."""
 
     repo_dir: Path
     redis: RedisAddress
@@ -48,16 +48,16 @@ class RepoAddress:
 
     @property
     def registry_path(self) -> Path:
-        """The file in which Feast keeps what was applied."""
+        """The file of Feast's registry of applied definitions."""
         return self.repo_dir / "registry.db"
 
     @property
     def definitions_path(self) -> Path:
-        """The stack's copy of the definitions that the registry was made of."""
+        """The stack's copy of the definitions that the registry was made from."""
         return self.repo_dir / "features.py"
 
     def render(self) -> str:
-        """Return the text of this stack's feature_store.yaml, which holds no password."""
+        """Return the text of this stack's feature_store.yaml, without a password."""
         template = Template((_SOURCE / "feature_store.yaml").read_text())
         redis = json.dumps(self._with_timeouts(self.redis.feast_string()))
         return template.substitute(FEATURES_DIR=self.repo_dir.absolute(), REDIS=redis)
@@ -67,7 +67,7 @@ class RepoAddress:
 
 
 def open_store(address: RepoAddress) -> "FeatureStore":
-    """Open the store with its registry read once. Raises EnvironmentFault when nothing was applied yet."""
+    """Open the store and read its registry once. Raises EnvironmentFault when no features were applied."""
     if not address.registry_path.exists():
         raise EnvironmentFault(f"no feature registry at {address.registry_path}; run `tailrace pipeline` first")
     store = _store(address, address.registry_path)
@@ -76,11 +76,12 @@ def open_store(address: RepoAddress) -> "FeatureStore":
 
 
 def apply_repo(address: RepoAddress) -> None:
-    """Lay the repository out below the state folder and register everything in it. May be repeated.
+    """Create the repository below the state folder and register everything in it. May be repeated.
 
-    Feast writes its registry in place, empty at first, so a new registry is made beside the old one and renamed when it is complete. A
-    process that opens the store meanwhile, or after a crash here, finds what was applied before; a view that is no longer defined is gone.
-    The definitions come last: where they are, the registry is complete and on disk.
+    Feast writes its registry in place, empty at first, so a new registry is made in a scratch folder and renamed when
+    it is complete. A process that opens the store meanwhile, or after a crash here, finds the previous definitions;
+    views that are no longer defined disappear. The definitions are written last: if they exist, the registry is
+    complete and on disk.
     """
     (address.repo_dir / "data").mkdir(parents=True, exist_ok=True)
     (address.repo_dir / "feature_store.yaml").write_text(address.render())
@@ -97,7 +98,10 @@ def apply_repo(address: RepoAddress) -> None:
 
 
 def ensure_applied(address: RepoAddress, wait_s: float = 10.0) -> None:
-    """Apply the repository unless these definitions were. Of several processes that start at once, one applies, the others wait."""
+    """Apply the repository unless these definitions are applied already.
+
+    If several processes start at once, one applies and the rest wait.
+    """
     address.repo_dir.mkdir(parents=True, exist_ok=True)
     lock = address.repo_dir / ".applying"
     give_up = time.monotonic() + wait_s
@@ -116,7 +120,7 @@ def ensure_applied(address: RepoAddress, wait_s: float = 10.0) -> None:
 
 
 def _is_applied(address: RepoAddress) -> bool:
-    """Whether the registry was made of the definitions of this source tree."""
+    """Return whether the registry was made of the definitions of this source tree."""
     if not all(path.exists() for path in _applied(address)):
         return False
     return address.definitions_path.read_bytes() == (_SOURCE / "features.py").read_bytes()
@@ -153,12 +157,13 @@ def _store(address: RepoAddress, registry: Path) -> "FeatureStore":
 
 
 def import_feast() -> ModuleType:
-    """Return the feast package, imported without torch, without its own metrics, and without the warnings that it turns on.
+    """Return the feast package, imported without torch, its own metrics and its warning filters.
 
-    Feast loads torch at import when it is installed, for one conversion: hiding it saves about 180 MB and a second in each process that
-    only reads or writes features. Feast's server metrics are kept in the process: they would land among ours in the folder that the
-    processes of a node share, or in a temporary folder per process, which stays when the process is killed. It sets Python's filters so
-    that the DeprecationWarnings of all that is imported later are printed into our logs.
+    Feast loads torch at import when it is installed, for one conversion: hiding it saves about 180 MB and a second in
+    each process that only reads or writes features. Feast's server metrics stay in the process's memory: otherwise they
+    would appear among ours in the folder that the processes of a node share, or in a temporary folder per process,
+    which remains when the process is killed. Feast sets Python's warning filters such that DeprecationWarnings of all
+    later imports are printed into our logs.
     """
     with _IMPORTING:  # a second thread would get a half-initialised module
         return sys.modules["feast"] if "feast" in sys.modules else _import_feast()

@@ -1,13 +1,18 @@
-"""The rows of the feature store, and one schema per feature view: its columns, their types and defaults, how a row is laid out and read.
+"""The rows of the feature store, and one schema per feature view: columns, types, defaults, and row conversion.
 
-Writer, reader, replay and pipelines take names and types from here; `feature_repo/features.py` repeats them for Feast, which loads that
-file alone, and a test holds that the two agree. Knows neither Feast nor Redis, so the pure aggregates can use it.
+Writer, reader, replay and pipelines take names and types from here; `feature_repo/features.py` repeats them for Feast,
+which loads only that file, and a test compares the two. Knows neither Feast nor Redis, so the pure aggregates can use
+it.
 
 Adding a feature, for example a user's last event type:
 1. `feature_repo/features.py`: a Field in the view, and its name in `recommend_v1` when requests read it.
-2. Here: a field of the row (`last_event_type: str`) and a Column of the view with the default for rows that were stored before it
-   existed (`Column("last_event_type", STRING, default="")`); when requests read it, also an argument in `user_features`.
-3. Its user: what computes it (`services/stream/aggregate.py`, for stream and replay alike) and what reads it from `UserFeatures`.
+2. Here: a field of the row (`last_event_type: str`) and a Column of the view with the default for rows that were stored
+before
+   it existed (`Column("last_event_type", STRING, default="")`); when requests read it, also an argument in
+   `user_features`.
+3. Its user: the code that computes it (`services/stream/aggregate.py`, for stream and replay alike) and the code that
+reads it
+   from `UserFeatures`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +26,7 @@ from typing import Any, Generic, TypeVar
 from services.contracts.features import PrecomputedList, UserFeatures
 
 BASE_TOPIC = "batch"
-"""The topic id of rows that come from the base tables; the first event of a real topic goes on top of them."""
+"""The topic id of rows that come from the base tables; the first event of a real topic is applied on top."""
 SERVICE = "recommend_v1"
 """The feature service that one request reads."""
 WINDOW_MS = {"1h": 3_600_000, "24h": 24 * 3_600_000, "7d": 7 * 24 * 3_600_000}
@@ -30,20 +35,26 @@ DIGEST_BYTES = 8
 
 
 def event_digest(event_id: str) -> bytes:
-    """Return what a row keeps of an event's id. A new id is taken for one of a thousand others once in 10^16 events."""
+    """Return the digest of an event's id in a row.
+
+    A new id collides with one of a thousand others once in 10^16 events.
+    """
     return blake2b(event_id.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """The place of an event in the log. `topic_id` is unique to one creation of the topic: a recreated topic starts at offset 0 again."""
+    """The position of an event in the log.
+
+    `topic_id` is unique to one creation of the topic: a recreated topic starts at offset 0 again.
+    """
 
     topic_id: str
     partition: int
     offset: int
 
     def covers(self, other: "LogPosition") -> bool:
-        """Whether the event at `other` was applied when this position was the last one applied."""
+        """Return whether the event at `other` was applied when this position was the last applied position."""
         same_log = self.topic_id == other.topic_id and self.partition == other.partition
         return same_log and other.offset <= self.offset
 
@@ -52,10 +63,11 @@ class LogPosition:
 class UserHistory:
     """One user's row of the view user_history.
 
-    `item_ids` run oldest to newest in order of arrival, cut to the newest ones. `row_time_us` (Unix µs) rises with each
-    change of the row but that of its position alone: it is the row's event timestamp, in the online store and offline. `num_events` counts
-    the events of the history over the user's whole life. `disliked_item_ids` run oldest to newest, cut like the items; none twice.
-    `recent_event_digests` are those of the event ids seen last, newest at the end, without separators.
+    `item_ids` run oldest to newest in order of arrival, cut to the newest. `row_time_us` (Unix µs) rises with each
+    change of the row except of its position; it is the row's event timestamp, in the online store and offline.
+    `num_events` counts the events of the history over the user's whole life. `disliked_item_ids` run oldest to newest,
+    cut like the items, without duplicates. `recent_event_digests` are the digests of the event ids seen last, newest at
+    the end, without separators.
     """
 
     user_id: str
@@ -70,10 +82,10 @@ class UserHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserShown:
-    """One user's row of the view user_shown: items of equal number as counts and times, those shown last at the end.
+    """One user's row of the view user_shown: items with their counts and times, most recently shown last.
 
-    `counts` are how often each was shown since the user last acted on it, `times_s` when last (Unix s). `position` is that of the last
-    impression, in the log of impressions.
+    `counts` are the impressions of each item since the user last acted on it, `times_s` the time of the last (Unix s).
+    `position` is the position of the last impression, in the log of impressions.
     """
 
     user_id: str
@@ -85,7 +97,7 @@ class UserShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecomputedRow:
-    """One list of the view user_recommendations: items best first with as many scores.
+    """One list of the view user_recommendations: items best first, with a score per item.
 
     `made_from_row_us` is the `row_time_us` of the history that it was made from.
     """
@@ -107,7 +119,10 @@ class PopularWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopularRow:
-    """One log partition's row of the view popularity. `windows` maps a window's name (a key of WINDOW_MS) to its items."""
+    """One log partition's row of the view popularity.
+
+    `windows` maps a window's name (a key of WINDOW_MS) to its items.
+    """
 
     partition: int
     as_of_ms: int
@@ -132,7 +147,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: `get` takes its value from a row (default: the attribute of its name); lists default to empty ones."""
+    """One column: `get` takes its value from a row (default: the attribute of its name); lists default to empty."""
 
     name: str
     type: ColumnType
@@ -154,7 +169,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class ViewSchema(Generic[Row]):
-    """One feature view. `keys` are its entities' columns; `build` makes a row of values by column name, the keys included."""
+    """One feature view.
+
+    `keys` are its entities' columns; `build` makes a row from values by column name, including the keys.
+    """
 
     name: str
     keys: tuple[Column, ...]
@@ -163,7 +181,7 @@ class ViewSchema(Generic[Row]):
 
     @property
     def key(self) -> Column:
-        """The column of the first entity: the only one of most views."""
+        """The column of the first entity: the only column of most views' keys."""
         return self.keys[0]
 
     @property
@@ -181,7 +199,7 @@ class ViewSchema(Generic[Row]):
         return {column.name: [column.cell(row) for row in rows] for column in self.columns}
 
     def from_columns(self, table: Mapping[str, Sequence[Any]]) -> list[Row]:
-        """Return the rows of a table in its order, without those that the store does not hold: their features are all null.
+        """Return the rows of a table in order, skipping absent rows, whose features are all null.
 
         A table written before a feature existed lacks its column.
         """
@@ -199,7 +217,7 @@ PARTITION_ID = Column("partition_id", STRING, lambda row: str(row.partition))
 
 
 def _history(cells: dict[str, Any]) -> UserHistory:
-    """Build a row. One that was written before there were digests holds ids."""
+    """Build a row. Rows written before digests existed hold event ids."""
     cells["recent_event_digests"] += b"".join(map(event_digest, cells.pop("recent_event_ids")))
     position = LogPosition(cells.pop("topic_id"), cells.pop("partition"), cells.pop("offset"))
     return UserHistory(position=position, **cells)
@@ -243,7 +261,7 @@ USER_SHOWN = ViewSchema(
     ),
     build=_shown,
 )
-"""Of the same entity as USER_HISTORY, and so in the same hash: one read returns both, and an erasure removes both."""
+"""In the hash of USER_HISTORY, since both have the same entity: one read returns both, and an erasure removes both."""
 
 USER_RECOMMENDATIONS = ViewSchema(
     name="user_recommendations",
@@ -280,10 +298,10 @@ VIEWS: tuple[ViewSchema[Any], ...] = (USER_HISTORY, USER_SHOWN, USER_RECOMMENDAT
 
 
 def user_features(row: Mapping[str, Any], listed_at_s: int | None) -> UserFeatures:
-    """Return one user's row of the feature service; features are empty where the store holds none.
+    """Return one user's row of the feature service; absent features are empty.
 
     Args:
-        row: Values by column name, null where there are none.
+        row: Values by column name, null if absent.
         listed_at_s: When the precomputed list was stored, in Unix seconds.
     """
     precomputed = None

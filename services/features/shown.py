@@ -1,6 +1,7 @@
-"""What users were shown, in the hash of their history: read and written by the worker of impressions under the fence of that topic's partitions.
+"""Users' impressions, in the hash of their history. The worker of impressions writes them under its topic's fence.
 
-The worker of interactions writes it too, where a user acts on an item. So each writes only where the lists are as it has read them.
+The worker of interactions writes them too, when a user acts on an item. So each writes only if the lists are as it has
+read them.
 """
 
 import socket
@@ -16,18 +17,18 @@ from services.features.schema import USER_SHOWN, LogPosition, UserShown
 
 SHOWN_LISTS = ("shown_item_ids", "shown_counts", "shown_times_s")
 ShownChange = tuple[UserShown, UserShown]
-"""A row as it was read, and what becomes of it."""
+"""A row as it was read, and its replacement."""
 _NO_TIME_US = 0
 
 
 def without_items(shown: UserShown, item_ids: Collection[str]) -> UserShown:
-    """Return what was shown without these items."""
+    """Return the impressions without these items."""
     left = [place for place, item_id in enumerate(shown.item_ids) if item_id not in item_ids]
     return chosen(shown, left)
 
 
 def chosen(shown: UserShown, places: Sequence[int]) -> UserShown:
-    """Return the items at these places."""
+    """Return the items at these indices."""
     return UserShown(
         user_id=shown.user_id,
         item_ids=tuple(shown.item_ids[place] for place in places),
@@ -38,7 +39,7 @@ def chosen(shown: UserShown, places: Sequence[int]) -> UserShown:
 
 
 def read_shown(client: Any, layout: RowLayout[UserShown], user_ids: Sequence[str]) -> dict[str, UserShown]:
-    """Read rows in one exchange; users without one are absent. Raises DependencyUnavailable."""
+    """Read rows in one exchange; users without a row are absent. Raises DependencyUnavailable."""
     if not user_ids:
         return {}
     with redis_as_dependency():
@@ -51,7 +52,7 @@ def read_shown(client: Any, layout: RowLayout[UserShown], user_ids: Sequence[str
 
 
 def shown_write(layout: RowLayout[UserShown], row: UserShown, before: UserShown | None) -> RowWrite:
-    """Return the write of a row if the store still has the lists of `before`, or none where that is None."""
+    """Return the write of a row, conditional on the lists of `before` in the store; None: on an absent row."""
     names = SHOWN_LISTS if before is None else (*SHOWN_LISTS, "shown_offset")
     seen = dict.fromkeys(layout.fields_of(names), b"") if before is None else layout.some(before, names)
     return RowWrite(layout.key(row.user_id), layout.cells(row, _NO_TIME_US), expected=seen)
@@ -61,7 +62,10 @@ class ShownWriter:
     """Writes the rows of owned partitions of impressions. Used from one thread."""
 
     def __init__(self, address: RepoAddress, owner: str = "") -> None:
-        """Open the store; no connection is made yet. `owner` names this process to people. Raises EnvironmentFault when no features were applied."""
+        """Open the store without connecting. `owner` names this process for display.
+
+        Raises EnvironmentFault when no features were applied.
+        """
         from services.settings.redis_clients import open_redis
 
         self._client = open_redis(address.redis, address.socket_timeout_s)
@@ -69,11 +73,11 @@ class ShownWriter:
         self.partitions = Partitions(self._client, uuid.uuid4().hex, owner or socket.gethostname(), IMPRESSIONS_KEY)
 
     def read(self, user_ids: Sequence[str]) -> dict[str, UserShown]:
-        """Read rows in one exchange; users without one are absent. Raises DependencyUnavailable."""
+        """Read rows in one exchange; users without a row are absent. Raises DependencyUnavailable."""
         return read_shown(self._client, self._layout, user_ids)
 
     def apply(self, changed: Mapping[LogPosition, Sequence[UserShown]], before: Mapping[str, UserShown]) -> None:
-        """Write rows in place of those read before, and that each partition's rows hold the log up to its position.
+        """Replace the rows read before, and record the log position that each partition's rows now hold.
 
         Raises OwnershipLost, RowChanged or DependencyUnavailable.
         """
@@ -89,6 +93,6 @@ class ShownWriter:
         )
 
     def close(self) -> None:
-        """Release what is owned, and close the connections."""
+        """Release the owned partitions, and close the connections."""
         self.partitions.release()
         self._client.close()

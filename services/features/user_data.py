@@ -1,4 +1,4 @@
-"""What Redis holds of one user: for handing it out. Blocks; never on a request's path."""
+"""Reads all data of one user in Redis, for the user's own request. Blocks; never on a recommendation's path."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +22,7 @@ class UserStore:
     """Reads a user's rows. Every call raises DependencyUnavailable."""
 
     def __init__(self, address: RepoAddress) -> None:
-        """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
+        """Open the store without connecting. Raises EnvironmentFault when no features were applied."""
         from services.settings.redis_clients import open_redis
 
         project = open_store(address).project
@@ -36,7 +36,7 @@ class UserStore:
         return self._histories.row(user_id, self._cells(self._histories, user_id))
 
     def shown(self, user_id: str) -> UserShown | None:
-        """Return what a user was shown, as far as it is remembered."""
+        """Return a user's impressions, as far as they are remembered."""
         return self._shown.row(user_id, self._cells(self._shown, user_id))
 
     def lists(self, user_id: str, versions: Iterable[str]) -> list[PrecomputedRow]:

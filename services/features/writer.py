@@ -1,7 +1,8 @@
-"""Writes features in batches, and reads back the rows that are about to change. For the stream worker and the pipeline.
+"""Writes features in batches, and reads back the rows before they change. For the stream worker and the pipeline.
 
-A history is written only if the store still has it at the position at which it was read; rows of a partition only by the process that owns
-it. No lost connection is retried here: DependencyUnavailable goes to the caller, and a repeated write is harmless.
+A history is written only if the store still has it at the position at which it was read; rows of a partition only by
+the process that owns it. Lost connections are not retried here: DependencyUnavailable goes to the caller, and a
+repeated write is harmless.
 """
 
 import socket
@@ -45,7 +46,10 @@ class FeatureWriter:
     """Writes the feature store. Used from one thread."""
 
     def __init__(self, address: RepoAddress, owner: str = "") -> None:
-        """Open the store; no connection is made yet. `owner` names this process to people. Raises EnvironmentFault when no features were applied."""
+        """Open the store without connecting. `owner` names this process for display.
+
+        Raises EnvironmentFault when no features were applied.
+        """
         from services.settings.redis_clients import open_redis
 
         self._store = open_store(address)
@@ -75,10 +79,10 @@ class FeatureWriter:
         erased: Mapping[LogPosition, Collection[str]] = _NOBODY,
         acted_on: Mapping[str, ShownChange] = _UNSHOWN,
     ) -> None:
-        """Write owned partitions' rows in place of those read before, and that each partition's rows hold the log up to its position.
+        """Replace owned partitions' rows read before, and record the log position that each partition's rows now hold.
 
-        `leader_epochs` are those of the records there, where known. Of `erased` users nothing is left but these rows. `acted_on`
-        is what was shown to users, as it was read, and without what they act on now. Raises OwnershipLost, RowChanged or
+        `leader_epochs` belong to the records there, if known. Of `erased` users only these rows remain. `acted_on` are
+        users' impressions as read, and without the items that they act on now. Raises OwnershipLost, RowChanged or
         DependencyUnavailable.
         """
         self.partitions.write_all(
@@ -94,22 +98,25 @@ class FeatureWriter:
         )
 
     def read_shown(self, user_ids: Sequence[str]) -> dict[str, UserShown]:
-        """Read what was shown to these users in one exchange; users without a row are absent. Raises DependencyUnavailable."""
+        """Read these users' impressions in one exchange; users without a row are absent.
+
+        Raises DependencyUnavailable.
+        """
         return read_shown(self._client, self._shown, user_ids)
 
     def write_histories(self, rows: Sequence[UserHistory]) -> None:
-        """Write rows that nobody's events change meanwhile, one per user; a row of the same or a later time stays.
+        """Write rows that no events change concurrently, one per user; a row of the same or a later time stays.
 
-        Raises RowChanged (then some were written; repeat it) or DependencyUnavailable.
+        Raises RowChanged (some were written; repeat it) or DependencyUnavailable.
         """
         before = self.read_histories([row.user_id for row in rows])
         later = [row for row in rows if row.user_id not in before or before[row.user_id].row_time_us < row.row_time_us]
         write_unowned(self._client, [self._history_write(row, before.get(row.user_id)) for row in later])
 
     def write_base(self, rows: Sequence[UserHistory]) -> None:
-        """Write rows of the base tables, but for users whom an event has reached: their rows began with one and have gone on.
+        """Write rows of the base tables, except for users with an event, whose rows already include a base row.
 
-        Read and write are repeated as often as an event arrives at one of them in between. Raises DependencyUnavailable.
+        Read and write are repeated if an event of these users arrives in between. Raises DependencyUnavailable.
         """
         while True:
             before = self.read_histories([row.user_id for row in rows])
@@ -126,11 +133,14 @@ class FeatureWriter:
         self.partitions.write_all([PartitionWrite(row.partition, [self._popularity_write(row)]) for row in rows])
 
     def write_precomputed(self, rows: Sequence[PrecomputedRow], made_at_us: int) -> None:
-        """Store lists made at this time (Unix µs): a later one of a user and bundle replaces the earlier. Raises DependencyUnavailable."""
+        """Store lists made at this time (Unix µs): a later list of a user and bundle replaces the earlier.
+
+        Raises DependencyUnavailable.
+        """
         self._write(USER_RECOMMENDATIONS, rows, [made_at_us] * len(rows))
 
     def remove_precomputed(self, kept_versions: Collection[str]) -> int:
-        """Remove the lists that other bundles than these made, and return their number. Raises DependencyUnavailable.
+        """Remove the lists of all other bundles, and return their number. Raises DependencyUnavailable.
 
         Relies on how Feast writes a key: the entities' names, then their values, then the project.
         """
@@ -145,7 +155,7 @@ class FeatureWriter:
         return num_removed
 
     def close(self) -> None:
-        """Release what is owned, and close the connections."""
+        """Release the owned partitions, and close the connections."""
         self.partitions.release()
         self._client.close()
 
@@ -156,7 +166,7 @@ class FeatureWriter:
         erased: Collection[str],
         acted_on: Mapping[str, ShownChange],
     ) -> list[RowWrite]:
-        """Return the writes of rows, and of erased users who have none any more."""
+        """Return the writes of rows, and the removals of erased users without a row."""
         writes = [
             self._with_shown(self._history_write(row, before.get(row.user_id)), acted_on.get(row.user_id))
             for row in rows
@@ -166,12 +176,12 @@ class FeatureWriter:
         return [*writes, *(self._erasing_write(user_id, before.get(user_id)) for user_id in gone)]
 
     def _history_write(self, row: UserHistory, before: UserHistory | None) -> RowWrite:
-        """Return the write of a row if the store still has `before`, or none where that is None."""
+        """Return the write of a row, conditional on `before` in the store; None: on an absent row."""
         cells = self._histories.cells(row, row.row_time_us)
         return RowWrite(self._histories.key(row.user_id), cells, expected=self._expected(before))
 
     def _with_shown(self, write: RowWrite, change: ShownChange | None) -> RowWrite:
-        """Return the write of a history, and with it of what was shown, if that is as it was read."""
+        """Return the write of a history, and of its impressions, conditional on the impressions as read."""
         if change is None:
             return write
         read, left = change
@@ -182,11 +192,11 @@ class FeatureWriter:
         )
 
     def _erasing_write(self, user_id: str, before: UserHistory | None) -> RowWrite:
-        """Return the removal of a user's row if the store still has `before`."""
+        """Return the removal of a user's row, conditional on `before` in the store."""
         return RowWrite(self._histories.key(user_id), {}, expected=self._expected(before), is_replaced=True)
 
     def _expected(self, before: UserHistory | None) -> dict[bytes, bytes]:
-        """Return the cells by which a row is known to be the one that was read."""
+        """Return the cells that identify the version of a row that was read."""
         if before is None:
             return dict.fromkeys(self._histories.fields_of(_POSITION), b"")
         return self._histories.some(before, _POSITION)
@@ -198,7 +208,8 @@ class FeatureWriter:
     def _write(self, view: ViewSchema[Any], rows: Sequence[Any], times_us: list[int]) -> None:
         """Write rows of a view, each with its event timestamp (Unix µs). Raises DependencyUnavailable.
 
-        Feast's `push` does the same after it has read all views from its registry again, which takes twice as long as writing.
+        Feast's `push` does the same after reading all views from its registry again, which takes twice as long as
+        writing.
         """
         import pandas as pd
 

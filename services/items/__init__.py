@@ -1,1 +1,1 @@
-"""The live catalogue: the state of items, in columns by the index of the live bundle, that filters and rules read."""
+"""The live catalogue: item states in columns, indexed like the live bundle, for filters and rules."""

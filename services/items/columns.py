@@ -1,8 +1,8 @@
-"""The attributes of items in columns, one value an item, by item index. Numpy only.
+"""The attributes of items in columns, one value per item, by item index. Numpy only.
 
-An attribute holds texts, numbers or flags, and one of a name may hold all three kinds, in a column each. A change of an item changes its
-cell in place and the column's revision, so that what was computed from a column can be kept until that moves. Items beyond `num_items`
-come with a longer copy, which is another object.
+An attribute holds texts, numbers or flags; a name may have values of all three kinds, in one column each. A change of
+an item changes its cell in place and the column's revision, so results computed from a column stay valid until the
+revision changes. More than `num_items` items need a longer copy, which is another object.
 """
 
 from collections import deque
@@ -19,21 +19,22 @@ ALL: Rows = slice(None)
 
 _NUM_CHANGES_KEPT = 1_024
 _MIN_VALUES = 4_096
-"""A table of fewer texts is never searched for unused ones."""
+"""A smaller table is never searched for unused texts."""
 _FEW_CODES = 3
-"""So many are compared in turn sooner than all items' codes are looked up in a table."""
+"""Comparing up to this many codes in turn is faster than looking up all items' codes in a table."""
 
 
 def _changes() -> deque[tuple[int, int]]:
-    """The newest changes of single cells, each with its revision and index: what was computed from a column can be mended there alone."""
+    """Number of recent cell changes kept, by which results computed from a column are updated only where it changed."""
     return deque(maxlen=_NUM_CHANGES_KEPT)
 
 
 @dataclass(slots=True)
 class TextColumn:
-    """Texts: item i has those of `values[codes[i]]`. `codes` is (num_items,) int32; `values[0]` is empty, for items that have none.
+    """Texts: item i has the texts `values[codes[i]]`.
 
-    Items with the same texts share an entry of `values`. An entry never changes: `compacted` returns another column without unused ones.
+    `codes` is (num_items,) int32; `values[0]` is empty, for items without texts. Items with the same texts share an
+    entry of `values`. An entry never changes: `compacted` returns another column without unused entries.
     """
 
     codes: np.ndarray
@@ -44,12 +45,15 @@ class TextColumn:
     num_set: int = 0
     """Items that have texts; see `count`."""
     max_values: int = _MIN_VALUES
-    """With more values than this, the column is to be replaced by `compacted`."""
+    """With more values than this, the column should be replaced by `compacted`."""
     _codes_by_text: dict[str, list[int]] = field(default_factory=dict)
     _num_indexed: int = 0
 
     def codes_with(self, text: str) -> list[int]:
-        """Return the codes of all values that hold this text. The first call goes through all values; those with one text are found without an index."""
+        """Return the codes of all values with this text.
+
+        The first call reads all values; values with one text need no index.
+        """
         for code in range(self._num_indexed, len(self.values)):
             if len(self.values[code]) > 1:
                 for one in dict.fromkeys(self.values[code]):
@@ -68,7 +72,7 @@ class TextColumn:
             return mask
         has_any = np.zeros(len(self.values) + 1, dtype=bool)
         has_any[wanted] = True
-        return has_any.take(self.codes[rows], mode="clip")  # what was added meanwhile is the last, which is false
+        return has_any.take(self.codes[rows], mode="clip")  # codes added meanwhile map to the last, which is false
 
     def set(self, index: int, texts: tuple[str, ...]) -> None:
         """Set the texts of an item."""
@@ -80,7 +84,7 @@ class TextColumn:
             self.revision += 1
 
     def code(self, texts: tuple[str, ...]) -> int:
-        """Return the place of these texts in `values`, where they are put if they are new."""
+        """Return the code of these texts in `values`; new texts are added."""
         code = self.code_of.get(texts)
         if code is None:
             code = len(self.values)
@@ -89,7 +93,7 @@ class TextColumn:
         return code
 
     def all_codes(self, values: Sequence[tuple[str, ...]]) -> np.ndarray:
-        """Return the places (n,) int32 of many texts at once; see `code`."""
+        """Return the codes (n,) int32 of many texts at once; see `code`."""
         for texts in set(values) - self.code_of.keys():
             self.code(texts)
         return np.fromiter(map(self.code_of.__getitem__, values), dtype=np.int32, count=len(values))
@@ -100,7 +104,7 @@ class TextColumn:
         self.max_values = max(self.max_values, 2 * len(self.values))
 
     def compacted(self) -> "TextColumn":
-        """Return a copy whose `values` are those that items have. It may hold twice as many before it is due again."""
+        """Return a copy with only the used `values`. It may grow to twice as many before it is due again."""
         used = np.union1d(self.codes, [0])
         values = [self.values[code] for code in used.tolist()]
         code_of = {texts: code for code, texts in enumerate(values)}
@@ -117,7 +121,7 @@ class TextColumn:
 
 @dataclass(slots=True)
 class NumberColumn:
-    """Numbers, (num_items,) float64, NaN for items that have none."""
+    """Numbers, (num_items,) float64, NaN for items without a number."""
 
     numbers: np.ndarray
     revision: int = 0
@@ -144,7 +148,7 @@ class NumberColumn:
 
 @dataclass(slots=True)
 class FlagColumn:
-    """Flags, (num_items,) int8: 1, 0, or -1 for items that have none."""
+    """Flags, (num_items,) int8: 1, 0, or -1 for items without a flag."""
 
     flags: np.ndarray
     revision: int = 0
@@ -171,11 +175,11 @@ class FlagColumn:
 
 @dataclass(slots=True)
 class ItemColumns:
-    """The columns of all items that can be shown: those of the bundle by their index, then new ones, then places for more.
+    """The columns of all items that can be shown: the bundle's items by index, then new items, then unused slots.
 
-    Names of attributes are the caller's. Beside them: `categories` (text), `value`, `published_ms`, `expires_ms`, `popularity` (numbers;
-    a column is there once an item has such a value). `available` (num_items,) bool says which items may be shown now, by their state
-    and their times; a place without an item is not available.
+    The caller defines names of attributes. Built-in names: `categories` (text), `value`, `published_ms`, `expires_ms`,
+    `popularity` (numbers; a column exists once an item has such a value). `available` (num_items,) bool tells which
+    items may be shown now, by their state and their times; an unused slot is not available.
     """
 
     num_items: int
@@ -185,12 +189,15 @@ class ItemColumns:
     flags: dict[str, FlagColumn] = field(default_factory=dict)
 
     def kinds(self, name: str) -> tuple[Kind, ...]:
-        """Return the kinds of value that items have under this name; empty where none has it."""
+        """Return the kinds of value that items have under this name; may be empty."""
         named = (("text", self.texts), ("number", self.numbers), ("flag", self.flags))
         return tuple(kind for kind, columns in named if name in columns)  # type: ignore[misc]
 
     def text(self, name: str) -> TextColumn:
-        """Return the text column of this name; it is made if it is missing, in a new table: readers go through the one that they have."""
+        """Return the text column of this name.
+
+        A missing column is added in a new table: readers keep the table that they have.
+        """
         if name not in self.texts:
             self.texts = {**self.texts, name: TextColumn(np.zeros(self.num_items, dtype=np.int32))}
         return self.texts[name]

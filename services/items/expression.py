@@ -1,7 +1,7 @@
-"""Expressions over items' columns, compiled to masks and kept until a column that they read changes. Numpy only.
+"""Expressions over items' columns, compiled to masks that are cached until a column that they read changes. Numpy only.
 
-A mask is computed from whole columns once: about a millisecond a test for a million items. After few changes it is copied and computed
-again for the changed items only. A computed mask never changes, so any thread may compile and read.
+A mask is computed from whole columns once: about a millisecond per test for a million items. After few changes it is
+copied and recomputed only for the changed items. A computed mask never changes, so any thread may compile and read.
 """
 
 from collections import OrderedDict
@@ -21,16 +21,16 @@ from services.items.layout import ItemLayout
 
 MAX_CACHE_BYTES = 32 * 1_048_576
 MAX_CELLS = 200_000_000
-"""Tests times items of one request or one batch: at most half a second of one core."""
+"""Maximum tests times items of one request or one batch: at most half a second of one core."""
 MAX_TESTS = 2_000
-"""Tests of one request or one batch, however few items there are."""
+"""Maximum number of tests of one request or one batch, however few items there are."""
 FEW_TESTS, _FEW_CELLS = 32, 1_000_000
-"""So little is computed sooner than it is handed to another thread."""
+"""Below these limits, computing is faster than handing over to another thread."""
 _DIGEST_BYTES = 16
 _ENTRY_BYTES, _COLUMN_BYTES = 600, 120
-"""Sizes of a kept mask's key and record, and of its reference to a column."""
+"""Sizes of a cached mask's key and record, and of its reference to a column."""
 _FEW_VALUES = MOST_COMPARED
-"""So many are compared in turn sooner than each cell is looked for among them."""
+"""Up to this many values, comparing in turn is faster than searching for each cell."""
 _WRITTEN: Mapping[Kind, str] = {"text": "texts", "number": "numbers", "flag": "true or false"}
 _KIND_OF: Mapping[type, Kind] = {str: "text", float: "number", bool: "flag"}
 
@@ -45,7 +45,10 @@ _NO_LOCK: AbstractContextManager[Any] = nullcontext()
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A mask with the columns that it was computed from. `generation` is that of the tables of columns: a column's name may have got another column."""
+    """A mask with the columns that it was computed from.
+
+    `generation` identifies the tables of columns: a name may have been given to another column.
+    """
 
     mask: np.ndarray
     revisions: Revisions
@@ -53,25 +56,28 @@ class _Kept:
     generation: int
 
     def is_current(self, generation: int, num_named: int) -> bool:
-        """Whether the columns are unchanged since the mask was computed."""
+        """Return whether the columns are unchanged since the mask was computed."""
         is_same = self.num_named == num_named and self.generation == generation
         return is_same and all(column.revision == made for column, made in self.revisions)
 
     @property
     def num_bytes(self) -> int:
-        """The memory that it takes, its key included."""
+        """The memory of the mask, including its key."""
         return self.mask.nbytes + _ENTRY_BYTES + _COLUMN_BYTES * len(self.revisions)
 
 
 class Budget:
-    """The tests of items that one request, or one batch of requests, may take; equal expressions count once."""
+    """The budget of tests of one request or one batch of requests; equal expressions count once."""
 
     def __init__(self) -> None:
         self._num_tests = self._num_cells = 0
         self._seen: set[tuple[int, str]] = set()
 
     def spend(self, clause: Clause, path: str, expressions: "Expressions") -> None:
-        """Count a clause over the items of one bundle. Raises InvalidRequest naming the path where it exceeds what is left."""
+        """Count a clause over the items of one bundle.
+
+        Raises InvalidRequest naming the path if it exceeds the remaining budget.
+        """
         key = id(expressions), clause.text
         if key in self._seen:
             return
@@ -96,31 +102,38 @@ class Expressions:
         max_cache_bytes: int = MAX_CACHE_BYTES,
         lock: AbstractContextManager[Any] = _NO_LOCK,
     ) -> None:
-        """Take the layout. Masks are kept in `max_cache_bytes`, keys included; the newest always is.
+        """Take the layout. Masks are cached in `max_cache_bytes`, including keys; the newest mask is always kept.
 
-        Several threads may compile with a `lock`. It is held while a kept mask is found or replaced, never while one is computed.
+        With a `lock`, several threads may compile. It is held while a cached mask is looked up or replaced, never while
+        a mask is computed.
         """
         self._items = items
         self._max_cache_bytes = max_cache_bytes
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self.num_bytes = 0
-        """The size of the kept masks, keys included."""
+        """The size of the cached masks, including keys."""
         self._tables: Tables | None = None
         self._generation = 0
         self._lock = lock
 
     @property
     def columns(self) -> ItemColumns:
-        """The columns as they are now; those for more items are others."""
+        """The current columns; a larger catalogue has other columns."""
         return self._items.columns
 
     def check(self, clause: Clause, path: str) -> None:
-        """Refuse attributes that no item has, and values of a kind that an attribute never has. Raises InvalidRequest naming the path."""
+        """Refuse unknown attributes, and values of a kind that an attribute never has.
+
+        Raises InvalidRequest naming the path.
+        """
         for where, condition in conditions_of(clause, path):
             self._check(condition, where)
 
     def check_attribute(self, name: str, path: str) -> tuple[Kind, ...]:
-        """Return the kinds of value that an attribute has. Raises InvalidRequest with the nearest names where no item has it."""
+        """Return the kinds of value that an attribute has.
+
+        Raises InvalidRequest with the nearest names for an unknown attribute.
+        """
         columns = self.columns
         kinds: tuple[Kind, ...] = ("text",) if name == ITEM_ID else columns.kinds(name)
         if not kinds:
@@ -129,9 +142,9 @@ class Expressions:
         return kinds
 
     def mask(self, clause: Clause) -> np.ndarray:
-        """Return the items for which a clause holds, (num_items,) bool; an attribute that no item has holds for none.
+        """Return the items that match a clause, (num_items,) bool; a condition on an unknown attribute matches no item.
 
-        The mask is kept for others too: read it only.
+        The mask is shared: do not write to it.
         """
         key, num_named, columns = _key(clause), self._items.num_named, self.columns
         tables = columns.texts, columns.numbers, columns.flags
@@ -155,7 +168,7 @@ class Expressions:
         return Compiled(self, {clause.text: self.mask(clause) for clause in clauses})
 
     def compiled_soon(self, clauses: Sequence[Clause]) -> "Compiled | None":
-        """Return the same if the masks are kept or take few tests of few items; None if computing them would block an event loop."""
+        """Return the masks if they are cached or cheap to compute; None if computing them would block an event loop."""
         num_tests = sum(clause.num_tests for clause in clauses)
         if num_tests <= FEW_TESTS and num_tests * self.columns.num_items <= _FEW_CELLS:
             return self.compiled(clauses)
@@ -169,7 +182,7 @@ class Expressions:
         return Compiled(self, masks)
 
     def _look_up(self, key: bytes, tables: Tables) -> tuple[_Kept | None, int]:
-        """Return the kept mask, if there is one, and the generation of these tables."""
+        """Return the cached mask, if any, and the generation of these tables."""
         with self._lock:
             if self._tables is None or any(one is not other for one, other in zip(self._tables, tables, strict=True)):
                 self._tables, self._generation = tables, self._generation + 1
@@ -256,18 +269,21 @@ class Expressions:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The masks of one request's clauses, made before it is ranked. What changes later is in the next request's masks."""
+    """The masks of one request's clauses, computed before ranking. Later changes apply to the next request."""
 
     expressions: Expressions
     masks: Mapping[str, np.ndarray]
 
     @property
     def columns(self) -> ItemColumns:
-        """The columns as they are now."""
+        """The current columns."""
         return self.expressions.columns
 
     def mask(self, clause: Clause) -> np.ndarray:
-        """Return the items for which a clause holds, (num_items,) bool, read only. Made again where there are more items by now."""
+        """Return the items that match a clause, (num_items,) bool, read only.
+
+        Recomputed if items were added meanwhile.
+        """
         found = self.masks.get(clause.text)
         return self.expressions.mask(clause) if found is None or len(found) < self.columns.num_items else found
 
@@ -282,7 +298,7 @@ def _columns_read(tables: Tables, clause: Clause) -> list[Column]:
 
 
 def _changed_between(found: _Kept, now: Revisions, num_items: int, num_named: int) -> np.ndarray | None:
-    """Return the items that changed or came since a mask was made, (n,) int; None where that is not known, or the columns are others."""
+    """Return the items changed or added since a mask was made, (n,) int; None if unknown or for other columns."""
     if len(found.mask) != num_items or len(found.revisions) != len(now):
         return None
     changed = set(range(found.num_named, num_named))
@@ -303,7 +319,7 @@ def _num_rows(columns: ItemColumns, rows: Rows) -> int:
 
 
 def _equals_any(cells: np.ndarray, values: list[float]) -> np.ndarray:
-    """Return which cells equal any of these values. `np.isin` sorts the cells, which takes longer the more there are."""
+    """Return which cells equal any of these values. `np.isin` would sort the cells, which takes longer."""
     wanted = np.unique(values)
     if len(wanted) > _FEW_VALUES:
         places = np.minimum(np.searchsorted(wanted, cells), len(wanted) - 1)

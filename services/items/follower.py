@@ -1,9 +1,10 @@
-"""Reads the topic `items` into this process's live catalogue: from a snapshot's positions, or else from the beginning, and then its end.
+"""Follows the topic `items` into this process's live catalogue: from a snapshot's positions or from the beginning.
 
-Each process reads all partitions by itself, without a group. While the broker is unavailable, what is known stays, and items are still shown and
-hidden by their times. A topic that was made again (the embedded broker keeps nothing on disk), or whose log came back shorter, is read from its beginning
-on top of that: what was stated before holds until it is stated again, and no item that is hidden is shown before the end is reached.
-A record that cannot be read is counted, logged and stepped over.
+Each process reads all partitions by itself, without a group. While the broker is unavailable, the known state stays,
+and items are still shown and hidden by their times. A recreated topic (the embedded broker keeps nothing on disk), or a
+log that came back shorter, is read from its beginning on top of the known state: a state holds until it is stated
+again, and no hidden item is shown before the end is reached. A record that cannot be read is counted, logged and
+skipped.
 """
 
 import asyncio
@@ -33,12 +34,15 @@ from services.settings.topic_reader import TopicReader
 log = structlog.get_logger()
 
 ITEMS_START_S = 15.0
-"""How long a starting process waits for the next records of the topic, where a broker answers; it reads some 20,000 a second."""
+"""How long a starting process waits for the next records if a broker answers; it reads about 20,000 per second."""
 _FETCH_WAIT_MS = 50
-"""The embedded broker does not wake a waiting fetch: half of this is added to a change's latency. A shorter wait costs each process more."""
+"""Half of this is added to a change's latency, since the embedded broker does not wake a waiting fetch.
+
+A shorter wait costs each process more.
+"""
 _POLL_MS = 2 * _FETCH_WAIT_MS
 _MAX_RECORDS = 500
-"""So many are decoded in 10 ms, in which the process's other threads wait for the interpreter."""
+"""Decoding this many takes 10 ms; meanwhile the process's other threads wait for the interpreter."""
 _CHECK_EVERY_S = 2.0
 _RETRY_S = 0.5
 _RETRY_AFTER_S = 1.0
@@ -47,14 +51,17 @@ _TICK_S = 0.1
 
 @dataclass(slots=True)
 class _Awaited:
-    """Someone who waits until all is read that the topic held when they asked. `ends`: the positions to reach."""
+    """A caller that waits until all records in the topic at the time of the call are read.
+
+    `ends`: the positions to reach.
+    """
 
     done: "Future[None]" = field(default_factory=Future)
     ends: Mapping[TopicPartition, int] | None = None
 
 
 class ItemFollower:
-    """Owns the reading thread, and one that acts on the items' times."""
+    """Owns the reading thread, and a thread that applies the items' times."""
 
     def __init__(
         self,
@@ -71,19 +78,19 @@ class ItemFollower:
         on_left_out: Callable[[int], object] = lambda _number: None,
         on_knowledge: Callable[[int], object] = lambda _knowledge: None,
     ) -> None:
-        """Keep the parts; nothing is read yet.
+        """Keep the parts without reading.
 
         Args:
-            items: What the records are taken over into.
+            items: The live catalogue that the records change.
             kafka: The brokers.
             topic: The topic's name.
             snapshot: The file to begin with, which may be missing.
-            makes: The topic, in the process that makes it where it is missing.
-            write_every_s: How often changes are written to the snapshot, in the process that does; None: never.
+            makes: The topic, in the process that creates it if it is missing.
+            write_every_s: How often changes are written to the snapshot, in the process that writes it; None: never.
             on_refused: Called with a number of records that cannot be read.
-            on_unavailable: Called with 1 when the topic cannot be read, with 0 when it can be again.
-            on_look: Called every two seconds or so while it can be, in the reading thread.
-            on_left_out: Called with a number of attributes for whose names there is no room.
+            on_unavailable: Called with 1 when the topic cannot be read, with 0 when it can be read again.
+            on_look: Called about every two seconds while the topic can be read, in the reading thread.
+            on_left_out: Called with a number of attributes that exceed the limit of names.
             on_knowledge: Called with the `Knowledge` of the items at construction and at each change of it.
         """
         self._items = items
@@ -100,7 +107,7 @@ class ItemFollower:
         self._positions = Positions("", {})
         self._num_records = 0
         self._deferred: dict[str, ItemState] = {}
-        """States that would show a hidden item, while a topic is read from its beginning: a later record may hide it again."""
+        """States that would show a hidden item, held back until the topic's end: a later record may hide it again."""
         self._has_changed = False
         self._knows(Knowledge.NONE)
         self._written_s = 0.0
@@ -114,11 +121,11 @@ class ItemFollower:
 
     @property
     def positions(self) -> Positions:
-        """How far the topic was read."""
+        """The positions up to which the topic was read."""
         return self._positions
 
     def start(self, timeout_s: float = 0.0) -> None:
-        """Load the snapshot, begin to follow, and wait until all is read that the topic holds, or no broker answers, or nothing comes for so long."""
+        """Load the snapshot, start following, and wait for the topic's end or `timeout_s` without a record."""
         self._load()
         for thread in self._threads:
             thread.start()
@@ -137,7 +144,7 @@ class ItemFollower:
         self._fail_awaited()
 
     async def catch_up(self, timeout_s: float) -> None:
-        """Wait until all is taken over that the topic holds now. Raises DependencyUnavailable."""
+        """Wait until all records now in the topic are applied. Raises DependencyUnavailable."""
         try:
             await asyncio.wait_for(asyncio.wrap_future(self._await_end()), timeout_s)
         except TimeoutError as error:
@@ -172,7 +179,7 @@ class ItemFollower:
             self._items.act_on_time()
 
     def _run(self) -> None:
-        """Follow until stopped; whatever the broker or its records fail with, begin again after a moment."""
+        """Follow until stopped; after any failure of the broker or its records, start again after a moment."""
         is_unavailable = False
         while not self._stopped.is_set():
             try:
@@ -206,7 +213,7 @@ class ItemFollower:
         return admin, consumer
 
     def _follow(self, clients: ExitStack, admin: Any, consumer: Any) -> None:
-        """Read the partitions from where they were left, until stopped or until the topic is another one."""
+        """Read the partitions from the known positions, until stopped or until the topic is another topic."""
         reader = TopicReader(admin, consumer, [self._topic])
         before = {TopicPartition(self._topic, number): mark for number, mark in self._positions.marks.items()}
         reader.resume({self._topic: self._positions.topic_id}, before)
@@ -236,13 +243,16 @@ class ItemFollower:
         self._write()
 
     def _catch_up_done(self) -> None:
-        """Show what the topic shows at its end, which is known now."""
+        """Apply the deferred states: the end of the topic is reached."""
         self._apply(list(self._deferred.items()))
         self._deferred.clear()
         self._knows(Knowledge.CURRENT)
 
     def _take(self, records: Iterable[Any], *, is_behind: bool) -> None:
-        """Take over records. Those read again from a topic's beginning, `is_behind`, may be older than what is known."""
+        """Apply records.
+
+        Records read again from a topic's beginning (`is_behind`) may be older than the known state.
+        """
         changes: list[Change] = []
         num_refused = 0
         for record in records:
@@ -269,7 +279,7 @@ class ItemFollower:
             self._has_changed = True
 
     def _begin_awaiting(self, consumer: Any, places: list[TopicPartition]) -> list[_Awaited]:
-        """Return those who wait, with the ends that they wait for."""
+        """Return the waiting callers, with the ends that they wait for."""
         with self._awaited_lock:
             awaited = list(self._awaited)
         if any(one.ends is None for one in awaited):
@@ -279,9 +289,10 @@ class ItemFollower:
         return awaited
 
     def _end_awaiting(self, awaited: list[_Awaited], consumer: Any, *, is_empty: bool) -> None:
-        """Release those who waited for what is read.
+        """Release the callers whose ends are reached.
 
-        The embedded broker reports its last batch's first record as the end: an end counts as reached beyond it, or where a whole fetch brought nothing more.
+        The embedded broker reports its last batch's first record as the end: an end counts as reached beyond it, or
+        after a fetch without records.
         """
         for one in awaited:
             at = {place: int(consumer.position(place)) for place in one.ends or ()}
@@ -295,7 +306,7 @@ class ItemFollower:
                     one.done.set_result(None)
 
     def _write(self) -> None:
-        """Write the snapshot, in the process that does, when that is due."""
+        """Write the snapshot if this process writes it and it is due."""
         if self._write_every_s is None or not self._has_changed or self._deferred:
             return
         if not self._stopped.is_set() and time.monotonic() - self._written_s < self._write_every_s:

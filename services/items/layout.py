@@ -1,10 +1,13 @@
-"""The items of one bundle and those that it lacks, each at its index, with what is stated of them. Numpy only; no clock: times are arguments.
+"""The items of one bundle and the items that only the live catalogue has, each at its index, with their states.
+
+Numpy only.
 
     0 ... num_known-1        the bundle's items, by the bundle's index
     num_known ...            items that only the live catalogue has, in order of appearance
-    ... num_items-1          places for more
+    ... num_items-1          unused slots
 
-An index keeps its item while the layout lives. Written by one thread at a time, read by any: a reader that needs many cells takes `columns` once.
+An index keeps its item for the life of the layout. Written by one thread at a time, read by any: a reader that needs
+many cells takes `columns` once. No clock: times are arguments.
 """
 
 import math
@@ -24,10 +27,10 @@ STATED, HIDDEN, DELETED, HAS_CATEGORIES = 1, 2, 4, 8
 _OWN_TEXTS, _OWN_NUMBERS = frozenset({"categories"}), frozenset({"value", "published_ms", "expires_ms", "popularity"})
 _MIN_SPARE = 64
 _SPARE_SHARE = 16
-"""A sixteenth more places than items: so seldom are columns copied."""
+"""A sixteenth of the items are spare slots, so that columns are rarely copied."""
 _MAX_CATEGORY_BYTES = 16 * 1_048_576
 _FEW_NAMES, _FEW_NAMES_BYTES = 8, 10_000
-"""Masks are kept of so many categories together, whose names take so many bytes at most."""
+"""Limits of cached category masks: number of categories per mask, and bytes of their names."""
 NO_CATALOGUE = Catalogue((), (), (), np.zeros((0, 1), dtype=np.int32), (0,), np.zeros(0))
 
 
@@ -35,9 +38,9 @@ class ItemLayout:
     """Index, names and columns of all items of one catalogue."""
 
     def __init__(self, catalogue: Catalogue, categories: TextColumn | None = None, num_new: int = 0) -> None:
-        """Lay out a catalogue of which nothing is stated, with places for so many new items and a few more.
+        """Lay out a catalogue without states, with slots for `num_new` new items and some spare.
 
-        `categories` is a column whose table of texts this one goes on with.
+        `categories` is a column whose table of texts the new column shares.
         """
         self.catalogue = catalogue
         self.num_known = len(catalogue.item_ids)
@@ -45,9 +48,9 @@ class ItemLayout:
         self.columns = ItemColumns(num_items, np.arange(num_items) < self.num_known)
         self.status = np.zeros(num_items, dtype=np.uint8)
         self.revision = 0
-        """Moves with every change of what may be shown."""
+        """Changes with every change of the items that may be shown."""
         self.words_revision = 0
-        """Moves after every change of title or categories of an item that the bundle lacks."""
+        """Changes after every change of title or categories of an item that the bundle lacks."""
         self._new_ids: list[str] = []
         self._new_index: dict[str, int] = {}
         self.stated_titles: dict[int, str] = {}
@@ -64,7 +67,7 @@ class ItemLayout:
 
     @property
     def num_named(self) -> int:
-        """How many items there are: indices below it have one."""
+        """The number of items: lower indices have an item."""
         return self.num_known + len(self._new_ids)
 
     @property
@@ -74,7 +77,7 @@ class ItemLayout:
         return [item_id for item_id, is_deleted in zip(self._new_ids, deleted, strict=True) if not is_deleted]
 
     def index(self, item_id: str) -> int | None:
-        """Return an item's index; None for one that neither the bundle nor the live catalogue has."""
+        """Return an item's index; None if neither the bundle nor the live catalogue has it."""
         known = self.catalogue.index_of.get(item_id)
         return self._new_index.get(item_id) if known is None else known
 
@@ -83,14 +86,14 @@ class ItemLayout:
         return self.catalogue.item_ids[index] if index < self.num_known else self._new_ids[index - self.num_known]
 
     def title(self, index: int) -> str:
-        """Return an item's title: as stated, or the bundle's, or else its id."""
+        """Return an item's title: its stated title, else the bundle's, else its id."""
         title = self.stated_titles.get(index) if self.stated_titles else None
         if title is not None:
             return title
         return self.catalogue.titles[index] if index < self.num_known else self.item_id(index)
 
     def indices(self, item_ids: Iterable[str]) -> list[int]:
-        """Return the indices of these items in their order; unknown ones are skipped."""
+        """Return the indices of these items in order; unknown ids are skipped."""
         return [index for item_id in item_ids if (index := self.index(item_id)) is not None]
 
     def allowed(
@@ -100,13 +103,13 @@ class ItemLayout:
         allowed_item_ids: Sequence[str] | None = None,
         excluded_item_ids: Iterable[str] = (),
     ) -> np.ndarray:
-        """Return a mask (num_items,) bool of what may be shown now: items of any of these categories, among those allowed and not excluded.
+        """Return a mask (num_items,) bool of the items to show now: in any of these categories, allowed, not excluded.
 
         None means no limit. Unknown names and ids are ignored.
         """
         listed = None if allowed_item_ids is None else self.indices(allowed_item_ids)
         excluded = self.indices(excluded_item_ids)
-        columns = self.columns  # after the indices: it has a place for each
+        columns = self.columns  # after the indices: it has a slot for each
         mask = columns.available.copy()
         if categories is not None:
             mask &= self._of_categories(columns, categories)
@@ -118,12 +121,12 @@ class ItemLayout:
         return mask
 
     def check_filters(self, categories: Sequence[str] | None, allowed_item_ids: Sequence[str] | None) -> None:
-        """Refuse filters with categories or items that neither the bundle nor the live catalogue has. Raises InvalidRequest naming the entry."""
+        """Refuse filters with unknown categories or items. Raises InvalidRequest naming the entry."""
         column = self.columns.texts["categories"]
         num_with: list[np.ndarray] = []
 
         def is_category(name: str) -> bool:
-            """Whether an item has it. The items are counted once, for however many names."""
+            """Return whether an item has it. The items are counted once for all names."""
             if not (codes := column.codes_with(name)):
                 return False
             if not num_with:
@@ -133,13 +136,13 @@ class ItemLayout:
         self.catalogue.check_filters(categories, allowed_item_ids, is_category, self._new_index.__contains__)
 
     def _of_categories(self, columns: ItemColumns, names: tuple[str, ...]) -> np.ndarray:
-        """Return which items are of any of these categories; not to be written to."""
+        """Return which items are of any of these categories; do not write to it."""
         column = columns.texts["categories"]
         kept = self._category_masks.get(names)
         if kept is not None and kept[0] is column and kept[1] == column.revision:
             return kept[2]
         revision, mask = column.revision, column.holding(names)
-        if len(names) > _FEW_NAMES:  # the list would be as large as a mask
+        if len(names) > _FEW_NAMES:  # the names would be as large as a mask
             return mask
         if (len(self._category_masks) + 1) * (mask.nbytes + _FEW_NAMES_BYTES) > _MAX_CATEGORY_BYTES:
             self._category_masks.clear()
@@ -147,7 +150,7 @@ class ItemLayout:
         return mask
 
     def state(self, item_id: str) -> ItemState | None:
-        """Return what is stated of an item: nothing but its id where only the bundle knows it, None where it is unknown or deleted."""
+        """Return an item's state: empty if only the bundle knows it, None if it is unknown or deleted."""
         index = self.index(item_id)
         if index is None or self.status[index] & DELETED:
             return None
@@ -175,7 +178,7 @@ class ItemLayout:
         )
 
     def shown_state(self, item_id: str) -> ItemState | None:
-        """Return an item as it stands in answers: what is stated of it, and the bundle's title and categories where those are not."""
+        """Return an item as answers show it: its state, completed by the bundle's title and categories."""
         stated, index = self.state(item_id), self.index(item_id)
         if stated is None or index is None:
             return None
@@ -187,15 +190,15 @@ class ItemLayout:
 
     @property
     def num_names(self) -> int:
-        """How many columns of attributes there are, at most MAX_NAMES."""
+        """The number of attribute columns, at most MAX_NAMES."""
         columns = self.columns
         own = sum(name in columns.numbers for name in _OWN_NUMBERS)
         return len(columns.texts) + len(columns.numbers) + len(columns.flags) - own - len(_OWN_TEXTS)
 
     def check_names(self, state: ItemState, coming: set[tuple[str, str]]) -> None:
-        """Refuse a state with more new names of attributes than there is room for. Raises InvalidRequest.
+        """Refuse a state with more new attribute names than there is room for. Raises InvalidRequest.
 
-        `coming` are the new names of the request's states before it, to which this one's are added.
+        `coming` are the new names of earlier states in the request; this state's names are added.
         """
         for name, kind in self._new_names(state):
             coming.add((name, kind))
@@ -209,13 +212,13 @@ class ItemLayout:
         return [(name, kind) for name, kind in given if name not in getattr(self.columns, kind)]
 
     def has_room(self, name: str, kind: str) -> bool:
-        """Whether there is a column of this name and kind (`texts`, `numbers`, `flags`), or room for it."""
+        """Return whether a column of this name and kind (`texts`, `numbers`, `flags`) exists or has room."""
         return name in getattr(self.columns, kind) or self.num_names < MAX_NAMES
 
     def put(self, item_id: str, state: ItemState | None, now_ms: int) -> int:
-        """Take over the whole state of an item; None deletes it, also one that is not known yet: a later bundle may bring it.
+        """Replace the whole state of an item. None deletes it, also an unknown item: a later bundle may contain it.
 
-        Return how many of its attributes are left out, for which there was no room.
+        Return the number of its attributes dropped for lack of room.
         """
         index = self.index(item_id)
         words_before = None if index is None else self._words(index)
@@ -250,7 +253,7 @@ class ItemLayout:
         return num_given - len(given.attributes)
 
     def _free(self) -> None:
-        """Drop the columns that no item has a value in, and the texts that no item has, both in new tables."""
+        """Drop columns without values and texts without items, both in new tables."""
         columns = self.columns
         columns.texts = _used(columns.texts, _OWN_TEXTS)
         columns.numbers = _used(columns.numbers, _OWN_NUMBERS)
@@ -281,11 +284,11 @@ class ItemLayout:
         return next_ms
 
     def stated(self) -> Iterator[tuple[int, str]]:
-        """Yield the index and id of every item of which something is stated, deleted ones too."""
+        """Yield the index and id of every item with a state, including deleted items."""
         return ((index, self.item_id(index)) for index in np.flatnonzero(self.status).tolist())
 
     def relaid(self, catalogue: Catalogue, now_ms: int) -> "ItemLayout":
-        """Return the layout of another catalogue with all that is stated here; texts are shared, and both may be written on."""
+        """Return the layout of another catalogue with all states; texts are shared, and both may be written to."""
         indices, item_ids = np.flatnonzero(self.status), [item_id for _, item_id in self.stated()]
         num_new = sum(item_id not in catalogue.index_of for item_id in item_ids)
         other = ItemLayout(catalogue, self.columns.texts["categories"], num_new)
@@ -317,14 +320,14 @@ class ItemLayout:
                 column.count()
 
     def places(self, item_ids: Sequence[str]) -> np.ndarray:
-        """Return the indices (n,) int64 of these items, which differ; those that are not known yet get one."""
+        """Return the indices (n,) int64 of these distinct items; unknown items are added."""
         found = list(map(self.catalogue.index_of.get, item_ids))
         if None in found:
             found = [self._place(item_id) if at is None else at for item_id, at in zip(item_ids, found, strict=True)]
         return np.array(found, dtype=np.int64)
 
     def _place(self, item_id: str) -> int:
-        """Return the index of an item that the catalogue lacks, a new one if it is not known yet."""
+        """Return the index of an item that the catalogue lacks; an unknown item is added."""
         index = self._new_index.get(item_id)
         return self._new_place(item_id) if index is None else index
 
@@ -343,7 +346,7 @@ class ItemLayout:
         return index
 
     def _words(self, index: int) -> tuple[str | None, int]:
-        """Return what identifies an item's stated title and its categories."""
+        """Return the key of an item's stated title and its categories."""
         return self.stated_titles.get(index), int(self.columns.texts["categories"].codes[index])
 
     def _set_texts(self, index: int, given: ItemState) -> None:
@@ -380,7 +383,7 @@ _Column = TypeVar("_Column", TextColumn, NumberColumn, FlagColumn)
 
 
 def _used(table: dict[str, _Column], always: frozenset[str]) -> dict[str, _Column]:
-    """Return the same table, or one without the columns that hold no value, of names that are not there always."""
+    """Return the same table, or a table without empty columns except the built-in names."""
     if all(column.num_set or name in always for name, column in table.items()):
         return table
     return {name: column for name, column in table.items() if column.num_set or name in always}

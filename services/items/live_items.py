@@ -1,7 +1,7 @@
-"""The live catalogue of one process: what is stated of all items, laid out over the index of each bundle that requests use.
+"""The live catalogue of one process: the states of all items, laid out over the index of each bundle that requests use.
 
-A bundle's layout is made before its swap from the newest one, and every change is then made in all layouts that are still in use. Changes by
-record and by time come from threads of their own; requests read without a lock.
+A bundle's layout is made before its swap from the newest layout, and every change is then applied to all layouts still
+in use. Separate threads apply changes by record and by time; requests read without a lock.
 """
 
 import threading
@@ -22,18 +22,18 @@ Change = tuple[str, ItemState | None]
 
 
 class Knowledge(IntEnum):
-    """What a process knows of the items' states, as the metric says it."""
+    """How current a process's item states are, as the metric's value."""
 
     CURRENT = 0
-    """All that the topic held at some time since the process started."""
+    """All records that the topic held at some time since the process started."""
     SNAPSHOT = 1
-    """What the snapshot has; changes since it was written may be missing."""
+    """The snapshot's states; changes since it was written may be missing."""
     NONE = 2
-    """Nothing: hidden items are not known."""
+    """Nothing: hidden items are unknown."""
 
 
 class LiveItems:
-    """Owns the layouts. `layout` is the newest; those before it are kept up to date while something refers to them."""
+    """Owns the layouts. `layout` is the newest; earlier layouts are kept up to date while they are referenced."""
 
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self._wall_clock = wall_clock
@@ -42,17 +42,20 @@ class LiveItems:
         self._in_use: weakref.WeakSet[ItemLayout] = weakref.WeakSet([self.layout])
         self._next_time_ms = 0.0
         self.knowledge = Knowledge.CURRENT
-        """Set by whoever reads the topic; without a topic there is no more to know than what bundles have."""
+        """Set by the topic's reader; without a topic the bundles' knowledge is complete."""
 
     def lay(self, catalogue: Catalogue) -> ItemLayout:
-        """Return a layout over this catalogue, with all that is stated so far; later changes are made in it too. Takes a second for a million items."""
+        """Return a layout over this catalogue with all states so far; later changes apply to it too.
+
+        Takes a second for a million items.
+        """
         with self._lock:
             self.layout = self.layout.relaid(catalogue, self._now_ms())
             self._in_use.add(self.layout)
             return self.layout
 
     def apply(self, changes: Iterable[Change]) -> int:
-        """Take over changes in their order; return how many attributes are left out, for which there was no room."""
+        """Apply changes in order; return the number of attributes dropped for lack of room."""
         now_ms = self._now_ms()
         num_left_out = 0
         with self._lock:
@@ -65,7 +68,7 @@ class LiveItems:
         return num_left_out
 
     def fill(self, fill: Callable[[ItemLayout], object]) -> None:
-        """Have `fill` write many states into each layout at once. Times are acted on after that."""
+        """Have `fill` write many states into each layout at once, then apply the items' times."""
         now_ms = self._now_ms()
         with self._lock:
             for layout in self._in_use:
@@ -74,24 +77,24 @@ class LiveItems:
             self._next_time_ms = self.layout.next_time_ms(now_ms)
 
     def read(self, read: Callable[[ItemLayout], T]) -> T:
-        """Return what `read` makes of the newest layout, which does not change meanwhile."""
+        """Return the result of `read` on the newest layout, which does not change meanwhile."""
         with self._lock:
             return read(self.layout)
 
     def find(self, read: Callable[[ItemLayout], T | None]) -> T | None:
-        """Return what `read` finds in the newest layout, or else in another one: bundles of several names, and of a release, have items of their own."""
+        """Return the result of `read` on the newest layout, or else on other layouts, which may have other items."""
         with self._lock:
             found = (read(layout) for layout in (self.layout, *self._in_use))
             return next((one for one in found if one is not None), None)
 
     def hides(self, item_id: str) -> bool:
-        """Whether an item is stated to be hidden or deleted."""
+        """Return whether an item is stated to be hidden or deleted."""
         with self._lock:
             index = self.layout.index(item_id)
             return index is not None and bool(self.layout.status[index] & (HIDDEN | DELETED))
 
     def act_on_time(self) -> None:
-        """Show what was published and hide what expired since the last call. Costs nothing while no item is due."""
+        """Show items published and hide items expired since the last call. Costs nothing while no item is due."""
         now_ms = self._now_ms()
         if now_ms < self._next_time_ms:
             return

@@ -1,8 +1,8 @@
-"""The snapshot: what is stated of all items, in one Parquet file with the topic's positions that it holds. Replaced as a whole.
+"""The snapshot: the states of all items, in one Parquet file with the topic's positions. Replaced as a whole.
 
     item_id  status  title  text:NAME (JSON lists, by dictionary)  number:NAME  flag:NAME
 
-A digest of the whole file is at its end. A file that is missing or damaged is as none: the topic has it all.
+The file ends with a digest of the rest. A missing or damaged file is ignored: the topic has all states.
 """
 
 import json
@@ -33,14 +33,14 @@ _TEXT, _NUMBER, _FLAG = "text:", "number:", "flag:"
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """How far a topic was read, by partition, and the topic's id, which changes when it is made again."""
+    """How far a topic was read, by partition, and the topic's id, which changes when it is recreated."""
 
     topic_id: str
     marks: Mapping[int, Mark]
 
 
 def write_snapshot(path: Path, items: LiveItems, positions: Positions) -> None:
-    """Write what is stated of all items. Raises OSError."""
+    """Write the states of all items. Raises OSError."""
     table = items.read(_table_of)
     marks = json.dumps({str(number): asdict(mark) for number, mark in positions.marks.items()})
     table = table.replace_schema_metadata({"topic_id": positions.topic_id, "marks": marks})
@@ -56,7 +56,7 @@ def write_snapshot(path: Path, items: LiveItems, positions: Positions) -> None:
 
 
 def read_snapshot(path: Path, items: LiveItems) -> Positions | None:
-    """Take over what was written, and return its positions; None where there is no snapshot that can be read to its end."""
+    """Load the written states and return their positions; None without a readable snapshot."""
     if not path.exists():
         return None
     try:
@@ -76,7 +76,7 @@ def read_snapshot(path: Path, items: LiveItems) -> Positions | None:
 
 
 def _whole(path: Path) -> pa.Buffer:
-    """Return the Parquet file that was written. Raises OSError, also where its digest is another one."""
+    """Return the Parquet part of the file. Raises OSError, also for a wrong digest."""
     with pa.OSFile(str(path)) as file:
         data = file.read_buffer()
     end = data.size - _DIGEST_BYTES
@@ -112,7 +112,7 @@ def _table_of(layout: ItemLayout) -> pa.Table:
 
 
 def _fill(layout: ItemLayout, file: pq.ParquetFile) -> None:
-    """Write a snapshot's states into a layout of which little or nothing is stated yet, part after part: so it takes no more memory than it needs."""
+    """Write a snapshot's states into a layout with few or no states, part by part to bound memory."""
     known: Mapping[str, dict[str, int]] = defaultdict(dict)
     for part in file.iter_batches(_ROWS, use_threads=False):
         _fill_part(layout, part, known)
@@ -145,7 +145,10 @@ def _fill_part(layout: ItemLayout, part: pa.RecordBatch, known: Mapping[str, dic
 
 
 def _codes(cells: pa.DictionaryArray, column: TextColumn, known: dict[str, int]) -> np.ndarray:
-    """Return the codes (n,) int32 of JSON lists, by the column's table of texts. `known` are those of the parts before: each part has all words."""
+    """Return the codes (n,) int32 of JSON lists, by the column's table of texts.
+
+    `known` has the codes of earlier parts: each part's dictionary has all words.
+    """
     words = cells.dictionary.to_pylist()
     for word in words:
         if word not in known:

@@ -1,10 +1,10 @@
-"""Which items of a catalogue have texts like another one: an index from words to items.
+"""Finds items of a catalogue with similar texts: an index from words to items.
 
-Texts are sets of words, weighted by rarity, and compared by the cosine (Salton and Buckley 1988), as scikit-learn's TfidfVectorizer with `binary=True` does. Words are
-known by a hash of 20 bits, so that there is no table of words, and are cut by Arrow outside of the interpreter's lock. A word that very many items have finds none of them:
-it says little, and costs most.
+Texts are sets of words, weighted by rarity, and compared by the cosine (Salton and Buckley 1988), as in scikit-learn's
+TfidfVectorizer with `binary=True`. Words are hashed to 20 bits, so that no table of words is needed, and are split by
+Arrow outside the interpreter's lock. A word of very many items finds no items: it says little and costs most.
 
-Shape suffixes: V items, W hashed words, D distinct words, P places of words in items.
+Shape suffixes: V items, W hashed words, D distinct words, P pairs of word and item.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,19 @@ import pyarrow.compute as pc
 _NOT_WORDS = r"[^\p{L}\p{M}\p{N}_]+"
 _NUM_WORDS = 1 << 20
 _MOST_ITEMS = 20_000
-"""Of a word that finds items."""
+"""Maximum number of items of a word that finds items."""
 _TEXTS_AT_ONCE = 1 << 15
 _NONE = np.zeros(0, dtype=np.int32)
 
 
 class WordIndex:
-    """The items of each word. Does not change."""
+    """The items of each word. Immutable."""
 
     def __init__(self, texts: Sequence[str], rarity_W: np.ndarray | None = None) -> None:
-        """Index texts, one an item. `rarity_W` is another index's; without it rare words are those of these texts."""
+        """Index texts, one per item.
+
+        `rarity_W` comes from another index; by default the rarity in these texts is used.
+        """
         self.num_items = len(texts)
         parts = [
             _words_of(texts[first : first + _TEXTS_AT_ONCE], first) for first in range(0, len(texts), _TEXTS_AT_ONCE)
@@ -42,9 +45,9 @@ class WordIndex:
         self._starts_W = np.concatenate([[0], np.cumsum(num_with_W)])
 
     def nearest(self, text: str, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of at most `num` items that share a word with a text, nearest first (ties by index), and their cosines.
+        """Return at most `num` items that share a word with a text, nearest first (ties by index): indices and cosines.
 
-        The cosine of two texts is the same number whichever of them is indexed.
+        The cosine of two texts is the same whichever text is indexed.
         """
         words = _words_of([text])[0]
         squares = self.rarity_W[words].astype(np.float64) ** 2
@@ -65,12 +68,15 @@ class WordIndex:
 
 
 def text_of(title: str, item_id: str, categories: Sequence[str]) -> str:
-    """Return an item's title and categories as one text. A title that is the id describes nothing and is left out."""
+    """Join an item's title and categories as one text. A title that equals the id describes nothing and is skipped."""
     return " ".join(("" if title == item_id else title, *categories))
 
 
 def _words_of(texts: Sequence[str], first: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct words of two letters and more of each text as hashes (P,) int32, and which text each is of, counted from `first`, (P,) int32; by text and hash."""
+    """Return the distinct words of two letters and more of each text, sorted by text and hash.
+
+    Two arrays (P,) int32: hashes, and the index of the text, counted from `first`.
+    """
     lists = pc.split_pattern_regex(pc.utf8_lower(pa.array(texts, pa.string())), _NOT_WORDS)
     words, owners = lists.flatten(), pc.list_parent_indices(lists)
     is_word = pc.greater(pc.utf8_length(words), 1)

@@ -1,10 +1,10 @@
-"""The log lines of every process: one JSON object a line, to standard output or to a file that several processes share.
+"""The log lines of every process: one JSON object per line, to standard output or to a shared file.
 
-Each line is one write to the kernel at the moment it is logged: a process that is killed loses none, and nothing has to be done
-at a stop. What cannot be written at once is dropped: a log line must never cost an answer.
+Each line is one write to the kernel at the moment it is logged: a killed process loses no line, and a stop needs no
+flush. A line that cannot be written at once is dropped: a log line must never cost an answer.
 
-The file is for Ray's workers. Ray keeps what they print in files of its own, and Ray Serve replaces `print`, `sys.stdout` and
-`sys.stderr` there, by a logger that holds a thousand lines back: none of the three is used here.
+The file is for Ray's workers. Ray redirects their output to its own files, and Ray Serve replaces `print`, `sys.stdout`
+and `sys.stderr` there by a logger that buffers a thousand lines, so none of the three is used here.
 """
 
 import fcntl
@@ -19,12 +19,15 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 MAX_LOG_BYTES = 20_000_000
-"""A log file that has reached this size becomes `<name>.old`, in place of the one before."""
+"""A log file of this size is renamed to `<name>.old`, replacing the previous one."""
 _STANDARD_OUTPUT = 1
 
 
 def configure_logging(level: str, part: str, log_file: Path | None = None) -> None:
-    """Configure structlog for this process; `part` says on each line what it is. Without a file the lines go to standard output."""
+    """Configure structlog for this process; `part` labels each line with the process's part.
+
+    Without a file the lines go to standard output.
+    """
 
     def name(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         event.update(part=part, pid=pid)
@@ -47,10 +50,10 @@ def configure_logging(level: str, part: str, log_file: Path | None = None) -> No
 
 
 class _Lines:
-    """Writes whole lines to a descriptor, which a subclass finds for each."""
+    """Writes whole lines to a descriptor that a subclass provides for each line."""
 
     _is_torn = False
-    """A disk became full within the last line."""
+    """Set if a disk became full within the last line."""
 
     def write(self, line: str) -> int:
         """Write the line, or drop it."""
@@ -62,14 +65,14 @@ class _Lines:
         return len(line)
 
     def flush(self) -> None:
-        """Do nothing: no line is held back."""
+        """Do nothing: no line is buffered."""
 
     def _descriptor(self) -> int | None:
         raise NotImplementedError
 
 
 class StandardOutput(_Lines):
-    """The process's standard output, whatever `sys.stdout` has become. A pipe that is full takes no line, and holds nobody up."""
+    """The process's standard output, regardless of `sys.stdout`. A full pipe drops the line and blocks no caller."""
 
     def __init__(self) -> None:
         self._room = select.poll()
@@ -80,7 +83,10 @@ class StandardOutput(_Lines):
 
 
 class SharedFile(_Lines):
-    """A file that several processes append to. Whoever finds it full renames it; the others see that and open the new one."""
+    """A file that several processes append to.
+
+    The process that finds it full renames it; all processes then open the new file.
+    """
 
     def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._path = path

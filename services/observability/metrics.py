@@ -2,8 +2,8 @@
 
 All processes of a node share a folder (prometheus-client's multi-process mode): each writes its own file there and one
 endpoint sums them (`node_metrics`), so that every replica is counted once. The variable that names the folder
-(`PROMETHEUS_MULTIPROC_DIR`) must be set before Python starts. Without it (unit tests) the metrics live in the process. Engine
-metrics carry vLLM's names, so that its dashboards work unchanged.
+(`PROMETHEUS_MULTIPROC_DIR`) must be set before Python starts. Without it (unit tests) the metrics live in the process.
+Engine metrics carry vLLM's names, so that its dashboards work unchanged.
 """
 
 import platform
@@ -30,18 +30,18 @@ Kind = TypeVar("Kind", bound=Counter | Gauge | Histogram)
 
 
 class _Declared(Generic[Kind]):
-    """A metric that each object of a class below makes for itself, under the attribute's name."""
+    """A metric that each object of a class below creates for itself, under the attribute's name."""
 
     def __init__(self, make: Callable[[CollectorRegistry], Kind]) -> None:
         self.make = make
 
     def __get__(self, _holder: object, _class: type) -> Kind:
-        """For the type checker, and for the class itself: an object's own attribute comes first."""
+        """For the type checker and for class access: an object's own attribute takes precedence."""
         raise AttributeError("metrics belong to an object, not to its class")
 
 
 class _Metrics:
-    """Makes what its class declares. Names of labels are separated by spaces."""
+    """Creates the metrics that its class declares. Label names are separated by spaces."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         for name, declared in vars(type(self)).items():
@@ -91,7 +91,7 @@ class AccessMetrics(_Metrics):
 
 
 class BackgroundMetrics(_Metrics):
-    """Metrics of what a gateway or standby repeats beside its requests."""
+    """Metrics of periodic tasks of a gateway or standby, besides its requests."""
 
     failures = _counter(
         "tailrace_background_failures_total",
@@ -214,7 +214,7 @@ class GatewayMetrics(_Metrics):
 
 
 class TextMetrics(_Metrics):
-    """Metrics of the text tier; the engine's own have vLLM's names."""
+    """Metrics of the text tier; the engine's own metrics have vLLM's names."""
 
     requests = _counter("tailrace_text_requests_total", "Text requests by outcome", "route code")
     first_token_seconds = _histogram(
@@ -238,7 +238,10 @@ class TextMetrics(_Metrics):
 
 
 class EdgeMetrics(_Metrics):
-    """Metrics of the edge: the standby's role, whose answers are counted like all others, and what the edge refused."""
+    """Metrics of the edge: the standby's role, and refused requests.
+
+    The standby's answers are counted like all answers.
+    """
 
     active = _gauge("tailrace_standby_active", "1 while the standby answers because Ray Serve cannot")
     takeovers = _counter("tailrace_standby_takeovers_total", "Takeovers by the standby")
@@ -294,7 +297,7 @@ class StreamMetrics(_Metrics):
 
 
 class ReleaseMetrics(_Metrics):
-    """Metrics of the process that judges releases, by name and the candidate's version."""
+    """Metrics of the canary analysis process, by name and the candidate's version."""
 
     share = _gauge(
         "tailrace_release_share", "Share of users who get a release's candidate; 0 after its end", "name version"

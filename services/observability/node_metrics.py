@@ -1,8 +1,9 @@
-"""The metrics of one node: the files of all its processes, summed; those of ended processes are folded into one file per type.
+"""The metrics of one node: the sum over the files of all its processes.
 
-A process that ends leaves its files behind, and every one that is started again adds more: each scrape would read them all. The counts
-must stay, so they are added to `<type>_ended.db` and the process's own file is removed; gauges of ended processes are dropped. One lock
-per folder, since several processes scrape. A crash between the two steps counts one process twice.
+Files of ended processes are merged into one per type. A process that ends leaves its files behind, and every restarted
+process adds more: each scrape would read them all. The counts must stay, so they are added to `<type>_ended.db` and the
+process's own file is removed; gauges of ended processes are dropped. One lock per folder, since several processes
+scrape. A crash between the two steps counts one process twice.
 """
 
 import fcntl
@@ -21,13 +22,16 @@ _SUMMED = ("counter", "histogram")
 
 
 class NodeCollector(Collector):
-    """Collects the metrics of all processes that share `folder`. Reads the folder each time; only for an endpoint that is scraped."""
+    """Collects the metrics of all processes that share `folder`.
+
+    Reads the folder each time; only for an endpoint that is scraped.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def collect(self) -> Iterable[Metric]:
-        """Fold what ended processes left, and return the sums."""
+        """Merge the files of ended processes, and return the sums."""
         with _locked(self._folder):
             _forget_gauges(self._folder)
             for kind in _SUMMED:
@@ -62,7 +66,7 @@ def _forget_gauges(folder: Path) -> None:
 
 
 def _fold(folder: Path, kind: str) -> None:
-    """Add the files of ended processes to the one of all ended processes."""
+    """Add the files of ended processes to the file of all ended processes."""
     ended = [path for path in folder.glob(f"{kind}_*.db") if _has_ended(path)]
     if not ended:
         return

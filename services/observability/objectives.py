@@ -1,7 +1,7 @@
 """The service level objectives as frozen types, and the loader of their file.
 
-An objective compares two sums over the service's own counters: bad events and all events. Both are plain terms (a selector
-and a sign), so that the PromQL writer and the console, which only has the metrics, compute the same figure.
+An objective compares two sums over the service's own counters: bad events and all events. Both are plain terms (a
+selector and a sign), so that the PromQL writer and the console, which has only the metrics, compute the same figure.
 """
 
 from collections.abc import Callable, Mapping
@@ -76,7 +76,7 @@ class Bounded:
     above: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless exactly one bound is given."""
+        """Raise ValueError unless exactly one bound is given."""
         if (self.at_most is None) == (self.above is None):
             raise ValueError("give either at_most or above")
 
@@ -94,7 +94,7 @@ class Bounded:
 
 
 def _kind_of(sli: Any) -> str:
-    """Return the kind of an SLI, so that an error in one kind is not reported as an error in the other."""
+    """Return the kind of an SLI, so that errors name only the fields of that kind."""
     return "bounded" if isinstance(sli, Bounded) or (isinstance(sli, dict) and "histogram" in sli) else "ratio"
 
 
@@ -103,7 +103,10 @@ Sli = Annotated[Annotated[Ratio, Tag("ratio")] | Annotated[Bounded, Tag("bounded
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class Objective:
-    """One objective: the share `target` of what `sli` counts is good. `alert` names the alert and its runbook page."""
+    """One objective: at least the fraction `target` of the events that `sli` counts is good.
+
+    `alert` names the alert and its runbook page.
+    """
 
     name: Name
     title: str
@@ -113,7 +116,7 @@ class Objective:
 
     @property
     def budget(self) -> float:
-        """The error budget: the share that may be bad."""
+        """The error budget: the fraction that may be bad."""
         return round(1 - self.target, 9)
 
 
@@ -129,7 +132,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class Onset:
-    """Alert at once when the budget burns `burn` times too fast over one short window with at least `min_bad` bad events."""
+    """Alert at once when at least `min_bad` bad events burn the budget `burn` times too fast in one short window."""
 
     burn: Annotated[float, Field(gt=0)]
     window: Duration
@@ -148,7 +151,7 @@ class Objectives:
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for duplicate names, budgets too wide for the alerts, and short windows not below long ones."""
+        """Raise ValueError for duplicate names, budgets too wide for the alerts, and short windows not below long."""
         steepest = max(self.onset.burn, *(rung.burn for rung in self.ladder))
         for objective in self.objectives:
             if objective.budget * steepest >= 1:
@@ -166,14 +169,14 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Bad events out of all events, as counted so far."""
+    """Bad events out of all events so far."""
 
     bad: float
     total: float
 
     @property
     def good_share(self) -> float | None:
-        """The good share (0 to 1); None without events."""
+        """The good fraction (0 to 1); None without events."""
         return 1 - self.bad / self.total if self.total > 0 else None
 
 

@@ -1,12 +1,13 @@
 """Request traces by OpenTelemetry: entry spans, child spans, context propagation and export.
 
-    Tracing.entry    at a door, in a replica, in the worker: continue the caller's trace or start one, if it is sampled
+    Tracing.entry    at a door, in a replica, in the worker: continue the caller's trace or start a new one, if it is
+    sampled
       span           anywhere inside: a child of the current span, or a no-op
       trace_headers  the W3C context of the current span, for a message to another process
 
-When tracing is off, and for requests that are not sampled, a span costs one read of a context variable. Finished spans wait
-in a bounded queue for an export thread: a slow or unavailable collector loses spans and never delays a request. Log lines
-inside an entry carry its trace id. Names and attributes: docs/traces.md.
+When tracing is off, and for requests that are not sampled, a span costs one read of a context variable. Finished spans
+wait in a bounded queue for an export thread: a slow or unavailable collector loses spans and never delays a request.
+Log lines inside an entry carry its trace id. Names and attributes: docs/traces.md.
 """
 
 import threading
@@ -78,7 +79,10 @@ class Tracing:
         kind: SpanKind = SpanKind.SERVER,
         attributes: Attributes | None = None,
     ) -> AbstractContextManager[Span]:
-        """Open this process's entry span: in the trace of the headers (lower-case names), or in a new one. No-op if not sampled."""
+        """Open this process's entry span: in the trace of the headers (lower-case names), or in a new trace.
+
+        No-op if not sampled.
+        """
         if self._tracer is None:
             return _NOTHING
         opened = self._tracer.start_span(name, _W3C.extract(headers), kind, attributes)
@@ -93,7 +97,7 @@ class Tracing:
     def joint_entry(
         self, name: str, senders: Sequence[TraceHeaders], attributes: Attributes | None = None
     ) -> AbstractContextManager[Span]:
-        """Open a span for work on several messages: in the first sampled sender's trace, with links to all; a no-op if none is sampled."""
+        """Open a span for work on several messages: in the first sampled sender's trace, linked to all, or a no-op."""
         if self._tracer is None:
             return _NOTHING
         contexts = [get_current_span(_W3C.extract(dict(sender))).get_span_context() for sender in senders if sender]
@@ -122,7 +126,7 @@ def span(
     *,
     under: Place | None = None,
 ) -> AbstractContextManager[Span]:
-    """Open a span below `under`, or below the current span; a no-op span where nothing is traced."""
+    """Open a span below `under`, or below the current span; a no-op span outside a trace."""
     above = under or _current.get()
     if above is None:
         return _NOTHING
@@ -130,18 +134,18 @@ def span(
 
 
 def here() -> Place | None:
-    """Return the current span, to be a parent later; None where nothing is traced."""
+    """Return the current span, to be a parent later; None outside a trace."""
     return _current.get()
 
 
 def note(attributes: Attributes) -> None:
-    """Add attributes to the open span, if there is one."""
+    """Add attributes to the open span, if any."""
     if (place := _current.get()) is not None:
         place.span.set_attributes(attributes)
 
 
 def note_failure(kind: str, *, is_ours: bool) -> None:
-    """Set `error.type` on the open span, if there is one; only a failure on our side sets the error status."""
+    """Set `error.type` on the open span, if any; only a failure on our side sets the error status."""
     if (place := _current.get()) is not None:
         place.span.set_attribute("error.type", kind)
         if is_ours:
@@ -149,7 +153,7 @@ def note_failure(kind: str, *, is_ours: bool) -> None:
 
 
 def trace_headers() -> TraceHeaders:
-    """Return the W3C context of the open span, for a message; empty where nothing is traced."""
+    """Return the W3C context of the open span, for a message; empty outside a trace."""
     place = _current.get()
     if place is None:
         return ()
@@ -159,13 +163,13 @@ def trace_headers() -> TraceHeaders:
 
 
 def trace_id() -> str | None:
-    """Return the id of the trace (32 hex digits) that the open span is part of; None where nothing is traced."""
+    """Return the id (32 hex digits) of the open span's trace; None outside a trace."""
     place = _current.get()
     return None if place is None else format_trace_id(place.span.get_span_context().trace_id)
 
 
 def past_span(name: str, start_s: float, end_s: float, attributes: Attributes | None = None) -> None:
-    """Add a finished span below the open one; times are monotonic seconds of this process. A no-op where nothing is traced."""
+    """Add a finished span below the open span; times are monotonic seconds of this process. A no-op outside a trace."""
     if (place := _current.get()) is not None:
         to_unix_s = time.time() - time.monotonic()
         start_ns, end_ns = (int((moment_s + to_unix_s) * 1e9) for moment_s in (start_s, end_s))
@@ -204,7 +208,10 @@ _EXPORT_TIMEOUT_S = 2.0
 
 
 def open_tracing(endpoint: str, share: float, service: str, version: str = "") -> Tracing:
-    """Return tracing to an OTLP collector (gRPC; `http://` plain, `https://` TLS). An empty endpoint turns tracing off."""
+    """Return tracing to an OTLP collector (gRPC; `http://` plain, `https://` TLS).
+
+    An empty endpoint turns tracing off.
+    """
     if not endpoint:
         return Tracing()
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -214,7 +221,7 @@ def open_tracing(endpoint: str, share: float, service: str, version: str = "") -
 
 
 def provider_to(exporter: "SpanExporter", share: float, service: str, version: str = "") -> "TracerProvider":
-    """Return a provider that samples `share` of the traces that start here and follows the caller's decision otherwise."""
+    """Return a provider that samples `share` of the traces that start here, and otherwise follows the caller."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor

@@ -9,7 +9,10 @@ from services.errors import ConfigError
 
 
 def read_secret(path: Path) -> str:
-    """Return the file's text without the final line break. Raises ConfigError when it cannot be read, is no text or is empty; the message quotes nothing of it."""
+    """Return the file's text without the final line break.
+
+    Raises ConfigError for an unreadable, non-text or empty file. The message quotes nothing from the file.
+    """
     try:
         secret = path.read_text().rstrip("\r\n")
     except OSError as error:
@@ -32,7 +35,10 @@ class RedisAddress:
     tls_ca_file: Path | None = None
 
     def client_options(self) -> dict[str, Any]:
-        """Return the arguments of redis-py's client, which reads the password at each connection. Raises ConfigError for a bad file."""
+        """Return the arguments of redis-py's client, which reads the password at each connection.
+
+        Raises ConfigError for a bad file.
+        """
         options: dict[str, Any] = {"host": self.host, "port": self.port}
         if self.password_file is not None:
             from services.settings.redis_clients import PasswordFile

@@ -1,4 +1,4 @@
-"""What a broker has of a topic's logs: bounds, leader epochs, and single records."""
+"""A broker's view of a topic's logs: bounds, leader epochs, and single records."""
 
 import time
 from typing import Any
@@ -26,18 +26,19 @@ _Partition: Any = _Topic.OffsetForLeaderPartition
 class BrokerLog:
     """The logs of one topic. Every call raises DependencyUnavailable.
 
-    It asks through a consumer, whose assignment it changes. kafka-python 3.0.12 asks about the epochs of its own positions only, through connections
-    that are private to it: `knows_epochs` and `_end_of_epoch` use them, and their tests fail when these move.
+    It queries through a consumer, whose assignment it changes. kafka-python 3.0.12 only asks for the epochs of its own
+    positions, through private connections: `knows_epochs` and `_end_of_epoch` use them, and their tests fail when these
+    change.
     """
 
     def __init__(self, consumer: KafkaConsumer, topic: str) -> None:
-        """Take a connected consumer that reads nothing yet."""
+        """Take a connected consumer without an assignment."""
         self._consumer = consumer
         self._topic = topic
 
     @property
     def knows_epochs(self) -> bool:
-        """Whether the broker can be asked where a leader epoch ends."""
+        """Return whether the broker can report where a leader epoch ends."""
         try:
             self._consumer._manager.broker_version_data.api_version(OffsetForLeaderEpochRequest)
         except IncompatibleBrokerVersion:
@@ -45,15 +46,15 @@ class BrokerLog:
         return True
 
     def begin(self, partition: int) -> int:
-        """Return the offset of the oldest record that is kept, if there is one."""
+        """Return the offset of the oldest record."""
         with broker_as_dependency():
             (begin,) = self._consumer.beginning_offsets([self._place(partition)], timeout_ms=_REQUEST_MS).values()
         return int(begin)
 
     def intact_until(self, partition: int, offset: int, leader_epoch: int | None) -> int:
-        """Return up to where this can be the log that was read up to `offset`, by its end and its leader epochs.
+        """Return how far this can be the log that was read up to `offset`, by its end and its leader epochs.
 
-        `leader_epoch` is that of the record before `offset` when it was read, where known.
+        `leader_epoch` is the epoch of the record before `offset` when it was read, if known.
         """
         place = self._place(partition)
         with broker_as_dependency():
@@ -66,12 +67,12 @@ class BrokerLog:
         return int(min(offset, end, offset - 1 if epoch_end is None else epoch_end))
 
     def value_at(self, partition: int, offset: int) -> tuple[int, bytes | None] | None:
-        """Return the offset and the value of the first record at this offset or behind it, before the end; None when it cannot be read."""
+        """Return offset and value of the first record at or after this offset, before the end; None if unreadable."""
         record = self.record_at(partition, offset)
         return None if isinstance(record, UndecodableBatch) else (int(record.offset), record.value)
 
     def record_at(self, partition: int, offset: int) -> Any:
-        """Return the first record at this offset or behind it, before the end, or the batch there that cannot be decoded."""
+        """Return the first record at or after this offset and before the end, or the undecodable batch there."""
         place = self._place(partition)
         with broker_as_dependency():
             self._seek(place, offset)
@@ -82,7 +83,7 @@ class BrokerLog:
             raise KafkaTimeoutError(f"no record of {place} from {offset}")
 
     def _fetched_end(self, place: TopicPartition, offset: int) -> int:
-        """Return the end that a fetch from this offset names; 0 where nothing can be fetched from there. Raises KafkaError."""
+        """Return the end that a fetch from this offset reports; 0 if the fetch fails. Raises KafkaError."""
         self._seek(place, offset)
         give_up_s = time.monotonic() + _REQUEST_MS / 1_000
         while (end := self._consumer.highwater(place)) is None and time.monotonic() < give_up_s:
@@ -95,9 +96,9 @@ class BrokerLog:
         return int(end)
 
     def _end_of_epoch(self, place: TopicPartition, leader_epoch: int) -> int | None:
-        """Return the offset behind the last record of this epoch, or of the newest before it; None when the log has had neither. Raises KafkaError.
+        """Return the offset after the last record of this epoch, or of the newest earlier epoch; None without either.
 
-        The consumer must have asked for the partition's offsets before, which names its leader.
+        Raises KafkaError. The consumer must have asked for the partition's offsets before, which names its leader.
         """
         manager = self._consumer._manager
         leader = manager.cluster.leader_for_partition(place)

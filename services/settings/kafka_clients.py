@@ -1,4 +1,4 @@
-"""Open and close clients of kafka-python without leaving threads and sockets behind, and name the permission that a broker's refusal asks for."""
+"""Opens and closes clients of kafka-python without leaking threads and sockets, and names missing permissions."""
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ from services.settings.addresses import KafkaAddress, read_secret
 from services.settings.record_batches import step_over_undecodable
 
 REQUEST_MS = 5_000
-"""How long a reader waits for one answer of a broker."""
+"""Timeout of a reader's request to a broker."""
 _CONNECT_MS, _CLOSE_MS = 2_000, 500
 _RETRY_AFTER_S = 1.0
 _GRANT = (
@@ -37,13 +37,13 @@ _PERMISSIONS: dict[type[KafkaError], tuple[str, str, tuple[str, ...]]] = {
     ClusterAuthorizationFailedError: ("cluster", "--cluster", ("Create",)),
     TransactionalIdAuthorizationFailedError: ("transactional id", "--transactional-id", ("Write",)),
 }
-"""By a broker's refusal: the kind of resource, its option of kafka-acls.sh, and the operations that a client of ours needs."""
+"""By a broker's refusal: the kind of resource, its option of kafka-acls.sh, and the operations that clients need."""
 
 
 def missing_permission(error: BaseException, names: Sequence[str] = (), operations: Sequence[str] = ()) -> str:
-    """Return the permission that a broker refuses, and the command that permits it; empty for any other error.
+    """Return the permission that a broker refuses, and the command that grants it; empty for any other error.
 
-    `names` are of the resources where the error has none, `operations` what was tried.
+    `names` are the resources if the error has none, `operations` the attempted operations.
     """
     if isinstance(error, SaslAuthenticationFailedError):
         return "user or password refused; correct TAILRACE_KAFKA_USERNAME or the file of TAILRACE_KAFKA_PASSWORD_FILE"
@@ -58,7 +58,7 @@ def missing_permission(error: BaseException, names: Sequence[str] = (), operatio
 
 
 def _names_in(error: BaseException) -> list[str]:
-    """Return the resources that kafka-python names: a set of them, or one word."""
+    """Return the resources that kafka-python names: a set, or one word."""
     given = error.args[0] if error.args else ()
     if isinstance(given, str):
         return [given] if given and " " not in given else []
@@ -68,7 +68,7 @@ def _names_in(error: BaseException) -> list[str]:
 def broker_failure(
     error: BaseException, names: Sequence[str] = (), operations: Sequence[str] = ()
 ) -> DependencyUnavailable:
-    """Return a failure of the broker as ours, with the permission that is missing."""
+    """Return a broker's failure as a DependencyUnavailable, with the missing permission."""
     return DependencyUnavailable("broker", _RETRY_AFTER_S, missing_permission(error, names, operations))
 
 
@@ -90,7 +90,7 @@ def broker_as_dependency() -> Iterator[None]:
 def any_listens(bootstrap: str, timeout_s: float) -> bool:
     """Return whether any of the brokers (`host:port,host:port`) accepts a connection.
 
-    For use before a client is made: a refused connection is known at once, while a client would try for its whole timeout.
+    For use before a client is made: a refused connection fails at once, while a client would try for its whole timeout.
     """
     for address in bootstrap.split(","):
         host, _, port = address.strip().rpartition(":")
@@ -100,9 +100,10 @@ def any_listens(bootstrap: str, timeout_s: float) -> bool:
 
 
 def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:
-    """Make a client of this class. Raises what its constructor does, and ConfigError for a bad file.
+    """Make a client of this class. Raises its constructor's errors, and ConfigError for a bad file.
 
-    One whose constructor fails, as it does at a broker that hangs, leaves a thread and three descriptors: its network is closed here.
+    A constructor that fails, for example at a hanging broker, leaks a thread and three descriptors: the network is
+    closed here.
     """
     networks = []
 
@@ -121,14 +122,14 @@ def open_client(kind: Any, address: KafkaAddress, **options: Any) -> Any:
 
 
 class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python comes without types
-    """The connections of one client; each logs in with the password that the file holds when it is made."""
+    """The connections of one client; each logs in with the file's password at the time of connection."""
 
     def __init__(self, net: Any, address: KafkaAddress, **options: Any) -> None:
         super().__init__(net, **options)
         self._password_file = address.password_file
 
     def get_connection(self, node_id: Any, *arguments: Any, **options: Any) -> Any:
-        """Return the connection to a broker, or make it."""
+        """Return the connection to a broker; a missing connection is made."""
         if self._password_file is not None and node_id not in self._conns:
             try:
                 self.config["sasl_plain_password"] = read_secret(self._password_file)
@@ -140,9 +141,9 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
 def open_reader(
     address: KafkaAddress, clients: ExitStack, *, fetch_max_wait_ms: int, max_poll_records: int, **options: Any
 ) -> tuple[Any, Any]:
-    """Open an admin client and a consumer that reads by itself, without a group, and steps over what cannot be decoded. `clients` closes both.
+    """Open an admin client and a consumer without a group that skips undecodable batches. `clients` closes both.
 
-    `options` are of both. Raises DependencyUnavailable where no broker listens, and what `open_client` does.
+    `options` apply to both. Raises DependencyUnavailable if no broker listens, and the errors of `open_client`.
     """
     if not any_listens(address.bootstrap, _CONNECT_MS / 1_000):
         raise DependencyUnavailable("broker", _RETRY_AFTER_S)
@@ -172,9 +173,10 @@ def _closed(close: Callable[[], object]) -> None:
 
 
 def close_producer(producer: Any, timeout_s: float) -> None:
-    """Close a producer; records that are unacknowledged after `timeout_s` are given up. Its errors are ignored.
+    """Close a producer; records unacknowledged after `timeout_s` are dropped. Its errors are ignored.
 
-    `KafkaProducer.close` of 3.0.12 raises while records are unacknowledged, and leaves its threads and sockets for good: its sender is ended here.
+    `KafkaProducer.close` of 3.0.12 raises while records are unacknowledged, and leaks its threads and sockets: its
+    sender is stopped here.
     """
     with suppress(KafkaError, OSError):
         producer.close(timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""The topics that the platform writes: how each is made, and whether an acknowledged record of it survives the loss of a broker."""
+"""The topics that the platform writes: how each is created, and whether its records survive the loss of a broker."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,22 +15,28 @@ _DAY_MS = 86_400_000
 EVENTS_KEEP_MS, DEAD_LETTERS_KEEP_MS = 7 * _DAY_MS, 30 * _DAY_MS
 """Events are in the offline log within seconds, so a week is ample."""
 _TOMBSTONES_KEEP_MS = 3_650 * _DAY_MS
-"""A reader that begins later than this does not learn that an item was deleted: as good as for ever."""
+"""A reader that starts later than this misses an item's deletion, so it is practically unlimited."""
 _MIN_IN_SYNC = "min.insync.replicas"
 _REPLICAS, _IN_SYNC = 3, 2
-"""Where a topic has so many replicas, a record must be on so many before it is acknowledged; with fewer replicas one is enough, or an outage would refuse all."""
+"""With this many replicas, records need this many copies before acknowledgement; with fewer, one copy suffices.
+
+Otherwise an outage would refuse all records.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """One topic, with the broker's default replication. `keep_ms` None: compacted, the newest record of each key is kept for ever."""
+    """One topic, with the broker's default replication.
+
+    `keep_ms` None: compacted, the newest record of each key is kept for ever.
+    """
 
     name: str
     num_partitions: int
     keep_ms: int | None
 
     def options(self, num_replicas: int = 1) -> dict[str, Any]:
-        """Return the topic's entry for the admin client, where it gets this many replicas."""
+        """Return the topic's entry for the admin client, for this number of replicas."""
         in_sync = {_MIN_IN_SYNC: str(_IN_SYNC)} if num_replicas >= _REPLICAS else {}
         keeping = {"retention.ms": str(self.keep_ms), "cleanup.policy": "delete"}
         if self.keep_ms is None:
@@ -58,11 +64,11 @@ def wanted_topics(settings: Settings) -> tuple[Topic, ...]:
 
 
 def create_missing(admin: Any, topics: Iterable[Topic]) -> list[str]:
-    """Create missing topics through a KafkaAdminClient and return their names; others are left as they are.
+    """Create missing topics through a KafkaAdminClient and return their names; existing topics stay unchanged.
 
-    Raises KafkaError, and DependencyUnavailable with the permission that is missing.
+    Raises KafkaError, and DependencyUnavailable with the missing permission.
 
-    The broker is asked first how many replicas it would give one, so no right but that to create topics is needed.
+    The broker is first asked for its default number of replicas, so only the right to create topics is needed.
     """
     there = set(admin.list_topics())
     missing = [topic for topic in topics if topic.name not in there]
@@ -79,7 +85,10 @@ def create_missing(admin: Any, topics: Iterable[Topic]) -> list[str]:
 
 
 def replication(admin: Any, topics: Iterable[Topic]) -> dict[str, tuple[int, int | None]]:
-    """Return, of the topics that exist, the fewest replicas of a partition and min.insync.replicas, None where the broker does not say. Raises KafkaError."""
+    """Return, by existing topic, the fewest replicas of a partition and min.insync.replicas (None if unknown).
+
+    Raises KafkaError.
+    """
     names = [topic.name for topic in topics]
     found = {one["name"]: one["partitions"] for one in admin.describe_topics(names) if not one["error_code"]}
     asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in found]
@@ -95,5 +104,5 @@ def replication(admin: Any, topics: Iterable[Topic]) -> dict[str, tuple[int, int
 
 
 def is_durable(num_replicas: int, in_sync: int | None) -> bool:
-    """Whether an acknowledged record of such a topic is on enough replicas for how many there are."""
+    """Return whether an acknowledged record of such a topic is on enough replicas for their number."""
     return num_replicas < _REPLICAS or in_sync is None or in_sync >= _IN_SYNC

@@ -1,11 +1,11 @@
-"""The record batches of a consumer's fetches: one that cannot be decoded comes as one `UndecodableBatch` among the records.
+"""The record batches of a consumer's fetches: an undecodable batch becomes one `UndecodableBatch` record.
 
-kafka-python raises at such a batch, at every poll, and never reads past it. So the class by which its fetcher reads a response is replaced
-here. Besides services/settings/broker_log.py this is the only place that knows the inside of kafka-python's consumer: read in version 3.0.12,
-held by tests/unit/settings/test_record_batches.py.
+kafka-python raises at such a batch, at every poll, and never reads past it. So this module replaces the class with
+which its fetcher reads a response. Besides services/settings/broker_log.py this is the only place that uses the
+internals of kafka-python's consumer: read in version 3.0.12, tested by tests/unit/settings/test_record_batches.py.
 
-A batch whose checksum is right is what the broker keeps. Any other may have been changed on its way here, so it is fetched again, until its
-bytes are the same twice or `MAX_FETCHES` is reached; what lies behind it is fetched after that.
+A batch with the right checksum is as the broker stores it. Any other batch may have been damaged on its way here, so it
+is fetched again, until its bytes are the same twice or `MAX_FETCHES` is reached; later batches are fetched after that.
 """
 
 import struct
@@ -23,16 +23,16 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.legacy_records import LegacyRecordBatch
 
 MAX_FETCHES = 5
-"""Fetches after which a batch of a wrong checksum is given up, though its bytes were different each time."""
+"""Fetches after which a batch with a wrong checksum is skipped, even if its bytes differed each time."""
 _FRAME = struct.Struct(">qi")
-"""What every record format begins with: base offset, and the length of all that follows."""
+"""The start of every record format: base offset, and the length of the rest."""
 _MAGIC_OFFSET = 16
 _CURRENT_FORMAT = 2
 _MAX_PROBLEM_CHARS = 200
 
 
 class Cause(StrEnum):
-    """What about a batch of records cannot be decoded."""
+    """The undecodable part of a batch of records."""
 
     CHECKSUM = "checksum"
     CODEC = "codec"
@@ -42,14 +42,14 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Why a batch of records cannot be decoded, in the client's words too, and its last offset."""
+    """Why a batch of records cannot be decoded, also in the client's words, and its last offset."""
 
     cause: Cause
     problem: str
     last_offset: int
 
     def reason(self, partition: int, offset: int) -> str:
-        """Describe it as the reason of a dead letter; `offset` is the first of the batch that is left out."""
+        """Describe it as the reason of a dead letter; `offset` is the first skipped offset of the batch."""
         what = _CAUSES[self.cause] + (f" ({self.problem})" if self.problem else "")
         return f"{self.cause}: {what}; offsets {offset} to {self.last_offset} of partition {partition} are left out"
 
@@ -64,7 +64,7 @@ _CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class UndecodableBatch:
-    """A batch, or its rest, that cannot be decoded: the first offset that is missing, why, and the whole batch's bytes."""
+    """An undecodable batch, or its rest: the first missing offset, the cause, and the whole batch's bytes."""
 
     offset: int
     why: Undecodable
@@ -72,17 +72,17 @@ class UndecodableBatch:
 
 
 def step_over_undecodable(consumer: Any) -> None:
-    """Have a KafkaConsumer, which has not fetched yet, return undecodable batches among its records instead of raising."""
+    """Have a KafkaConsumer, before its first fetch, return undecodable batches among its records instead of raising."""
     consumer._fetcher.PartitionRecords = partial(_Records, {})
 
 
 class _WrongChecksum(Exception):
-    """A batch's bytes are not those of which its checksum was made."""
+    """A batch's bytes do not match its checksum."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Suspect:
-    """A batch that was not confirmed yet: where it begins, how often it was fetched, and the digest of its bytes."""
+    """A batch that was not confirmed yet: its start, its number of fetches, and the digest of its bytes."""
 
     offset: int
     num_fetches: int
@@ -90,18 +90,18 @@ class _Suspect:
 
 
 class _Batches:
-    """The batches in the bytes of one response, each with its checksum verified: what `Fetcher.PartitionRecords` asks of MemoryRecords."""
+    """The verified batches in one response's bytes, with the interface of MemoryRecords that the fetcher uses."""
 
     def __init__(self, data: bytes) -> None:
         self._rest = memoryview(data)
         self._is_first = True
         self.data = self.tail = self._rest
-        """The bytes of the batch read last, by its length; and the response from there on, whatever that length is."""
+        """The bytes of the last batch by its length field; and the response from its start, whatever that length."""
         self.verified: DefaultRecordBatch | LegacyRecordBatch | None = None
-        """That batch, if its checksum is right: it is as the broker keeps it."""
+        """The last batch, if its checksum is right: it is as the broker stores it."""
 
     def next_batch(self) -> DefaultRecordBatch | LegacyRecordBatch | None:
-        """Return the next batch; None at the end, where the broker may cut one off. Raises whatever is wrong with it."""
+        """Return the next batch; None at the end, where the broker may truncate a batch. Raises any decoding error."""
         is_first, self._is_first = self._is_first, False
         self.data = self.tail = self._rest
         self.verified = None
@@ -127,7 +127,10 @@ def _parse(data: memoryview) -> DefaultRecordBatch | LegacyRecordBatch:
 
 
 class _Records(Fetcher.PartitionRecords):  # type: ignore[misc]
-    """The records of one partition in one response. `suspects` are those of all responses, by partition."""
+    """The records of one partition in one response.
+
+    `suspects` are the unconfirmed batches of all responses, by partition.
+    """
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class _Records(Fetcher.PartitionRecords):  # type: ignore[misc]
     ) -> None:
         self._suspects = suspects
         if not records.has_next():
-            records._next_slice = records._buffer  # else the fetcher raises where the first batch's length is wrong
+            records._next_slice = records._buffer  # else the fetcher raises if the first batch's length is wrong
         super().__init__(fetch_offset, tp, records, **options | {"check_crcs": False})  # `_Batches` does
 
     def _unpack_records(self, tp: TopicPartition, records: Any, *deserializers: Any) -> Iterator[Any]:
@@ -154,7 +157,7 @@ class _Records(Fetcher.PartitionRecords):  # type: ignore[misc]
             if batches.verified or self._is_confirmed(tp, batch):
                 self.next_fetch_offset = batch.why.last_offset + 1
                 yield batch
-            if not batches.verified:  # where the next one begins is not certain
+            if not batches.verified:  # where the next batch begins is uncertain
                 self.next_fetch_offset = max(self.next_fetch_offset, self.fetch_offset)
                 self.drain()
 
@@ -165,7 +168,7 @@ class _Records(Fetcher.PartitionRecords):  # type: ignore[misc]
         return UndecodableBatch(first, why, bytes(batches.data))
 
     def _is_confirmed(self, tp: TopicPartition, batch: UndecodableBatch) -> bool:
-        """Whether the batch had the same bytes before, or was fetched often enough; else it is remembered."""
+        """Return whether the batch had the same bytes before or was fetched often enough; otherwise remember it."""
         before = self._suspects.pop(tp, None)
         digest = blake2b(batch.data).digest()
         if before is None or before.offset != batch.offset:
@@ -190,10 +193,10 @@ def _base(data: memoryview) -> int:
 
 
 def _end(data: memoryview, first: int) -> int:
-    """Return the offset behind a batch as its header has it, in two fields; of those after `first` the smaller, since one may be wrong."""
+    """Return the offset after a batch by two header fields; the smaller value after `first`, since one may be wrong."""
     header = DefaultRecordBatch.HEADER_STRUCT
     is_old = len(data) > _MAGIC_OFFSET and data[_MAGIC_OFFSET] < _CURRENT_FORMAT
-    lengths = [1] if is_old else []  # an old format's base offset is that of its last record
+    lengths = [1] if is_old else []  # an old format's base offset is the offset of its last record
     if len(data) >= header.size:
         fields = header.unpack_from(data)
         lengths += [fields[6] + 1, fields[12]]  # last offset delta, number of records

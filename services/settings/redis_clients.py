@@ -1,8 +1,9 @@
-"""Clients of redis-py that read the password at each connection and talk to the primary only.
+"""Clients of redis-py that read the password at each connection and talk only to the primary.
 
-A failover leaves the old primary alive as a replica, with every connection to it open: it refuses writes with READONLY and answers reads
-that are no longer current. Each connection asks for the server's role when it is made and once a second while it is used. The first
-replica on any connection of a client has all of them connect again; a new connection to a replica is refused with ReadOnlyError.
+A failover leaves the old primary alive as a replica, with every connection to it open: it rejects writes with READONLY
+and answers reads with stale data. Each connection asks for the server's role when it is made and once a second while it
+is used. The first replica on any connection of a client makes all of them reconnect; a new connection to a replica is
+refused with ReadOnlyError.
 """
 
 import time
@@ -26,19 +27,19 @@ from services.errors import ConfigError
 from services.settings.addresses import RedisAddress, read_secret
 
 _NOT_PRIMARY = (ReadOnlyError, MasterDownError)
-"""What a replica answers: to a write, and to a read while it has lost its primary and may not answer."""
+"""A replica's errors: to a write, and to a read while it has lost its primary and may not answer."""
 _REPLICA = {b"replica", b"slave", "replica", "slave"}
 _ROLE_EVERY_S = 1.0
 
 
 class PasswordFile(CredentialProvider):
-    """The user and the password that its file holds when a connection is made."""
+    """The user and the password, read from its file at each connection."""
 
     def __init__(self, path: Path, username: str) -> None:
         self._path, self._username = path, username
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Return the credentials. Raises AuthenticationError where the file cannot be read."""
+        """Return the credentials. Raises AuthenticationError for an unreadable file."""
         try:
             password = read_secret(self._path)
         except ConfigError as error:
@@ -58,7 +59,7 @@ class _Demotions:
 
 
 _Connection: Any = object
-"""What the mixins below are mixed with: redis-py's connections, blocking or asynchronous."""
+"""The base of the mixins below: redis-py's connections, blocking or asynchronous."""
 
 
 class _Guard(_Connection):  # type: ignore[misc]
@@ -75,7 +76,7 @@ class _Guard(_Connection):  # type: ignore[misc]
         return time.monotonic() - self._asked_s > _ROLE_EVERY_S
 
     def _check(self, hello: Any) -> None:
-        """Raise ReadOnlyError where a HELLO was answered by a replica."""
+        """Raise ReadOnlyError if a replica answered the HELLO."""
         fields = hello if isinstance(hello, Mapping) else dict(zip(hello[::2], hello[1::2], strict=False))
         if {fields.get(b"role"), fields.get("role")} & _REPLICA:
             raise ReadOnlyError("the server is a replica")
@@ -92,7 +93,7 @@ class _ToPrimary(_Guard):
         self._ask_role()
 
     def send_packed_command(self: Any, command: Any, check_health: bool = True) -> None:
-        """Send, over a new connection where the server of this one is a replica by now."""
+        """Send, over a new connection if this connection's server has become a replica."""
         if self._is_outdated():
             self.disconnect()
         elif check_health and self._sock and self._is_due():
@@ -104,7 +105,7 @@ class _ToPrimary(_Guard):
         super().send_packed_command(command, check_health)
 
     def read_response(self: Any, *arguments: Any, **options: Any) -> Any:
-        """Read an answer, and note a replica's."""
+        """Read an answer, and record a replica's error."""
         try:
             return super().read_response(*arguments, **options)
         except _NOT_PRIMARY:
@@ -113,7 +114,7 @@ class _ToPrimary(_Guard):
 
     def _ask_role(self: Any) -> None:
         hello: Any = ()
-        with suppress(ResponseError):  # of a proxy, or to a user who may not ask
+        with suppress(ResponseError):  # from a proxy, or to a user without the permission
             self.send_command("HELLO", check_health=False)
             hello = super().read_response()
         self._check(hello)
@@ -129,7 +130,7 @@ class _AsyncToPrimary(_Guard):
         await self._ask_role()
 
     async def send_packed_command(self: Any, command: Any, check_health: bool = True) -> None:
-        """Send, over a new connection where the server of this one is a replica by now."""
+        """Send, over a new connection if this connection's server has become a replica."""
         if self._is_outdated():
             await self.disconnect(nowait=True)
         elif check_health and self.is_connected and self._is_due():
@@ -141,7 +142,7 @@ class _AsyncToPrimary(_Guard):
         await super().send_packed_command(command, check_health)
 
     async def read_response(self: Any, *arguments: Any, **options: Any) -> Any:
-        """Read an answer, and note a replica's."""
+        """Read an answer, and record a replica's error."""
         try:
             return await super().read_response(*arguments, **options)
         except _NOT_PRIMARY:
@@ -150,7 +151,7 @@ class _AsyncToPrimary(_Guard):
 
     async def _ask_role(self: Any) -> None:
         hello: Any = ()
-        with suppress(ResponseError):  # of a proxy, or to a user who may not ask
+        with suppress(ResponseError):  # from a proxy, or to a user without the permission
             await self.send_command("HELLO", check_health=False)
             hello = await super().read_response()
         self._check(hello)
@@ -172,14 +173,15 @@ class _AsyncTls(_AsyncToPrimary, AsyncSSLConnection):
     """An asyncio connection with TLS."""
 
     async def _connect(self) -> None:
-        self.ssl_context.context = None  # redis-py would keep the CA file as it was at the first connection
+        self.ssl_context.context = None  # redis-py would keep the first connection's CA file
         await super()._connect()  # type: ignore[no-untyped-call]
 
 
 def open_redis(address: RedisAddress, timeout_s: float | None = None, *, retries: bool = False) -> Any:
-    """Return a blocking client; nothing is connected yet.
+    """Return a blocking client without connecting.
 
-    `retries`: redis-py's own, which take up to 7 s, of a refused password too. Raises ConfigError for a bad file.
+    `retries` enables redis-py's retries, which take up to 7 s, even for a refused password. Raises ConfigError for a
+    bad file.
     """
     options = _options(address, timeout_s)
     if not retries:
@@ -191,7 +193,7 @@ def open_redis(address: RedisAddress, timeout_s: float | None = None, *, retries
 def open_async_redis(
     address: RedisAddress, timeout_s: float | None = None, *, retries: bool = True, single_connection: bool = False
 ) -> Any:
-    """Return a client for asyncio; nothing is connected yet. See `open_redis`."""
+    """Return an asyncio client without connecting. See `open_redis`."""
     options = _options(address, timeout_s)
     if not retries:
         options["retry"] = AsyncRetry(NoBackoff(), 0)

@@ -1,7 +1,8 @@
 """All settings, typed and frozen: the only reader of the environment.
 
-Each field is read once from `TAILRACE_<NAME>`. An unknown `TAILRACE_*` variable or a bad value is a ConfigError that names
-it. Components receive the few values that they use, never this object, which only the composition root and the CLI hold.
+Each field is read once from `TAILRACE_<NAME>`. An unknown `TAILRACE_*` variable or a bad value is a ConfigError that
+names it. Components receive only the values that they use, never this object; only the composition root and the CLI
+hold it.
 """
 
 import difflib
@@ -24,7 +25,7 @@ from services.settings.addresses import KafkaAddress, RedisAddress
 
 _PREFIX = "TAILRACE_"
 _ALIKE = 0.65
-"""How alike a setting's name must be to be suggested for an unknown one, without the prefix that all share."""
+"""Minimum similarity of a setting's name, without the common prefix, to be suggested for an unknown name."""
 _BUNDLE_NAME = "[a-z0-9][a-z0-9-]{0,62}"
 _MIN_LOG_DAYS = 8
 _MIN_RPC_BYTES = 1_048_576
@@ -33,7 +34,10 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 class Settings(BaseSettings):
-    """The settings of one process. Times have their unit in the name. What stands below a field is what `tailrace settings` shows of it."""
+    """The settings of one process. Times have their unit in the name.
+
+    `tailrace settings` shows the text below each field.
+    """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid", validate_default=True)
 
@@ -317,7 +321,7 @@ class Settings(BaseSettings):
 
     @property
     def items_snapshot(self) -> Path:
-        """File with the state of all items, which spares a starting process the reading of the whole topic."""
+        """File with the state of all items, which saves a starting process from reading the whole topic."""
         return self.state_dir / "items" / "snapshot.parquet"
 
     @property
@@ -342,7 +346,7 @@ class Settings(BaseSettings):
 
     @property
     def release_heartbeat(self) -> Path:
-        """File that the process which judges releases touches in every round."""
+        """File that the canary analysis process touches in every round."""
         return self.state_dir / "run" / "release.beat"
 
     @property
@@ -359,17 +363,17 @@ class Settings(BaseSettings):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """The names that this stack serves, each once."""
+        """The names that this stack serves, without duplicates."""
         return tuple(dict.fromkeys(name.strip() for name in self.names.split(",")))
 
     @property
     def first_name(self) -> str:
-        """The name of requests and surfaces that name none."""
+        """The model name for requests and surfaces without a name."""
         return self.served_names[0]
 
     @property
     def max_rpc_bytes(self) -> int:
-        """Bound of one gRPC message, which the servers enforce before they read it: max_body_bytes, but room for any answer."""
+        """Maximum size of a gRPC message, enforced before reading it: max_body_bytes, with room for any answer."""
         return max(self.max_body_bytes, _MIN_RPC_BYTES)
 
     @property
@@ -395,13 +399,13 @@ class Settings(BaseSettings):
         )
 
     def as_environment(self) -> dict[str, str]:
-        """Return the variables that make a child process read exactly these settings: of those that are set, since defaults need none."""
+        """Return the variables that make a child process read exactly these settings; only set values need one."""
         given = {name: value for name, value in self.model_dump(exclude_unset=True).items() if value is not None}
         return {f"{_PREFIX}{name.upper()}": str(value) for name, value in given.items()}
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return a copy of this process's environment, for a child to start from."""
+    """Return a copy of this process's environment, for starting a child."""
     return dict(os.environ)
 
 
@@ -409,7 +413,7 @@ def inherited_environment() -> dict[str, str]:
 def environment_kept(**defaults: str | None) -> Iterator[None]:
     """Restore these variables at the end: for a library that reads and writes them at import.
 
-    Inside, an unset variable has its default, if one is given.
+    Inside, an unset variable has its default, if given.
     """
     before = {name: os.environ.get(name) for name in defaults}
     os.environ.update({name: value for name, value in defaults.items() if value is not None and before[name] is None})
@@ -422,7 +426,7 @@ def environment_kept(**defaults: str | None) -> Iterator[None]:
 
 
 def _check_security(settings: Settings) -> None:
-    """Raise ConfigError for public addresses without keys, and for a setting without the one that it needs."""
+    """Raise ConfigError for public addresses without keys, and for a setting without its required counterpart."""
     is_guarded = settings.api_keys_file is not None or settings.allow_anonymous
     for name, host in (("HTTP_HOST", settings.http_host), ("INNER_HOST", settings.inner_host)):
         if not (is_guarded or is_loopback(host)):
@@ -462,7 +466,7 @@ def _check_text(settings: Settings) -> None:
 
 
 def _check_engine(settings: Settings) -> None:
-    """Refuse a device that no engine runs on, and kinds of weights that the device does not have. Raises ConfigError."""
+    """Refuse an unusable device, and weight kinds that the device does not support. Raises ConfigError."""
     if not _DEVICE.fullmatch(settings.llm_device):
         raise ConfigError(f"{_PREFIX}LLM_DEVICE: {settings.llm_device!r} is no device; set it to cpu, cuda or cuda:N")
     for name in ("llm_weight_kind", "text_weight_kind"):
@@ -481,7 +485,7 @@ def with_text(settings: Settings, *, path: str = "", url: str = "") -> Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches this address. A name other than localhost may lead anywhere."""
+    """Return whether only this machine reaches this address. Names other than localhost may resolve to any."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -494,7 +498,7 @@ def variable_of(field: str) -> str:
 
 
 def load_settings() -> Settings:
-    """Read the environment. Raises ConfigError naming the key that is unknown or bad."""
+    """Read the environment. Raises ConfigError naming the unknown or bad key."""
     settings, faults = inspect_settings()
     for fault in faults.values():
         raise ConfigError(fault)
@@ -502,7 +506,7 @@ def load_settings() -> Settings:
 
 
 def inspect_settings() -> tuple[Settings, dict[str, str]]:
-    """Read the environment as far as it can be read: return the settings, with the default where a value is bad, and what is wrong, by variable."""
+    """Return the settings, with defaults for bad values, and the environment's problems by variable."""
     faults = _unknown_variables()
     bad: dict[str, Any] = {}
     try:
@@ -533,7 +537,7 @@ def _unknown_variables() -> dict[str, str]:
 
 
 def _check_together(settings: Settings) -> None:
-    """Raise ConfigError for values that are good by themselves and not together."""
+    """Raise ConfigError for values that are valid individually but not together."""
     _check_security(settings)
     _check_text(settings)
     _check_engine(settings)

@@ -1,9 +1,10 @@
-"""Reads whole topics in this process alone, without a group: each partition from where it was left, if its log is still the one that was read.
+"""Reads whole topics without a consumer group, and resumes each partition if its log is still the log that was read.
 
-A log may come back shorter under the same topic id, and grow again: its offsets then name other records, which a reader would step over. So a `Mark`
-has the leader epoch and a digest of the last record beside the offset. They are compared before anything is read, and again where a fetch brings records of
-another leader (KIP-320). A partition that differs is read again from where it begins: whatever is made of its records must allow that. Compaction
-may have removed the last record: then leader epochs decide, and without those, the partition is read again too.
+A log may come back shorter under the same topic id and grow again: its offsets then name other records, which a reader
+would skip. So a `Mark` has the leader epoch and a digest of the last record besides the offset. They are compared
+before reading, and again when a fetch brings records of another leader (KIP-320). A partition that differs is read
+again from its beginning: the reader's caller must tolerate that. Compaction may have removed the last record: then
+leader epochs decide, and without leader epochs the partition is read again too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a partition was read: the next offset, and of the last record before it its leader epoch, its offset and its digest, where known."""
+    """How far a partition was read: next offset, and the last record's leader epoch, offset and digest, if known."""
 
     offset: int
     leader_epoch: int | None = None
@@ -32,7 +33,10 @@ class Mark:
 
 
 def mark_from(plain: Mapping[str, Any]) -> Mark:
-    """Return what `dataclasses.asdict` made plain. Raises KeyError, TypeError or ValueError for anything else."""
+    """Return a mark from the plain form of `dataclasses.asdict`.
+
+    Raises KeyError, TypeError or ValueError for anything else.
+    """
     last, epoch = plain["last"], plain["leader_epoch"]
     return Mark(
         offset=int(plain["offset"]),
@@ -42,24 +46,27 @@ def mark_from(plain: Mapping[str, Any]) -> Mark:
 
 
 class Logs(Protocol):
-    """What a broker has of one topic, as `BrokerLog` says it."""
+    """A broker's view of one topic, as in `BrokerLog`."""
 
     @property
     def knows_epochs(self) -> bool:
-        """Whether the broker can be asked where a leader epoch ends."""
+        """Return whether the broker can report where a leader epoch ends."""
         ...
 
     def intact_until(self, partition: int, offset: int, leader_epoch: int | None) -> int:
-        """Return up to where this can be the log that was read up to `offset`."""
+        """Return how far this can be the log that was read up to `offset`."""
         ...
 
     def record_at(self, partition: int, offset: int) -> Any:
-        """Return the first record at this offset or behind it."""
+        """Return the first record at or after this offset."""
         ...
 
 
 class TopicReader:
-    """Reads partitions through a connected consumer. Used from one thread; raises the client's errors and DependencyUnavailable."""
+    """Reads partitions through a connected consumer.
+
+    Used from one thread; raises the client's errors and DependencyUnavailable.
+    """
 
     def __init__(
         self,
@@ -69,7 +76,10 @@ class TopicReader:
         begin: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]] | None = None,
         logs: Callable[[str], Logs] | None = None,
     ) -> None:
-        """Take the clients and the topics. `begin` says where partitions begin that were not read yet: by default where their logs do."""
+        """Take the clients and the topics.
+
+        `begin` returns the start of partitions without a mark: by default the log's beginning.
+        """
         self._admin = admin
         self._consumer = consumer
         self._names = list(names)
@@ -79,10 +89,10 @@ class TopicReader:
         self.places: list[TopicPartition] = []
         self.marks: dict[TopicPartition, Mark] = {}
         self.num_begun_again = 0
-        """Partitions that turned out to be another log than the one that was read."""
+        """Partitions whose log turned out to differ from the log that was read."""
 
     def resume(self, topic_ids: Mapping[str, str], marks: Mapping[TopicPartition, Mark]) -> None:
-        """Go on behind these marks, of topics that had these ids; where there is none, or the log is another one, from its beginning."""
+        """Resume after these marks, of topics with these ids; without a mark or in another log, at the beginning."""
         self.topic_ids, self.places = self._describe()
         self._consumer.assign(self.places)
         same = {
@@ -93,11 +103,11 @@ class TopicReader:
         )
 
     def is_same(self) -> bool:
-        """Whether the topics are the ones that are read, with the same partitions."""
+        """Return whether the topics still exist with the same ids and partitions."""
         return (self.topic_ids, self.places) == self._describe()
 
     def poll(self, timeout_ms: int) -> Mapping[TopicPartition, Sequence[Any]]:
-        """Return the next records. After those of a log that differs nothing comes: it is read again from its beginning."""
+        """Return the next records, without records of a log that differs: it is read again from its beginning."""
         fetched: Mapping[TopicPartition, list[Any]] = self._consumer.poll(timeout_ms)
         doubtful = [place for place, records in fetched.items() if self._has_new_leader(place, records)]
         if changed := {place for place in doubtful if not self._is_intact(place, self.marks[place])}:
@@ -113,7 +123,7 @@ class TopicReader:
 
     def _mark(self, place: TopicPartition, records: Sequence[Any]) -> Mark:
         before, offset = self.marks[place], int(self._consumer.position(place))
-        if not records:  # only records of the broker's own, or compacted ones
+        if not records:  # only control records or compacted records
             return Mark(offset, before.leader_epoch, before.last)
         epoch = _epoch(records[-1])
         return Mark(
@@ -125,7 +135,7 @@ class TopicReader:
         return before is not None and any(epoch not in (None, before) for epoch in map(_epoch, records))
 
     def _is_intact(self, place: TopicPartition, mark: Mark) -> bool:
-        """Whether the log up to a mark is the one that was read."""
+        """Return whether the log up to a mark is the log that was read."""
         logs = self._logs[place.topic]
         if not mark.offset:
             return True
@@ -140,13 +150,13 @@ class TopicReader:
         return is_intact
 
     def _has_last(self, place: TopicPartition, last: tuple[int, str], by_epoch: bool) -> bool:
-        """Whether the record that was read last is there. One that compaction has removed is not missed where leader epochs have decided."""
+        """Return whether the last read record is still there; if compaction has removed it, return `by_epoch`."""
         found = self._logs[place.topic].record_at(place.partition, last[0])
         return digest_of(found) == last[1] if int(found.offset) == last[0] else by_epoch
 
     def _go_on(self, marks: Mapping[TopicPartition, Mark]) -> None:
         new = [place for place in self.places if place not in marks]
-        self._consumer.assign(self.places)  # it knows the leaders of assigned partitions only
+        self._consumer.assign(self.places)  # it knows only the leaders of assigned partitions
         begin = self._beginnings(self.places)
         starts = self._begin(new) if new else {}
         self.marks = {place: marks[place] if place in marks else Mark(starts[place]) for place in self.places}
@@ -168,7 +178,7 @@ class TopicReader:
 
 
 def digest_of(record: Any) -> str:
-    """Return what tells a record from another one at its offset."""
+    """Return a digest that distinguishes a record from another record at its offset."""
     hashed = blake2b(digest_size=_DIGEST_BYTES)
     parts = (record.data,) if isinstance(record, UndecodableBatch) else (record.key, record.value)
     for part in parts:

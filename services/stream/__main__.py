@@ -47,13 +47,13 @@ _log = structlog.get_logger()
 
 GROUP, IMPRESSIONS_GROUP = "tailrace-stream", "tailrace-impressions"
 _IMPRESSIONS_WAIT_MS = 200
-"""Gateways send impressions five times a second, and nobody waits for them."""
+"""Gateways send impressions five times a second, and no caller waits for them."""
 _SNAPSHOT_EVERY_S = 10.0
 _LIST_EVERY_S = 20.0
 
 
 def main() -> None:
-    """Apply events until a signal, then write a last checkpoint and end. Bad settings end it with their error."""
+    """Apply events until a signal, then write a last checkpoint and exit. Bad settings exit with their error."""
     try:
         _run(load_settings())
     except ConfigError as error:
@@ -81,7 +81,7 @@ def run_worker(
     interruptions: Interruptions | None = None,
     item_metrics: ItemsMetrics | None = None,
 ) -> None:
-    """Apply events until `stop` is set. `item_metrics` belong to the process, whose they are if absent."""
+    """Apply events until `stop` is set. `item_metrics` are shared by the whole process; None creates them."""
     features = RepoAddress(settings.feature_repo_dir, settings.redis_address)
     ensure_applied(features)
     log = OfflineLog(settings.offline_log_dir)
@@ -135,7 +135,7 @@ def run_worker(
 
 
 class _Counted:
-    """Lists the items whose popularity is counted: of all bundles that serve, and those that only the live catalogue has."""
+    """Lists the items whose popularity is counted: items of all serving bundles and new items of the live catalogue."""
 
     def __init__(self, listed: ListedItems) -> None:
         self.live_items = LiveItems()
@@ -146,14 +146,14 @@ class _Counted:
         self._due = Timer(_LIST_EVERY_S)
 
     def replace(self, name: str, serving: Serving[tuple[str, ...]]) -> None:
-        """List the items of what serves now under a name."""
+        """List the items of the bundles that a name serves now."""
         if self._by_name.get(name, {}).keys() != serving.loaded.keys():
             with self._lock:
                 self._by_name[name] = serving.loaded
                 self._list()
 
     def look(self) -> None:
-        """List the items that are new in the live catalogue, at most every so often: with a million items it takes a second."""
+        """List the items that only the live catalogue has. Rate limited: with a million items it takes a second."""
         if self._due.due() and self.live_items.layout.num_named != self._num_stated:
             with self._lock:
                 self._list()
@@ -168,7 +168,7 @@ class _Counted:
 def _eraser(
     settings: Settings, features: RepoAddress, log: OfflineLog, impressions: OfflineLog[LoggedImpression], pace: Pace
 ) -> Eraser:
-    """Return what takes erased users out of all but their rows."""
+    """Return the eraser of users' data outside their rows."""
     files = erasing_files(settings, {ErasureStore.INTERACTIONS: log, ErasureStore.IMPRESSIONS: impressions})
     versions = BundleStore.of(settings).versions
     return Eraser(
@@ -182,7 +182,7 @@ def _eraser(
 
 
 def erasing_files(settings: Settings, logs: dict[ErasureStore, ErasingLog]) -> ErasingFiles:
-    """Return the files from which this worker takes erased users; each of its paths must be on storage that the pipeline shares."""
+    """Return the files from which this worker erases users; each path must be on storage shared with the pipeline."""
     return ErasingFiles(
         logs=logs,
         offline_log_dir=settings.offline_log_dir,
@@ -199,7 +199,7 @@ def _impression_worker(
     metrics: StreamMetrics,
     pace: Pace,
 ) -> ImpressionWorker:
-    """Return what applies impressions beside the interactions of this process."""
+    """Return the worker that applies impressions, next to this process's worker of interactions."""
     address = replace(
         _log_address(settings),
         topic=settings.impressions_topic,
@@ -217,7 +217,7 @@ def _impression_worker(
 
 
 def _item_follower(settings: Settings, counted: _Counted, metrics: ItemsMetrics) -> ItemFollower:
-    """Return what makes the topic of items and, in the first worker, keeps its snapshot."""
+    """Return the follower that creates the items topic and, in the first worker, writes its snapshot."""
     is_first = settings.worker_index == 0
     return ItemFollower(
         counted.live_items,

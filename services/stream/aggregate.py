@@ -1,8 +1,9 @@
-"""The effect of an event on a user's row: the one definition, used by the stream worker, the offline replay and the tests.
+"""The effect of an event on a user's row: the only definition, for stream worker, offline replay and tests.
 
-Pure: no Kafka, Feast, clock or randomness. A history is in order of arrival, not of event time, because then it is append
-only: the state after any event is a prefix of the log applied, so a replay reproduces what was served, and an engine's cached
-prefix of a user's history stays valid. Late events are appended, and `newest_event_time_ms` is the maximum so far.
+Pure: no Kafka, Feast, clock or randomness. A history is in order of arrival, not of event time, because then it is
+append-only: the state after any event is the result of a log prefix, so a replay reproduces the served rows, and an
+engine's cached prefix of a user's history stays valid. Late events are appended, and `newest_event_time_ms` is the
+maximum so far.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """One interaction and its place in the log. `event_time_us` is Unix µs."""
+    """One interaction and its position in the log. `event_time_us` is Unix µs."""
 
     user_id: str
     item_id: str
@@ -37,10 +38,10 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class HistoryLimits:
-    """How much a row keeps: the newest items, as many disliked ones, and the event ids seen last, by which a client's retry is recognised.
+    """The sizes of a row: newest items, disliked items (same number), and recent event ids, which detect retries.
 
-    Items are cut by whole strides (1 to `max_items`) as in prompts, so that a full row still grows at its end only and an
-    engine's prefix cache stays good.
+    Items are cut in whole strides (1 to `max_items`), as in prompts, so that a full row still grows only at its end and
+    an engine's prefix cache stays valid.
     """
 
     max_items: int
@@ -49,15 +50,15 @@ class HistoryLimits:
 
 
 def history_limits(max_items: int) -> HistoryLimits:
-    """Return the limits of served histories: at most `max_items`, cut where prompts are cut; a short row keeps half."""
+    """Return the limits of served histories: at most `max_items`, cut in prompt strides; a short row keeps half."""
     return HistoryLimits(max_items, stride=min(STRIDE_ITEMS, max(1, max_items // 2)))
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedEvents:
-    """A user's row after some events (None when there was none and nothing was applied), and why events were skipped.
+    """A user's row after some events (None if the user still has no row), and why events were skipped.
 
-    It is the very row from before when nothing in it changed.
+    An unchanged row is the same object as before.
     """
 
     row: UserHistory | None
@@ -70,9 +71,9 @@ def apply(
 ) -> AppliedEvents:
     """Apply one user's events in log order, each in its role.
 
-    Offsets that the row has seen are skipped, unless they are of another topic id or partition: a topic created again starts
-    at 0 again. An event id that the row remembers is skipped too, and is then the one seen last: the row forgets the id that
-    was not seen for longest, so an event may be repeated as long as fewer than `max_event_ids` others are sent meanwhile.
+    Offsets that the row has seen are skipped, unless they belong to another topic id or partition: a recreated topic
+    starts at 0 again. An event id that the row remembers is skipped too and becomes the most recent id. The row forgets
+    the least recently seen id, so a repeat is detected if fewer than `max_event_ids` other events were sent in between.
     """
     num_applied = 0
     skipped: list[SkipReason] = []
@@ -91,15 +92,15 @@ def apply(
 
 
 def _place(digests: bytes, digest: bytes) -> int | None:
-    """Return where a digest begins among others; None when it is not among them."""
+    """Return the start of a digest in the concatenated digests; None if it is absent."""
     place = digests.find(digest)
-    while place >= 0 and place % DIGEST_BYTES:  # the end of one and the beginning of the next
+    while place >= 0 and place % DIGEST_BYTES:  # a match across the boundary of two digests
         place = digests.find(digest, place + 1)
     return place if place >= 0 else None
 
 
 def _seen_again(row: UserHistory, place: int) -> UserHistory:
-    """Return the row with the digest at this place as the last one."""
+    """Return the row with the digest at this offset moved to the end."""
     digests, end = row.recent_event_digests, place + DIGEST_BYTES
     if end == len(digests):
         return row
@@ -107,7 +108,7 @@ def _seen_again(row: UserHistory, place: int) -> UserHistory:
 
 
 def _after(before: UserHistory, event: LoggedEvent, digest: bytes, role: Role, limits: HistoryLimits) -> UserHistory:
-    """Return the row after an event in this role. An ignored event moves the position alone: the row's time stays."""
+    """Return the row after an event in this role. An ignored event moves only the position: the row's time stays."""
     if role is Role.IGNORED:
         return replace(before, position=event.position)
     changed = replace(
@@ -131,7 +132,7 @@ def _after(before: UserHistory, event: LoggedEvent, digest: bytes, role: Role, l
 
 
 def _empty_row(event: LoggedEvent) -> UserHistory:
-    """Return the row of a user before this, their first event."""
+    """Return the row of a user before their first event."""
     return UserHistory(
         user_id=event.user_id,
         item_ids=(),

@@ -1,7 +1,7 @@
-"""The periodic work of a stream worker: how often each kind is due, and the kinds that run in one background thread.
+"""The periodic work of a stream worker: the period of each kind, and the kinds that run in one background thread.
 
-Those are counting a week's log for popularity, and merging and removing files of the log. So a worker applies its first event as soon as it has
-its partitions, however long the log is; popularity is published again once it is counted.
+The thread counts a week's log for popularity, and merges and removes files of the log. So a worker applies its first
+event as soon as it has its partitions, however long the log is; popularity is published again once it is counted.
 """
 
 import threading
@@ -20,35 +20,35 @@ from services.stream.offline_log import OfflineLog
 from services.stream.popularity import ListedItems, PopularityCounter
 
 _COUNTING_ROUNDS = 3
-"""A round counts what was logged during the one before: what is left after the last is little."""
+"""Each round counts the events logged during the previous round, so few events remain after the last round."""
 _RETRY_EVERY_S = 30.0
-"""How often a log that could not be read is counted again."""
+"""Delay before an unreadable log is counted again."""
 _CLOCK_STEP_MS = 60_000
-"""Less than a bucket of the shortest window: a clock that goes back further was set."""
+"""Less than a bucket of the shortest window: a larger step back means that the clock was set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often a worker does what it does not do for each batch."""
+    """The periods of the work that a worker does not do per batch."""
 
     checkpoint_every_s: float = 1.0
     checkpoint_every_events: int = 10_000
     max_pending_events: int = 50_000
-    """Applied events that wait for the offline log at most: then polling pauses until it can be written. About 1 KB each."""
+    """Maximum number of applied events that wait for the offline log; at the limit polling pauses. About 1 KB each."""
     popularity_every_s: float = 1.0
     popularity_at_least_every_s: float = 10.0
-    """Unchanged windows are written again this often, for a store that lost them."""
+    """Period at which unchanged windows are written again, in case the store lost them."""
     popularity_num_items: int = 200
     lag_every_s: float = 1.0
     renew_every_s: float = 1.0
-    """Leases are renewed, a store that went back is noticed, and partitions that came free are claimed."""
+    """Period of renewing leases, detecting a restored store, and claiming free partitions."""
     compact_every_s: float = 5.0
-    """Each time one partition's files are compacted, the next one's after that."""
+    """Period of compacting files, one partition per step."""
     retry_after_s: float = 0.5
     erasure_settle_s: float = 10.0
-    """How long after an erasure's acceptance an answer that was under way may still leave traces of the user."""
+    """How long after an erasure's acceptance an in-flight answer may still leave traces of the user."""
     erasure_rewrite_every_s: float = 60.0
-    """Redis writes its file again for erasures at most this often."""
+    """Minimum time between two rewrites of Redis' file for erasures."""
 
     @property
     def timers_s(self) -> tuple[float, float, float]:
@@ -68,7 +68,7 @@ class Timer:
         self._next_s = clock() + every_s
 
     def due(self) -> bool:
-        """Whether the period is over; if so the next one begins now."""
+        """Return whether the period is over; if so, start the next period."""
         now_s = self._clock()
         if now_s < self._next_s:
             return False
@@ -77,10 +77,10 @@ class Timer:
 
 
 class PopularCounts:
-    """The popularity of the owned partitions: counted from the log in the background thread, kept up to date in the worker's."""
+    """Popularity of the owned partitions, counted from the log in the background and updated by the worker's thread."""
 
     def __init__(self, log: OfflineLog, items: ListedItems, roles: EventRoles, thread: ThreadPoolExecutor) -> None:
-        """Take the log, the items to count, the roles of events, and the thread to count in."""
+        """Take the log, the items to count, the roles of events, and the executor."""
         self._log = log
         self._items = items
         self._roles = roles
@@ -93,14 +93,14 @@ class PopularCounts:
         self._asked_ms = 0
 
     def own(self, claims: Mapping[int, Claim]) -> None:
-        """Keep what was counted of partitions that nobody else has had since: it holds all that was applied. Begin to count the others' last week."""
+        """Keep the counts of partitions that no other process has owned since; recount the last week of all others."""
         owned = set(claims)
         kept = {number for number, claim in claims.items() if claim.is_continued}
         self._counts = {number: counts for number, counts in self._counts.items() if number in kept}
         self._count(owned - set(self._counts))
 
     def forget(self) -> None:
-        """Drop all: another process may have applied events. The next `own` counts again."""
+        """Drop all counts: another process may have applied events. The next `own` counts again."""
         self._given_up.set()
         self._given_up = threading.Event()
         self._counting.clear()
@@ -108,15 +108,15 @@ class PopularCounts:
         self._counts.clear()
 
     def add(self, events: Iterable[LoggedInteraction]) -> None:
-        """Count applied events, of partitions that are not being counted."""
+        """Count applied events, except of partitions whose log is being counted."""
         for event in events:
             if event.position.partition in self._counts:
                 self._counts[event.position.partition].add(event.event)
 
     def adopt(self, unlogged: Mapping[int, Sequence[LoggedInteraction]]) -> list[Exception]:
-        """Take over the counts that are finished, with what they lack: the newest of the log, and what is not logged yet.
+        """Take over finished counts, and add the log's newest events and the events that are not logged yet.
 
-        Return why partitions could not be counted; their log is counted again after a while.
+        Return why partitions could not be counted; their log is counted again after a delay.
         """
         failures: list[Exception] = []
         for partition in [number for number, counting in self._counting.items() if counting.done()]:
@@ -134,7 +134,10 @@ class PopularCounts:
         return failures
 
     def rows(self, now_ms: int, num_items: int) -> list[PopularRow]:
-        """Return the windows of the partitions that are counted. Windows slide forward only: once the clock was set back, all are counted again."""
+        """Return the windows of the counted partitions.
+
+        Windows only slide forward: if the clock was set back, all are recounted.
+        """
         if now_ms < self._asked_ms - _CLOCK_STEP_MS:
             owned = {*self._counts, *self._counting}
             self.forget()
@@ -146,7 +149,7 @@ class PopularCounts:
         ]
 
     def _count(self, partitions: Iterable[int]) -> None:
-        """Have the log of these partitions counted, and of no others; what is being counted goes on."""
+        """Start counting the log of exactly these partitions; counts in progress continue."""
         self._counting = {
             number: self._counting.get(number) or self._thread.submit(self._count_week, number, self._given_up)
             for number in sorted(partitions)
@@ -154,7 +157,7 @@ class PopularCounts:
         self._failed.clear()
 
     def _count_week(self, partition: int, given_up: threading.Event) -> PopularityCounter:
-        """Count the offline log's last week, then what was logged meanwhile. Runs in the background thread."""
+        """Count the offline log's last week, then the events logged meanwhile. Runs in the background thread."""
         counts = PopularityCounter(self._items, roles=self._roles)
         counts.slide(time.time_ns() // 1_000_000)
         for _ in range(_COUNTING_ROUNDS):
@@ -172,14 +175,17 @@ class LogUpkeep:
     """Merges and removes the log's files, one partition after another, in the background thread."""
 
     def __init__(self, log: OfflineLog[Any], thread: ThreadPoolExecutor, keep_days: int) -> None:
-        """Take the log, and the thread to work in. `keep_days` is how long events are kept; 0 is for ever."""
+        """Take the log and the executor. Events are kept for `keep_days`; 0 keeps them for ever."""
         self._log = log
         self._thread = thread
         self._keep_days = keep_days
         self._last: Future[None] | None = None
 
     def begin_step(self, partition: int) -> BaseException | None:
-        """Begin a step for this partition, unless the last one still runs. Return why that one failed, if it did: it is done again in its turn."""
+        """Start a step for this partition unless the last step still runs.
+
+        Return why the last step failed; its turn comes again.
+        """
         if self._last is not None and not self._last.done():
             return None
         failure = self._last.exception() if self._last is not None else None

@@ -1,10 +1,11 @@
-"""Where to go on in a partition's log, and whether it is still the log that was read.
+"""Where to resume in a partition's log, and whether it is still the log that was read.
 
-A log may come back shorter under the same topic id, and grow again: the broker's machine lost power, a leader was elected that lacked records, a volume was
-restored. Its offsets then name other events, which rows and offline log would skip as old. So three things are compared with what was read before more
-is: where the log ends, where the leader epoch of the last applied record ends (KIP-320), and the last logged event with the record in its place. A log
-that differs is a new one from its first record that was not logged as it is: the topic id gets an epoch, `<topic id>+1`, then `+2`, which
-positions, rows and folders of the offline log carry, so nothing of it is taken for old.
+A log may come back shorter under the same topic id and grow again: the broker's machine lost power, an elected leader
+lacked records, or a volume was restored. Its offsets then name other events, which rows and offline log would skip as
+old. So three facts are compared with the log before reading: where the log ends, where the leader epoch of the last
+applied record ends (KIP-320), and the last logged event with the record at its offset. A log that differs is a new log
+from the first record that does not match the logged event: the topic id gets an epoch, `<topic id>+1`, then `+2`.
+Positions, rows and folders of the offline log carry that id, so no record is taken for an old event.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,17 +24,17 @@ _log = structlog.get_logger()
 
 
 def saved(position: LogPosition) -> str:
-    """Return the state that says up to where the offline log holds a partition."""
+    """Return the state with the offset up to which the offline log holds a partition."""
     return f"{position.topic_id}/{position.offset}"
 
 
 def newest_epoch(topic_id: str, known_ids: Iterable[str]) -> str:
-    """Return the topic id with the highest of its epochs among these ids; without any, as the broker has it."""
+    """Return the topic id with the highest epoch among these ids; the broker's topic id if none has an epoch."""
     return max((one for one in known_ids if _split(one)[0] == topic_id), key=_split, default=topic_id)
 
 
 def next_epoch(log_id: str) -> str:
-    """Return the id of the log that follows this one under the same topic id."""
+    """Return the id of the log that follows this log under the same topic id."""
     topic_id, number = _split(log_id)
     return f"{topic_id}+{number + 1}"
 
@@ -56,7 +57,7 @@ class Continuity:
     def __init__(
         self, log: OfflineLog[Any], partitions: Partitions, metrics: StreamMetrics, beat: Callable[[], object]
     ) -> None:
-        """Take the parts. `beat` is called before each record that is compared."""
+        """Take the collaborators. `beat` is called before each compared record."""
         self._offline = log
         self._partitions = partitions
         self._metrics = metrics
@@ -66,7 +67,7 @@ class Continuity:
     def start(
         self, topic: Topic, claims: Mapping[int, Claim], partition: int, committed: LogPosition | None
     ) -> LogPosition:
-        """Return the first record to read of a whole partition: the first that may lack its effect on a row, or its place in the offline log.
+        """Return the first record of a whole partition that may be missing from the rows or from the offline log.
 
         Its topic id is that of the log from there on. Raises OwnershipLost or DependencyUnavailable.
         """
@@ -87,7 +88,7 @@ class Continuity:
         return replace(last, offset=max(logged_until, min(saved_until, applied)))
 
     def _begin(self, first: LogPosition, read: int) -> LogPosition:
-        """Record that the log goes on as another one with this record."""
+        """Record that a different log begins at this record."""
         before = replace(first, offset=first.offset - 1)
         _log.warning("stream.log_changed", partition=first.partition, first=str(first), read_until=read)
         self._metrics.changed_logs.inc()
@@ -97,9 +98,10 @@ class Continuity:
     def _first_change(
         self, broker: BrokerLog, last: LogPosition, leader_epoch: int | None, saved_until: int
     ) -> int | None:
-        """Return the first offset whose record is not known to be as it was read and logged; None where the log up to `last` is the one that was read.
+        """Return the first offset that may differ from the read log; None if the log up to `last` is unchanged.
 
-        `leader_epoch` is that of the record that was read at `last`, where known. Nothing before `saved_until` is still to be logged.
+        `leader_epoch` belongs to the record read at `last`, if known. All records before `saved_until` are already
+        logged.
         """
         if not broker.knows_epochs and not self._is_reported:
             _log.warning("stream.broker_without_leader_epochs", compared="the log's end and the last logged event")
@@ -117,10 +119,10 @@ class Continuity:
         return self._search(broker, last, begin, intact)
 
     def _search(self, broker: BrokerLog, last: LogPosition, low: int, high: int) -> int:
-        """Return the offset behind the last record before `high` that is as it was logged; `low` without one.
+        """Return the offset after the last record before `high` that matches the logged event; `low` if none matches.
 
-        Two logs that agree in a record agree in all before it. Records that were not logged count as changed: what was applied of them all
-        the same, in the last second, is recognised by its event id.
+        Two logs that agree in a record agree in all records before it. Records that were not logged count as changed:
+        if they were applied anyway, in the last second, their event ids are recognised.
         """
         probe = high - 1
         while low < high:
@@ -133,9 +135,9 @@ class Continuity:
         return low
 
     def _logged_at(self, place: LogPosition) -> Any:
-        """Return the logged event at this place, or the next one, of the epoch whose records the broker had there before it changed.
+        """Return the logged event at or after this offset, in the epoch that the broker had there before the change.
 
-        That is the newest one that begins at or before it.
+        That is the newest epoch that begins at or before the offset.
         """
         topic_id, next_event = _split(place.topic_id)[0], None
         epochs = [one for one in self._offline.topic_ids(place.partition) if _split(one)[0] == topic_id]
@@ -148,12 +150,12 @@ class Continuity:
         return next_event
 
     def _logged_from(self, place: LogPosition) -> Any:
-        """Return the first event of this log at this place or later in the offline log."""
+        """Return the first event of this log at or after this offset in the offline log."""
         found = next(self._offline.read(place.partition, after=replace(place, offset=place.offset - 1)), None)
         return found if found is not None and found.position.topic_id == place.topic_id else None
 
     def _is_there(self, broker: BrokerLog, event: Any) -> bool:
-        """Whether the broker still has a logged event at its offset. A record that cannot be read may be the one."""
+        """Return whether the broker still has a logged event at its offset. An unreadable record counts as a match."""
         self._beat()
         found = broker.value_at(event.position.partition, event.position.offset)
         return found is None or (found[0] == event.position.offset and self._offline.kind.is_same(found[1], event))

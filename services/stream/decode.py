@@ -1,8 +1,9 @@
-"""Splits records into interactions, erasures, misplaced ones, and dead letters with a reason. Pure.
+"""Splits records into interactions, erasures, misplaced records, and dead letters with a reason. Pure.
 
-A record that can never be applied must not stop the log: batches that cannot be decoded, unreadable bytes, unknown fields, a key that is not the
-user id, and times that no row could carry. A record on a partition that is not its user's is misplaced: another process owns that user's row. Producers
-on librdkafka do that unless they are told to partition as Kafka's own client does (`partitioner=murmur2_random`).
+A record that can never be applied must not stop the log: batches that cannot be decoded, unreadable bytes, unknown
+fields, a key that is not the user id, and times outside a row's range. A misplaced record is on a partition that is not
+its user's: another process owns that user's row. Producers on librdkafka misplace records unless configured to
+partition like Kafka's own client (`partitioner=murmur2_random`).
 """
 
 from collections.abc import Iterable
@@ -24,9 +25,9 @@ from services.settings.record_batches import Undecodable
 from services.stream.aggregate import LoggedEvent
 
 MAX_CLOCK_LEAD_MS = 3_600_000
-"""How far a producer's clock may be ahead of the worker's: more than clocks drift apart, less than a wrong time zone."""
+"""Maximum lead of a producer's clock over the worker's: more than clock drift, less than a wrong time zone."""
 MAX_VALUE_BYTES = 65_536
-"""Four times an event whose ids are of the greatest length and in JSON's longest form."""
+"""Four times the size of an event whose ids have the maximum length in JSON's longest encoding."""
 MAX_HEADERS_BYTES = 65_536
 """Names and values of a record's headers together."""
 
@@ -35,7 +36,7 @@ MAX_HEADERS_BYTES = 65_536
 class Record:
     """One record as the broker delivered it. `timestamp_ms` is the producer's or the broker's, by the topic's setting.
 
-    `trace` is the sender's W3C trace context, empty when there is none.
+    `trace` is the sender's W3C trace context, empty if absent.
     """
 
     position: LogPosition
@@ -44,27 +45,27 @@ class Record:
     timestamp_ms: int
     trace: TraceHeaders = ()
     is_rerouted: bool = False
-    """Whether a worker has sent it to this partition, because it had been on a wrong one."""
+    """Whether a worker sent it to this partition from a wrong partition."""
     headers_bytes: int = 0
     undecodable: Undecodable | None = None
-    """Set where it stands for a batch of records, or the rest of one, that cannot be decoded: `value` is the whole batch's bytes."""
+    """Set for an undecodable batch of records, or the rest of a batch: `value` is the whole batch's bytes."""
     leader_epoch: int | None = None
-    """The count of the partition's leaders when it was written; None where that is not known."""
+    """The partition's leader epoch when it was written; None if unknown."""
 
     @property
     def last_position(self) -> LogPosition:
-        """The position behind which the log goes on."""
+        """The position after which reading resumes."""
         return replace(self.position, offset=self.undecodable.last_offset) if self.undecodable else self.position
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedInteraction:
-    """One interaction and its place in the log."""
+    """One interaction and its position in the log."""
 
     interaction: Interaction
     position: LogPosition
     leader_epoch: int | None = field(default=None, compare=False)
-    """As the record's; the offline log does not keep it."""
+    """The record's timestamp; the offline log does not keep it."""
 
     @property
     def event(self) -> LoggedEvent:
@@ -76,7 +77,7 @@ class LoggedInteraction:
 
 @dataclass(frozen=True, slots=True)
 class LoggedImpression:
-    """One impression and its place in the log of impressions."""
+    """One impression and its position in the log of impressions."""
 
     impression: Impression
     position: LogPosition
@@ -85,7 +86,7 @@ class LoggedImpression:
 
 @dataclass(frozen=True, slots=True)
 class LoggedErasure:
-    """The erasure of a user and its place in the log."""
+    """The erasure of a user and its position in the log."""
 
     erasure: Erasure
     position: LogPosition
@@ -102,14 +103,14 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Misplaced:
-    """A readable record on a partition that is not its user's, and the one that is."""
+    """A readable record on a wrong partition, and its user's partition."""
 
     record: Record
     partition: int
 
     @property
     def too_large(self) -> DeadLetter:
-        """What becomes of it where its user's partition takes no record of this size."""
+        """The dead letter for a record that is too large for its user's partition."""
         return DeadLetter(
             self.record, f"value: too large to be sent on to partition {self.partition}, which is the user's"
         )
@@ -117,7 +118,7 @@ class Misplaced:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A batch of records by what is to be done with them, each in the order given."""
+    """A batch of records by the action that they need, each in the given order."""
 
     events: list[LoggedInteraction]
     misplaced: list[Misplaced]
@@ -126,7 +127,10 @@ class Decoded:
 
 
 def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decoded:
-    """Split the records of a topic with this many partitions; `now_ms` is the worker's Unix ms. Misplaced twice is a dead letter."""
+    """Split the records of a topic with this many partitions; `now_ms` is the worker's Unix ms.
+
+    A record misplaced twice is a dead letter.
+    """
     decoded = Decoded([], [], [])
     for record in records:
         if record.undecodable is not None:
@@ -150,7 +154,10 @@ def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decod
 
 
 def _partition(record: Record, user_id: str, num_partitions: int) -> int:
-    """Return the partition of the record's user. Raises InvalidRequest when the record was sent there and is elsewhere."""
+    """Return the partition of the record's user.
+
+    Raises InvalidRequest for a record that was sent on and is misplaced again.
+    """
     partition = partition_of(user_id, num_partitions)
     if record.is_rerouted and partition != record.position.partition:
         problem = f"{record.position.partition} is not the user's, though a worker had sent the record on"
@@ -187,7 +194,7 @@ def read_impression(record: Record, now_ms: int) -> LoggedImpression:
 
 
 def _check_clock(name: str, time_ms: int, now_ms: int) -> None:
-    """Refuse a time far ahead of the worker's clock. Raises InvalidRequest."""
+    """Reject a time far ahead of the worker's clock. Raises InvalidRequest."""
     if time_ms > now_ms + MAX_CLOCK_LEAD_MS:
         raise InvalidRequest(name, "more than an hour ahead of the worker's clock", "set the producer's clock")
 

@@ -1,6 +1,6 @@
 """Applies a batch of events to their users' rows in the store: read, aggregate, write under the fence, per partition.
 
-Live events and a rebuild's replay go through here alike. What was applied waits for the next checkpoint.
+Live events and a rebuild's replay use the same path. Applied events wait for the next checkpoint.
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ NO_INTERRUPTIONS = Interruptions()
 
 
 class Pending:
-    """What was applied since the last checkpoint: events to write to the offline log, and offsets to commit."""
+    """The effects since the last checkpoint: events to write to the offline log, and offsets to commit."""
 
     def __init__(self) -> None:
         self.by_partition: dict[int, list[LoggedInteraction]] = defaultdict(list)
@@ -46,7 +46,7 @@ class Pending:
         self.last: dict[int, Record] = {}
         """The last record of each partition."""
         self.is_refused = False
-        """Whether the offline log could not be written at the last checkpoint."""
+        """Whether writing the offline log failed at the last checkpoint."""
 
     @property
     def num_events(self) -> int:
@@ -55,13 +55,13 @@ class Pending:
 
     @property
     def positions(self) -> dict[int, LogPosition]:
-        """The position behind which each partition goes on."""
+        """The position after which each partition resumes."""
         return {partition: record.last_position for partition, record in self.last.items()}
 
     def add(
         self, records: Sequence[Record], events: Sequence[LoggedInteraction], erasures: Sequence[LoggedErasure] = ()
     ) -> None:
-        """Add an applied batch: all its records count for the offsets, its readable events for the log, its erasures for the ledger."""
+        """Add an applied batch: all records advance the offsets; events go to the log, erasures to the ledger."""
         self.last |= {record.position.partition: record for record in records}
         for event in events:
             self.by_partition[event.position.partition].append(event)
@@ -69,7 +69,7 @@ class Pending:
             self.erasures[erasure.position.partition].append(erasure)
 
     def clear(self) -> None:
-        """Empty it after everything was logged and committed."""
+        """Clear it after everything was logged and committed."""
         self.by_partition.clear()
         self.erasures.clear()
         self.last.clear()
@@ -77,10 +77,10 @@ class Pending:
 
 
 class HistoryEffects:
-    """The effect of events on histories."""
+    """Applies events to histories."""
 
     def __init__(self, writer: FeatureWriter, limits: HistoryLimits, roles: EventRoles, at: Interruptions) -> None:
-        """Take the store's writer, which must own the partitions of whatever is applied."""
+        """Take the store's writer, which must own the partitions of all applied events."""
         self._writer = writer
         self._limits = limits
         self._roles = roles
@@ -94,8 +94,8 @@ class HistoryEffects:
     ) -> Outcomes:
         """Apply events and erasures, each in log order; return each user's outcome and events.
 
-        Those that are not wanted for a user's row count as applied, and so do those before a user's erasure. Raises OwnershipLost or
-        DependencyUnavailable; RowChanged when rows change again and again.
+        Events that a user's row does not want count as applied, as do events before the user's erasure. Raises
+        OwnershipLost or DependencyUnavailable; RowChanged when rows change again and again.
         """
         for _ in range(_MAX_TRIES - 1):
             try:
@@ -148,7 +148,7 @@ class HistoryEffects:
         erasures: Sequence[LoggedErasure],
         acted_on: Mapping[str, ShownChange],
     ) -> None:
-        """Write rows, what is erased, and each partition's last position, all in one step a partition."""
+        """Write rows, erasures, and each partition's last position, all in one step per partition."""
         last: dict[int, LoggedInteraction | LoggedErasure] = {event.position.partition: event for event in events}
         for one in erasures:
             newest = last.setdefault(one.position.partition, one)
@@ -166,7 +166,7 @@ class HistoryEffects:
         )
 
     def _acted_on(self, events: Sequence[Sequence[LoggedInteraction]]) -> dict[str, ShownChange]:
-        """Return what was shown to users who act on some of it in these events, each user's own, and what is left of it."""
+        """Return by user the impression rows that these events change: as read, and without the acted-on items."""
         items = {
             own[0].interaction.user_id: {
                 one.interaction.item_id
@@ -186,7 +186,10 @@ class HistoryEffects:
         is_wanted: Wanted | None,
         erased_at: LogPosition | None,
     ) -> AppliedEvents:
-        """Return what becomes of a row. A user without one may have been erased: what the store is past by its position is in no row."""
+        """Return the change of a row.
+
+        A missing row may mean an erasure: events up to the store's position are not applied again.
+        """
         wanted = [one.event for one in events if is_wanted is None or is_wanted(row, one)]
         if row is None and wanted:
             past = self._writer.partitions.position(wanted[0].position.partition)

@@ -1,4 +1,7 @@
-"""All that is kept of one user, as plain values ready for JSON: from Redis and from the offline logs. Blocks for disk and store."""
+"""All data kept about one user, as plain values ready for JSON: from Redis and from the offline logs.
+
+Blocks on disk and store.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
@@ -22,16 +25,16 @@ class UserExport:
     def __init__(
         self, store: UserStore, offline_log_dir: Path, num_partitions: int, versions: Callable[[], Iterable[str]]
     ) -> None:
-        """Take the store, the folder of the logs, the topics' number of partitions, and what lists the bundles with stored lists."""
+        """Take the store, the logs' folder, the number of partitions, and a lister of bundles with stored lists."""
         self._store = store
         self._offline_log_dir = offline_log_dir
         self._num_partitions = num_partitions
         self._versions = versions
 
     def __call__(self, user_id: str) -> dict[str, Any]:
-        """Return history, lists, what was shown, explanations, and the logs' events. Raises DependencyUnavailable or OSError.
+        """Return history, lists, impressions, explanations, and the logs' events.
 
-        Logs are None where this process has no folder of them.
+        Raises DependencyUnavailable or OSError. Logs are None if this process has no folder of them.
         """
         history, shown = self._store.history(user_id), self._store.shown(user_id)
         return {
@@ -61,7 +64,7 @@ class UserExport:
 
 
 def _explanations(stored: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return those that can be read: a gateway of another version may have written some."""
+    """Return the readable explanations: a gateway of another version may have written unreadable ones."""
     plain = []
     for record in stored:
         try:

@@ -1,8 +1,8 @@
-"""The files of the offline log by name: which offsets each holds, which a larger one has superseded, and which to merge next. Pure.
+"""The files of the offline log by name: the offsets in each, superseded files, and the files to merge next. Pure.
 
-A file's tier is the power of four that its size has reached. The files of a tier and below are merged where there are many of them and
-together they make a file of a higher tier; so an event is rewritten at most once per tier, seven times in all, and a partition ends with
-few files however slowly its events come.
+A file's tier is the power of four that its size has reached. The files of a tier and below are merged if there are many
+of them and together they make a file of a higher tier; so an event is rewritten at most once per tier, seven times in
+all, and a partition ends with few files however slowly its events arrive.
 """
 
 import re
@@ -14,7 +14,7 @@ _NAME = re.compile(r"(\d{20})-(\d{20})\.parquet")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 TIERS = 7
 FULL_SIZE = 4**TIERS
-"""No merged file is larger, which bounds the work of one merge."""
+"""Maximum size of a merged file, which bounds the work of one merge."""
 MIN_FILES = 32
 MAX_FILES = 64
 
@@ -33,23 +33,23 @@ class Span:
 
     @property
     def name(self) -> str:
-        """The file's name; names sort as spans do."""
+        """The file's name; names sort like spans."""
         return f"{self.first:020d}-{self.last:020d}.parquet"
 
 
 def span_of(path: Path) -> Span | None:
-    """Read a span from a file's name; None when it is not a file of the log."""
+    """Read a span from a file's name; None for other files."""
     found = _NAME.fullmatch(path.name)
     return Span(int(found[1]), int(found[2])) if found else None
 
 
 def topic_folder(path: Path) -> Path:
-    """Return the folder of a file's topic: the file's own, or the one that its day's folder is in."""
+    """Return the folder of a file's topic: the file's folder, or the parent of its day's folder."""
     return path.parent.parent if _DAY.fullmatch(path.parent.name) else path.parent
 
 
 def current(spans: Iterable[Span]) -> list[Span]:
-    """Return in order the spans that are within no other: together they hold everything, each event once."""
+    """Return in order the spans that no other span contains: together they hold everything, each event once."""
     kept: list[Span] = []
     for span in sorted(set(spans), key=lambda one: (one.first, -one.last)):
         if not kept or span.last > kept[-1].last:
@@ -58,7 +58,7 @@ def current(spans: Iterable[Span]) -> list[Span]:
 
 
 def current_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the files without those that, in the same folder, a larger one has superseded; in name order."""
+    """Return the files in name order, without files superseded by a larger file in the same folder."""
     files = sorted(paths)
     by_folder: dict[Path, list[Span]] = {}
     for path in files:
@@ -69,9 +69,10 @@ def current_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def choose_merge(spans: Sequence[Span], unreadable: Collection[Span] = ()) -> tuple[Span, ...]:
-    """Return the oldest neighbours that are worth merging, smallest tier first; empty when none are. `spans` are in order.
+    """Return the oldest neighbours that are worth merging, smallest tier first; may be empty. `spans` are in order.
 
-    No merge reaches over an unreadable file, which would then be within it: to readers as good as merged, though its events are not.
+    A merge never spans an unreadable file: readers would take that file for merged, though its events are not in the
+    result.
     """
     for tier in range(TIERS):
         for run in _runs_below(spans, 4 ** (tier + 1), unreadable):
@@ -81,7 +82,7 @@ def choose_merge(spans: Sequence[Span], unreadable: Collection[Span] = ()) -> tu
 
 
 def _runs_below(spans: Sequence[Span], size: int, unreadable: Collection[Span]) -> Iterator[list[Span]]:
-    """Cut the spans into runs of neighbours that are all smaller than `size`, with no unreadable file between."""
+    """Split the spans into runs of neighbours smaller than `size`, without an unreadable file in between."""
     run: list[Span] = []
     for span in spans:
         if run and any(run[-1].last < gap.first and gap.last < span.first for gap in unreadable):
@@ -97,7 +98,7 @@ def _runs_below(spans: Sequence[Span], size: int, unreadable: Collection[Span]) 
 
 
 def _head(run: list[Span]) -> tuple[Span, ...]:
-    """Return the first of a run that make no more than a full file."""
+    """Return the first spans of a run that together fit in one full file."""
     head = run[:MAX_FILES]
     while head and Span(head[0].first, head[-1].last).size > FULL_SIZE:
         head.pop()

@@ -1,4 +1,4 @@
-"""What the offline logs hold: columns and rows of each kind of event. A log of another kind is one more `LogKind`."""
+"""The kinds of offline logs: columns and rows of each kind of event. A further log is one more `LogKind`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ from services.stream.erasure.ledger import Erased, Tombstone
 
 
 class _Logged(Protocol):
-    """One event with its place in the log."""
+    """One event with its position in the log."""
 
     @property
     def position(self) -> LogPosition:
@@ -33,11 +33,11 @@ class LogKind(Generic[Logged]):
     """One kind of log.
 
     Attributes:
-        name: Of its folder.
+        name: The name of its folder.
         schema: Its columns, `user_id` among them.
-        to_row: From an event to a row.
-        from_row: From a row, which may be changed, to an event.
-        is_erased: Whether a row came before this erasure of its user.
+        to_row: Converts an event to a row.
+        from_row: Converts a row, which may be changed, to an event.
+        is_erased: Whether an erasure of its user covers a row.
         is_same: Whether a record's value, as the broker has it, is this event.
     """
 
@@ -53,7 +53,7 @@ class LogKind(Generic[Logged]):
         return pa.Table.from_pylist([self.to_row(event) for event in events], schema=self.schema)
 
     def without_erased(self, table: pa.Table, erased: Erased) -> pa.Table:
-        """Return the rows that came before no erasure: the same table where all did not."""
+        """Return the rows that no erasure covers; the same table object if all remain."""
         if not erased:
             return table
         users = table["user_id"]
@@ -137,7 +137,7 @@ INTERACTIONS: LogKind[LoggedInteraction] = LogKind(
             ("value", pa.float64()),
             *_PLACE,
             ("accepted_time_ms", pa.int64()),
-            ("request_id", pa.string()),  # last, since files of before it was kept lack it
+            ("request_id", pa.string()),  # the last column, since older files lack it
         ]
     ),
     to_row=_interaction_row,
@@ -177,4 +177,4 @@ IMPRESSIONS: LogKind[LoggedImpression] = LogKind(
     is_erased=lambda tombstone, row: bool(row["shown_time_ms"] <= tombstone.accepted_time_ms),
     is_same=_is_impression,
 )
-"""Anonymous visitors' have no user id, and are nobody's to erase."""
+"""Anonymous visitors have no user id, so no erasure covers them."""

@@ -2,23 +2,24 @@
 
     <root>/interactions/partition=<P>/<topic id>/<day>/<first offset>-<last offset>.parquet
 
-The day is that of writing, in UTC; files are merged within their day, so a day's folder is left alone after the next one, and removed whole when
-it is older than the log is kept. Files without a day's folder are older than these folders. Topics are in the order of their files' times, so no
-file is dated before those of an earlier topic or lies in an earlier day than its topic's newest, even if the clock was set back.
+The day is the UTC day of writing. Files are merged within their day, so a day's folder does not change after the next
+day, and is removed whole when it exceeds the retention. Files without a day's folder are from an earlier version.
+Topics are in the order of their files' times, so no file is dated before the files of an earlier topic, or lies in an
+earlier day than its topic's newest file, even if the clock was set back.
 
-A file appears whole or not at all (scratch file, fsync, rename, fsync of the folder). Appended files of one partition and
-topic never overlap, since the writer leaves out what is logged already; so a replay after a crash changes nothing, and the
-appended file of a given range always has the same bytes. Compaction merges neighbours into one file, which appears in the same
-way. Its parts stay for an hour, for readers that have listed them; from the rename on, readers skip them, as they do any file
-that is within another. A crash at any point leaves one of these states. Readers also drop repeated positions, in case two
-writers ever ran at once.
+A file appears whole or not at all (scratch file, fsync, rename, fsync of the folder). Appended files of one partition
+and topic never overlap, since the writer skips logged events; so a replay after a crash changes nothing, and the
+appended file of a given range always has the same bytes. Compaction merges neighbours into one file, which appears in
+the same way. The merged parts stay for an hour, for readers that have listed them; after the rename, readers skip them
+like any file whose span lies within another. A crash at any point leaves one of these states. Readers also drop
+repeated positions, in case two writers ever ran at once.
 
-A file whose bytes are no events (a bad block, a copy cut short) is left out by reads and merges until it is replaced, and stays where it is.
+A corrupt file (a bad block, a truncated copy) is skipped by reads and merges until it is replaced, and is not removed.
 
-Whatever is read, appended or merged goes past the ledger of erasures, so what came before an erasure is in none of it; `erase` then writes the
-files again that still hold some. A file keeps its name and its time, even where nothing is left in it.
+Reads, appends and merges filter their events through the ledger of erasures; `erase` then rewrites the files that still
+hold erased events. A rewritten file keeps its name and its time, even if it is empty.
 
-A log of another kind of events, such as impressions, is the same in a folder of its own.
+A log of another kind of events, such as impressions, has the same layout in its own folder.
 """
 
 import errno
@@ -48,7 +49,7 @@ KEEP_PARTS_S = 3_600.0
 _OPEN_DAYS = 2
 _DAY_S = 86_400.0
 MAX_REMOVED = 256
-"""Files that one call of `compact` removes at most."""
+"""Maximum number of files that one call of `compact` removes."""
 _OF_ONE_FILE = {errno.EIO, errno.EISDIR}
 _SETTLED_S = 60.0
 """A scratch file of this age was left by a crash."""
@@ -59,7 +60,7 @@ _EVENTS = cast("LogKind[Any]", INTERACTIONS)
 
 @dataclass(frozen=True, slots=True)
 class Erasing:
-    """What a pass over a partition's files found: files written again, unreadable ones, and scratch files that may be in use."""
+    """The result of a pass over a partition's files: rewritten, unreadable, and scratch files that may be in use."""
 
     num_rewritten: int = 0
     num_unreadable: int = 0
@@ -67,12 +68,12 @@ class Erasing:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing of before an erasure is left in any file."""
+        """Whether every file is free of erased events."""
         return not (self.num_unreadable or self.num_scratch)
 
 
 class OfflineLog(Generic[Logged]):
-    """The files of raw events of one kind below one folder, without what came before its user's erasure by the ledger."""
+    """The files of raw events of one kind below one folder, filtered by the ledger of erasures."""
 
     def __init__(
         self,
@@ -81,7 +82,10 @@ class OfflineLog(Generic[Logged]):
         kind: LogKind[Logged] = _EVENTS,
         ledger: Ledger | None = None,
     ) -> None:
-        """Take the folder of all logs. Without `ledger`, which several logs may share, the erasures there are read anew."""
+        """Take the folder of all logs.
+
+        Several logs may share a `ledger`; without it, the folder's erasures are read from disk.
+        """
         self._root = root / kind.name
         self._kind = kind
         self.ledger = ledger or Ledger(root)
@@ -93,35 +97,35 @@ class OfflineLog(Generic[Logged]):
 
     @property
     def kind(self) -> LogKind[Logged]:
-        """What the log holds."""
+        """The kind of events that the log holds."""
         return self._kind
 
     @property
     def unreadable(self) -> list[Path]:
-        """The files that were found unreadable and have not changed since. Any thread may ask."""
+        """The unreadable files that have not changed since. Thread-safe."""
         return [path for path in list(self._bad) if self._is_bad(path)]
 
     def _is_bad(self, path: Path) -> bool:
         return path in self._bad and self._bad[path] == stamp_of(path)
 
     def last_offset(self, topic_id: str, partition: int) -> int | None:
-        """Return the offset of the last event that is on disk; None when there is none."""
+        """Return the offset of the last event on disk; None without events."""
         key = (topic_id, partition)
         if key not in self._last:
             self._last[key] = _last_offset(self._folder(topic_id, partition))
         return self._last[key]
 
     def forget(self) -> None:
-        """Look at the disk again at the next call: another process may have written since."""
+        """Read the disk again at the next call: another process may have written since."""
         self._last.clear()
         self._earlier_s.clear()
 
     def topic_ids(self, partition: int) -> list[str]:
-        """Return the topics of a partition, in the order in which they were created."""
+        """Return the topics of a partition in order of creation."""
         return [folder.name for folder in self._folders(partition)]
 
     def append(self, events: Sequence[Logged]) -> None:
-        """Write events of one partition and topic, in rising offset order, as one file; those on disk are left out."""
+        """Write events of one partition and topic, in rising offset order, as one file; skip events already on disk."""
         if not events:
             return
         topic_id, partition = events[0].position.topic_id, events[0].position.partition
@@ -139,9 +143,10 @@ class OfflineLog(Generic[Logged]):
         self._last[topic_id, partition] = span.last
 
     def compact(self, partition: int, now_s: float) -> int:
-        """Merge some neighbouring small files of a partition, and remove what was merged an hour ago. A bounded step.
+        """Merge some neighbouring small files of a partition, and remove files merged an hour ago. A bounded step.
 
-        Looks at the two newest days of each topic only. Returns the number of files merged; 0 when no merge is worthwhile. `now_s` is Unix time.
+        Looks only at the two newest days of each topic. Returns the number of merged files, 0 if no merge is
+        worthwhile. `now_s` is Unix time.
         """
         for topic in self._folders(partition):
             for folder in _days(topic)[-_OPEN_DAYS:]:
@@ -156,9 +161,9 @@ class OfflineLog(Generic[Logged]):
         return 0
 
     def erase(self, partition: int, changed_since_s: float = 0.0) -> Erasing:
-        """Write those of a partition's files again that hold what came before an erasure, merged ones' parts too, and remove what a crash left.
+        """Rewrite a partition's files with erased events, including merged parts, and remove scratch files of a crash.
 
-        Files that have not changed since `changed_since_s` (their ctime, Unix s) are left alone. May be repeated.
+        Files that have not changed since `changed_since_s` (their ctime, Unix s) are skipped. May be repeated.
         """
         with self._rewriting:
             pass  # a merge that began before the erasure has ended
@@ -185,7 +190,10 @@ class OfflineLog(Generic[Logged]):
         return Erasing(num_rewritten, num_unreadable, num_scratch)
 
     def remove_days(self, partition: int, keep_days: int, now_s: float) -> list[Path]:
-        """Remove a partition's days that ended `keep_days` days ago or earlier, and return their folders. `now_s` is Unix time."""
+        """Remove a partition's days that ended at least `keep_days` days ago, and return their folders.
+
+        `now_s` is Unix time.
+        """
         oldest = _day(now_s - keep_days * _DAY_S)
         old = [day for topic in self._folders(partition) for day in _days(topic) if day != topic and day.name < oldest]
         with self._rewriting:
@@ -196,10 +204,10 @@ class OfflineLog(Generic[Logged]):
     def read(
         self, partition: int, not_before_ms: int = 0, after: LogPosition | None = None, user_id: str | None = None
     ) -> Iterator[Logged]:
-        """Yield a partition's events, each once: topics in the order in which they were created, offsets rising.
+        """Yield a partition's events, each once: topics in order of creation, offsets rising.
 
-        Files that were last written before `not_before_ms` (Unix ms) are left out, and so is what lies at or before `after`; with `user_id`, so
-        are other users' events.
+        Skips files last written before `not_before_ms` (Unix ms), events at or before `after`, and, with `user_id`,
+        other users' events.
         """
         folders = self._folders(partition)
         if after is not None:
@@ -212,7 +220,7 @@ class OfflineLog(Generic[Logged]):
     def _of_topic(
         self, partition: int, paths: dict[Span, Path], last: int, not_before_ms: int, user_id: str | None
     ) -> Iterator[Logged]:
-        """Yield the events of a topic's files that come after the offset `last`."""
+        """Yield the events of a topic's files after the offset `last`."""
         left, erased = current(paths), self._erased(partition)
 
         def parse(table: pa.Table) -> list[Logged]:
@@ -227,14 +235,17 @@ class OfflineLog(Generic[Logged]):
             events = self._load(paths[span], parse)
             if events is None:
                 del paths[span]
-                left = current(paths)  # the files that it was merged from may be there still
+                left = current(paths)  # the files that it was merged from may still exist
             for event in events or ():
                 if event.position.offset > last:
                     last = event.position.offset
                     yield event
 
     def _load(self, path: Path, parse: Callable[[pa.Table], _Loaded]) -> _Loaded | None:
-        """Return what is in a file; None if that cannot be read, which is logged once. Raises OSError where the disk as a whole does not answer."""
+        """Return a file's events; None for an unreadable file, which is logged once.
+
+        Raises OSError if the whole disk fails.
+        """
         stamp = stamp_of(path)
         if stamp is None or self._is_bad(path):
             return None
@@ -258,11 +269,17 @@ class OfflineLog(Generic[Logged]):
         _log.error("stream.file_unreadable", path=str(path), error=repr(error))
 
     def _erased(self, partition: int) -> Erased:
-        """Return who of a partition was erased. Raises OSError where the ledger cannot be read: to go on without it would bring users back."""
+        """Return a partition's erasures.
+
+        Raises OSError for an unreadable ledger: reading without it would bring users back.
+        """
         return self.ledger.erased(partition)
 
     def _merge(self, partition: int, folder: Path, parts: Sequence[Span]) -> int:
-        """Write neighbours as one file that is as old as the newest of them; the parts stay. Return their number, 0 if one is unreadable."""
+        """Write neighbours as one file that is as old as the newest part; the parts stay.
+
+        Return the number of merged files, 0 if a part is unreadable.
+        """
         paths = [folder / part.name for part in parts]
         tables = [table for path in paths if (table := self._load(path, lambda table: table)) is not None]
         if len(tables) < len(paths):
@@ -273,7 +290,7 @@ class OfflineLog(Generic[Logged]):
         return len(parts)
 
     def _newest_of_others(self, topic: Path) -> float:
-        """Return when the partition's other topics were last written (Unix s): those before this one, as one is written at a time."""
+        """Return when the partition's earlier topics were last written (Unix s)."""
         if topic not in self._earlier_s:
             others = [folder for folder in topic.parent.glob("*") if folder != topic]
             self._earlier_s[topic] = max(map(_last_written, others), default=0.0)
@@ -283,7 +300,7 @@ class OfflineLog(Generic[Logged]):
         return self._root / f"partition={partition}" / topic_id
 
     def _folders(self, partition: int) -> list[Path]:
-        """Return the folders of the topic ids, in the order in which they were created."""
+        """Return the folders of the topic ids in order of creation."""
         return sorted(self._root.glob(f"partition={partition}/*"), key=_created)
 
 
@@ -296,7 +313,7 @@ def _day(unix_s: float) -> str:
 
 
 def _days(topic: Path) -> list[Path]:
-    """Return a topic's folders with files, oldest first: its own, where the files lie that are older than any day's folder, and its days'."""
+    """Return a topic's folders with files, oldest first: its own (files older than day folders), then its days."""
     return [topic, *sorted(path for path in topic.iterdir() if path.is_dir())] if topic.exists() else []
 
 
@@ -328,7 +345,7 @@ def _created(topic: Path) -> tuple[float, str]:
 
 
 def _remove_parts(folder: Path, parts: set[Span], kept: Sequence[Span], now_s: float) -> None:
-    """Remove files that lie within another one which has been there for an hour, and scratch files of a crash."""
+    """Remove files that have lain within another file for an hour, and scratch files of a crash."""
     settled = [span for span in kept if (folder / span.name).stat().st_ctime < now_s - KEEP_PARTS_S] if parts else []
     old = [
         part
@@ -351,4 +368,4 @@ def _write_atomically(path: Path, table: pa.Table, written_s: float | None = Non
             os.utime(scratch, (written_s, written_s))
         rename_durably(scratch, path)
     finally:
-        scratch.unlink(missing_ok=True)  # each restart on a full disk would leave one more
+        scratch.unlink(missing_ok=True)  # each restart on a full disk would leave another file

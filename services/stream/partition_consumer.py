@@ -1,9 +1,12 @@
-"""Consumes the partitions that one worker owns, of one creation of the topic.
+"""Consumes the partitions of one worker, from one incarnation of the topic.
 
-Partitions are sought by number, not by group membership: worker i of n wants the partitions p with p mod n == i, and owns those
-whose lease it gets (services/features/ownership.py). Offsets are committed under a group's name all the same. A recreated topic
-(the embedded broker keeps nothing) has another topic id; the id is checked after each fetch, so that no record is taken for one
-of the former topic. A log that came back shorter ends the consumer; for the next one it has another id (services/stream/continuity.py). Records of a producer's transaction are read once it is committed; aborted ones never. Every failure of the broker is DependencyUnavailable, with one remedy: close, and open a new consumer.
+Partitions are assigned by number, not by group membership: worker i of n wants the partitions p with p mod n == i, and
+owns the partitions whose lease it gets (services/features/ownership.py). Offsets are still committed under a group's
+name. A recreated topic (the embedded broker keeps nothing) has another topic id, which is checked after each fetch, so
+that no record is attributed to the former topic. A log that came back shorter ends the consumer; the next consumer
+gives it another id (services/stream/continuity.py). Records of a producer's transaction are read once it is committed,
+aborted records never. Every failure of the broker is DependencyUnavailable with one remedy: close, and open a new
+consumer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +38,10 @@ _CONNECT_MS = 2_000
 _REQUEST_MS = 5_000
 _CLOSE_MS = 500
 _FETCH_WAIT_MS = 30
-"""The embedded broker does not wake a waiting fetch: half of this is added to an event's latency; a shorter wait costs processor time on both sides."""
+"""Half of this is added to an event's latency, since the embedded broker does not wake a waiting fetch.
+
+A shorter wait costs processor time on both sides.
+"""
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 _REROUTED = "rerouted_from"
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -44,7 +50,7 @@ _Sent = TypeVar("_Sent", DeadLetter, Misplaced)
 
 @dataclass(frozen=True, slots=True)
 class LogAddress:
-    """The topics, their brokers, and the share of the partitions: that of worker `worker_index` of `num_workers`."""
+    """The topics, their brokers, and the partitions of worker `worker_index` of `num_workers`."""
 
     kafka: KafkaAddress
     topic: str
@@ -58,7 +64,7 @@ class LogAddress:
 
     @property
     def topics(self) -> tuple[Topic, ...]:
-        """The topics that a worker cannot do without."""
+        """The topics that a worker requires."""
         keep_ms = {self.topic: EVENTS_KEEP_MS, self.dead_letter_topic: DEAD_LETTERS_KEEP_MS}
         return tuple(Topic(name=name, num_partitions=self.num_partitions, keep_ms=ms) for name, ms in keep_ms.items())
 
@@ -67,10 +73,10 @@ class PartitionConsumer:
     """Reads, commits and dead-letters. Used from one thread; close it when any call raises DependencyUnavailable."""
 
     def __init__(self, address: LogAddress) -> None:
-        """Connect and create missing topics; nothing is read before `assign`.
+        """Connect and create missing topics; reading starts with `assign`.
 
-        Raises DependencyUnavailable, and ConfigError for a topic of another number of partitions than the address has, by which readers look for
-        each user's partition.
+        Raises DependencyUnavailable, and ConfigError if the topic's number of partitions differs from the address, by
+        which readers look up each user's partition.
         """
         self._address = address
         self._closers: list[Callable[[], None]] = []
@@ -96,9 +102,10 @@ class PartitionConsumer:
         return tuple(self._log_ids)
 
     def assign(self, partitions: Sequence[int], start: Callable[[int, LogPosition | None], LogPosition]) -> None:
-        """Read these partitions from now on, each from `start(partition, position committed last)`, or from its oldest record if that is later.
+        """Read these partitions from now on, each from `start(partition, committed)` or its oldest record if later.
 
-        The start's topic id is that of all records of its partition. Raises DependencyUnavailable, and what `start` does.
+        The start's topic id applies to all records of its partition. Raises DependencyUnavailable, and the errors of
+        `start`.
         """
         starts = {partition: start(partition, self._committed(partition)) for partition in partitions}
         self._log_ids = {partition: first.topic_id for partition, first in starts.items()}
@@ -108,9 +115,9 @@ class PartitionConsumer:
                 self._consumer.seek(place, max(begin, starts[place.partition].offset))
 
     def poll(self, wait_ms: int) -> list[Record]:
-        """Return the next records, each partition's in order; empty when none came in `wait_ms`. Raises DependencyUnavailable.
+        """Return the next records, each partition's in order; empty after `wait_ms` without records.
 
-        A batch that cannot be decoded is one record.
+        Raises DependencyUnavailable. A batch that cannot be decoded is one record.
         """
         with broker_as_dependency():
             fetched: Mapping[TopicPartition, Sequence[Any]] = self._consumer.poll(wait_ms)
@@ -123,20 +130,23 @@ class PartitionConsumer:
         ]
 
     def check_topic(self) -> None:
-        """Raise DependencyUnavailable when the broker does not answer, or the topic was recreated or has more partitions."""
+        """Raise DependencyUnavailable if the broker does not answer, or the topic was recreated or repartitioned."""
         with broker_as_dependency():
             found = self._describe()
         if found != (self.topic_id, self.num_partitions):
             raise DependencyUnavailable("broker", _RETRY_AFTER_S)
 
     def lag(self) -> dict[int, int]:
-        """Return, by partition, the number of records in the topic that `poll` has not returned yet. Raises DependencyUnavailable, also where a log came back shorter."""
+        """Return, by partition, the number of records that `poll` has not returned yet.
+
+        Raises DependencyUnavailable, also if a log came back shorter.
+        """
         with broker_as_dependency():
             ends = self._consumer.end_offsets(self._places, timeout_ms=_REQUEST_MS)
             return {place.partition: self._num_behind(place, end) for place, end in ends.items()}
 
     def commit(self, positions: Mapping[int, LogPosition]) -> None:
-        """Commit, by partition, the last position that need not be read again, with its topic id. Raises DependencyUnavailable."""
+        """Commit, by partition, the position after which to resume, with its topic id. Raises DependencyUnavailable."""
         offsets = {
             TopicPartition(self._address.topic, partition): OffsetAndMetadata(last.offset + 1, last.topic_id, -1)
             for partition, last in positions.items()
@@ -146,17 +156,19 @@ class PartitionConsumer:
                 self._consumer.commit(offsets, timeout_ms=_REQUEST_MS)
 
     def dead_letter(self, letters: Sequence[DeadLetter]) -> None:
-        """Copy records to the dead-letter topic, bytes unchanged, reason and position as headers. Raises DependencyUnavailable.
+        """Copy records to the dead-letter topic, bytes unchanged, reason and position as headers.
 
-        Of a record that is too large for that topic only the headers are kept: it must not stop those behind it.
+        Raises DependencyUnavailable. Only the headers are kept of a record that is too large for that topic: it must
+        not block later records.
         """
         with broker_as_dependency():
             self._deliver(self._deliver(letters, self._send), self._send_headers)
 
     def reroute(self, misplaced: Sequence[Misplaced]) -> list[Misplaced]:
-        """Copy records to their users' partitions, with a header that names where they were. Raises DependencyUnavailable.
+        """Copy records to their users' partitions, with a header that names the original position.
 
-        Return those that are too large for the topic: one that was compressed may be.
+        Raises DependencyUnavailable. Return the records that are too large for the topic, which is possible for records
+        that were compressed.
         """
         with broker_as_dependency():
             return self._deliver(misplaced, self._send_on)
@@ -195,14 +207,17 @@ class PartitionConsumer:
         self._closers.append(partial(close_producer, self._producer, _CLOSE_MS / 1_000))
 
     def _num_behind(self, place: TopicPartition, end: int) -> int:
-        """Return the number of records before the end. The embedded broker reports its last batch's first record as the end; fetches do not."""
+        """Return the number of records before the end.
+
+        The embedded broker reports its last batch's first record as the end; fetches report the real end.
+        """
         fetched, position = self._consumer.highwater(place), int(self._consumer.position(place))
         if fetched is not None and max(end, fetched) < position:
             raise DependencyUnavailable("broker", _RETRY_AFTER_S)
         return max(0, max(end, fetched or 0) - position)
 
     def _committed(self, partition: int) -> LogPosition | None:
-        """Return the position committed last; None without one (a broker may not keep its topic id: rows then skip what they have)."""
+        """Return the committed position, if any. A broker may not keep its topic id: rows then skip applied events."""
         place = TopicPartition(self._address.topic, partition)
         with broker_as_dependency():
             found = self._consumer.committed(place, metadata=True, timeout_ms=_REQUEST_MS)
@@ -220,7 +235,7 @@ class PartitionConsumer:
         return str(found["topic_id"]), len(found["partitions"])
 
     def _deliver(self, each: Sequence[_Sent], send: Callable[[_Sent], Any]) -> list[_Sent]:
-        """Send each and wait until the broker has them; return those that are too large for the client or for the topic."""
+        """Send each record and wait for its acknowledgement; return records too large for the client or the topic."""
         too_large: list[_Sent] = []
         receipts: list[tuple[_Sent, Any]] = []
         for one in each:
@@ -249,7 +264,10 @@ class PartitionConsumer:
         )
 
     def _send(self, letter: DeadLetter) -> Any:
-        """Pass a record to the producer. One with neither key nor value gets an empty value, since one is required."""
+        """Pass a record to the producer.
+
+        A record with neither key nor value gets an empty value, since a value is required.
+        """
         key, value = letter.record.key, letter.record.value
         value = b"" if key is None and value is None else value
         return self._producer.send(self._address.dead_letter_topic, key=key, value=value, headers=self._headers(letter))
@@ -280,7 +298,7 @@ def _record(position: LogPosition, raw: Any) -> Record:
     if isinstance(raw, UndecodableBatch):
         return Record(position, None, raw.data, 0, undecodable=raw.why)
     is_rerouted = any(name == _REROUTED for name, _ in raw.headers)
-    headers_bytes = max(0, raw.serialized_header_size)  # -1 without any
+    headers_bytes = max(0, raw.serialized_header_size)  # -1 if unknown
     epoch = raw.leader_epoch if raw.leader_epoch >= 0 else None
     return Record(
         position, raw.key, raw.value, raw.timestamp, _trace(raw.headers), is_rerouted, headers_bytes, leader_epoch=epoch
@@ -288,5 +306,5 @@ def _record(position: LogPosition, raw: Any) -> Record:
 
 
 def _trace(headers: Sequence[tuple[str, bytes]]) -> TraceHeaders:
-    """Return the W3C trace context of a record's headers, which are not trusted."""
+    """Return the W3C trace context of a record's headers, which are untrusted."""
     return tuple((name, text.decode("ascii", "replace")) for name, text in headers if name in _TRACE_HEADERS and text)

@@ -1,4 +1,4 @@
-"""How many users touched each item of the catalogue within sliding windows, for one log partition: what is popular.
+"""Popular items: the number of users per catalogue item within sliding windows, for one log partition.
 
     ListedItems        the items that may be counted: those of the live catalogue
     PopularityCounter  counts an event's touch in each window, and returns each window's best items
@@ -6,9 +6,11 @@
       _Window          twelve buckets by event time and their total
         _Leaders       the items with the highest totals
 
-Pure: the time is an argument. A window reaches back its length plus at most one bucket. A user counts once per item and window, at the time
-of the newest touch and by the largest weight of any, so what is delivered twice counts once; that is remembered for a bounded number of pairs, and a pair that is forgotten
-counts once more. Weights are counted in whole units: of 1, or of a tenth where the rules have fractions. Items that the catalogue lacks are not counted. An event with a time in the future is counted from that time on.
+Pure: the time is an argument. A window reaches back its length plus at most one bucket. A user counts once per item and
+window, at the time of the newest touch and with the largest weight, so a repeated delivery counts once. A bounded
+number of (user, item) pairs is remembered; a forgotten pair counts again. Weights are counted in whole units: of 1, or
+of a tenth if the rules have fractions. Items outside the catalogue are not counted. An event with a future time is
+counted from that time on.
 """
 
 from array import array
@@ -30,13 +32,16 @@ _TIME_BITS, _KIND_BITS = 32, 4
 _TIME_MASK, _KIND_MASK = (1 << _TIME_BITS) - 1, (1 << _KIND_BITS) - 1
 _TENTHS = 10
 _FEWEST_LEADERS, _MOST_LEADERS = 512, 2_048
-"""Leaders after a choice, and before the next."""
+"""The number of leaders after a selection, and before the next."""
 _PLACE_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """All items so far: `number_of` their ids, `is_listed` and `place` (n,) by number. Places follow the order of the ids, from 0."""
+    """All items so far: `number_of` maps ids to numbers, `is_listed` and `place` (n,) are by number.
+
+    Places rank the ids, from 0.
+    """
 
     number_of: dict[str, int]
     item_ids: tuple[str, ...]
@@ -45,9 +50,10 @@ class Listing:
 
 
 class ListedItems:
-    """The listing of the live bundle; empty before the first. Replaced in one assignment, so that any thread may read it.
+    """The listing of the live bundle; empty before the first.
 
-    An item keeps its number while the process lives, so counts outlive a bundle; one that a later catalogue lacks is no longer listed.
+    Replaced in one assignment, so that any thread may read it. An item keeps its number for the life of the process, so
+    counts outlive a bundle; an item missing from a later catalogue is no longer listed.
     """
 
     def __init__(self, item_ids: Sequence[str] = ()) -> None:
@@ -55,7 +61,7 @@ class ListedItems:
         self.replace(item_ids)
 
     def replace(self, item_ids: Sequence[str]) -> None:
-        """List these items, and no others. Takes a second for a million: call it in a thread of its own."""
+        """Replace the listed items. Takes a second for a million: call it in its own thread."""
         before = self.current
         new = [item_id for item_id in item_ids if item_id not in before.number_of]
         every_id = (*before.item_ids, *new)
@@ -70,7 +76,7 @@ class ListedItems:
 class PopularityCounter:
     """Counts of one partition. Owned by the worker that owns the partition.
 
-    A window keeps four bytes per item, and each of its buckets that an event fell into two.
+    A window keeps four bytes per item, and each bucket with events two.
     """
 
     def __init__(
@@ -81,7 +87,7 @@ class PopularityCounter:
         weights = _weights_of(roles)
         unit = 1 if all(weight == int(weight) for weight in weights) else _TENTHS
         self._units = sorted({round(weight * unit) for weight in weights})[-1 - _KIND_MASK :]
-        """What a touch of each kind counts; of more than sixteen weights the lowest count as the next."""
+        """The weight of a touch by kind; beyond sixteen weights, the lowest count as the next higher."""
         self._unit = unit
         self._windows = {
             name: _Window(length_ms // _BUCKETS_PER_WINDOW // 1_000, unit) for name, length_ms in WINDOW_MS.items()
@@ -95,7 +101,7 @@ class PopularityCounter:
         return self._position
 
     def add(self, event: LoggedEvent) -> None:
-        """Count one event of a listed item that histories hold, unless its offset was counted before. Call in log order."""
+        """Count one event that histories hold of a listed item, once per offset. Call in log order."""
         if self._position is not None and self._position.covers(event.position):
             return
         self._position = event.position
@@ -115,7 +121,10 @@ class PopularityCounter:
             window.touch(number, before_s, before_units, time_s, self._units[kind], listing)
 
     def slide(self, now_ms: int) -> None:
-        """Leave out what the windows that end at `now_ms` do not reach. Call before a log is counted: its past would take a bucket for every five minutes."""
+        """Drop the counts before the windows that end at `now_ms`.
+
+        Call before a log is counted: otherwise its past takes a bucket for every five minutes.
+        """
         for window in self._windows.values():
             window.slide(now_ms // 1_000)
 
@@ -140,7 +149,7 @@ class _Window:
     def touch(
         self, number: int, before_s: int | None, before_units: int, time_s: int, units: int, listing: Listing
     ) -> None:
-        """Count a user's touch of an item instead of the same user's touch before; what counted more goes on to."""
+        """Replace the user's previous touch of this item; the larger of the two weights is kept."""
         bucket = time_s // self._bucket_s
         if before_s is not None:
             before = before_s // self._bucket_s
@@ -156,7 +165,7 @@ class _Window:
             return
         counts = self._counts(bucket, len(listing.item_ids))
         changed = int(counts[number]) + by
-        if not 0 <= changed <= _MOST_PER_BUCKET:  # below: another pair was taken for this one
+        if not 0 <= changed <= _MOST_PER_BUCKET:  # below: the entry belonged to another pair
             return
         counts[number] = changed
         if bucket <= self._newest:
@@ -165,7 +174,7 @@ class _Window:
                 self._leaders.rose(number, self._total, listing)
 
     def _counts(self, bucket: int, num_items: int) -> np.ndarray:
-        """Return a bucket's counts, with room for this many items, as the total then has."""
+        """Return a bucket's counts, with room for this many items, like the total."""
         if len(self._total) < num_items:
             self._total = _extended(self._total, num_items)
         counts = self._buckets.get(bucket)
@@ -184,7 +193,7 @@ class _Window:
         )
 
     def slide(self, now_s: int) -> None:
-        """Drop the buckets before the window that ends now, and take in those that have begun."""
+        """Subtract the buckets before the window that ends now, and add the buckets that have begun."""
         now = now_s // self._bucket_s
         for bucket in [bucket for bucket in self._buckets if self._newest < bucket <= now]:
             counts = self._buckets[bucket]
@@ -198,17 +207,17 @@ class _Window:
 
 
 class _Leaders:
-    """The items with the highest totals of one window, kept while single totals rise, so that nobody sorts them all.
+    """The items with the highest totals of one window, updated as single totals rise, so that no call sorts all items.
 
-    A *score* orders items: the total first, then the place of the id, so no two are equal. The members hold every listed item whose score
-    reaches the floor. Rising totals keep that true one item at a time. Falling ones do not break it, but may leave too few members above the
-    floor; then the members are chosen again over all items.
+    A *score* orders items: the total first, then the rank of the id, so no two are equal. The members are all listed
+    items whose score reaches the floor. Rising totals keep that true one item at a time. Falling totals do not break
+    it, but may leave too few members above the floor; then the members are chosen again over all items.
     """
 
     def __init__(self) -> None:
         self._members: set[int] = set()
         self._floor: int | None = None
-        """The lowest score that makes a member; None while every counted item is one."""
+        """The lowest score of a member; None while every counted item is a member."""
         self._listing: Listing | None = None
 
     def forget(self) -> None:
@@ -216,7 +225,7 @@ class _Leaders:
         self._listing = None
 
     def rose(self, number: int, total: np.ndarray, listing: Listing) -> None:
-        """Take an item in, whose total has risen, if its score reaches the floor."""
+        """Add an item whose total has risen, if its score reaches the floor."""
         if number in self._members or listing is not self._listing:
             return
         if self._floor is None or (int(total[number]) << _PLACE_BITS) - int(listing.place[number]) >= self._floor:
@@ -236,7 +245,7 @@ class _Leaders:
         return numbers
 
     def _suffice(self, num_items: int, scores: np.ndarray) -> bool:
-        """Whether no item that is no member may be among the best."""
+        """Return whether an item outside the members may be among the best."""
         return self._floor is None or (len(scores) >= num_items and int(scores[num_items - 1]) >= self._floor)
 
     def _ranked(self, total: np.ndarray, listing: Listing) -> tuple[np.ndarray, np.ndarray]:
@@ -253,7 +262,7 @@ class _Leaders:
         self._floor = floor if self._floor is None else max(self._floor, floor)
 
     def _choose(self, num_members: int, total: np.ndarray, listing: Listing) -> None:
-        """Choose the members over all items, first among those whose total is near the floor's or above."""
+        """Choose the members over all items, trying first only the items whose total is near the floor or above."""
         near = 1 if self._floor is None else (self._floor >> _PLACE_BITS) * 7 // 8
         listed = total[: len(listing.is_listed)]
         for lowest in (max(1, near), 1):
@@ -269,10 +278,10 @@ class _Leaders:
 
 
 class LastTouches:
-    """Remembers the last time of about `num_pairs` (user, item) pairs, a power of two, and the highest kind of touch. What was touched longest ago is forgotten first, roughly.
+    """Remembers the last time and the highest kind of touch of about `num_pairs` (user, item) pairs, a power of two.
 
-    One entry of eight bytes per pair. Its bucket follows from the pair's hash, and a part of the hash stays in the entry: two pairs are taken
-    for one about once in sixty million.
+    Forgets roughly the oldest touch first. One entry of eight bytes per pair. The pair's hash selects the bucket, and a
+    part of the hash is stored in the entry: two pairs collide about once in sixty million.
     """
 
     def __init__(self, num_pairs: int) -> None:
@@ -280,7 +289,10 @@ class LastTouches:
         self._mask = num_pairs - _WAYS
 
     def touch(self, user_id: str, item_id: str, time_s: int, kind: int = 0) -> tuple[int, int] | None:
-        """Record a touch of this kind (0 to 15) at this time (Unix s), and return the latest time and the highest kind before this call; None if none is remembered."""
+        """Record a touch of this kind (0 to 15) at this time (Unix s).
+
+        Return the latest time and the highest kind before this call; None for an unknown pair.
+        """
         pair = int.from_bytes(blake2b(f"{user_id}\0{item_id}".encode(), digest_size=8).digest())
         mark = pair >> (_TIME_BITS + _KIND_BITS)
         first = pair & self._mask
@@ -303,13 +315,13 @@ def _entry(mark: int, kind: int, time_s: int) -> int:
 
 
 def _weights_of(roles: EventRoles) -> set[float]:
-    """Return what events of these rules may count."""
+    """Return the possible weights of events under these rules."""
     rules = (*roles.rules.values(), roles.other)
     return {1.0} | {rule.count_of(role) for rule in rules for role in (rule.role, rule.below) if role in HISTORY_ROLES}
 
 
 def _extended(counts: np.ndarray, num_items: int) -> np.ndarray:
-    """Return the counts with room for this many items: the same array if it has."""
+    """Return the counts with room for this many items: the same array if it is large enough."""
     if len(counts) >= num_items:
         return counts
     return np.concatenate((counts, np.zeros(num_items - len(counts), dtype=counts.dtype)))

@@ -1,9 +1,9 @@
-"""Makes the rows of owned partitions whole in a store that lost them, all or some: base tables, then the offline log on top.
+"""Restores the rows of owned partitions that a store lost: base tables first, then the offline log on top.
 
     <offline log>/base_histories.parquet   each user's row after the recorded events, as the pipeline wrote it last
 
-The log is replayed from the position that the store itself names, through the same `apply` as live events and under the same fence. A
-rebuild that is interrupted continues there. Requests read none of a partition's rows before all of them are there.
+The log is replayed from the store's own position, through the same `apply` as live events and under the same fence. An
+interrupted rebuild continues there. Requests do not read a partition's rows before all of them are restored.
 """
 
 import itertools
@@ -29,12 +29,12 @@ _log = structlog.get_logger()
 
 
 def base_table(offline_log_dir: Path) -> Path:
-    """Return the file of the base tables' rows, beside the log that goes on top of them."""
+    """Return the file of the base tables' rows, next to the log."""
     return offline_log_dir / "base_histories.parquet"
 
 
 class Rebuild:
-    """Brings a store to where base tables and log are."""
+    """Brings a store up to date with base tables and log."""
 
     def __init__(
         self,
@@ -45,7 +45,10 @@ class Rebuild:
         beat: Callable[[], object],
         remove_restored: Callable[[int, LogPosition | None], None] | None = None,
     ) -> None:
-        """Take the parts. `beat` is called after each batch; `remove_restored` takes out whoever was erased after a store's position."""
+        """Take the collaborators.
+
+        `beat` is called after each batch; `remove_restored` removes users erased after a store's position.
+        """
         self._table = table
         self._log = log
         self._writer = writer
@@ -54,9 +57,9 @@ class Rebuild:
         self._remove_restored = remove_restored
 
     def make_whole(self, claims: Mapping[int, Claim], num_partitions: int, stop: threading.Event) -> None:
-        """Write what these owned partitions lack, then declare them whole, unless stopped before.
+        """Write the missing rows of these owned partitions, then mark them whole, unless stopped before.
 
-        Raises OwnershipLost, RowChanged or DependencyUnavailable; OSError where base tables or log cannot be read.
+        Raises OwnershipLost, RowChanged or DependencyUnavailable; OSError if base tables or log cannot be read.
         """
         base = base_id(self._table)
         baseless = {number for number, claim in claims.items() if base and base not in claim.base_ids}
@@ -81,7 +84,10 @@ class Rebuild:
             self._writer.partitions.write(partition, whole=1)
 
     def _is_behind(self, partition: int, position: LogPosition | None) -> bool:
-        """Whether the log holds events after the store's position. A topic that the log has not seen yet is newer than all of it."""
+        """Return whether the log holds events after the store's position.
+
+        A topic that the log has not seen yet is newer than the log.
+        """
         topic_ids = self._log.topic_ids(partition)
         if not topic_ids or (position is not None and position.topic_id not in topic_ids):
             return False
@@ -101,7 +107,10 @@ class Rebuild:
             self._writer.write_base(chunk)
 
     def _replay(self, partition: int, after: LogPosition | None, stop: threading.Event) -> None:
-        """Apply the log after this position. A row that holds an event of a later topic has the earlier topics' already."""
+        """Apply the log after this position.
+
+        A row with an event of a later topic already has the earlier topics' events.
+        """
         age = {topic_id: number for number, topic_id in enumerate(self._log.topic_ids(partition))} | {BASE_TOPIC: -1}
 
         def is_wanted(row: UserHistory | None, event: LoggedInteraction) -> bool:
@@ -114,7 +123,10 @@ class Rebuild:
 
 
 def _base_rows(table: Path) -> Iterator[UserHistory]:
-    """Yield the rows. Raises OSError, also where the file holds none: rows without their past would never get it back."""
+    """Yield the rows.
+
+    Raises OSError, also for an empty file: rows written without their base would never get it back.
+    """
     try:
         with pq.ParquetFile(table) as file:
             for batch in file.iter_batches(_BATCH_ROWS):

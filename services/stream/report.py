@@ -1,4 +1,4 @@
-"""What a stream worker reports of its work: metrics, and the log lines of what went wrong."""
+"""A stream worker's metrics and failure logs."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ _log = structlog.get_logger()
 
 
 class LogStep(StrEnum):
-    """What is done with the offline log, and may fail without an end of the worker's other work."""
+    """A use of the offline log that may fail without stopping the worker's other work."""
 
     OPEN = "open"
     APPEND = "append"
@@ -35,25 +35,25 @@ class Report:
             metrics.log_failures.labels(step)  # a rate needs the zero before the first failure
 
     def watch(self, partitions: Iterable[int]) -> None:
-        """Begin to report the progress of these partitions: one that never makes any counts from here."""
+        """Start reporting the progress of these partitions; a partition without progress counts from now."""
         new = set(partitions) - self._watched
         self._watched |= new
         self.went_on(new)
 
     def went_on(self, partitions: Iterable[int]) -> None:
-        """Report that records of these partitions were taken, or that nothing of them is left."""
+        """Report that records of these partitions were taken, or that none remain."""
         for partition in partitions:
             self._metrics.progress_time.labels(str(partition)).set(self._clock())
 
     def lag(self, behind: Mapping[int, int], unapplied: Sequence[LoggedInteraction]) -> None:
-        """Report by partition the events that were not polled yet, and those that wait for the store."""
+        """Report by partition the events that were not polled yet, and the events that wait for the store."""
         waiting = Counter(event.position.partition for event in unapplied)
         for partition, num_events in behind.items():
             self._metrics.lag.labels(str(partition)).set(num_events + waiting[partition])
         self.went_on(partition for partition, num_events in behind.items() if not num_events + waiting[partition])
 
     def applied(self, outcome: AppliedEvents, events: Sequence[LoggedInteraction]) -> None:
-        """Report one user's events of a batch, and how long they took if all were new."""
+        """Report one user's events of a batch, and their latency if all were new."""
         self._metrics.applied.inc(outcome.num_applied)
         for reason in outcome.skipped:
             self._metrics.skipped.labels(reason).inc()
@@ -64,7 +64,7 @@ class Report:
                     self._metrics.visible_seconds.observe(max(0.0, waited_s))  # the gateway's clock may be ahead
 
     def dead_lettered(self, dead: Sequence[DeadLetter]) -> None:
-        """Report what was moved to the dead-letter topic."""
+        """Report the dead letters."""
         self._metrics.dead_lettered.inc(len(dead))
         for letter in dead:
             if letter.record.undecodable is not None:
@@ -76,10 +76,10 @@ class Report:
         self._metrics.rerouted.inc(num_records)
 
     def log_failed(self, step: LogStep, error: BaseException, **facts: object) -> None:
-        """Report that the offline log could not be written, read or kept in order; it is tried again."""
+        """Report that the offline log could not be written, read or maintained; the operation is retried."""
         self._metrics.log_failures.labels(step).inc()
         _log.error("stream.log_failed", step=step, error=repr(error), **facts)
 
     def unreadable(self, num_files: int) -> None:
-        """Report how many files of the offline log are left out because they cannot be read."""
+        """Report the number of unreadable offline log files, which are skipped."""
         self._metrics.unreadable_files.set(num_files)

@@ -1,13 +1,14 @@
-"""The event flow, top to bottom: claim, make whole, poll, decode, apply to rows, and periodically log and commit.
+"""The event flow, top to bottom: claim, rebuild, poll, decode, apply to rows, and periodically log and commit.
 
-At-least-once delivery, effect exactly once: rows are written before offsets are committed, and a row holds the last applied offset, so what
-is delivered again is skipped. The raw events wait in memory for the offline log, and offsets are committed only after they are on disk; a
-crash in between costs a replay of seconds. While Redis is unavailable the current batch is retried; while the log cannot be written, applied
-events wait, up to a bound at which polling pauses; when the broker is unavailable the consumer is opened again, and what was not committed
-comes again.
+At-least-once delivery, effect exactly once: rows are written before offsets are committed, and a row holds the last
+applied offset, so a repeated delivery is skipped. The raw events wait in memory for the offline log, and offsets are
+committed only after they are on disk; a crash in between costs a replay of seconds. While Redis is unavailable the
+current batch is retried. While the log cannot be written, applied events wait, up to a bound at which polling pauses.
+When the broker is unavailable the consumer is opened again, and uncommitted events are delivered again.
 
-A write that the store refuses ends the work too, because another process owns the partition or the store has lost writes: partitions are
-claimed again, what the store lacks is replayed, and what was not logged yet is read from the broker again.
+A write that the store refuses also restarts the flow, because another process owns the partition or the store has lost
+writes: partitions are claimed again, the store is rebuilt, and events that were not logged yet are read from the broker
+again.
 """
 
 import threading
@@ -65,10 +66,11 @@ class StreamWorker:
         roles: EventRoles = DEFAULT_ROLES,
         eraser: Eraser | None = None,
     ) -> None:
-        """Keep the parts; nothing is connected yet.
+        """Keep the parts without connecting.
 
-        `items` are those whose popularity is counted. `eraser` takes erased users from all other stores. `beat`, the heartbeat, is called in every iteration, also while a dependency is
-        unavailable, but not while the store's server is a replica: nothing that this worker does is kept then.
+        `items` lists the items whose popularity is counted. `eraser` erases users from all other stores. `beat`, the
+        heartbeat, is called in every iteration, also while a dependency is unavailable, but not while the store's
+        server is a replica: none of this worker's writes would be kept.
         """
         self._open_consumer = open_consumer
         self._writer = writer
@@ -149,12 +151,12 @@ class StreamWorker:
                     self._keep_log(owned)
                 self._erase(consumer)
         except DependencyUnavailable:
-            self._save(pending)  # what was applied is logged even when the consumer fails
+            self._save(pending)  # log applied events even if the consumer fails
             raise
         self._checkpoint(consumer, pending)
 
     def _claim(self, consumer: PartitionConsumer, stop: threading.Event) -> dict[int, Claim]:
-        """Own those of the wanted partitions that no other process does; wait for the first one."""
+        """Own the wanted partitions that no other process owns; wait for the first."""
         while not stop.is_set():
             claimed = {number: self._writer.partitions.claim(number) for number in consumer.wanted}
             self._is_cut_off = False
@@ -171,21 +173,21 @@ class StreamWorker:
         return {}
 
     def _beat(self, failure: DependencyUnavailable | None = None) -> None:
-        """Call the heartbeat, unless the store's server was a replica when it was last called."""
+        """Call the heartbeat, unless the store's server was a replica at the last call."""
         if failure is not None:
             self._is_cut_off = isinstance(failure, ReplicaOnly)
         if not self._is_cut_off:
             self._touch()
 
     def _stay_alive(self) -> bool:
-        """Call the heartbeat, and renew the leases when that is due; whether a wanted partition came free. Raises OwnershipLost."""
+        """Call the heartbeat, and renew due leases; return whether a missing partition was claimed. Raises OwnershipLost."""
         self._beat()
         if not self._renewal.due():
             return False
         try:
             self._renew()
             return any(self._writer.partitions.claim(number) is not None for number in self._missing)
-        except DependencyUnavailable as error:  # while the store is unavailable nobody can take a partition
+        except DependencyUnavailable as error:  # while the store is unavailable no other process can take a partition
             self._beat(error)
             return False
 
@@ -194,7 +196,7 @@ class StreamWorker:
         self._is_cut_off = False
 
     def _poll(self, consumer: PartitionConsumer, pending: Pending, stop: threading.Event) -> Sequence[Record]:
-        """Return the next records; none while too many applied ones wait for the offline log."""
+        """Return the next records; empty while too many applied events wait for the offline log."""
         if pending.num_events < self._pace.max_pending_events:
             return consumer.poll(_POLL_MS)
         stop.wait(_POLL_MS / 1_000)
@@ -217,7 +219,7 @@ class StreamWorker:
         return True
 
     def _batch_span(self, records: Sequence[Record]) -> AbstractContextManager[Span]:
-        """Open the span of a batch, when any of its producers is traced."""
+        """Open the span of a batch if any producer is traced."""
         attributes: Attributes = {
             "messaging.system": "kafka",
             "messaging.operation.type": "process",
@@ -254,11 +256,14 @@ class StreamWorker:
         return True
 
     def _is_much(self, pending: Pending) -> bool:
-        """Whether so much is applied that it does not wait for its time. What the disk has refused does."""
+        """Return whether enough events wait for an early checkpoint; false after the disk has refused a write."""
         return pending.num_events >= self._pace.checkpoint_every_events and not pending.is_refused
 
     def _checkpoint(self, consumer: PartitionConsumer, pending: Pending) -> None:
-        """Write what was applied to the log, then commit it; what the disk refuses waits for the next checkpoint, uncommitted."""
+        """Write applied events to the log, then commit.
+
+        If the disk refuses, they wait uncommitted for the next checkpoint.
+        """
         try:
             self._save(pending)
         except OSError as error:
@@ -281,7 +286,7 @@ class StreamWorker:
         pending.clear()
 
     def _save(self, pending: Pending) -> None:
-        """Write what was applied to the log, unless another process owns a partition by now. Raises OwnershipLost or OSError."""
+        """Write applied events to the log, after renewing the leases. Raises OwnershipLost or OSError."""
         if pending.by_partition or pending.erasures:
             with suppress(DependencyUnavailable):
                 self._renew()
@@ -291,14 +296,14 @@ class StreamWorker:
             self._log.append(events)
 
     def _keep_log(self, owned: Iterator[int]) -> None:
-        """Begin a step of the log's upkeep for the next of the owned partitions, of which there may be none."""
+        """Start a step of log upkeep for the next owned partition, if any."""
         partition = next(owned, None)
         failure = self._log_upkeep.begin_step(partition) if partition is not None else None
         if failure is not None:
             self._report.log_failed(LogStep.UPKEEP, failure)
 
     def _erase(self, consumer: PartitionConsumer) -> None:
-        """Begin a round of erasure, where one is due."""
+        """Start a round of erasure if due."""
         failure = self._eraser.begin(consumer.partitions) if self._eraser is not None else None
         if failure is not None:
             self._report.log_failed(LogStep.ERASE, failure)
@@ -314,7 +319,7 @@ class StreamWorker:
             self._published |= {row.partition: row for row in changed}
 
     def _has_changed(self, row: PopularRow) -> bool:
-        """Whether a row differs from the one written last, or that one is old."""
+        """Return whether a row differs from the last written row, or that row is old."""
         before = self._published.get(row.partition)
         if before is None or before.windows != row.windows:
             return True

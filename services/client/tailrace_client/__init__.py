@@ -1,6 +1,6 @@
-"""Client of Tailrace: recommendations, events, items and explanations over REST or gRPC, from synchronous and asynchronous code.
+"""Client of Tailrace: recommendations, events, items and explanations over REST or gRPC, synchronous and asynchronous.
 
-Both clients keep one deadline per call, retry what may pass within it, and bound what retries add to the load.
+Both clients keep one deadline per call, retry transient errors within it, and bound the load that retries add.
 """
 
 from tailrace_client.address import Tls

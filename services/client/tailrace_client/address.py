@@ -1,4 +1,4 @@
-"""Where a server is and how to trust it: `http://`, `https://`, `grpc://` or `grpcs://`, host and port."""
+"""A server's address and trust: `http://`, `https://`, `grpc://` or `grpcs://`, host and port."""
 
 import ssl
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ _ENCRYPTED = {"https", "grpcs"}
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files: the authority to trust (None: the public ones), and this client's certificate with its key."""
+    """PEM files: the authority to trust (None: the public authorities), and this client's certificate with its key."""
 
     ca_file: str | Path | None = None
     cert_file: str | Path | None = None
     key_file: str | Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for HTTP."""
+        """Return the SSL context for HTTP."""
         context = ssl.create_default_context(cafile=self.ca_file)
         if self.cert_file is not None:
             context.load_cert_chain(self.cert_file, self.key_file)
         return context
 
     def pems(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Return authority, key and certificate, as gRPC takes them."""
+        """Return authority, key and certificate in gRPC's form."""
         ca, key, cert = (
             None if file is None else Path(file).read_bytes() for file in (self.ca_file, self.key_file, self.cert_file)
         )
@@ -41,12 +41,12 @@ class Address:
 
     @property
     def is_grpc(self) -> bool:
-        """Whether the gRPC door is meant."""
+        """Whether the address names the gRPC door."""
         return self.scheme.startswith("grpc")
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether the door speaks TLS."""
+        """Whether the connection uses TLS."""
         return self.scheme in _ENCRYPTED
 
 

@@ -1,4 +1,4 @@
-"""The calls: what they take and give, the same over both doors, and their fields before a door writes them.
+"""The calls of the API, the same over both doors: arguments, results, and checks before sending.
 
 Fields carry the server's names, the same in JSON and in messages.
 """
@@ -15,7 +15,7 @@ from tailrace_client.values import FLAG, INT_32, INT_64, NUMBER, OBJECT, TEXT, c
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One recommended item. Scores compare within one answer only; `source` is the tier that chose the item."""
+    """One recommended item. Scores compare only within one response; `source` is the tier that chose the item."""
 
     item_id: str
     score: float
@@ -25,10 +25,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """Items, best first, and how they were made; fewer than k when the filters leave fewer.
+    """Items, best first, and how they were made; fewer than k if the filters leave fewer.
 
-    Send `request_id` with the events that follow from this answer. `newest_event_time_ms` (Unix milliseconds) is the newest
-    event of this user that the answer is based on. `deadline_ms` is the server's, for the last attempt.
+    Send `request_id` with the events that follow from this recommendation. `newest_event_time_ms` (Unix milliseconds)
+    is the user's newest event that the recommendation is based on. `deadline_ms` is the server's, for the last attempt.
     """
 
     request_id: str
@@ -48,10 +48,10 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that a user did with an item; `request_id` names the recommendation that it follows from.
+    """One user action on an item; `request_id` names the recommendation that it follows from.
 
-    The id is made here, so that the same event sent again, by this client or by you, has its effect once. Without a time the
-    server sets that of its arrival.
+    The id is generated here, so that the same event sent again, by this client or by you, takes effect once. Without a
+    time the server uses its arrival time.
     """
 
     user_id: str
@@ -65,9 +65,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The ids of the recorded events, in the order sent: the broker has every one of them.
+    """The ids of the recorded events, in the order sent: the broker has acknowledged all of them.
 
-    `accepted` counts an id that was sent several times once. `unknown_items` are those of their items that the server's live catalogue lacks, each once.
+    `accepted` counts an id that was sent several times once. `unknown_items` are the items that the server's live
+    catalogue lacks, without duplicates.
     """
 
     event_ids: tuple[str, ...]
@@ -78,7 +79,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How a recent request was answered: in words, and `fields` with all that the server keeps of it."""
+    """How a recent request was answered: in words, and as `fields` with the server's full record."""
 
     request_id: str
     outcome: str
@@ -89,7 +90,10 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class ErasureReceipt:
-    """What became of an erasure: `stores` by name, with Unix milliseconds of when each was done (None: not yet), and what remains until when."""
+    """The progress of an erasure, and the data that remains after it.
+
+    `stores` maps names to completion times (Unix milliseconds; None: not yet).
+    """
 
     erasure_id: str
     accepted_time_ms: int
@@ -102,7 +106,7 @@ class ErasureReceipt:
 
 @dataclass(frozen=True, slots=True)
 class UserData:
-    """All that the server keeps of a user, by kind."""
+    """All data that the server keeps about a user, by kind."""
 
     user_id: str
     fields: Mapping[str, Any]
@@ -111,10 +115,10 @@ class UserData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurfaceAssignment:
-    """What applies on one surface; `surface` is None for requests that name none.
+    """The assignment on one surface; `surface` is None for requests without a surface.
 
-    `name` is the model name, `bundle_version` the version that answers (None: nothing is live), `is_canary` whether that is a release's candidate, `variants` the
-    variant by experiment.
+    `name` is the model name, `bundle_version` the answering version (None: no live version), `is_canary` whether that
+    is a release's candidate, `variants` maps each experiment to its variant.
     """
 
     surface: str | None
@@ -126,7 +130,7 @@ class SurfaceAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """What a user, or a visitor's session, gets on every surface now, first on requests that name none."""
+    """The assignments of a user, or a visitor's session, on every surface now; first without a surface."""
 
     surfaces: tuple[SurfaceAssignment, ...]
     num_attempts: int = 1
@@ -134,7 +138,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The answers to several requests in their order: each a recommendation, or the error that it alone would have got."""
+    """The answers to several requests in order: each a recommendation, or the error of that request."""
 
     answers: tuple[Recommendation | TailraceError, ...]
     num_attempts: int = 1
@@ -154,12 +158,12 @@ _KINDS = {
     "event_time_ms": INT_64,
     "value": NUMBER,
 }
-"""What the fields hold; the others are lists of texts."""
+"""The types of fields; all other fields are lists of texts."""
 _READ = frozenset(Recommendation.__slots__) - {"items", "num_attempts"}
 
 
 def recommendation_from(fields: Mapping[str, Any], items: Iterable[Item], num_attempts: int) -> Recommendation:
-    """Return an answer from its fields; those that a newer server adds are left out."""
+    """Return an answer from its fields; unknown fields of a newer server are ignored."""
     known = {name: value for name, value in fields.items() if name in _READ}
     return Recommendation(items=tuple(items), num_attempts=num_attempts, **known)
 
@@ -193,23 +197,24 @@ A = TypeVar(
 
 
 class RecommendOptions(TypedDict, total=False):
-    """What a recommendation takes besides the user.
+    """The options of a recommendation besides the user.
 
     Attributes:
-        k: How many items; 10 if absent.
-        session_id: A visitor's: experiments and canaries keep to it.
+        k: Number of items; 10 if absent.
+        session_id: A visitor's session, to which experiments and canaries assign.
         recent_item_ids: Items that the store cannot know yet, oldest first; required without a user.
         exclude_item_ids: Items never to show.
-        exclude_seen: Whether to leave out what the user has seen; if absent, unless the live bundle learned that users come back to items.
+        exclude_seen: Whether to exclude items that the user has seen; if absent, true unless the live bundle learned
+            that users repeat items.
         categories: Only items of any of these.
         allowed_item_ids: Only these items.
         filters: An expression over attributes of items: `must`, `should` and `must_not`, as in REST.
         surface: The place in the product whose k, deadline, filter and rules apply.
-        rules: How the ranking is reordered, as in REST.
-        next: That of this user's last recommendation, for items that it and those before it did not hold.
-        avoid_shown_within: Leave out what the user was shown in this period, such as `1h`.
+        rules: Rules that reorder the ranking, as in REST.
+        next: Token from the user's previous recommendation; returns the items after it.
+        avoid_shown_within: Exclude items shown to the user in this period, such as `1h`.
         rationale: Whether to add a sentence on why these items, if it can be written before the deadline.
-        request_id: The request's id; one is made if absent.
+        request_id: The request's id; generated if absent.
     """
 
     k: int
@@ -233,11 +238,11 @@ _ITEM = "/v1/items/{item_id}"
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[A]):
-    """One call: its answer's type, its REST operation, its gRPC method if there is one, and its fields.
+    """One call: its answer's type, its REST operation, its gRPC method if any, and its fields.
 
-    `in_path` are the parameters of the path by name.
-    `rest_only` are further fields of a body, or the parameters of a query. `rpc_only` are those of the message that holds the others as its `request`; None: the others
-    are the message. `headers` are sent as metadata over gRPC.
+    `in_path` are the parameters of the path by name. `rest_only` are further fields of a body, or the parameters of a
+    query. `rpc_only` are the fields of the message that wraps the fields as its `request`; None: no wrapper. `headers`
+    are sent as metadata over gRPC.
     """
 
     answer: type[A]
@@ -257,9 +262,9 @@ class Call(Generic[A]):
 
 
 def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recommendation]:
-    """Build the call. Raises TypeError for an option that does not exist, TailraceError for a wrong value and an empty filter.
+    """Build the call. Raises TypeError for an unknown option, TailraceError for a wrong value and an empty filter.
 
-    A message over gRPC cannot tell an empty filter from none, and the server would show everything.
+    A gRPC message cannot distinguish an empty filter from an absent filter, so the server would apply no filter.
     """
     if unknown := options.keys() - RecommendOptions.__annotations__.keys():
         options_are = ", ".join(sorted(RecommendOptions.__annotations__))
@@ -279,7 +284,10 @@ def recommend_call(user_id: str | None, options: RecommendOptions) -> Call[Recom
 
 
 def batch_call(requests: Iterable[str | Mapping[str, Any]], options: RecommendOptions) -> Call[Batch]:
-    """Build the call of requests that are each a user's id, or options with a `user_id`; `options` hold for all. Raises as `recommend_call` does."""
+    """Build the call for several requests: user ids, or options with a `user_id`; `options` apply to all.
+
+    Raises as `recommend_call` does.
+    """
     if isinstance(requests, str | Mapping) or not isinstance(requests, Iterable):
         raise refusal("requests", f"wrong type: {type(requests).__name__}", "send a list of user ids or of options")
     entries = []
@@ -295,7 +303,7 @@ def batch_call(requests: Iterable[str | Mapping[str, Any]], options: RecommendOp
 
 
 def similar_call(item_ids: str | Sequence[str], user_id: str | None, options: RecommendOptions) -> Call[Recommendation]:
-    """Build the call for one item or those of a cart. Raises as `recommend_call` does."""
+    """Build the call for one item or the items of a cart. Raises as `recommend_call` does."""
     first, *others = checked_texts("item_ids", [item_ids] if isinstance(item_ids, str) else item_ids) or [""]
     call, path = recommend_call(user_id, options), "/v1/items/{item_id}/similar"
     rest_only, rpc_only = {"item_ids": others}, {"item_ids": [first, *others]}

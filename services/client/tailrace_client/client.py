@@ -1,4 +1,4 @@
-"""The clients: one call is attempts until an answer, an error that a retry would not mend, or the deadline."""
+"""The clients: one call makes attempts until an answer, a permanent error, or the deadline."""
 
 import asyncio
 import random
@@ -46,15 +46,15 @@ _LONG_MS = 5_000.0
 
 
 class Client:
-    """A client for synchronous code; many threads may share it. Make it after forking, and close it (or use `with`).
+    """A client for synchronous code; thread-safe. Create it after forking, and close it (or use `with`).
 
     Args:
-        address: `http://HOST:8000`, `https://...`, `grpc://HOST:9000` or `grpcs://...`: the scheme chooses the door.
-        api_key: The key to send, where the server requires one.
+        address: `http://HOST:8000`, `https://...`, `grpc://HOST:9000` or `grpcs://...`: the scheme selects the door.
+        api_key: The key to send, if the server requires one.
         tls: The authority to trust and this client's certificate, for `https` and `grpcs`.
         options: How the client waits and retries.
 
-    Each call takes `deadline_ms`, which holds for all its attempts together, and raises TailraceError.
+    Each call takes `deadline_ms`, which covers all its attempts together, and raises TailraceError.
     """
 
     def __init__(
@@ -68,7 +68,10 @@ class Client:
     def recommend(
         self, user_id: str | None = None, *, deadline_ms: float = _RECOMMEND_MS, **options: Unpack[RecommendOptions]
     ) -> Recommendation:
-        """Recommend items to a user, or to a visitor without an id by `recent_item_ids`. Options: see RecommendOptions."""
+        """Recommend items to a user, or to a visitor without an id by `recent_item_ids`.
+
+        Options: see RecommendOptions.
+        """
         return self._answer(recommend_call(user_id, options), deadline_ms)
 
     def recommend_batch(
@@ -78,7 +81,10 @@ class Client:
         deadline_ms: float = _BATCH_MS,
         **options: Unpack[RecommendOptions],
     ) -> tuple[Recommendation | TailraceError, ...]:
-        """Recommend items to up to 100 users: ids, or options with a `user_id`; the others hold for all. An entry's error is returned in its place."""
+        """Recommend items to up to 100 users: ids, or options with a `user_id`; other options apply to all.
+
+        An entry's error is returned in its position.
+        """
         return self._answer(batch_call(requests, options), deadline_ms).answers
 
     def similar(
@@ -89,7 +95,7 @@ class Client:
         deadline_ms: float = _RECOMMEND_MS,
         **options: Unpack[RecommendOptions],
     ) -> Recommendation:
-        """List items like this one, or like those of a cart; without what the user has seen or dislikes, where one is named."""
+        """List items similar to an item or a cart; with a user, without items that the user has seen or dislikes."""
         return self._answer(similar_call(item_ids, user_id, options), deadline_ms)
 
     def popular(
@@ -101,17 +107,17 @@ class Client:
         session_id: str | None = None,
         deadline_ms: float = _RECOMMEND_MS,
     ) -> Recommendation:
-        """List what is popular: within "1h", "24h" or "7d" (scores are users), or over all time (scores are shares)."""
+        """List popular items: within "1h", "24h" or "7d" (scores are users) or all time (scores are fractions)."""
         return self._answer(popular_call(window, category, k, session_id), deadline_ms)
 
     def assignment(
         self, user_id: str | None = None, *, session_id: str | None = None, deadline_ms: float = _LONG_MS
     ) -> Assigned:
-        """Return which version and variants a user, or a visitor's session, gets on each surface."""
+        """Return the version and variants of a user, or a visitor's session, on each surface."""
         return self._answer(assignment_call(user_id, session_id), deadline_ms)
 
     def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:
-        """Record what users did: all or none, each with its effect once however often it is sent."""
+        """Record user events: all or none. Each takes effect once, however often it is sent."""
         return self._answer(record_call(events), deadline_ms)
 
     def explain(self, request_id: str, *, deadline_ms: float = _LONG_MS) -> Explanation:
@@ -119,27 +125,27 @@ class Client:
         return self._answer(explain_call(request_id), deadline_ms)
 
     def erase_user(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> ErasureReceipt:
-        """Erase a user; what is recorded after it begins a new history. Needs a key with the scope `erase`."""
+        """Erase a user; later events begin a new history. Needs a key with the scope `erase`."""
         return self._answer(erase_call(user_id), deadline_ms)
 
     def erasure(self, erasure_id: str, *, deadline_ms: float = _LONG_MS) -> ErasureReceipt:
-        """Return what became of an erasure."""
+        """Return the progress of an erasure."""
         return self._answer(erasure_call(erasure_id), deadline_ms)
 
     def user_data(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> UserData:
-        """Return all that the server keeps of a user; needs the REST door."""
+        """Return all data that the server keeps about a user; needs the REST door."""
         return self._answer(user_data_call(user_id), deadline_ms)
 
     def put_items(self, items: CatalogueItem | Iterable[CatalogueItem], *, deadline_ms: float = _LONG_MS) -> ItemsPut:
-        """Replace what is stated of items of the live catalogue; an item that is wrong is refused by itself."""
+        """Replace the state of items in the live catalogue; items are refused individually."""
         return self._answer(put_items_call(items), deadline_ms)
 
     def patch_item(self, item_id: str, changes: Mapping[str, Any], *, deadline_ms: float = _LONG_MS) -> CatalogueItem:
-        """Change some fields of an item; None takes a field or an attribute away."""
+        """Change some fields of an item; None removes a field or an attribute."""
         return self._answer(patch_item_call(item_id, changes), deadline_ms)
 
     def get_item(self, item_id: str, *, deadline_ms: float = _LONG_MS) -> CatalogueItem:
-        """Return an item as it stands in answers."""
+        """Return an item as answers show it."""
         return self._answer(get_item_call(item_id), deadline_ms)
 
     def delete_item(self, item_id: str, *, deadline_ms: float = _LONG_MS) -> ItemDeleted:
@@ -169,7 +175,7 @@ class Client:
 
 
 class AsyncClient:
-    """As Client, for asynchronous code; make it in the event loop that uses it."""
+    """Like Client, for asynchronous code; create it in the event loop that uses it."""
 
     def __init__(
         self, address: str, *, api_key: str | None = None, tls: Tls | None = None, options: CallOptions = DEFAULTS
@@ -182,7 +188,10 @@ class AsyncClient:
     async def recommend(
         self, user_id: str | None = None, *, deadline_ms: float = _RECOMMEND_MS, **options: Unpack[RecommendOptions]
     ) -> Recommendation:
-        """Recommend items to a user, or to a visitor without an id by `recent_item_ids`. Options: see RecommendOptions."""
+        """Recommend items to a user, or to a visitor without an id by `recent_item_ids`.
+
+        Options: see RecommendOptions.
+        """
         return await self._answer(recommend_call(user_id, options), deadline_ms)
 
     async def recommend_batch(
@@ -192,7 +201,10 @@ class AsyncClient:
         deadline_ms: float = _BATCH_MS,
         **options: Unpack[RecommendOptions],
     ) -> tuple[Recommendation | TailraceError, ...]:
-        """Recommend items to up to 100 users: ids, or options with a `user_id`; the others hold for all. An entry's error is returned in its place."""
+        """Recommend items to up to 100 users: ids, or options with a `user_id`; other options apply to all.
+
+        An entry's error is returned in its position.
+        """
         return (await self._answer(batch_call(requests, options), deadline_ms)).answers
 
     async def similar(
@@ -203,7 +215,7 @@ class AsyncClient:
         deadline_ms: float = _RECOMMEND_MS,
         **options: Unpack[RecommendOptions],
     ) -> Recommendation:
-        """List items like this one, or like those of a cart; without what the user has seen or dislikes, where one is named."""
+        """List items similar to an item or a cart; with a user, without items that the user has seen or dislikes."""
         return await self._answer(similar_call(item_ids, user_id, options), deadline_ms)
 
     async def popular(
@@ -215,17 +227,17 @@ class AsyncClient:
         session_id: str | None = None,
         deadline_ms: float = _RECOMMEND_MS,
     ) -> Recommendation:
-        """List what is popular: within "1h", "24h" or "7d" (scores are users), or over all time (scores are shares)."""
+        """List popular items: within "1h", "24h" or "7d" (scores are users) or all time (scores are fractions)."""
         return await self._answer(popular_call(window, category, k, session_id), deadline_ms)
 
     async def assignment(
         self, user_id: str | None = None, *, session_id: str | None = None, deadline_ms: float = _LONG_MS
     ) -> Assigned:
-        """Return which version and variants a user, or a visitor's session, gets on each surface."""
+        """Return the version and variants of a user, or a visitor's session, on each surface."""
         return await self._answer(assignment_call(user_id, session_id), deadline_ms)
 
     async def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:
-        """Record what users did: all or none, each with its effect once however often it is sent."""
+        """Record user events: all or none. Each takes effect once, however often it is sent."""
         return await self._answer(record_call(events), deadline_ms)
 
     async def explain(self, request_id: str, *, deadline_ms: float = _LONG_MS) -> Explanation:
@@ -233,31 +245,31 @@ class AsyncClient:
         return await self._answer(explain_call(request_id), deadline_ms)
 
     async def erase_user(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> ErasureReceipt:
-        """Erase a user; what is recorded after it begins a new history. Needs a key with the scope `erase`."""
+        """Erase a user; later events begin a new history. Needs a key with the scope `erase`."""
         return await self._answer(erase_call(user_id), deadline_ms)
 
     async def erasure(self, erasure_id: str, *, deadline_ms: float = _LONG_MS) -> ErasureReceipt:
-        """Return what became of an erasure."""
+        """Return the progress of an erasure."""
         return await self._answer(erasure_call(erasure_id), deadline_ms)
 
     async def user_data(self, user_id: str, *, deadline_ms: float = _LONG_MS) -> UserData:
-        """Return all that the server keeps of a user; needs the REST door."""
+        """Return all data that the server keeps about a user; needs the REST door."""
         return await self._answer(user_data_call(user_id), deadline_ms)
 
     async def put_items(
         self, items: CatalogueItem | Iterable[CatalogueItem], *, deadline_ms: float = _LONG_MS
     ) -> ItemsPut:
-        """Replace what is stated of items of the live catalogue; an item that is wrong is refused by itself."""
+        """Replace the state of items in the live catalogue; items are refused individually."""
         return await self._answer(put_items_call(items), deadline_ms)
 
     async def patch_item(
         self, item_id: str, changes: Mapping[str, Any], *, deadline_ms: float = _LONG_MS
     ) -> CatalogueItem:
-        """Change some fields of an item; None takes a field or an attribute away."""
+        """Change some fields of an item; None removes a field or an attribute."""
         return await self._answer(patch_item_call(item_id, changes), deadline_ms)
 
     async def get_item(self, item_id: str, *, deadline_ms: float = _LONG_MS) -> CatalogueItem:
-        """Return an item as it stands in answers."""
+        """Return an item as answers show it."""
         return await self._answer(get_item_call(item_id), deadline_ms)
 
     async def delete_item(self, item_id: str, *, deadline_ms: float = _LONG_MS) -> ItemDeleted:

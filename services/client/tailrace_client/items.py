@@ -9,10 +9,10 @@ from tailrace_client.values import TEXT, checked, refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueItem:
-    """What is stated of an item. Title and categories that are None are the live bundle's.
+    """The stated fields of an item. A title or categories of None come from the live bundle.
 
-    `attributes` has texts, lists of texts, numbers and flags by name. It may be shown while it is `available`, from `published_ms` and
-    until `expires_ms` (Unix milliseconds).
+    `attributes` maps names to texts, lists of texts, numbers and flags. The item may be shown while it is `available`,
+    from `published_ms` until `expires_ms` (Unix milliseconds).
     """
 
     item_id: str
@@ -47,7 +47,7 @@ class ItemRefusal:
 
 @dataclass(frozen=True, slots=True)
 class ItemsPut:
-    """How many items the broker has, and those that were refused each by itself."""
+    """The number of items that the broker has acknowledged, and the refused items."""
 
     accepted: int
     refused: tuple[ItemRefusal, ...] = ()
@@ -56,7 +56,7 @@ class ItemsPut:
 
 @dataclass(frozen=True, slots=True)
 class ItemDeleted:
-    """The broker has the deletion."""
+    """The broker has acknowledged the deletion."""
 
     num_attempts: int = 1
 
@@ -74,7 +74,7 @@ def put_fields(items: CatalogueItem | Iterable[CatalogueItem]) -> dict[str, Any]
 
 
 def message_of(method: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's fields as the gRPC door's message has them: texts by their kind, and what a patch takes away by its path."""
+    """Return a call's fields in the form of the gRPC message: texts by kind, and removed fields of a patch by path."""
     if method == "PutItems":
         return {"items": [_message(item) for item in fields["items"]]}
     if method == "DeleteItems":

@@ -1,4 +1,4 @@
-"""The REST door: one attempt of a call as an HTTP request, over httpx. Knows no retry."""
+"""The REST door: one attempt of a call as an HTTP request, over httpx. Does not retry."""
 
 import asyncio
 import json
@@ -40,16 +40,16 @@ _CODES = {
     503: "unavailable",
     504: "deadline_exceeded",
 }
-"""For answers that are not the server's own, such as a proxy's."""
+"""For answers from other servers, such as a proxy."""
 
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
 """Idle connections end before the edge's 75 s."""
 
 
 class RestDoor:
-    """From synchronous code.
+    """Makes attempts from synchronous code.
 
-    Connecting, sending and each wait for bytes are bounded by what is left when they begin.
+    Connecting, sending and each wait for bytes are bounded by the time left when they begin.
     """
 
     def __init__(self, address: Address, headers: Mapping[str, str], tls: Tls | None) -> None:
@@ -92,7 +92,7 @@ class AsyncRestDoor:
 
 
 class _TimeLeft(dict[str, float]):
-    """The timeouts of a request: each phase that begins gets what is left of one deadline."""
+    """The timeouts of a request: each phase gets the time left of one deadline when it begins."""
 
     def __init__(self, ends_s: float) -> None:
         super().__init__()
@@ -113,7 +113,10 @@ def _options(address: Address, headers: Mapping[str, str], tls: Tls | None) -> d
 
 
 def path_of(call: Call[Any]) -> str:
-    """Return the path with its parameters. Raises TailraceError for `.` and `..`: every client and proxy of HTTP reads those as steps to another path."""
+    """Return the path with its parameters.
+
+    Raises TailraceError for `.` and `..`: HTTP clients and proxies resolve them as relative paths.
+    """
     for name, value in call.in_path.items():
         if value in {"", ".", ".."}:
             raise refusal(name, f"{value!r} fits in no path", "call the gRPC door", call.request_id)

@@ -1,28 +1,28 @@
-"""The one error of the calls, and whether and when a failed attempt is followed by another. Pure: times and chance are arguments.
+"""The error of all calls, and whether and when to retry a failed attempt. Pure: times and randomness are arguments.
 
-Retried are failed connections, 503 or UNAVAILABLE, and refusals that name a time within the deadline. Each retry waits a random
-time (full jitter) and takes a token from a bucket that all calls of a client share, so that retries stay a small part of the
-load while a server is down.
+Failed connections, 503 or UNAVAILABLE, and refusals that name a time within the deadline are retried. Each retry waits
+a random time (full jitter) and takes a token from a bucket that all calls of a client share, so that retries stay a
+small part of the load while a server is down.
 """
 
 import threading
 from dataclasses import dataclass
 
 _RETRIED = frozenset({"unreachable", "unavailable"})
-"""Codes of errors that are retried in any case."""
+"""Codes of errors that are always retried."""
 
 _RETRIED_AFTER = frozenset({"overloaded", "quota_exceeded"})
 """Codes of errors that are retried only after the time that the server named."""
 
 
 class TailraceError(Exception):
-    """A call failed. What this holds is the same over REST and gRPC.
+    """A call failed. The attributes are the same over REST and gRPC.
 
     Attributes:
-        code: One of the server's codes (invalid_request, request_too_large, unauthenticated, not_allowed, not_found,
+        code: A server code (invalid_request, request_too_large, unauthenticated, not_allowed, not_found,
             quota_exceeded, overloaded, unavailable, deadline_exceeded, internal), or "unreachable": no answer came.
-        message: What is wrong, in one sentence.
-        field: The field of the request that is wrong.
+        message: The problem, in one sentence.
+        field: The invalid field of the request.
         fix: What to send instead.
         retry_after_s: When a retry may succeed.
         request_id: The request's id, which the server logs.
@@ -53,9 +53,10 @@ class TailraceError(Exception):
 
 
 def late(before: TailraceError | None = None) -> TailraceError:
-    """Return the error of a call whose deadline passed here, without an answer. It names why the attempt before failed, if there was one.
+    """Return the error of a call whose deadline passed here without an answer.
 
-    If that reached nobody, this is no different: gRPC waits for a connection until the deadline where REST is refused at once.
+    It quotes the previous attempt's error, if any. After an unreachable attempt the code stays "unreachable": gRPC
+    waits for a connection until the deadline, whereas REST fails at once.
     """
     if before is not None and before.code == "unreachable":
         return TailraceError(before.code, f"{before.message}; no answer came before the deadline")
@@ -69,11 +70,11 @@ class CallOptions:
 
     Attributes:
         retry_share: Retries per call, in the long run.
-        retry_reserve: Retries that a client may make beyond that share, in bursts.
-        first_pause_ms: Upper bound of the random pause before the first retry; doubles with each.
-        longest_pause_ms: Where the doubling ends.
-        network_ms: Part of each deadline for the way there and back: the server is given what is left less this.
-        grace_ms: How long after its deadline an answer that is under way is awaited. Nothing is retried then.
+        retry_reserve: Retries that a client may make beyond that rate, in bursts.
+        first_pause_ms: Upper bound of the random pause before the first retry; doubles with each retry.
+        longest_pause_ms: Maximum of the doubled pause.
+        network_ms: Part of each deadline reserved for the network: the server gets the remaining time minus this.
+        grace_ms: How long to wait after the deadline for an answer in flight. Nothing is retried then.
     """
 
     retry_share: float = 0.1
@@ -88,7 +89,7 @@ DEFAULTS = CallOptions()
 
 
 class RetryBudget:
-    """A token bucket: each call adds the share, each retry takes one. Used by many threads."""
+    """A token bucket: each call adds `retry_share`, each retry takes one token. Thread-safe."""
 
     def __init__(self, options: CallOptions) -> None:
         self._share = options.retry_share
@@ -101,7 +102,7 @@ class RetryBudget:
             self._tokens = min(self._most, self._tokens + self._share)
 
     def withdraw(self) -> bool:
-        """Take the token of one retry, if there is one."""
+        """Take the token of one retry, if available."""
         with self._lock:
             if self._tokens < 1.0:
                 return False
@@ -128,14 +129,14 @@ class Attempts:
         return left_s
 
     def server_deadline_ms(self, now_s: float) -> int:
-        """Return what to give the server."""
+        """Return the deadline to send to the server."""
         return max(1, round(1_000 * (self._ends_s - now_s) - self._options.network_ms))
 
     def pause_s(self, error: TailraceError, chance: float, now_s: float) -> float:
         """Return how long to wait before the next attempt; `chance` is uniform in 0 to 1.
 
-        Raises the error itself where there is no next attempt: it would not help, or come too late, or the budget is spent. Its
-        cause is the error of the attempt before.
+        Raises the error itself if there is no next attempt: a retry would not help, would come too late, or the budget
+        is spent. Its cause is the error of the previous attempt.
         """
         is_late = error.code == "deadline_exceeded"
         if is_late and error.request_id is None and self._earlier is not None:

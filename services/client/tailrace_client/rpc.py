@@ -1,7 +1,7 @@
-"""The gRPC door: one attempt of a call, over grpc. Knows no retry.
+"""The gRPC door: one attempt of a call, over grpc. Does not retry.
 
-The messages are made from `messages.binpb` (`make proto`), in a pool of their own: whatever other version of them is loaded in
-the process, and whatever protobuf made it, is no conflict.
+The messages are built from `messages.binpb` (`make proto`), in a separate descriptor pool, so they do not conflict with
+other versions of them in the process or with its version of protobuf.
 """
 
 import time
@@ -34,9 +34,9 @@ from tailrace_client.values import refusal
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),  # a second by default, in which every call fails
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one connection attempt may take
-    ("grpc.enable_retries", 0),  # one place retries, and counts
-    ("grpc.use_local_subchannel_pool", 1),  # each client has connections of its own
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # maximum time of one connection attempt
+    ("grpc.enable_retries", 0),  # only this client retries, and counts retries
+    ("grpc.use_local_subchannel_pool", 1),  # each client has separate connections
 )
 _CODES = {
     "INVALID_ARGUMENT": "invalid_request",
@@ -47,7 +47,7 @@ _CODES = {
     "UNAVAILABLE": "unreachable",
     "DEADLINE_EXCEEDED": "deadline_exceeded",
 }
-"""For statuses without details, which the server's own have."""
+"""For statuses without details; the server's own statuses have them."""
 _OF_ITEMS = (CatalogueItem, ItemsPut, ItemDeleted)
 
 
@@ -168,8 +168,11 @@ def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tu
 
 
 def _message_of(call: Call[Any], kind: Any, fields: dict[str, Any]) -> Any:
-    """Return the message; filters and rules have in JSON the form that REST has. Raises TailraceError for what it has no place for."""
-    if call.answer is Recorded:  # flat, and many
+    """Return the message; filters and rules have the same JSON form as in REST.
+
+    Raises TailraceError for fields outside the message.
+    """
+    if call.answer is Recorded:  # flat, and many of them
         return kind(**fields)
     try:
         return json_format.ParseDict(fields, kind())

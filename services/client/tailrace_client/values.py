@@ -1,4 +1,4 @@
-"""What the fields of a call may hold, checked before anything is sent: JSON and messages would fail on a wrong type in different words."""
+"""The types of call fields, checked before sending: JSON and messages would report a wrong type differently."""
 
 import json
 import operator
@@ -13,14 +13,14 @@ from tailrace_client.retry import TailraceError
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value: its name in errors, and a function that returns a value of it, or raises TypeError or ValueError."""
+    """A kind of value: its name in errors, and a parser that raises TypeError or ValueError."""
 
     name: str
     read: Callable[[Any], Any]
 
 
 def checked(field: str, value: Any, kind: Kind) -> Any:
-    """Return the value as the doors take it. Raises TailraceError naming the field and the kind."""
+    """Return the value in the doors' form. Raises TailraceError naming the field and the kind."""
     try:
         return kind.read(value)
     except (TypeError, ValueError, OverflowError):
@@ -28,7 +28,7 @@ def checked(field: str, value: Any, kind: Kind) -> Any:
 
 
 def checked_texts(field: str, values: Any) -> list[str]:
-    """Return the entries of any iterable but a text. Raises TailraceError naming the field, or the entry."""
+    """Return the entries of any iterable except a text. Raises TailraceError naming the field or the entry."""
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
         raise refusal(field, _wrong(values), "send a list of str")
     return [checked(f"{field}[{place}]", one, TEXT) for place, one in enumerate(values)]

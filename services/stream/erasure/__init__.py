@@ -1,1 +1,1 @@
-"""What an erased user leaves behind in stores and files, and how it is removed."""
+"""Removes erased users from stores and files."""

@@ -1,13 +1,13 @@
-"""Takes erased users out of every store but their rows, which the worker's fence has removed by then; writes what was done into the receipts.
+"""Removes erased users from every store except their rows, which the worker has already removed; updates receipts.
 
     ledger ─▶ lists, shown, explanations ─▶ Redis' file
            └▶ offline logs ─▶ base histories, point-in-time table ─▶ stage outputs ─▶ the ledger forgets the id
 
-Every step may be repeated: a crash at any point, or a step that fails, costs its repetition. What the ledger has is worked off in batches, one
-at a time, in a thread of its own, so that the worker's events do not wait.
+Every step is idempotent: after a crash or a failure it is repeated. Erasures are processed in batches, one batch at a
+time, in a separate thread, so that the worker's events do not wait.
 
-A store is done only after it was searched. A folder that is absent may be a volume that this process does not mount: its store stays open in the
-receipt, and the ledger keeps the user's id.
+A store is done only after it was searched. An absent folder may be a volume that this process does not mount: its store
+stays open in the receipt, and the ledger keeps the user's id.
 """
 
 import errno
@@ -36,10 +36,13 @@ _S = ErasureStore
 
 
 class ErasingStore(Protocol):
-    """What is removed in Redis, and the receipts there. Every call may be repeated, and raises DependencyUnavailable."""
+    """The data to remove in Redis, and the receipts there.
+
+    Every call may be repeated, and raises DependencyUnavailable.
+    """
 
     def remove_base_rows(self, user_ids: Sequence[str]) -> None:
-        """Remove rows that base tables have brought back meanwhile."""
+        """Remove rows that base tables have restored meanwhile."""
         ...
 
     def remove_lists(self, user_ids: Sequence[str], versions: Collection[str]) -> None:
@@ -47,27 +50,27 @@ class ErasingStore(Protocol):
         ...
 
     def remove_shown(self, until_ms: Mapping[str, int]) -> None:
-        """Remove what was shown to users until then (Unix ms)."""
+        """Remove impressions of users up to then (Unix ms)."""
         ...
 
     def remove_leftover_lists(self, user_ids: Collection[str]) -> None:
-        """Remove users' lists of whatever bundle."""
+        """Remove users' lists of all bundles, known or not."""
         ...
 
     def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
-        """Remove explanations by their user and time (Unix ms)."""
+        """Remove the explanations for which `is_gone` is true, given user and time (Unix ms)."""
         ...
 
     def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
-        """Remove rows by their user, last position and row time (Unix µs), of whoever has one."""
+        """Remove the rows for which `is_gone` is true, given user, last position and row time (Unix µs)."""
         ...
 
     def begin_rewrite(self) -> bool:
-        """Have the store's own file written again; False where there is nothing to be done."""
+        """Start a rewrite of the store's own file; return False if none is needed."""
         ...
 
     def is_rewriting(self) -> bool:
-        """Whether it is being written."""
+        """Return whether the rewrite is running."""
         ...
 
     def mark(self, receipts: Iterable[tuple[str, int]], stores: Iterable[ErasureStore], now_ms: int) -> None:
@@ -75,7 +78,7 @@ class ErasingStore(Protocol):
         ...
 
     def lacking(self, erasure_ids: Sequence[str]) -> set[str]:
-        """Return those whose receipt the store lacks."""
+        """Return the erasures whose receipt the store lacks."""
         ...
 
     def close(self) -> None:
@@ -87,13 +90,13 @@ class ErasingLog(Protocol):
     """An offline log."""
 
     def erase(self, partition: int, changed_since_s: float = 0.0) -> Erasing:
-        """Write those of a partition's files again that hold what came before an erasure."""
+        """Rewrite a partition's files that hold erased events."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasingFiles:
-    """The files with users' rows: the logs by their store, two tables that the pipeline writes together, and the folder of its stages."""
+    """The files with users' rows: the logs by store, two tables that the pipeline writes, and its stages' folder."""
 
     logs: dict[ErasureStore, ErasingLog]
     offline_log_dir: Path
@@ -104,26 +107,26 @@ class ErasingFiles:
 
 @dataclass(slots=True)
 class _Progress:
-    """The stores that are done, of the erasures that are not done everywhere."""
+    """The finished stores of erasures that are not finished everywhere."""
 
     done: dict[str, set[ErasureStore]] = field(default_factory=dict)
 
     def lack(self, tombstones: Iterable[Tombstone], *stores: ErasureStore) -> list[Tombstone]:
-        """Return those that lack one of these stores."""
+        """Return the erasures that lack one of these stores."""
         return [one for one in tombstones if not self.done.setdefault(one.erasure_id, set()).issuperset(stores)]
 
 
 class Eraser:
-    """Works off the ledger. `begin` is called from the worker's thread, all else runs in a thread of this object.
+    """Processes the ledger. `begin` is called from the worker's thread; all other work runs in this object's thread.
 
     Args:
         ledger: The erasures.
-        store: Redis, used from that thread alone.
+        store: Redis, used only from this object's thread.
         files: The files.
         versions: Returns the bundles that may have stored lists.
         settle_s: As `Pace.erasure_settle_s`.
         rewrite_every_s: As `Pace.erasure_rewrite_every_s`.
-        every_s: Between two rounds.
+        every_s: Minimum time between two rounds.
     """
 
     def __init__(
@@ -155,7 +158,10 @@ class Eraser:
         self._rewritten_s = self._scrubbed_s = 0.0
 
     def begin(self, partitions: Collection[int]) -> BaseException | None:
-        """Begin a round for these owned partitions, unless one runs or the last one was a moment ago. Return why that one failed, if it did."""
+        """Start a round for these owned partitions, unless a round runs or just ran.
+
+        Return why the last round failed, if it did.
+        """
         if (self._round is not None and not self._round.done()) or time.monotonic() < self._next_s:
             return None
         failure = self._round.exception() if self._round is not None else None
@@ -164,26 +170,32 @@ class Eraser:
         return failure
 
     def own(self, partitions: Collection[int]) -> None:
-        """Look at all of these partitions again: the store may have lost what was written."""
+        """Check all of these partitions again: the store may have lost writes."""
         if self._round is not None:
-            self._round.exception()  # wait for it
+            self._round.exception()  # wait for the running round
         self._progress = _Progress()
         self._restored -= set(partitions)
         self._rewrite = None
 
     def remove_restored(self, partition: int, position: LogPosition | None) -> None:
-        """Remove rows of erased users from a store that went back to this position, or lost it, before it is replayed. Raises DependencyUnavailable."""
+        """Remove rows of erased users from a store restored to this position, before it is replayed.
+
+        Raises DependencyUnavailable.
+        """
         erased = self._ledger.erased(partition)
         if any(position is None or not position.covers(one.position) for one in self._ledger.tombstones(partition)):
             self._store.remove_restored(erased.covers_row)
 
     def close(self) -> None:
-        """End the round that runs, and close the connections."""
+        """Wait for the running round, and close the connections."""
         self._thread.shutdown()
         self._store.close()
 
     def work(self, partitions: Collection[int]) -> None:
-        """Do what can be done now for the erasures of these partitions. Raises DependencyUnavailable or OSError; then some was done."""
+        """Advance the erasures of these partitions as far as possible.
+
+        Raises DependencyUnavailable or OSError after partial work.
+        """
         for partition in partitions:
             self._restore_receipts(partition)
         opened = {number: [one for one in self._ledger.tombstones(number) if one.user_id] for number in partitions}
@@ -191,7 +203,7 @@ class Eraser:
         for step in (self._erase_online, self._erase_logs, self._erase_tables, self._erase_outputs, self._rewrite_file):
             try:
                 step(opened)
-            except (DependencyUnavailable, OSError) as error:  # the others go on
+            except (DependencyUnavailable, OSError) as error:  # continue with the other stores
                 failures.append(error)
         for number, ones in opened.items():
             if done := [one.erasure_id for one in ones if self._progress.done.get(one.erasure_id, set()) >= set(_S)]:
@@ -203,7 +215,7 @@ class Eraser:
             raise failure
 
     def _scrub(self, partitions: Collection[int]) -> None:
-        """Look once an hour at the files that changed in the last two: a process that was paused may have merged what it had read before."""
+        """Rewrite hourly the files of the last two hours: a paused process may have merged erased events into them."""
         now_s = time.time()
         if now_s < self._scrubbed_s + _SCRUB_EVERY_S:
             return
@@ -241,12 +253,13 @@ class Eraser:
         every, files = [one for ones in opened.values() for one in ones], self._files
         if new := self._progress.lack(every, _S.BASE_HISTORIES):
             with replacing_tables(files.offline_log_dir):
-                if files.base_histories.exists():  # beside the ledger, which was read
+                if files.base_histories.exists():  # next to the ledger, whose folder was readable
                     write_without(files.base_histories, files.base_histories, self._ledger.everybody(), keeps_id=True)
             self._done(new, _S.BASE_HISTORIES)
         if (new := self._progress.lack(every, _S.OFFLINE_FEATURES)) and self._is_there(files.offline_features.parent):
             with replacing_tables(files.offline_log_dir):
-                # The pipeline writes both tables under this lock: without the second one, the folder is another one than the pipeline's.
+                # The pipeline writes both tables under this lock. If only the second table is absent,
+                # this folder is not the pipeline's.
                 if not files.base_histories.exists() or self._is_there(files.offline_features):
                     if files.offline_features.exists():
                         write_without(files.offline_features, files.offline_features, self._ledger.everybody())
@@ -260,7 +273,7 @@ class Eraser:
                 self._done(new, _S.STAGE_CACHE)
 
     def _is_there(self, path: Path) -> bool:
-        """Whether a path exists in this process. Raises OSError, twice a minute, where it does not."""
+        """Return whether a path exists in this process. Raises OSError for an absent path, twice a minute."""
         if path.exists():
             return True
         now_s = time.monotonic()
@@ -271,7 +284,7 @@ class Eraser:
         raise FileNotFoundError(errno.ENOENT, problem, str(path))
 
     def _rewrite_file(self, opened: dict[int, list[Tombstone]]) -> None:
-        """Have Redis write its file again for all that is gone from Redis, no more often than it may; then wait for its end."""
+        """Have Redis rewrite its file without the removed data, within the rate limit; then wait for its end."""
         if self._rewrite is not None:
             if not self._store.is_rewriting():
                 self._done(self._rewrite, _S.STORE_FILES)
@@ -288,7 +301,7 @@ class Eraser:
                 self._done(ready, _S.STORE_FILES)
 
     def _restore_receipts(self, partition: int) -> None:
-        """Write the receipts of what is done that the store has lost, once for each time that the partition is owned."""
+        """Rewrite receipts that the store has lost, once each time that the partition is claimed."""
         if partition in self._restored:
             return
         since_ms = _now_ms() - _RECEIPTS_KEEP_MS

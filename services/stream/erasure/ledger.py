@@ -1,10 +1,11 @@
-"""The ledger of erasures: who was erased, and up to which place of the log. Every reader of events asks it.
+"""The ledger of erasures: erased users, and the log position of each erasure. Every reader of events filters by it.
 
-    <offline log>/erasures/partition=<P>.parquet   one row for each erasure of the partition's users, in log order
-    <offline log>/erasures/salt                    the key of the digests, made with the first of them
+    <offline log>/erasures/partition=<P>.parquet   one row per erasure of the partition's users, in log order
+    <offline log>/erasures/salt                    the key of the digests, created with the first digest
 
-A row names its user by a salted digest, so that tables that hold the user are read without them; the id itself stands there only until all
-stores are done. A file is replaced whole, under a lock, so that no process's change is lost, not even that of one which was paused.
+A row names its user by a salted digest, so that tables that hold the user are read without them; the id itself is kept
+only until all stores are done. A file is replaced whole, under a lock, so that no process's change is lost, not even a
+paused process's.
 """
 
 import secrets
@@ -43,7 +44,10 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """One erasure. `user_id` is None once it is done, at `done_time_ms` (Unix ms); `earlier_topics` all end before it."""
+    """One erasure.
+
+    `user_id` is None once it is done, at `done_time_ms` (Unix ms); `earlier_topics` all end before it.
+    """
 
     erasure_id: str
     digest: bytes
@@ -54,12 +58,12 @@ class Tombstone:
     done_time_ms: int | None = None
 
     def covers(self, position: LogPosition) -> bool:
-        """Whether what stands there in the log came before the erasure."""
+        """Return whether the erasure covers the event at this log position."""
         return self.position.covers(position) or position.topic_id in self.earlier_topics
 
 
 class Erased:
-    """The newest erasure of each user of some partitions, to be asked for users by their ids."""
+    """The newest erasure of each user of some partitions, looked up by user id."""
 
     def __init__(self, digest_of: Callable[[str], bytes], tombstones: Sequence[Tombstone]) -> None:
         """Take the tombstones, each partition's in log order."""
@@ -67,7 +71,7 @@ class Erased:
         self._newest: Mapping[bytes, Tombstone] = {one.digest: one for one in tombstones}
 
     def __bool__(self) -> bool:
-        """Whether anybody was erased."""
+        """Whether any user was erased."""
         return bool(self._newest)
 
     def of(self, user_id: str) -> Tombstone | None:
@@ -75,24 +79,24 @@ class Erased:
         return self._newest.get(self._digest_of(user_id)) if self._newest else None
 
     def covers(self, user_id: str, position: LogPosition) -> bool:
-        """Whether an event of this user at this place of the log came before an erasure."""
+        """Return whether an erasure covers this user's event at this log position."""
         found = self.of(user_id)
         return found is not None and found.covers(position)
 
     def covers_row(self, user_id: str, position: LogPosition, row_time_us: int) -> bool:
-        """Whether a user's row was made before an erasure, by its last event's place; by its time, where it came from base tables."""
+        """Return whether an erasure covers a user's row: by its last event's position, for base rows by its time."""
         if position.topic_id == BASE_TOPIC:
             return self.covers_time(user_id, row_time_us // 1_000)
         return self.covers(user_id, position)
 
     def covers_time(self, user_id: str | None, time_ms: int) -> bool:
-        """Whether what this user did or was shown then (Unix ms) was before an erasure."""
+        """Return whether an erasure covers an event or impression of this user at this time (Unix ms)."""
         found = self.of(user_id) if user_id is not None else None
         return found is not None and time_ms <= found.accepted_time_ms
 
 
 class Ledger:
-    """The erasures below one offline log. Any thread and process may use it."""
+    """The erasures below one offline log. Safe for any thread and process."""
 
     def __init__(self, offline_log_dir: Path) -> None:
         self._root = offline_log_dir / "erasures"
@@ -107,19 +111,19 @@ class Ledger:
         return sorted(int(name) for name in names if name.isdigit())
 
     def tombstones(self, partition: int) -> tuple[Tombstone, ...]:
-        """Return a partition's erasures in log order. Raises OSError where the ledger cannot be read."""
+        """Return a partition's erasures in log order. Raises OSError for an unreadable ledger."""
         return self._of(partition)[0]
 
     def erased(self, partition: int) -> Erased:
-        """Return who of a partition was erased. Raises OSError where the ledger cannot be read."""
+        """Return a partition's erasures by user. Raises OSError for an unreadable ledger."""
         return self._of(partition)[1]
 
     def everybody(self) -> Erased:
-        """Return who was erased, over all partitions. Raises OSError where the ledger cannot be read."""
+        """Return the erasures of all partitions by user. Raises OSError for an unreadable ledger."""
         return Erased(self.digest, [one for partition in self.partitions for one in self.tombstones(partition)])
 
     def append(self, erasures: Sequence[LoggedErasure], topic_ids: Collection[str]) -> None:
-        """Add a partition's erasures, in log order; those that it has are left out. `topic_ids` are those of the log so far. Raises OSError."""
+        """Add new erasures of a partition, in log order. `topic_ids` are the log's topics so far. Raises OSError."""
         if not erasures:
             return
         partition = erasures[0].position.partition
@@ -153,7 +157,7 @@ class Ledger:
             )
 
     def digest(self, user_id: str) -> bytes:
-        """Return what the ledger has in the place of a user's id."""
+        """Return the digest that replaces a user's id in the ledger."""
         return blake2b(user_id.encode(), key=self._salt, digest_size=_DIGEST_BYTES).digest()
 
     def _of(self, partition: int) -> tuple[tuple[Tombstone, ...], Erased]:
@@ -191,7 +195,7 @@ class Ledger:
 
 
 def _rows(path: Path) -> tuple[Tombstone, ...]:
-    """Read a file. Raises OSError, also where it is no such table: to go on without it would bring users back."""
+    """Read a file. Raises OSError, also for a malformed table: continuing without it would bring users back."""
     try:
         plain = pq.ParquetFile(path).read().to_pylist()
         return tuple(_tombstone(row) for row in plain)

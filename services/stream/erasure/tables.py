@@ -1,7 +1,8 @@
-"""Tables of users' rows beside the log: the base histories, the point-in-time table, and the outputs of the pipeline's stages.
+"""Tables of users' rows outside the log: base histories, point-in-time table, and the outputs of the pipeline's stages.
 
-The pipeline replaces the first two whole, from tables that may still hold an erased user, and the worker takes erased users out of them: both
-under one lock, so that whichever comes last has asked the ledger. Outputs of stages are a cache, and are removed with the user in them.
+The pipeline replaces the first two as a whole, from tables that may still hold an erased user, and the worker erases
+users from them: both under one lock, so that the later writer has read the ledger. Outputs of stages are a cache, and
+are removed together with the user's rows.
 """
 
 import shutil
@@ -19,7 +20,7 @@ from models.files import file_sha256, rename_durably
 from services.stream.erasure.ledger import Erased
 
 STAGES_LOCK = "LOCK"
-"""In the folder of stage outputs; held by a run of the pipeline."""
+"""A file in the folder of stage outputs; a run of the pipeline holds it."""
 _BASE_ID = b"tailrace.base_id"
 _LOCK_TIMEOUT_S = 600.0
 _log = structlog.get_logger()
@@ -27,14 +28,17 @@ _log = structlog.get_logger()
 
 @contextmanager
 def replacing_tables(offline_log_dir: Path) -> Iterator[None]:
-    """Hold the lock under which the base histories and the point-in-time table are replaced. Raises OSError after ten minutes without it."""
+    """Hold the lock under which the base histories and the point-in-time table are replaced.
+
+    Raises OSError after ten minutes of waiting.
+    """
     offline_log_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(offline_log_dir / "TABLES.lock", timeout=_LOCK_TIMEOUT_S):
         yield
 
 
 def base_id(table: Path) -> str:
-    """Return the id of these base tables, which stays when erased users are taken out; empty without any."""
+    """Return the id of these base tables, which survives erasures; empty if there are none."""
     if not table.exists():
         return ""
     try:
@@ -45,10 +49,10 @@ def base_id(table: Path) -> str:
 
 
 def write_without(source: Path, target: Path, erased: Erased, *, keeps_id: bool = False) -> bool:
-    """Write a table of users' rows without those at or before their user's erasure, by `row_time_us`; whether there were any.
+    """Copy a table without rows at or before their user's erasure by `row_time_us`; return whether there were any.
 
-    Without any, a target that is the source stays as it is. Holds one row group in memory. With `keeps_id` the source's base id is kept.
-    Raises OSError, also where the source is no such table.
+    Without such rows, a target that is the source stays unchanged. Holds one row group in memory. With `keeps_id` the
+    source's base id is kept. Raises OSError, also if the source is not such a table.
     """
     try:
         has_gone = bool(erased) and any(_gone(batch, erased) for batch in _columns(source, ["user_id", "row_time_us"]))
@@ -66,7 +70,10 @@ def write_without(source: Path, target: Path, erased: Erased, *, keeps_id: bool 
 
 
 def remove_outputs(stages_dir: Path, is_erased: Callable[[str], bool]) -> bool:
-    """Remove the outputs of stages that hold rows of these users; False while a run of the pipeline uses the folder. Raises OSError."""
+    """Remove the outputs of stages that hold rows of these users; False while a run of the pipeline uses the folder.
+
+    Raises OSError.
+    """
     try:
         with FileLock(stages_dir / STAGES_LOCK, timeout=0):
             for output in sorted(stages_dir.glob("*/*/")):
@@ -93,7 +100,7 @@ def _gone(table: pa.Table, erased: Erased) -> bool:
 
 
 def _gone_rows(table: pa.Table, erased: Erased) -> Iterator[bool]:
-    """Yield of each row whether it is at or before its user's erasure."""
+    """Yield for each row whether it is at or before its user's erasure."""
     users = table["user_id"].to_pylist()
     until_ms = {user_id: found.accepted_time_ms for user_id in set(users) if (found := erased.of(user_id))}
     for user_id, time_us in zip(users, table["row_time_us"].to_pylist(), strict=True):
@@ -101,7 +108,7 @@ def _gone_rows(table: pa.Table, erased: Erased) -> Iterator[bool]:
 
 
 def _holds(path: Path, is_erased: Callable[[str], bool]) -> bool:
-    """Whether a table has a row of such a user. What cannot be read is a cache's too, and counts."""
+    """Return whether a table has a row of such a user. An unreadable file counts too: it is only a cache."""
     try:
         if "user_id" not in pq.read_schema(path).names:
             return False

@@ -1,1 +1,4 @@
-"""Impressions: landed in an offline log of their own, and remembered by user. The pure memory, and the worker that does the I/O."""
+"""Impressions: kept in their own offline log and remembered per user.
+
+The pure memory, and the worker that does the I/O.
+"""

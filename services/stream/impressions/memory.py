@@ -1,4 +1,4 @@
-"""What a user was shown, as a bounded memory: the effect of an impression on it. Pure."""
+"""A user's bounded memory of impressions: the effect of an impression on it. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,15 @@ from services.features.schema import UserShown
 from services.stream.decode import LoggedImpression
 
 MAX_SHOWN_ITEMS = 200
-"""Those shown last. A row of them has about 6 KB."""
+"""The most recently shown items. A full row has about 6 KB."""
 
 
 def remember(
     row: UserShown | None, impressions: Sequence[LoggedImpression], max_items: int = MAX_SHOWN_ITEMS
 ) -> UserShown | None:
-    """Return one user's row after impressions in log order; the very row from before where it has them all.
+    """Return one user's row after impressions in log order; the same object if all were already applied.
 
-    An item counts once an impression. Of one impression those at the top are remembered longest.
+    An item counts once per impression. The top items of an impression are remembered longest.
     """
     for one in impressions:
         if row is not None and row.position.covers(one.position):

@@ -1,7 +1,8 @@
-"""The flow of impressions, top to bottom: claim, make whole, poll, remember by user, and periodically log and commit.
+"""The flow of impressions, top to bottom: claim, rebuild, poll, remember by user, and periodically log and commit.
 
-As the worker of interactions does it, with partitions, positions and a log of its own: each impression lands in the log once, and counts once
-in its user's row. What was shown before its user was erased is left out of both. A store that was lost is filled from the log's last day.
+Like the worker of interactions, with its own partitions, positions and log: each impression is logged once, and counts
+once in its user's row. Impressions before their user's erasure are excluded from both. A store that was lost is filled
+from the log's last day.
 """
 
 import itertools
@@ -47,7 +48,7 @@ class ImpressionWorker:
         pace: Pace = DEFAULT_PACE,
         keep_days: int = 0,
     ) -> None:
-        """Keep the parts; nothing is connected yet. `keep_days` is how long the log is kept; 0 is for ever."""
+        """Keep the parts without connecting. `keep_days` is the log's retention; 0 keeps it for ever."""
         self._open_consumer = open_consumer
         self._writer = writer
         self._log = log
@@ -65,7 +66,7 @@ class ImpressionWorker:
             try:
                 with closing(self._open_consumer()) as consumer:
                     self._work(consumer, stop)
-            except ConfigError as error:  # the topic has another number of partitions: interactions go on
+            except ConfigError as error:  # the topic has another number of partitions: interactions continue
                 _log.error("impressions.not_consumed", error=str(error))
                 stop.wait()
             except (DependencyUnavailable, OSError) as error:
@@ -102,7 +103,7 @@ class ImpressionWorker:
         self._checkpoint(consumer, pending, last)
 
     def _claim(self, consumer: PartitionConsumer, stop: threading.Event) -> dict[int, Claim]:
-        """Own those of the wanted partitions that no other process does; wait for the first one."""
+        """Own the wanted partitions that no other process owns; wait for the first."""
         while not stop.is_set():
             claimed = {number: self._writer.partitions.claim(number) for number in consumer.wanted}
             claims = {number: claim for number, claim in claimed.items() if claim is not None}
@@ -114,7 +115,7 @@ class ImpressionWorker:
         return {}
 
     def _make_whole(self, partition: int, position: LogPosition | None) -> None:
-        """Remember what the log's last day holds after the store's position."""
+        """Apply the log's last day after the store's position."""
         topic_ids = self._log.topic_ids(partition)
         if not topic_ids or (position is not None and position.topic_id not in topic_ids):
             return
@@ -124,17 +125,17 @@ class ImpressionWorker:
             self._apply(batch)
 
     def _renew_if_due(self) -> bool:
-        """Renew the leases when that is due; whether a wanted partition came free. Raises OwnershipLost."""
+        """Renew due leases; return whether a missing partition was claimed. Raises OwnershipLost."""
         if not self._renewal.due():
             return False
         partitions = self._writer.partitions
-        with suppress(DependencyUnavailable):  # while the store is unavailable nobody can take a partition
+        with suppress(DependencyUnavailable):  # while the store is unavailable no other process can take a partition
             partitions.write_all([PartitionWrite(partition) for partition in partitions.owned])
             return any(partitions.claim(number) is not None for number in self._missing)
         return False
 
     def _decode(self, consumer: PartitionConsumer, records: Sequence[Record]) -> list[LoggedImpression]:
-        """Return what can be read and was shown to nobody who was erased since; the rest goes to the dead letters."""
+        """Return the readable impressions that no erasure covers; unreadable records become dead letters."""
         found: list[LoggedImpression] = []
         dead: list[DeadLetter] = []
         for record in records:
@@ -159,7 +160,10 @@ class ImpressionWorker:
         return found
 
     def _apply(self, impressions: Sequence[LoggedImpression]) -> None:
-        """Write the users' rows. Raises OwnershipLost or DependencyUnavailable; RowChanged when rows change again and again."""
+        """Write the users' rows.
+
+        Raises OwnershipLost or DependencyUnavailable; RowChanged when rows change again and again.
+        """
         if not impressions:
             return None
         for _ in range(_MAX_TRIES - 1):
@@ -184,7 +188,10 @@ class ImpressionWorker:
     def _checkpoint(
         self, consumer: PartitionConsumer, pending: list[LoggedImpression], last: dict[int, Record]
     ) -> None:
-        """Write what was applied to the log, then commit it. Raises OSError where the log cannot be written: it is read again."""
+        """Write applied impressions to the log, then commit.
+
+        Raises OSError if the log cannot be written: they are read again.
+        """
         by_partition: dict[int, list[LoggedImpression]] = defaultdict(list)
         for one in pending:
             by_partition[one.position.partition].append(one)
@@ -203,7 +210,7 @@ class ImpressionWorker:
         last.clear()
 
     def _keep_log(self, partition: int | None) -> None:
-        """Begin a step of the log's upkeep for an owned partition, if there is one."""
+        """Start a step of log upkeep for an owned partition, if any."""
         if partition is not None and (failure := self._upkeep.begin_step(partition)) is not None:
             _log.error("impressions.log_failed", error=repr(failure))
 
