@@ -13,7 +13,7 @@ RATE, BURST, QUOTA, AWAY_S = 32.0, 64.0, 1_000, 20
 
 
 class Counts:
-    """One process's connection to the shared counts, whose store can be unavailable; it counts processes and grants no call."""
+    """One process's connection to the shared counts, whose store can be unavailable; it grants no call."""
 
     def __init__(self, processes: set["Counts"]) -> None:
         self.processes = processes

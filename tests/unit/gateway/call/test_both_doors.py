@@ -149,7 +149,7 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
 async def test_both_doors_refuse_alike(
     door: Door, world: World, body: dict[str, Any], headers: dict[str, str], field: str
 ) -> None:
-    """Both doors reject a bad request with the same code and field and count it; for a header, the field is its name."""
+    """Both doors reject a bad request with the same code and field, and count it; a header is its own field."""
     reply = await door.recommend(body, headers)
 
     labels = {"door": door.name, "tier": "none", "reason": "none", "code": "invalid_request"}
@@ -177,7 +177,7 @@ async def test_the_deadline_comes_by_field_or_header_and_is_clamped(
 
 
 async def test_the_request_id_is_echoed(door: Door) -> None:
-    """The id comes from the field, else the header, else is generated; an id that fits no header is in the body only."""
+    """The id comes from the field, else the header, else is generated; a non-ASCII id is in the body only."""
     other = {"x-request-id": "other"}
     beyond_ascii = await door.recommend({"request_id": "日本", **USER})
     by_field = await door.recommend({"request_id": "mine", **USER}, other)
@@ -318,7 +318,7 @@ async def test_bad_events_are_refused_whole(
 async def test_what_breaks_inside_leaves_no_trace(
     door: Door, world: World, error: Exception, code: str, retry_after: str | None
 ) -> None:
-    """A failing broker acknowledges nothing; `unavailable` has a retry time of whole seconds; internal errors are opaque."""
+    """A failing broker acknowledges nothing, `unavailable` has a retry time, and an internal error is opaque."""
     world.events.error = error
 
     reply = await door.record([EVENT])

@@ -24,7 +24,7 @@ def item_ids(body: Mapping[str, Any]) -> list[str]:
 
 
 async def test_each_entry_is_answered_as_if_it_came_alone(door: Door, world: World) -> None:
-    """Entries get the answers of single requests, in order, with one read of the store; a wrong entry gets its error."""
+    """Entries get the answers of single requests, in order, with one store read; a wrong entry gets its error."""
     entries = [{"user_id": name, "k": 2} for name in ("listed", "long", "short", "nobody")]
     alone = [(await door.recommend(one)).body for one in entries]
     wrong = [
@@ -51,7 +51,7 @@ async def test_each_entry_is_answered_as_if_it_came_alone(door: Door, world: Wor
 
 
 async def test_an_entrys_own_id_is_kept_and_others_are_made_of_the_calls(door: Door) -> None:
-    """An entry without a valid id gets an id made from the call's id; an invalid id is reported as the error's field."""
+    """An entry without a valid id gets an id made from the call's; its error names the field."""
     entries = [{"user_id": "a", "request_id": "mine"}, {"user_id": "b"}, {"user_id": "c", "request_id": "r" * 300}]
 
     reply = await door.batch({"requests": entries}, {"x-request-id": "call"})
@@ -147,7 +147,7 @@ def access(request: pytest.FixtureRequest, tmp_path: Path) -> Access | None:
 @pytest.mark.usefixtures("access")
 @pytest.mark.parametrize("access", [10], indirect=True)
 async def test_a_batch_uses_as_much_quota_as_it_holds_requests(door: Door) -> None:
-    """A batch spends one call per entry; a rejected batch spends nothing, an impossible batch the call that carried it."""
+    """A batch spends one call per entry; a rejected batch spends nothing, an impossible batch one call."""
     eleven, seven, four, two = [{"requests": [{"user_id": "a"}] * size} for size in (11, 7, 4, 2)]
 
     never, first, refused, last = [await door.batch(body, KEYED) for body in (eleven, seven, four, two)]

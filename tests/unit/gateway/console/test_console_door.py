@@ -23,7 +23,7 @@ from tests.unit.gateway.world import catalogue_of, publish
 
 
 async def test_the_page_is_served_with_strict_headers(console: Console) -> None:
-    """The headers allow only our own scripts, no framing, sniffing or referrer; unknown files are a 404 in REST's format."""
+    """The headers allow only our own scripts and no framing, sniffing or referrer; unknown files are a 404."""
     answer = await console.http.get("/")
     others = [
         await console.http.get(f"/console/page/{name}")
@@ -75,7 +75,7 @@ async def test_a_history_has_titles_and_times_newest_first(console: Console) -> 
 
 
 async def test_the_bundle_has_its_evaluation(console: Console, tmp_path: Path) -> None:
-    """Models have a fixed order, without models missing from the report; each history slice shows if it calls the LLM."""
+    """Models have a fixed order, without models missing from the report; history slices show if they call the LLM."""
     publish(tmp_path / "bundles", "routed", catalogue_of(), llm_pays=[[10, None]])
     await console.world.plane.names.first.refresh()
 

@@ -25,7 +25,7 @@ def at(seconds: float, value: float) -> Counts:
 
 
 def thinned(samples: list[Counts]) -> list[Counts]:
-    """Apply the thinning rule naively: keep recent samples, and older samples far enough from the previously kept sample."""
+    """Apply the thinning rule naively: keep recent samples, and older samples spaced by at least THIN_S."""
     kept: list[Counts] = []
     for place in range(len(samples)):
         newest = samples[place]

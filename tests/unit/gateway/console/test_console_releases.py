@@ -53,7 +53,7 @@ async def test_a_release_that_is_withdrawn_does_not_come_back(console: Console) 
 
 
 async def test_a_promotion_and_the_way_back(console: Console) -> None:
-    """Promotion and rollback require the live version that the page showed; otherwise the error names the live version."""
+    """Promotion and rollback must name the current live version; otherwise the error names it."""
     promoted = await move(console, f"{OF_NEXT}:promote", seen=VERSION)
     late = await console.refused("POST", f"/console/names/default/versions/{VERSION}:promote", seen=VERSION)
     late_back = await console.refused("POST", "/console/names/default:rollback", seen=VERSION)

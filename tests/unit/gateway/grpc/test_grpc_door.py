@@ -66,7 +66,7 @@ async def test_events_are_counted_before_each_is_read(world: World) -> None:
     ],
 )
 def test_a_patch_clears_what_it_names(clear: list[str], read: object) -> None:
-    """`clear` accepts fields and attributes in any order; unknown fields and fields also changed are rejected by index."""
+    """`clear` accepts fields and attributes in any order; unknown fields and changed fields are rejected by index."""
     sets_y = "attributes.y" in clear
     changes = pb.CatalogueItem(
         item_id="i", title="new", attributes={"y": pb.AttributeValue(number=1.0)} if sets_y else {}
