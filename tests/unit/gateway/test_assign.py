@@ -28,7 +28,7 @@ UNITS = [f"u{number}" for number in range(40)]
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A world with three names ("news" without a live version), a canary for half of the users, and three experiments."""
+    """A world with three names ("news" without a live version), a canary for half the users, and three experiments."""
     publish_names(tmp_path / "bundles")
     surfaces, experiments = tmp_path / "surfaces.toml", tmp_path / "experiments.toml"
     surfaces.write_text(SURFACES + NAMES)

@@ -84,7 +84,7 @@ async def test_a_new_item_is_popular_once_it_is_used_and_found_by_its_category(w
 
 
 async def test_a_new_item_is_in_the_next_answer(world: World) -> None:
-    """Before the next refresh of popularity, new items end the list, newest first, also in filtered and shed answers."""
+    """Before the next refresh, new items end the list, newest first, also in filtered and shed answers."""
     await world.plane.popular.refresh()
     first = [item.item_id for item in (await world.recommend("nobody", k=22)).items]
     state(world, "new 1", categories=("fresh",))

@@ -118,7 +118,7 @@ async def test_a_variant_sets_what_its_users_get_and_records_name_it(
     deadline_ms: int,
     fresher: str | None,
 ) -> None:
-    """Rules, deadline and tiers follow the variant of the user, else of the session, and all records name the variant."""
+    """Rules, deadline and tiers follow the variant of the user, else of the session, and all records name it."""
     with structlog.testing.capture_logs() as logs:
         reply = await door.recommend({**body, "surface": "home", "request_id": "r1"})
         await until(lambda: world.impressions.records)
@@ -189,7 +189,7 @@ def test_without_a_running_experiment_a_surface_is_the_file_s_own(files: tuple[P
     ids=["surface", "rules", "name", "contract", "broken", "nested", "gone"],
 )
 def test_a_bad_file_changes_nothing_and_says_why(files: tuple[Path, Path], slip: tuple[str, str], error: str) -> None:
-    """The active experiments stay until the file is valid again; state and one log line report the entry and its fix."""
+    """The active experiments stay until the file is valid again; state and one log line report the entry."""
     states: list[FileState] = []
     experiments = in_force(files, states)
 
