@@ -1,4 +1,4 @@
-"""Several model names, and a canary next to a live version: the bundle of each answer, in every tier and at both doors."""
+"""Several model names, and a canary next to a live version: the bundle of each answer, in every tier."""
 
 import json
 from collections.abc import AsyncIterator

@@ -45,7 +45,7 @@ from tests.unit.gateway.world import CONFIG, NOW_S, World, started_world, user
     ],
 )
 async def test_the_student_answers_when_the_llm_does_not(world: World, fault: dict[str, Any], reason: Reason) -> None:
-    """Each failure of the LLM has its own reason, including an answer of another bundle that the replica did not detect."""
+    """Each failure of the LLM has its own reason, including an undetected answer of another bundle."""
     vars(world.llm).update(fault)
 
     answer = await world.recommend()
@@ -130,7 +130,7 @@ async def test_the_feature_read_gets_half_of_the_time_at_most(world: World, monk
 async def test_a_bundle_s_data_decides_whether_seen_items_are_shown(
     tmp_path: Path, repeats: bool, said: bool | None
 ) -> None:
-    """Without `exclude_seen`, bundles trained on repeats show seen items, also in stored lists; the field overrides this."""
+    """By default, bundles trained on repeats show seen items, also in stored lists; `exclude_seen` overrides this."""
     seen = {"i05", "i06"}
     async with started_world(tmp_path, about={"repeats": repeats}) as world:
         world.features.users["listed"] = user(*seen, "i00", listed=("i05", "i06", "i07", "i08", "i09"))

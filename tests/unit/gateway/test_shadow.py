@@ -102,7 +102,7 @@ async def test_the_teacher_ranks_what_another_tier_answered(taught: World, user_
 
 
 async def test_a_failure_of_the_llm_reaches_nobody(taught: World) -> None:
-    """The request had the answer's filters and exclusions; its failure is counted by reason and does not affect the answer."""
+    """The LLM gets the answer's filters and exclusions; its failure is counted and does not affect the answer."""
     taught.llm.error = RuntimeError("no such kernel")
 
     answer = await taught.recommend("short", filters=Filters(categories=("odd",)), exclude_item_ids=("i05",))
@@ -154,7 +154,7 @@ async def test_the_candidate_ranks_what_the_live_version_answered(releasing: Wor
 
 
 async def test_a_candidate_has_no_list_of_the_live_version(releasing: World) -> None:
-    """For an answer from a stored list the candidate's models rank; an LLM without the candidate gives no comparison."""
+    """After a stored list the candidate's models rank; an LLM without the candidate gives no comparison."""
     answer = await releasing.recommend("listed")
 
     assert answer.tier is Tier.PRECOMPUTED

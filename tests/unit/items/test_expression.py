@@ -119,7 +119,7 @@ def test_a_mask_is_the_evaluation_item_by_item(
 
 
 def test_few_changes_are_computed_again_and_many_make_the_whole_mask_new() -> None:
-    """After few changes only the changed items are recomputed; a returned mask never changes, since threads may read it."""
+    """After few changes only the changed items are recomputed; a returned mask never changes."""
     items = ItemLayout(catalogue())
     expressions, cheap = Expressions(items), Condition.of("price", Range(lt=5.0))
     put(items, "i0", {"price": 9.0})

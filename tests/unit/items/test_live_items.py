@@ -183,7 +183,7 @@ def test_a_longer_copy_of_the_columns_keeps_what_a_reader_has() -> None:
 
 
 def test_names_of_attributes_are_bounded_and_what_is_left_out_is_counted() -> None:
-    """Of 6,400 attribute names only MAX_NAMES have columns, here and in the next layout; items are hidden regardless."""
+    """Of 6,400 attribute names only MAX_NAMES have columns, also in the next layout; hiding still works."""
     items = LiveItems(lambda: NOW_MS / 1_000)
     layout = items.lay(catalogue_of(IDS[:3], "x"))
     values = ("red", 2.5)

@@ -80,7 +80,7 @@ async def test_rules_hold(world: World, user_id: str, spoil: Callable[[World], o
 async def test_exploration_is_recorded(
     tmp_path: Path, user_id: str, spoil: Callable[[World], object], tier: Tier
 ) -> None:
-    """One of the next four items takes the second position as often as the propensity says; shed answers do not explore."""
+    """The second position is drawn from its next four items with the recorded propensity; shed answers never explore."""
     file = tmp_path / "surfaces.toml"
     file.write_text("[plain]\nk = 7\n[drawn]\nk = 3\nexplore = { share = 0.8, position = 2, of = 6 }\n")
     async with started_world(tmp_path, surfaces_file=file) as world:

@@ -52,7 +52,7 @@ async def test_without_the_flag_there_is_no_rationale(door: Door, parrot: Parrot
 
 @pytest.mark.parametrize("num_pieces", [0, 3])
 async def test_a_late_writer_costs_only_the_sentence(door: Door, parrot: Parrot, num_pieces: int) -> None:
-    """A slow writer gets the rest of the deadline minus the reserve, then is closed; partial sentences are discarded."""
+    """A slow writer gets the rest of the deadline minus the reserve; partial sentences are discarded."""
     parrot.hangs_after = num_pieces
 
     reply = await door.recommend(IN_A_HURRY)

@@ -39,7 +39,7 @@ NOW_MS = 1_790_000_000_000
 def test_recent_popularity_is_smoothed_by_the_prior(
     prior: list[float], windows: list[tuple[str, float]], order: list[int]
 ) -> None:
-    """The prior is capped at 50 recent events; ties rank by index, and unknown items and negative weights are ignored."""
+    """The prior counts at most as 50 recent events; ties rank by index, and invalid windows are ignored."""
     ranking = rank_by_popularity("v1", LiveItems().lay(replace(catalogue_of(4), popularity=np.array(prior))), windows)
 
     assert ranking.order.tolist() == order
@@ -47,7 +47,7 @@ def test_recent_popularity_is_smoothed_by_the_prior(
 
 
 def listed_after(num_users: int, item: int, waited_ms: int, old: Catalogue) -> list[int]:
-    """Return the first items of an old data set this long after users touched one item, counted as the stream worker does."""
+    """Return the first items of an old data set, some time after users touched one item."""
     counts = PopularityCounter(ListedItems(old.item_ids))
     for number in range(num_users):
         place = LogPosition("t", 0, number)
