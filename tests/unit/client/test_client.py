@@ -131,7 +131,7 @@ async def test_lists_are_the_same_through_every_client(case: Case) -> None:
 
 @pytest.mark.parametrize("item_id", [".", ".."])
 async def test_a_dot_is_an_id_and_no_step_to_another_path(case: Case, item_id: str) -> None:
-    """The dot cannot be part of an HTTP path, so the HTTP client rejects it; over gRPC it is an ordinary id."""
+    """. and .. cannot be HTTP path segments, so the HTTP client rejects them; over gRPC they are ordinary ids."""
     calls = (case.client.similar(item_id), case.client.delete_item(item_id), case.client.erase_user(item_id))
     errors = [await refused(one) if case.scheme == "http" else await one_of(one) for one in calls]
 

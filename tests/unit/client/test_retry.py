@@ -1,4 +1,4 @@
-"""Whether, when and how often a failed attempt is repeated: pure arithmetic."""
+"""Retry decisions: whether, when and how often a failed attempt is repeated."""
 
 from contextlib import suppress
 

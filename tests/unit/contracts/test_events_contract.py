@@ -28,7 +28,7 @@ FIELDS = {"event_id": "e", "user_id": "u", "item_id": "i", "event_time_ms": 1}
 
 @given(INTERACTIONS)
 def test_what_is_written_is_read_back(event: Interaction) -> None:
-    """Decoding an encoded interaction returns an equal one."""
+    """Decoding an encoded interaction returns an equal interaction."""
     assert decode_interaction(event.encode()) == event
 
 

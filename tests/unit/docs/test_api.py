@@ -12,7 +12,7 @@ from tests.support.pages import ROOT, fences
 
 
 def test_the_committed_document_is_what_the_door_serves() -> None:
-    """A newly generated document equals the committed one."""
+    """A newly generated document equals the committed document."""
     assert json.loads(PATH.read_text()) == document(), "docs/openapi.json is stale: run `make docs`"
 
 

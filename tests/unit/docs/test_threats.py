@@ -1,4 +1,4 @@
-"""The threat table of the access page: `pytest tests/unit/docs/test_threats.py`."""
+"""The threat table of docs/access.md."""
 
 import ast
 import re

@@ -114,7 +114,7 @@ async def test_items_are_published_and_expire_on_time(world: World) -> None:
 
 
 async def test_a_bundle_that_is_published_later_honours_the_live_catalogue(tmp_path: Path, world: World) -> None:
-    """An item hidden before stays hidden in the next bundle, and the bundle's data replace a new item's state."""
+    """An item hidden before stays hidden in the next bundle, and a new item that the bundle has gets its title."""
     hide(world, "i00")
     state(world, "i22", categories=("fresh",))
     publish(tmp_path / "bundles", "v2", catalogue_of(24))

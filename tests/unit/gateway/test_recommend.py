@@ -1,4 +1,4 @@
-"""Under any fault behind the doors there is an answer, in time and with its reason."""
+"""Every request gets an answer, in time and with its reason, under any fault behind the doors."""
 
 import asyncio
 import gc

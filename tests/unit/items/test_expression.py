@@ -164,7 +164,7 @@ def test_a_cell_that_is_written_without_a_trace_makes_the_mask_new() -> None:
 
 
 def test_kept_masks_are_bounded() -> None:
-    """The least recently used mask is evicted; one mask is always kept, whatever its size."""
+    """The least recently used mask is evicted, but a single mask of any size is kept."""
     items = ItemLayout(catalogue())
     put(items, "i0", {"price": 1.0})
     expressions = Expressions(items, max_cache_bytes=2 * kept_bytes(items))

@@ -72,7 +72,7 @@ def test_a_replica_s_line_is_out_before_it_is_killed(place: str, tmp_path: Path)
 
 @pytest.mark.parametrize("output", ["full disk", "closed pipe", "pipe that nobody reads", "closed file"])
 def test_a_log_line_that_cannot_be_written_holds_nobody_up(output: str) -> None:
-    """Log calls return without an error, whatever standard output is connected to."""
+    """Log calls return without an error if standard output is full, closed or not read."""
     reader, writer = os.pipe()
     if output != "pipe that nobody reads":
         os.close(reader)

@@ -51,7 +51,7 @@ def test_every_request_that_ends_frees_its_place(outcomes: list[LlmOutcome]) -> 
 
 @pytest.mark.parametrize("outcome", LlmOutcome)
 def test_failures_and_silence_close_the_only_replica(outcome: LlmOutcome) -> None:
-    """Failures close the breaker, and silence raises the prediction; only answers in time train the predictor."""
+    """Failures open the breaker, silence raises the prediction, and otherwise only answers train the predictor."""
     gate = new_gate()
     for _ in range(20):
         rank(gate, "", outcome, 0.1)
@@ -110,7 +110,7 @@ def test_a_hung_replica_is_left_before_any_deadline_has_passed_and_tried_ever_mo
 
 
 def test_a_replica_that_is_predicted_to_need_all_that_is_left_is_in_time() -> None:
-    """It is preferred over a silent replica, even if the silent replica is the session's first."""
+    """A replica whose prediction equals the remaining time is preferred over the session's silent first replica."""
     gate = new_gate(first_s=0.1)
     home, other = view(gate, 0.0, NAMES[:2]).replicas
     rank(gate, home, LlmOutcome.LATE, 0.5)
@@ -119,7 +119,7 @@ def test_a_replica_that_is_predicted_to_need_all_that_is_left_is_in_time() -> No
 
 
 def test_an_answer_that_comes_as_a_request_leaves_is_no_silence() -> None:
-    """An answer at the moment of sending does not count as silence; a request sent later and unanswered does."""
+    """A late request sent at the time of the last answer does not open the breaker; a request sent after it does."""
     for left_s, is_open in ((1.0, False), (1.001, True)):
         gate = new_gate()
         rank(gate, "", LlmOutcome.IN_TIME, 1.0)
@@ -145,7 +145,7 @@ def test_where_no_other_replica_can_answer_in_time_a_request_is_the_trial() -> N
 
 
 def test_one_answer_brings_a_silent_replica_back() -> None:
-    """The trial of a silent replica is one request; its answer reopens the replica."""
+    """The trial of a silent replica is one request; its answer makes the replica available again."""
     gate = new_gate()
     for _ in range(30):
         rank(gate, "a", LlmOutcome.IN_TIME, 0.01, at_s=-1.0)

@@ -113,7 +113,7 @@ def test_every_codec_is_read(codec: str) -> None:
     ids=["codec", "zstd", "lz4", "snappy", "gzip", "length", "magic", "header"],
 )
 def test_a_batch_that_cannot_be_decoded_is_stepped_over(middle: bytes, cause: Cause, left_out: range) -> None:
-    """It is reported once with offsets, cause and bytes; the records before and after it are read."""
+    """The batch is reported once with offsets, cause and bytes; the records before and after it are read."""
     read, missing, dead = split(partition(batch(0, 5), middle, batch(10, 5)).read())
 
     assert [one.why.cause for one in dead] == [cause]

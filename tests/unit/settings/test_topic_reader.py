@@ -121,7 +121,7 @@ def test_a_log_that_came_back_shorter_and_grew_is_read_again(knows_epochs: bool,
 
 @pytest.mark.parametrize("knows_epochs", [True, False])
 def test_a_log_that_is_the_same_is_not_read_twice(knows_epochs: bool) -> None:
-    """It is read once across restarts, and under a new leader without data loss."""
+    """An unchanged log is read once, across restarts and under a new leader without data loss."""
     broker = Broker(knows_epochs)
     broker.send("a show", "b show")
     reader = open_reader(broker)

@@ -1,4 +1,4 @@
-"""The epochs of a topic id; integration tests (test_changed_log.py, test_recovery.py) cover when a log gets a new epoch."""
+"""The epochs of a topic id; the integration tests of stream cover when a log gets a new epoch."""
 
 from services.stream.continuity import newest_epoch, next_epoch
 

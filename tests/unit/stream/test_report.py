@@ -7,7 +7,7 @@ from services.stream.report import LogStep, Report
 
 
 def test_progress_is_records_taken_or_nothing_left() -> None:
-    """A partition with lag makes progress only by records taken, also after its consumer is reopened."""
+    """With lag, a partition progresses only by taking records, not by reopening; without lag it always progresses."""
     registry, now_s = CollectorRegistry(), [100.0]
     report = Report(StreamMetrics(registry), clock=lambda: now_s[0])
 

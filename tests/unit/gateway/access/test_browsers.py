@@ -14,7 +14,7 @@ HERE = "localhost:8000"
 
 
 def refused_field(scope: Scope, **headers: str) -> str | None:
-    """Return the header for which a call is rejected, or None if it is admitted."""
+    """Return the header named by a call's rejection, or None if the call is admitted."""
     try:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         asyncio.run(ACCESS.authorize(Call("r"), sent, scope))

@@ -80,7 +80,7 @@ async def test_a_streamed_completion_with_logprobs(client: AsyncOpenAI) -> None:
 
 
 async def test_a_prompt_longer_than_the_context_has_openais_code(client: AsyncOpenAI, parrot: Parrot) -> None:
-    """A too long prompt has OpenAI's code, by which clients shorten the conversation."""
+    """A too long prompt has OpenAI's error code; clients react to it by shortening the conversation."""
     parrot.error = ContextTooLong("messages", "9 tokens long", "send at most 8")
 
     with pytest.raises(openai.BadRequestError) as raised:

@@ -62,7 +62,7 @@ def test_a_standing_queue_is_no_step() -> None:
 
 
 def test_requests_that_were_overtaken_are_no_step() -> None:
-    """After a one-second stall, nine requests read behind the newest have their true waits."""
+    """After a stall of a second, nine requests read after the newest request have their true waits."""
     calm_s = [n * CALM_S for n in range(100)]
     stalled_s = [10.0 + n * 0.11 for n in range(10)]
     nows_s = [*calm_s, *(11.0 + n * 1e-3 for n in range(10))]
@@ -76,7 +76,7 @@ def test_requests_that_were_overtaken_are_no_step() -> None:
 
 
 def test_a_stall_that_is_read_in_any_order_is_no_step() -> None:
-    """After a stall read newest first, older stamps do not count as a clock step, and a later queue is reported."""
+    """Reading the newest request first after a stall does not count as a clock step, and a later queue is reported."""
     calm_s = [n * FAST_S for n in range(100)]
     stalled_s = [1.0 + n * FAST_S for n in range(50)]
     queued_s = [1.51 + n * FAST_S for n in range(100)]

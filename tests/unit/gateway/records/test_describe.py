@@ -74,7 +74,7 @@ def test_a_planned_reason_is_described_with_its_facts(changes: dict[str, Any], w
 
 @pytest.mark.parametrize("reason", Reason)
 def test_each_reason_has_a_sentence_and_each_tier_words(reason: Reason) -> None:
-    """Every reason has a sentence, whatever reason was planned, and every tier has words."""
+    """Every pair of a reason and a planned reason has a sentence, and every tier has words."""
     assert all(reason_sentence(explanation(reason=reason.value, planned_reason=planned.value)) for planned in Reason)
     assert set(TIERS) == set(Tier)
 

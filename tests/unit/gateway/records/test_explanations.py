@@ -180,7 +180,7 @@ async def test_any_request_id_can_be_looked_up(world: World, rest: RestClient, r
 async def test_what_cannot_be_explained_says_why(
     world: World, rest: RestClient, request_id: str, store_error: Exception | None, status: int, code: str, words: str
 ) -> None:
-    """Unknown explanations, those of another version, and an unavailable store have different errors."""
+    """Unknown ids, explanations of another version, and an unavailable store have different errors."""
     await rest.recommend({"user_id": "long", "request_id": "r1"})
     await world.plane.explanations.flush()
     own, facts, *others = json.loads(world.shelf.records["r1"])

@@ -80,7 +80,7 @@ async def test_rules_hold(world: World, user_id: str, spoil: Callable[[World], o
 async def test_exploration_is_recorded(
     tmp_path: Path, user_id: str, spoil: Callable[[World], object], tier: Tier
 ) -> None:
-    """The second position is drawn from its next four items with the recorded propensity; shed answers never explore."""
+    """Position 2 is drawn from items 2 to 6 with the recorded propensity in every tier, except in shed answers."""
     file = tmp_path / "surfaces.toml"
     file.write_text("[plain]\nk = 7\n[drawn]\nk = 3\nexplore = { share = 0.8, position = 2, of = 6 }\n")
     async with started_world(tmp_path, surfaces_file=file) as world:
@@ -114,7 +114,7 @@ async def test_what_was_shown_and_not_clicked_sinks(world: World) -> None:
 
 
 async def test_variety_comes_from_the_student_s_vectors(world: World) -> None:
-    """Similar vectors are not shown consecutively, whichever tier ranked them."""
+    """Diversity separates items with similar vectors in every tier."""
     world.student.rows = np.eye(2, dtype=np.float32)[np.arange(20) // 10]  # i00 to i09, i10 to i19
 
     answer = await world.recommend("long", k=3, rules=Rules(diversity=0.9))

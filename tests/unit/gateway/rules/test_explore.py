@@ -131,7 +131,7 @@ def test_each_item_is_shown_as_often_as_its_propensity_says(rules: Rules, k: int
 
 
 def test_scores_of_a_surface_that_only_explores_are_the_tier_s() -> None:
-    """Scores keep their scale, and a position keeps its score whichever item takes it."""
+    """Scores keep their scale, and a position keeps its score for any item."""
     popular = ItemRanking.in_order(Tier.POPULAR, {3: 0.4, 1: 0.3, 2: 0.2, 0: 0.1})
 
     ruled = apply_rules([popular], NO_RULES, KNOWN, 2, 4, Tier.POPULAR, Exploration(1.0, 1, 4), 0.99)

@@ -270,7 +270,7 @@ def test_blocks_hold_for_every_ranking(row: list[int], blocks: tuple[Condition, 
 
 
 def test_an_item_without_a_vector_or_time_is_as_it_was() -> None:
-    """Without vectors diversity, and without publication times freshness, does not change the order."""
+    """Diversity needs vectors, and freshness publication times; without them the order does not change."""
     known = replace(KNOWN, vectors=lambda indices: None)
     items = ItemLayout(ITEMS.catalogue)
     timeless = replace(KNOWN, expressions=Expressions(items))

@@ -221,7 +221,7 @@ def test_at_the_start_the_file_must_be_right_by_itself(files: tuple[Path, Path],
 
 
 async def test_an_experiment_that_loses_a_surface_is_suspended(world: World, files: tuple[Path, Path]) -> None:
-    """Its users get the plain surface without a variant until the surface returns; other experiments continue."""
+    """Users of the experiment get the plain surface until its surface returns; other experiments continue."""
     found, states = [], []
     for text in (SURFACES.replace("[home-fresh.rules]", "[other.rules]"), SURFACES):
         files[0].write_text(text)
@@ -247,7 +247,7 @@ def test_an_experiment_that_has_ended_needs_no_surface(files: tuple[Path, Path])
 
 
 async def test_files_that_change_together_come_into_force_together(world: World, files: tuple[Path, Path]) -> None:
-    """Both files take effect together, whichever is polled first."""
+    """Both files take effect together, regardless of the polling order."""
     files[1].write_text(EXPERIMENTS.replace("home-fresh", "home-new"))
     files[0].write_text(SURFACES.replace("home-fresh", "home-new").replace('"i08"', '"i15"'))
 

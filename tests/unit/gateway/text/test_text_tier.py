@@ -77,7 +77,7 @@ async def test_a_strained_gateway_refuses_text(tier: TextTier, world: World, par
 async def test_failures_in_a_row_open_the_breaker_and_one_trial_closes_it(
     tier: TextTier, world: World, parrot: Parrot, clock: Clock
 ) -> None:
-    """An open breaker calls no writer; later one trial is sent, and its success closes the breaker."""
+    """While the breaker is open the writer is not called; later a single trial is sent, and its success closes it."""
     parrot.error = DependencyUnavailable("text", 1)
     for _ in range(2):
         with pytest.raises(DependencyUnavailable):
@@ -100,7 +100,7 @@ async def test_failures_in_a_row_open_the_breaker_and_one_trial_closes_it(
 async def test_refusals_lateness_and_disconnects_are_no_failures(
     tier: TextTier, parrot: Parrot, error: Exception | None
 ) -> None:
-    """They do not open the breaker; closing a text midway closes the writer."""
+    """Rejections, late texts and disconnects do not open the breaker; closing a text midway closes the writer."""
     parrot.error = error
     for _ in range(5):
         writing = tier.write(request(), "chat")

@@ -39,7 +39,7 @@ NOW_MS = 1_790_000_000_000
 def test_recent_popularity_is_smoothed_by_the_prior(
     prior: list[float], windows: list[tuple[str, float]], order: list[int]
 ) -> None:
-    """The prior counts at most as 50 recent events; ties rank by index, and invalid windows are ignored."""
+    """The prior's top item counts as at most 50 recent events; unknown items and negative weights are ignored."""
     ranking = rank_by_popularity("v1", LiveItems().lay(replace(catalogue_of(4), popularity=np.array(prior))), windows)
 
     assert ranking.order.tolist() == order
@@ -60,7 +60,7 @@ def listed_after(num_users: int, item: int, waited_ms: int, old: Catalogue) -> l
 
 @pytest.mark.parametrize("steepness", [0.3, 1.0])
 def test_a_fresh_event_does_not_lead_an_old_data_set_and_a_burst_does(steepness: float) -> None:
-    """One event on any item keeps the leader; 50 users within an hour make an unused item the leader for that hour."""
+    """A single event leaves the leader unchanged; 50 users within an hour make an unused item lead for that hour."""
     old = replace(catalogue_of(300), popularity=np.round(20_000 / np.arange(1.0, 301.0) ** steepness))
     old.popularity[299] = 0.0
 
