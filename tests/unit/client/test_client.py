@@ -1,4 +1,4 @@
-"""The client that callers install, sync and async, over REST and gRPC, through a proxy to the real doors: each case runs four times."""
+"""The installable client, sync and async, over REST and gRPC, through a proxy to the real doors."""
 
 import asyncio
 import functools
@@ -45,7 +45,7 @@ KEY = "shop"
 
 
 class Blocking:
-    """The synchronous client, each call in a thread."""
+    """The synchronous client; each call runs in a thread."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -56,7 +56,7 @@ class Blocking:
 
 @dataclass
 class Case:
-    """One kind of client, and what is behind it."""
+    """One kind of client and the server behind it."""
 
     world: World
     wire: TcpProxy
@@ -66,7 +66,7 @@ class Case:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A started plane on fakes."""
+    """A started request path on fakes."""
     async with started_world(tmp_path) as made:
         yield made
 
@@ -97,7 +97,7 @@ async def case(request: pytest.FixtureRequest, world: World, ports: dict[str, in
 
 
 async def refusals(call: str, *arguments: Any, **options: Any) -> list[TailraceError]:
-    """Return the error of each kind of client for this call to a server that is not there."""
+    """Return each kind of client's error for this call to an unreachable server."""
     errors = []
     for address in (f"http://{HOST}:1", f"grpc://{HOST}:1"):
         async with AsyncClient(address) as client:
@@ -115,7 +115,7 @@ async def refused(call: Awaitable[Any]) -> TailraceError:
 
 
 async def test_lists_are_the_same_through_every_client(case: Case) -> None:
-    """A batch with an entry that is refused, similar items of one and of a cart, and what is popular; options reach the server."""
+    """Batches, similar and popular items are the same through every client, and options reach the server."""
     batch = await case.client.recommend_batch(["long", {"user_id": "a", "k": 0}], k=2, deadline_ms=5_000)
     similar = await case.client.similar("i05", k=2, categories=["even"], deadline_ms=5_000)
     cart = await case.client.similar(["i05", "i06"], "long", k=2, deadline_ms=5_000)
@@ -131,7 +131,7 @@ async def test_lists_are_the_same_through_every_client(case: Case) -> None:
 
 @pytest.mark.parametrize("item_id", [".", ".."])
 async def test_a_dot_is_an_id_and_no_step_to_another_path(case: Case, item_id: str) -> None:
-    """It fits in no path of HTTP, which every client normalises, and is not sent there; over gRPC it is an id as any other."""
+    """. and .. cannot be HTTP path segments, so the HTTP client rejects them; over gRPC they are ordinary ids."""
     calls = (case.client.similar(item_id), case.client.delete_item(item_id), case.client.erase_user(item_id))
     errors = [await refused(one) if case.scheme == "http" else await one_of(one) for one in calls]
 
@@ -155,7 +155,7 @@ async def one_of(call: Awaitable[Any]) -> str:
 
 
 async def test_who_gets_what_is_the_same_through_every_client(case: Case) -> None:
-    """Of a user and of a session; a call for nobody is refused by the server."""
+    """A user and a session have assignments; the server rejects a call without either."""
     user, session = await case.client.assignment("long"), await case.client.assignment(session_id="s")
     nobody = await refused(case.client.assignment())
 
@@ -165,7 +165,7 @@ async def test_who_gets_what_is_the_same_through_every_client(case: Case) -> Non
 
 
 async def test_both_doors_give_the_same_answer(case: Case) -> None:
-    """Items with scores, tier, reason, bundle, request id and stages; options reach the server."""
+    """Items have scores, and the answer has tier, reason, bundle, request id and stages; options reach the server."""
     answer = await case.client.recommend("long", k=3, deadline_ms=5_000, categories=["even"], exclude_item_ids=("i04",))
 
     assert isinstance(answer, Recommendation)
@@ -179,7 +179,7 @@ async def test_both_doors_give_the_same_answer(case: Case) -> None:
 
 
 async def test_errors_are_the_same_over_both_doors(case: Case) -> None:
-    """Code, field, fix, request id and the time to retry; what a retry does not mend is sent once."""
+    """Errors have code, field, fix, request id and retry time; an error that a retry cannot fix is sent once."""
     wrong = await refused(case.client.recommend("long", k=0))
     case.world.events.error = Overloaded("events", 2.0)
     busy = await refused(case.client.record(Event("u", "i00"), deadline_ms=1_900))
@@ -213,7 +213,7 @@ async def test_errors_are_the_same_over_both_doors(case: Case) -> None:
         ({"allowed_item_ids": [None]}, "filters.allowed_item_ids[0]", "a str"),
         ({"rationale": 1}, "rationale", "a bool"),
         ({"request_id": 5}, "request_id", "a str"),
-        ({"categories": []}, "filters.categories", ""),  # over gRPC an empty list is an absent one: all would pass
+        ({"categories": []}, "filters.categories", ""),  # over gRPC an empty list equals an absent list: all pass
         ({"allowed_item_ids": []}, "filters.allowed_item_ids", ""),
         ({"deadline_ms": "soon"}, "deadline_ms", "a number"),
         ({"deadline_ms": float("nan")}, "deadline_ms", "a number"),
@@ -223,7 +223,7 @@ async def test_errors_are_the_same_over_both_doors(case: Case) -> None:
 async def test_a_value_of_a_wrong_type_is_named_before_anything_is_sent(
     options: dict[str, Any], field: str, expected: str
 ) -> None:
-    """The field and the type that it takes, the same over both doors."""
+    """The error names the field and its type, the same over both doors."""
     for error in await refusals("recommend", **{"user_id": "long", **options}):
         assert (error.code, error.field, error.num_attempts) == ("invalid_request", field, 0)
         assert expected in (error.fix or "")
@@ -248,14 +248,14 @@ async def test_a_value_of_a_wrong_type_is_named_before_anything_is_sent(
 async def test_an_event_of_a_wrong_type_is_named_before_anything_is_sent(
     events: Any, field: str, expected: str
 ) -> None:
-    """By its place and field."""
+    """The error names the event's index and field."""
     for error in await refusals("record", events):
         assert (error.code, error.field, error.num_attempts) == ("invalid_request", field, 0)
         assert expected in (error.fix or "")
 
 
 async def test_values_that_are_as_good_are_taken(case: Case) -> None:
-    """Numbers of numpy, and any iterable of ids; events of items that the catalogue lacks are recorded all the same, and named."""
+    """NumPy numbers and any iterable of ids are accepted; events of unknown items are recorded and reported."""
     answer = await case.client.recommend(
         "long", k=np.int64(2), exclude_item_ids=(f"i{place:02}" for place in (4, 5)), deadline_ms=np.float32(5_000)
     )
@@ -267,7 +267,7 @@ async def test_values_that_are_as_good_are_taken(case: Case) -> None:
 
 
 async def test_answers_are_explained_and_users_data_handed_out_over_rest(case: Case) -> None:
-    """In words, and all kinds of data; the gRPC door has neither call, and the client names the one that does."""
+    """REST explains an answer and exports a user's data; the gRPC client has neither call and points to http://."""
     if case.scheme == "grpc":
         for call in (case.client.explain("r"), case.client.user_data("u")):
             with pytest.raises(ValueError, match="http://"):
@@ -286,7 +286,7 @@ async def test_answers_are_explained_and_users_data_handed_out_over_rest(case: C
 
 
 async def test_a_user_is_erased_and_the_receipt_is_read_again(case: Case) -> None:
-    """Over both doors: the event goes to the log of interactions under the user's key; the receipt names stores and what remains, and no user."""
+    """The erasure goes to the interaction log under the user's key; the receipt names the stores, but no user."""
     accepted = await case.client.erase_user("u/1 ü")
     found = await case.client.erasure(accepted.erasure_id)
     unknown = await refused(case.client.erasure("unknown"))
@@ -302,7 +302,7 @@ async def test_a_user_is_erased_and_the_receipt_is_read_again(case: Case) -> Non
 
 
 async def test_a_list_goes_on_with_the_token_of_the_one_before(case: Case) -> None:
-    """No item comes twice; a period that is none, and a token that is none, are refused by their field before or at the server."""
+    """Pages share no item; an invalid period or token is rejected by its field, in the client or at the server."""
     first = await case.client.recommend("long", k=4, deadline_ms=5_000)
     second = await case.client.recommend("long", k=4, next=first.next, avoid_shown_within="1h", deadline_ms=5_000)
     wrong = ({"next": "x"}, {"avoid_shown_within": "an hour"})
@@ -313,12 +313,12 @@ async def test_a_list_goes_on_with_the_token_of_the_one_before(case: Case) -> No
 
 
 async def test_an_event_whose_answer_is_lost_has_its_effect_once(case: Case) -> None:
-    """The connection breaks when the broker has the event: it is sent and recorded again, with its id, by which the stream counts it once."""
+    """An event whose answer is lost is resent with the same id, so the stream counts it once."""
     log, answers = case.world.events, asyncio.Event()
     keep = log.record
 
     async def record(records: list[tuple[bytes, bytes]]) -> None:
-        """Keep them, and answer late."""
+        """Keep the records, and answer late."""
         await keep(records)
         await answers.wait()
 
@@ -335,7 +335,7 @@ async def test_an_event_whose_answer_is_lost_has_its_effect_once(case: Case) -> 
 
 
 async def test_a_broken_connection_is_repaired_within_the_deadline(case: Case) -> None:
-    """The server goes away between two calls and comes back: the next call is answered all the same."""
+    """The server stops between two calls and returns: the next call is answered."""
     await case.client.recommend("long", deadline_ms=20_000)
     await case.wire.become(Wire.STOP)
     asking = asyncio.create_task(case.client.recommend("long", deadline_ms=20_000))
@@ -346,7 +346,7 @@ async def test_a_broken_connection_is_repaired_within_the_deadline(case: Case) -
 
 
 async def test_a_server_that_hangs_costs_the_deadline(case: Case) -> None:
-    """An attempt that is never answered ends at the deadline and is not repeated; afterwards all is well."""
+    """An unanswered attempt ends at the deadline and is not repeated; later calls succeed."""
     await case.wire.become(Wire.HANG)
     late = await refused(case.client.recommend("long", deadline_ms=150))
     await case.wire.become(Wire.PASS)
@@ -357,19 +357,19 @@ async def test_a_server_that_hangs_costs_the_deadline(case: Case) -> None:
 
 @pytest.mark.parametrize("address", ["localhost:8000", "http://localhost:8000/v1", "ftp://a", "grpc://"])
 def test_a_wrong_address_is_refused_at_once(address: str) -> None:
-    """With the form that is right."""
+    """The error shows the correct form of an address."""
     with pytest.raises(ValueError, match=r"address: .* send such as http://HOST:8000"):
         Client(address)
 
 
 def test_an_option_that_does_not_exist_is_named_with_those_that_do() -> None:
-    """As `fliters`, a slip."""
+    """The error names the misspelled option and lists the valid options."""
     with Client("http://localhost:1") as client, pytest.raises(TypeError, match=r"no option fliters; .*categories"):
         client.recommend("u", fliters={"categories": ["a"]})  # type: ignore[call-arg]
 
 
 class Refused(grpc.RpcError):
-    """What grpc makes of another server's refusal."""
+    """A gRPC error as the grpc library raises it for a status from another server."""
 
     def __init__(self, code: grpc.StatusCode, details: str, status: status_pb2.Status | None = None) -> None:
         self.code, self.details = lambda: code, lambda: details
@@ -378,7 +378,7 @@ class Refused(grpc.RpcError):
 
 
 def test_a_refusal_of_another_grpc_server_is_read_as_far_as_it_is_known() -> None:
-    """A proxy in front, or a newer server, may say more with its code; one without Tailrace's details has the ports as its fix."""
+    """Error details of proxies and newer servers are read; without Tailrace's details the fix explains the ports."""
     status = status_pb2.Status()
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason="BUSY", metadata={"service": "a", "fix": "wait"}))
 
@@ -401,7 +401,7 @@ def test_a_refusal_of_another_grpc_server_is_read_as_far_as_it_is_known() -> Non
     ],
 )
 async def test_another_server_s_answer_is_the_one_error(status: int, body: bytes, retry_after: str, code: str) -> None:
-    """A proxy or a wrong address may answer anything: it is no answer of Tailrace, and the client raises nothing else."""
+    """Any response of a proxy or a wrong address becomes a TailraceError."""
 
     async def answer(_: Request) -> Response:
         """Answer as another server."""
@@ -428,7 +428,7 @@ ITEM = CatalogueItem(
 
 
 async def test_items_are_put_patched_read_and_deleted_over_both_doors(case: Case) -> None:
-    """What was put comes back; a patch changes its own fields alone; what is deleted is not found; a hidden item is in no answer."""
+    """A put item is read back, a patch changes only its own fields, and a deleted item is not found."""
     put = await case.client.put_items([ITEM, CatalogueItem(item_id="i04", available=False)])
     read = await case.client.get_item(ITEM.item_id)
     patched = await case.client.patch_item(
@@ -446,7 +446,7 @@ async def test_items_are_put_patched_read_and_deleted_over_both_doors(case: Case
 
 
 async def test_a_wrong_item_is_refused_by_itself(case: Case) -> None:
-    """The outcome names entry, field and fix; the others are put."""
+    """The outcome names the wrong entry, its field and a fix; the valid entries are put."""
     wrong = CatalogueItem(item_id="bad", attributes={"value": 1.0})
     put = await case.client.put_items([wrong, CatalogueItem(item_id="good"), CatalogueItem(item_id="")])
 
@@ -459,7 +459,7 @@ async def test_a_wrong_item_is_refused_by_itself(case: Case) -> None:
 
 
 async def test_a_patch_of_an_item_that_is_not_there_is_refused(case: Case) -> None:
-    """An item of the bundle alone can be patched, another one is not found, and a bad change names its field."""
+    """An item that only the bundle has can be patched; an unknown item is not found; a bad change names its field."""
     patched = await case.client.patch_item("i00", {"available": False})
     missing = await refused(case.client.patch_item("none", {"available": False}))
     wrong = await refused(case.client.patch_item("i00", {"published_ms": 5}))

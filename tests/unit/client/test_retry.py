@@ -1,4 +1,4 @@
-"""Whether, when and how often a failed attempt is repeated: pure arithmetic."""
+"""Retry decisions: whether, when and how often a failed attempt is repeated."""
 
 from contextlib import suppress
 
@@ -20,7 +20,7 @@ RETRIED = st.sampled_from(["unreachable", "unavailable", "overloaded"])
 def test_attempts_end_before_the_deadline_and_within_the_budget(
     failures: list[tuple[str, float, float, float]], deadline_ms: int, reserve: int
 ) -> None:
-    """Whatever fails, however long it takes and whatever it asks for: each attempt starts in time, and the server is given less and less."""
+    """For any sequence of failures, each attempt starts before the deadline, and the server's deadline never grows."""
     options = CallOptions(retry_reserve=reserve)
     attempts = Attempts(options, RetryBudget(options), deadline_ms, now_s=100.0)
     now_s, told = 100.0, []
@@ -48,7 +48,7 @@ def test_attempts_end_before_the_deadline_and_within_the_budget(
     ],
 )
 def test_a_late_retry_says_why_the_attempt_before_failed(code: str, expected: str) -> None:
-    """Over gRPC a repeated call waits for a connection until the deadline: where nobody listens it is unreachable, as over REST."""
+    """Over gRPC, as over REST, the error is `unreachable` if no connection was possible until the deadline."""
     attempts = Attempts(CallOptions(), RetryBudget(CallOptions()), deadline_ms=1_000, now_s=0.0)
     attempts.pause_s(TailraceError(code, "no route"), 0.5, 0.1)
 
@@ -64,7 +64,7 @@ def test_a_late_retry_says_why_the_attempt_before_failed(code: str, expected: st
 
 
 def test_a_thousand_failing_calls_add_a_tenth() -> None:
-    """Of a thousand calls that fail for ever, a tenth and the reserve are sent again, not more."""
+    """Of a thousand calls that always fail, only a tenth plus the reserve are sent again."""
     options = CallOptions()
     budget, num_sent = RetryBudget(options), 0
 
@@ -93,7 +93,7 @@ def test_a_thousand_failing_calls_add_a_tenth() -> None:
     ],
 )
 def test_which_errors_are_repeated(code: str, retry_after_s: float | None, is_repeated: bool) -> None:
-    """Connections that fail and what is unavailable; a refusal only where it names a time before the deadline."""
+    """Failed connections and `unavailable` are retried; rejections only if their retry time fits the deadline."""
     options = CallOptions()
     attempts = Attempts(options, RetryBudget(options), 1_000, now_s=0.0)
     error = TailraceError(code, "no", retry_after_s=retry_after_s)

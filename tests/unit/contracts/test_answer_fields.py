@@ -1,4 +1,4 @@
-"""The answer has one list of fields, the contract's: each door and the client has exactly these."""
+"""Each door and the client have exactly the response fields of the contract."""
 
 from dataclasses import fields
 
@@ -33,7 +33,7 @@ from tailrace_client import calls
 def test_every_definition_of_an_answer_has_the_contract_s_fields(
     contract: type, rest: type, grpc: type, client: type, at_the_doors: set[str], in_the_client: set[str]
 ) -> None:
-    """A field that is added to one of them is missing in the others until this passes."""
+    """A field added to one definition must be added to all definitions."""
     own = {one.name for one in fields(contract)}
     of_client = {one.name for one in fields(client)} - in_the_client
 

@@ -1,4 +1,4 @@
-"""Event types have roles, by one file; what is wrong in it is named."""
+"""One file defines the roles of event types; errors in it are reported by entry."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ TYPES = st.sampled_from(["click", "rating", "dislike", "buy"])
     ],
 )
 def test_what_is_wrong_is_named_with_its_fix(text: str, words: str) -> None:
-    """A mistake in the file stops whoever reads it, with the entry's name and what is allowed."""
+    """The error names the entry and its allowed values."""
     with pytest.raises(ConfigError, match=r"events.toml") as refused:
         parse_event_roles(text)
 
@@ -58,7 +58,7 @@ def test_what_is_wrong_is_named_with_its_fix(text: str, words: str) -> None:
 
 
 def test_a_file_adds_to_the_defaults(tmp_path: Path) -> None:
-    """Types that the file does not name keep their rule: a rating counts whatever its value is, a dislike is negative."""
+    """Types that the file does not name keep their default rule: every rating is positive, a dislike is negative."""
     file = tmp_path / "events.toml"
     file.write_text("[types.rating]\nmin_value = 4\nbelow = 'negative'\n[other]\nrole = 'weak'\nweight = 0.5")
 
@@ -78,7 +78,7 @@ def test_a_file_adds_to_the_defaults(tmp_path: Path) -> None:
 def test_a_table_has_the_roles_of_its_rows(
     rules: dict[str, TypeRule], other: TypeRule, rows: list[tuple[str, int]]
 ) -> None:
-    """The pipeline's expression over a table says what the stream worker says of each event."""
+    """The pipeline's table expression gives each event the same role as the stream worker."""
     roles = EventRoles(rules, other)
     table = pl.DataFrame(rows, schema={"event_type": pl.String, "value": pl.Float64}, orient="row")
 

@@ -1,4 +1,4 @@
-"""Interactions: encoding and decoding are inverse, and malformed records are refused."""
+"""Encoding and decoding of interactions are inverse, and malformed records are rejected."""
 
 import json
 from contextlib import nullcontext
@@ -28,7 +28,7 @@ FIELDS = {"event_id": "e", "user_id": "u", "item_id": "i", "event_time_ms": 1}
 
 @given(INTERACTIONS)
 def test_what_is_written_is_read_back(event: Interaction) -> None:
-    """Decoding an encoded interaction returns an equal one."""
+    """Decoding an encoded interaction returns an equal interaction."""
     assert decode_interaction(event.encode()) == event
 
 
@@ -51,21 +51,21 @@ def test_what_is_written_is_read_back(event: Interaction) -> None:
     ],
 )
 def test_a_bad_field_is_refused_by_name(changed: dict[str, Any], field: str) -> None:
-    """A missing, mistyped, out-of-range or unknown field is named by the error."""
+    """The error names a missing, mistyped, out-of-range or unknown field."""
     with pytest.raises(InvalidRequest, check=lambda error: error.field == field and error.fix != ""):
         decode_interaction(json.dumps({**FIELDS, **changed}).encode())
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 100_000, b"9" * 10_000, b"NaN"])
 def test_a_record_that_is_no_object_is_refused(value: bytes) -> None:
-    """Also one that is very deeply nested or very long."""
+    """Deeply nested and very long values are rejected too."""
     with pytest.raises(InvalidRequest):
         decode_interaction(value)
 
 
 @pytest.mark.parametrize(("offset_ms", "is_accepted"), [(0, True), (60_000, True), (60_001, False)])
 def test_an_event_from_the_future_is_refused(offset_ms: int, is_accepted: bool) -> None:
-    """Up to a minute ahead is accepted, for clock skew."""
+    """Events up to a minute ahead are accepted, for clock skew."""
     now_ms = 10**12
     event = Interaction(**{**FIELDS, "event_time_ms": now_ms + offset_ms})  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""experiments.toml: who gets which variant, and which files are refused."""
+"""experiments.toml: the assignment of users to variants, and the rejection of invalid files."""
 
 import hashlib
 import subprocess
@@ -59,7 +59,7 @@ USERS = [f"user-{number}" for number in range(100_000)]
 
 
 def experiments(share: float = 0.3, weight: float = 2.0) -> Experiments:
-    """Read the example with another share or weight."""
+    """Parse the example with another traffic fraction or weight."""
     return parse_experiments(FILE.format(share=share, weight=weight))
 
 
@@ -70,7 +70,7 @@ def assigned(name: str = "fresher", **options: float) -> list[str | None]:
 
 
 def test_what_the_file_says() -> None:
-    """A user in an experiment gets its variant's settings, in each layer at most one; others get none."""
+    """A user has at most one variant in each layer, with the settings of the file."""
     found = [experiments().assign("home", user, NOW_MS) for user in USERS[:2_000]]
 
     assert {len(one) for one in found} == {1, 2}
@@ -81,7 +81,7 @@ def test_what_the_file_says() -> None:
 
 
 def test_users_are_divided_by_the_shares() -> None:
-    """Of 10^5 users 30 % are in, divided 1 to 2 to 1: chi-square finds no difference."""
+    """30 % of 10^5 users are in the experiment, divided 1 to 2 to 1, by a chi-square test."""
     counts = Counter(assigned())
     wanted = {None: 0.7, "control": 0.075, "fresh": 0.15, "newest": 0.075}
 
@@ -91,7 +91,7 @@ def test_users_are_divided_by_the_shares() -> None:
 
 
 def test_layers_do_not_disturb_each_other() -> None:
-    """The variants of two layers are independent of each other over 10^5 users."""
+    """The variants of two layers are independent over 10^5 users, by a chi-square test."""
     pairs = Counter(zip(assigned(), assigned("layout"), strict=True))
     rows = [[pairs[one, other] for other in ("a", "b")] for one in (None, "control", "fresh", "newest")]
 
@@ -100,7 +100,7 @@ def test_layers_do_not_disturb_each_other() -> None:
 
 @given(st.floats(0.05, 0.85), st.floats(0.05, 0.85))
 def test_growing_a_share_moves_no_user(one: float, other: float) -> None:
-    """Users of the smaller share keep their variant in the larger one; only users of no variant come in."""
+    """A growing traffic fraction keeps every assigned user's variant and only adds users."""
     smaller, larger = (experiments(share=share).by_name["fresher"] for share in sorted((one, other)))
 
     for user in USERS[:300]:
@@ -109,7 +109,7 @@ def test_growing_a_share_moves_no_user(one: float, other: float) -> None:
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))
 def test_growing_a_weight_moves_users_into_that_variant_alone(one: float, other: float) -> None:
-    """No user moves between two variants whose weights stay."""
+    """No user moves between two variants whose weights stay equal."""
     before, after = (experiments(weight=weight).by_name["fresher"] for weight in sorted((one, other)))
 
     for user in USERS[:300]:
@@ -117,7 +117,7 @@ def test_growing_a_weight_moves_users_into_that_variant_alone(one: float, other:
 
 
 def test_another_process_finds_the_same() -> None:
-    """A fresh interpreter with another hash seed assigns 10^5 users alike."""
+    """A fresh interpreter with another hash seed assigns 10^5 users identically."""
     script = (
         "import hashlib, sys\nfrom services.contracts.experiments import parse_experiments\n"
         "one = parse_experiments(sys.stdin.read()).by_name['fresher']\n"
@@ -140,7 +140,7 @@ def test_another_process_finds_the_same() -> None:
 
 
 def test_dates_surfaces_and_excluded_users() -> None:
-    """Outside of its dates, on other surfaces and for excluded users an experiment assigns nothing; its end is excluded."""
+    """An experiment assigns nothing outside its dates (end exclusive), on other surfaces and to excluded users."""
     found = parse_experiments(FILE.format(share=0.9, weight=1).replace('"qa-1"', '"qa-1", "user-1"'))
     one = found.by_name["fresher"]
     inside = next(user for user in USERS if one.variant_of(user))
@@ -157,7 +157,7 @@ def test_dates_surfaces_and_excluded_users() -> None:
 
 
 def test_an_impression_s_field_is_read_back() -> None:
-    """The variants of several experiments are one field, from which each is read."""
+    """The variants of several experiments are encoded in one field, and each can be read from it."""
     given = (Assignment("layout", "b", Variant()), Assignment("fresher", "fresh", Variant()))
 
     field = variant_field(given)
@@ -195,7 +195,7 @@ def test_an_impression_s_field_is_read_back() -> None:
     ],
 )
 def test_a_bad_file_is_refused_by_entry(old: str, new: str, named: str) -> None:
-    """Each mistake is named by its entry."""
+    """The error names the entry of each mistake."""
     text = FILE.format(share=0.3, weight=2.0)
     assert old in text
 

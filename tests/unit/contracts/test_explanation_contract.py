@@ -1,4 +1,4 @@
-"""The stored form of an explanation: encoding and decoding are inverse, and other content is refused."""
+"""The stored form of an explanation: encoding and decoding are inverse, and other content is rejected."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from services.contracts.explanation import OWN_FIELDS, StageTime, decode_explana
 
 @given(st.text(max_size=20), st.lists(st.tuples(st.text(), st.floats(0, 10), st.floats(0, 10))), st.integers(0, 2**60))
 def test_values_survive(text: str, stages: list[tuple[str, float, float]], number: int) -> None:
-    """Any text, facts by name, and stages with times to the microsecond come back, these in the order of their start."""
+    """Texts, facts, and stages with microsecond times survive a round trip; stages are ordered by start."""
     own = (text, "grpc", "ok", number, text, *[None] * (len(OWN_FIELDS) - 5))
 
     ruled = ((text, 3, 1, ("pins", "caps")), ("i", None, 2, ()))

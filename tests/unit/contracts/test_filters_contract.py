@@ -1,4 +1,4 @@
-"""Expressions and rules are read strictly: what is wrong is refused by its path in the whole."""
+"""Expressions and rules are parsed strictly; errors name the path of the problem."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ OK = {"key": "a", "eq": 1}
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """An expression of so many levels."""
+    """Return an expression with `depth` levels."""
     return {"must": [OK if depth == 1 else nested(depth - 1)]}
 
 
@@ -50,7 +50,7 @@ def nested(depth: int) -> dict[str, Any]:
     ],
 )
 def test_a_wrong_expression_is_refused_by_its_path(plain: dict[str, Any], path: str, problem: str) -> None:
-    """The first thing that is wrong, in the order of the expression."""
+    """The first problem in the order of the expression is reported."""
     with pytest.raises(InvalidRequest, check=lambda error: (error.field, error.problem) == (path, problem)):
         parse_expression(plain, "f")
 
@@ -70,7 +70,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_any_json_is_read_or_refused(plain: Any) -> None:
-    """Nothing else happens, and what is read has one text however often it is read."""
+    """Any JSON is either parsed or rejected, and parsing is deterministic."""
     for parse in (parse_clause, parse_rules):
         first, second = outcome_of(parse, plain), outcome_of(parse, plain)
         assert first == second
@@ -78,7 +78,7 @@ def test_any_json_is_read_or_refused(plain: Any) -> None:
 
 
 def outcome_of(parse: Callable[[Any, str], object], plain: Any) -> object:
-    """Return what is read, or the field that is refused."""
+    """Return the parsed object, or the field of the error."""
     try:
         return parse(plain, "f")
     except InvalidRequest as error:
@@ -86,7 +86,7 @@ def outcome_of(parse: Callable[[Any, str], object], plain: Any) -> object:
 
 
 def test_no_clause_is_no_expression() -> None:
-    """Absent, null and empty branches are all the same; an expression within none is itself."""
+    """Absent, null and empty branches are equal; combining an expression with None returns the expression."""
     assert parse_expression({}, "f") is parse_expression({"must": [], "should": None}, "f") is None
     one = parse_expression({"must": [OK]}, "f")
     assert all_of(None, one) is one
@@ -115,13 +115,13 @@ def test_no_clause_is_no_expression() -> None:
     ],
 )
 def test_a_wrong_rule_is_refused_by_its_path(plain: Any, path: str) -> None:
-    """By what each rule is limited to."""
+    """The error names the path of the value that breaks a rule's limit."""
     with pytest.raises(InvalidRequest, check=lambda error: error.field == path):
         parse_rules(plain, "r")
 
 
 def test_a_request_s_rules_come_in_the_place_of_the_surface_s_and_blocks_add_up() -> None:
-    """Also an empty list or zero, which turn a rule off."""
+    """A request's rules replace the surface's, also with an empty list or zero, which turn a rule off."""
     surface = parse_rules({"diversity": 0.5, "caps": [{"attribute": "a", "most": 1}], "blocks": [OK]}, "r")
     own = parse_rules({"diversity": 0, "caps": [], "blocks": [{"key": "b", "exists": True}], "decay": 0.5}, "r")
 

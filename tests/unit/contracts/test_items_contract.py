@@ -1,4 +1,4 @@
-"""The state of an item: what is encoded comes back, what is wrong is named, and a patch follows RFC 7396."""
+"""Item states survive encoding, invalid fields are named, and patches follow RFC 7396."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ FIELDS = st.fixed_dictionaries(
 
 @given(FIELDS)
 def test_what_is_encoded_comes_back(fields: dict[str, Any]) -> None:
-    """As a record of the topic, and as plain values."""
+    """A state survives encoding as a topic record and as plain values."""
     state = item_from("i1", fields)
 
     assert decode_item(state.key, state.encode()) == ("i1", state)
@@ -37,7 +37,7 @@ def test_what_is_encoded_comes_back(fields: dict[str, Any]) -> None:
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """RFC 7396, section 2, as it stands there."""
+    """RFC 7396, section 2, verbatim."""
     if not isinstance(patch, dict):
         return patch
     target = dict(target) if isinstance(target, dict) else {}
@@ -58,7 +58,7 @@ PATCHES = FIELDS.flatmap(
 
 @given(FIELDS, PATCHES, st.sets(st.sampled_from(["a", "b"])))
 def test_a_patch_is_a_merge_patch(fields: dict[str, Any], patch: dict[str, Any], taken: set[str]) -> None:
-    """The state after a patch is the state of the merged document; attributes are merged by name."""
+    """The state after a patch equals the state of the merged document; attributes are merged by name."""
     fields["attributes"] = {"a": "one", "b": True} | fields.get("attributes", {})
     if isinstance(patch.get("attributes"), dict):
         patch["attributes"] |= dict.fromkeys(taken)
@@ -94,7 +94,7 @@ def test_a_patch_is_a_merge_patch(fields: dict[str, Any], patch: dict[str, Any],
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], place: str) -> None:
-    """The field, with its place within a list or an object, and a fix."""
+    """The error names the field, its position within a list or an object, and a fix."""
     with pytest.raises(InvalidRequest, check=lambda error: error.field == place and error.fix != ""):
         item_from("i1", fields)
 
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], place: str) -> None:
     ],
 )
 def test_a_record_that_cannot_be_read_is_named(key: bytes | None, value: bytes, place: str) -> None:
-    """Key and value each; a tombstone is a deletion."""
+    """Keys and values are checked separately; a tombstone is a deletion."""
     with pytest.raises(InvalidRequest, check=lambda error: error.field == place):
         decode_item(key, value)
     assert decode_item(b"i1", None) == ("i1", None)

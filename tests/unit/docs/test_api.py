@@ -1,4 +1,4 @@
-"""docs/openapi.json, docs/api.md and README's answer are the doors'."""
+"""docs/openapi.json, docs/api.md and README's example answer match the doors."""
 
 import json
 
@@ -12,12 +12,12 @@ from tests.support.pages import ROOT, fences
 
 
 def test_the_committed_document_is_what_the_door_serves() -> None:
-    """A newly generated document equals the committed one."""
+    """A newly generated document equals the committed document."""
     assert json.loads(PATH.read_text()) == document(), "docs/openapi.json is stale: run `make docs`"
 
 
 def test_the_page_lists_every_error_with_its_statuses() -> None:
-    """One row a code, with the meaning that the document has; no other row."""
+    """The table has exactly one row per error code, with the document's meaning."""
     errors = (ROOT / "docs/api.md").read_text().partition("## Errors\n")[2]
     rows = [line for line in errors.splitlines() if line.startswith("| `")]
 
@@ -27,7 +27,7 @@ def test_the_page_lists_every_error_with_its_statuses() -> None:
 
 
 def test_the_answer_in_readme_has_the_fields_of_the_schema() -> None:
-    """No field is missing, none is unknown, and each has its type."""
+    """The answer has exactly the required fields, each with its type."""
     (answer,) = (
         json.loads(fence.text) for fence in fences((ROOT / "README.md").read_text()) if fence.language == "json"
     )

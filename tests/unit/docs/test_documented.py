@@ -1,4 +1,4 @@
-"""Every command on every page exists, and every link leads somewhere."""
+"""Every command on every page exists, and every link resolves."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in all_pag
 
 
 def test_every_block_of_commands_is_fenced_as_one() -> None:
-    """Commands stand in ```sh fences, with a known reason where no test can run them."""
+    """Commands are in ```sh fences, marked with a known reason if no test can run them."""
     wrong = [
         f"{name}:{fence.line}: ```{fence.language} {fence.mark}"
         for name, text in TEXTS.items()
@@ -30,7 +30,7 @@ def test_every_block_of_commands_is_fenced_as_one() -> None:
 
 
 def test_every_command_exists() -> None:
-    """Our subcommands, options, targets, modules and files that a page names exist, in a block, whether a test runs it or not, or between backticks."""
+    """Subcommands, options, targets, modules and files in code blocks and between backticks exist."""
     wrong = [
         f"{name}: {command}: {complaint}"
         for name, text in TEXTS.items()
@@ -42,7 +42,7 @@ def test_every_command_exists() -> None:
 
 
 def test_the_bodies_of_the_first_steps_are_accepted() -> None:
-    """Each body between backticks on docs/how-do-i.md is one that its route takes."""
+    """Each JSON body between backticks in docs/how-do-i.md is accepted by its route."""
     bodies = [code.encode() for code in re.findall(r"`(\{[^`]+\})`", TEXTS["docs/how-do-i.md"])]
     events = [body for body in bodies if b'item_id"' in body and b"event_type" in body]
     recommendations = [body for body in bodies if body not in events]
@@ -52,7 +52,7 @@ def test_the_bodies_of_the_first_steps_are_accepted() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    """Files exist, and so do the headings that anchors name."""
+    """Link targets exist, both files and the headings that anchors name."""
     broken = []
     for name, text in TEXTS.items():
         for target in links(text):
@@ -67,7 +67,7 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_every_setting_exists() -> None:
-    """A setting that a page names is one of the settings."""
+    """Every setting that a page names exists."""
     named = {name for text in TEXTS.values() for name in re.findall(r"\bTAILRACE_([A-Z][A-Z_]*[A-Z])\b", text)}
 
     assert sorted(named - {name.upper() for name in Settings.model_fields}) == []
@@ -75,7 +75,7 @@ def test_every_setting_exists() -> None:
 
 @pytest.mark.parametrize("index", ["docs/README.md", "docs/adr/README.md"])
 def test_every_page_is_in_the_index(index: str) -> None:
-    """The README of the folder leads to each page below it, or to its folder."""
+    """The folder's README links to each page below it, or to the page's folder."""
     folder = (ROOT / index).parent
     listed = {(folder / target.partition("#")[0]).resolve() for target in links(TEXTS[index])} - {folder}
     pages = [ROOT / name for name in TEXTS if name != index and (ROOT / name).is_relative_to(folder)]
@@ -84,7 +84,7 @@ def test_every_page_is_in_the_index(index: str) -> None:
 
 
 def test_every_decision_is_dated_and_short() -> None:
-    """The first line begins with the day; what is longer than a screen's third belongs to the lab notes."""
+    """The first line begins with the date; a decision has at most 15 lines."""
     pages = [text for name, text in TEXTS.items() if name.startswith("docs/adr/") and not name.endswith("README.md")]
     decisions = [section for page in pages for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]]
 
@@ -112,5 +112,5 @@ def test_every_decision_is_dated_and_short() -> None:
     ],
 )
 def test_what_does_not_exist_is_reported(text: str, complaint: str | None) -> None:
-    """By the command's name and the word, or by the file's."""
+    """The complaint names the command and the wrong word, or the missing file."""
     assert complaints(text) == ([complaint] if complaint else [])

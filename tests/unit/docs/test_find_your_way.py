@@ -20,13 +20,13 @@ def sections() -> dict[str, str]:
 
 
 def steps(text: str) -> list[tuple[str, str]]:
-    """Return the steps of a section in order, each a file and the symbols in it."""
+    """Return the steps of a section in order, each as a file and its symbols."""
     return [(step["path"], step["symbols"]) for step in STEP.finditer(text)]
 
 
 @cache
 def names_in(path: str) -> set[str]:
-    """Return what a Python file defines: names at its top, and `Class.member` of its classes."""
+    """Return the names that a Python file defines: top-level names, and `Class.member` of its classes."""
     top = ast.parse((ROOT / path).read_text()).body
     members = [(node.name, member) for node in top if isinstance(node, ast.ClassDef) for member in node.body]
     return {name for node in top for name in defined(node)} | {
@@ -35,7 +35,7 @@ def names_in(path: str) -> set[str]:
 
 
 def defined(node: ast.stmt) -> set[str]:
-    """Return the name that a statement defines, if it does."""
+    """Return the name that a statement defines, if any."""
     match node:
         case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             return {name}
@@ -45,7 +45,7 @@ def defined(node: ast.stmt) -> set[str]:
 
 
 def is_in(path: str, symbol: str) -> bool:
-    """Whether a Python file defines a symbol, or another file contains it as a word."""
+    """Return whether a Python file defines a symbol, or another file contains it as a word."""
     if not (ROOT / path).is_file():
         return False
     if path.endswith(".py"):
@@ -54,7 +54,7 @@ def is_in(path: str, symbol: str) -> bool:
 
 
 def test_every_question_is_answered_in_few_steps() -> None:
-    """All, in order; each in at most four steps, recipes excepted."""
+    """All questions are present in order, each with at most four steps; only recipes may have more."""
     found = sections()
 
     assert "".join(found) == QUESTIONS
@@ -64,7 +64,7 @@ def test_every_question_is_answered_in_few_steps() -> None:
 
 
 def test_every_step_leads_to_code() -> None:
-    """Files and folders exist, and a file defines each symbol that is named with it."""
+    """Files and folders exist, and a file defines each symbol named with it."""
     lost = [
         f"({letter}) {path}: {symbol}"
         for letter, text in sections().items()

@@ -1,4 +1,4 @@
-"""Measured numbers in the pages equal the results files: a new result without `python -m benchmarks.pages` fails here."""
+"""Measured numbers in the pages equal the results files; `python -m benchmarks.pages` updates the pages."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -14,10 +14,10 @@ from tests.support.pages import ROOT
 
 
 class Words(Formatter):
-    """Format strings over the fields of a result. `!p` scales to per cent; a unit may follow the number's format; None prints `-`."""
+    """Formats strings over a result's fields. `!p` scales to percent; a unit may follow the format; None prints `-`."""
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return a field's value, None for a missing field."""
+        """Return a field's value, or None for a missing field."""
         try:
             return super().get_field(field_name, args, kwargs)
         except (KeyError, TypeError):
@@ -28,7 +28,7 @@ class Words(Formatter):
         return 100 * value if conversion == "p" else value
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """Write a number, and its unit."""
+        """Format a number with its unit."""
         number, space, unit = format_spec.partition(" ")
         return "-" if value is None else format(value, number) + space + unit
 
@@ -46,7 +46,7 @@ def written(name: str, place: str, words: str) -> list[str]:
 
 
 def train_lines() -> Iterator[str]:
-    """A line for each layout of training, of a text checkpoint too, and what kills changed."""
+    """Yield a line for each training layout and text checkpoint, and the effect of the kills."""
     parts = {name: part["rows"] for name, part in result("train")["parts"].items()}
     for row in parts["layouts"]:
         shares = [f"{row['shares_of_time'][name]:.0%}" for name in ("step", "others")]
@@ -63,7 +63,7 @@ def train_lines() -> Iterator[str]:
 
 
 def plan_words() -> Iterator[str]:
-    """The planner's errors by group of runs."""
+    """Yield the planner's errors by group of runs."""
     plan = result("plan")
     devices, groups = {row["device"]: row for row in plan["cross"]["without_device"]}, plan["groups"]
     shares = {name: f"{100 * group['share_within_interval']:.0f} %" for name, group in groups.items()}
@@ -75,7 +75,7 @@ def plan_words() -> Iterator[str]:
 
 
 def profile_words() -> Iterator[str]:
-    """The profiler's thresholds."""
+    """Yield the profiler's thresholds."""
     for kind, share in LOSSES.items():
         yield f"| {kind.value} | {100 * share:.0f} % |"
     yield f"| memory, compute | {100 * MEMORY_SHARE:.0f} %, {100 * COMPUTE_SHARE:.0f} % |"
@@ -92,7 +92,7 @@ IN_WORDS: list[tuple[str, str, str, str]] = [
     (SCALE, "plan", "cross.halves", "Over {number} random halves the median error is {median_error_points:.2f} points of MFU on the mean and {worst_median_error_points:.2f} at worst"),
     (SCALE, "profile", "", "{named} of {plants} named, {accused} of {healthy} healthy ones accused"),
 ]  # fmt: skip
-"""By page, the results file, the path in it, and the text that the page prints for each row there."""
+"""Per entry: page, results file, path in the file, and the text that the page prints for each row."""
 PRINTED = [
     *((page, lines) for page, sources in COMPUTED.items() for lines in sources),
     *((page, partial(written, *where)) for page, *where in IN_WORDS),
@@ -105,7 +105,7 @@ IDS = [
 
 @pytest.mark.parametrize(("page", "lines"), PRINTED, ids=IDS)
 def test_pages_print_what_is_on_file(page: str, lines: Callable[[], Iterable[str]]) -> None:
-    """Tables line by line, and the numbers within sentences, wherever the page breaks its lines."""
+    """Pages print table rows and the numbers within sentences, regardless of line breaks."""
     text = " ".join((ROOT / page).read_text().split())
     wanted = [" ".join(words.split()) for words in lines()]
 
@@ -123,7 +123,7 @@ def test_tables_are_made_from_the_results_files(page: str) -> None:
 
 
 def test_promises_hold_in_the_results_files() -> None:
-    """No acknowledged event was lost or counted twice, no beam was invalid, and a killed training ended the same."""
+    """No event was lost or counted twice, no beam was invalid, and a killed training had the same result."""
     fates = [
         row[sent][fate]
         for row in result("faults")["rows"]

@@ -1,4 +1,4 @@
-"""The threat table of the access page: `pytest tests/unit/docs/test_threats.py`."""
+"""The threat table of docs/access.md."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
 def test_every_risk_has_its_row_and_every_named_test_exists() -> None:
-    """A test that was renamed or removed leaves no promise behind."""
+    """Each risk has a row with tests, and the named tests exist."""
     rows = {row[1]: NAMED.findall(row["tests"]) for row in ROW.finditer((ROOT / "docs/access.md").read_text())}
     named = {pair for pairs in rows.values() for pair in pairs}
     missing = [f"{path}::{name}" for path, name in sorted(named) if name not in functions_of(path)]
@@ -21,7 +21,7 @@ def test_every_risk_has_its_row_and_every_named_test_exists() -> None:
 
 
 def functions_of(path: str) -> set[str]:
-    """The functions of a test file; none of one that does not exist."""
+    """Return the names of a test file's functions; empty if the file does not exist."""
     if not (ROOT / path).is_file():
         return set()
     kinds = ast.FunctionDef | ast.AsyncFunctionDef

@@ -1,4 +1,4 @@
-"""Merging popularity."""
+"""Popularity scores and event times."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ NOW_MS = 1_790_000_000_000
 
 
 def row(as_of_ms: int, **windows: dict[str, int]) -> PopularRow:
-    """Build a partition's row; windows that are not named are empty."""
+    """Build a partition's row; windows not given are empty."""
     full = {name: windows.get(f"w{name}", {}) for name in WINDOW_MS}
     return PopularRow(
         partition=0,
@@ -22,7 +22,7 @@ def row(as_of_ms: int, **windows: dict[str, int]) -> PopularRow:
 
 
 def test_scores_are_events_per_hour_summed_over_windows_and_partitions() -> None:
-    """24 events within a day weigh as much as one within the hour; best first, ties by item id, for any order of rows."""
+    """24 events within a day weigh as much as one event within the hour; ties are ordered by item id."""
     rows = [row(NOW_MS, w7d={"c": 168}, w24h={"b": 24}), row(NOW_MS, w1h={"a": 1}), row(NOW_MS, w1h={"a": 1})]
 
     merged = merge_popularity(rows, now_ms=NOW_MS)
@@ -31,7 +31,7 @@ def test_scores_are_events_per_hour_summed_over_windows_and_partitions() -> None
 
 
 def test_windows_older_than_their_length_are_left_out() -> None:
-    """A worker that did not write for an hour leaves its last hour out of date; a moment before, it still counted."""
+    """A window expires once its row is as old as the window is long, and counts until then."""
     last = row(NOW_MS, w1h={"a": 9}, w24h={"b": 1})
 
     before, after = (merge_popularity([last], NOW_MS + WINDOW_MS["1h"] + more_ms) for more_ms in (-1, 0))
@@ -41,7 +41,7 @@ def test_windows_older_than_their_length_are_left_out() -> None:
 
 
 def test_times_are_those_of_one_user_by_number(tmp_path: Path) -> None:
-    """Each of a user's rows has the time of its newest event; other users' rows are left out. A gateway on a machine of its own has no table."""
+    """Each of a user's rows has the time of its newest event; a missing table or user gives an empty result."""
     table = tmp_path / "user_history.parquet"
     rows = [("u", 1, 100), ("v", 1, 7), ("u", 2, 250)]
     pl.DataFrame(rows, schema=["user_id", "num_events", "newest_event_time_ms"], orient="row").write_parquet(table)

@@ -53,7 +53,7 @@ POPULAR = PopularRow(
     ("view", "row"), [(USER_HISTORY, HISTORY), (USER_RECOMMENDATIONS, LISTED), (POPULARITY, POPULAR)]
 )
 def test_a_row_is_read_back_as_it_was_laid_out(view: ViewSchema[Any], row: Any) -> None:
-    """Columns and rows are two forms of the same values; rows that the store does not hold are left out."""
+    """Rows survive the conversion to columns; rows that the store does not hold are skipped."""
     table = view.to_columns([row])
     keys = {column.name for column in view.keys}
     absent = {name: [None if name not in keys else "9", *cells] for name, cells in table.items()}
@@ -63,7 +63,7 @@ def test_a_row_is_read_back_as_it_was_laid_out(view: ViewSchema[Any], row: Any) 
 
 
 def test_a_column_added_later_has_its_default() -> None:
-    """Rows that were stored before a column existed are read with the column's default; lists default to empty ones."""
+    """Rows stored before a column existed get the column's default; lists default to empty."""
     view = replace(
         USER_HISTORY, features=(*USER_HISTORY.features, Column("channel", STRING, default="web")), build=dict
     )
@@ -75,7 +75,7 @@ def test_a_column_added_later_has_its_default() -> None:
 
 
 def test_a_row_with_event_ids_is_read_with_their_digests() -> None:
-    """It was written before there were digests, or since then by an earlier version; what is written now holds no ids."""
+    """Event ids of older rows become digests; new rows store no ids."""
     table = USER_HISTORY.to_columns([HISTORY])
     del table["recent_event_digests"]
 

@@ -1,4 +1,4 @@
-"""Clients of both doors with one form of reply."""
+"""Clients of both doors with a common form of reply."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -25,7 +25,16 @@ CLIENT_HOST = "192.0.2.7"
 
 @dataclass
 class Reply:
-    """A door's reply: `code` is "ok" or the error's kind, `sent` all that came with an error, `limits` a key's by short name; `request_id` is the header's or trailer's, `refused_id` the error's, `parts` the error's fields and, over gRPC, its details' types."""
+    """A door's reply.
+
+    Args:
+        code: "ok" or the kind of the error.
+        limits: The key's rate-limit headers by short name.
+        request_id: From the header or trailer.
+        refused_id: The request id in the error.
+        parts: The error's fields and, over gRPC, the types of its details.
+        sent: The whole error response as text.
+    """
 
     code: str
     body: dict[str, Any] = field(default_factory=dict)
@@ -73,7 +82,7 @@ class RestClient:
         return _reply(await self.http.get("/v1/popular", params={n: v for n, v in sent.items() if v is not None}))
 
     async def assignment(self, **unit: str) -> Reply:
-        """Ask who gets what."""
+        """Request the assignment of a user or session."""
         return _reply(await self.http.get("/v1/assignment", params=unit))
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
@@ -113,7 +122,7 @@ class RpcClient:
         return await self.call(self._stub.Recommend, ParseDict(nested, message), headers)
 
     async def batch(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
-        """Request recommendations for several users, with the form of answers that REST has."""
+        """Request recommendations for several users; answers have REST's form."""
         reply = await self.call(self._stub.RecommendBatch, recommend_pb2.RecommendBatchRequest(**body), headers)
         outcomes = [one.get("recommendation") or one for one in reply.body.get("answers", [])]
         return replace(reply, body={"answers": outcomes})
@@ -131,7 +140,7 @@ class RpcClient:
         return await self.call(self._stub.Popular, recommend_pb2.PopularRequest(window=window, request=request))
 
     async def assignment(self, **unit: str) -> Reply:
-        """Ask who gets what, with the form of answers that REST has."""
+        """Request the assignment of a user or session; answers have REST's form."""
         reply = await self.call(self._stub.Assign, recommend_pb2.AssignRequest(**unit))
         for one in reply.body.get("surfaces", []):
             one["surface"], one["bundle_version"] = one["surface"] or None, one.get("bundle_version")
@@ -158,7 +167,7 @@ Door = RestClient | RpcClient
 
 @asynccontextmanager
 async def rpc_channel(door: RpcDoor) -> AsyncIterator[grpc.aio.Channel]:
-    """Serve the gRPC door on a free port with the health service's Check alone, as Ray Serve does; yield a channel to it."""
+    """Serve the gRPC door on a free port with only the health service's Check, as Ray Serve does; yield a channel."""
     server, health = grpc.aio.server(), health_pb2_grpc.HealthServicer()
     health.Check = door.Check  # type: ignore[method-assign]
     add_recommender_to_server(door, server)
@@ -196,5 +205,5 @@ def _refused(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
 
 
 def _limits(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of a key's limits."""
+    """Return the rate-limit headers by short name."""
     return {name.removeprefix("ratelimit-"): value for name, value in headers.items() if name.startswith("ratelimit-")}

@@ -1,4 +1,4 @@
-"""A started plane on fakes, and its two doors."""
+"""A started request path on fakes, and its two doors."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,26 +18,26 @@ from tests.unit.gateway.world import MAX_BODY_BYTES, World, started_world
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock that stands still."""
+    """A clock that tests advance."""
     return Clock()
 
 
 @pytest.fixture
 def parrot() -> Parrot:
-    """The text writer."""
+    """The fake text model."""
     return Parrot()
 
 
 @pytest.fixture
 async def world(tmp_path: Path, parrot: Parrot) -> AsyncIterator[World]:
-    """A started plane on fakes with the standard users and the text writer."""
+    """A started request path on fakes with the standard users and the fake text model."""
     async with started_world(tmp_path, parrot) as made:
         yield made
 
 
 @pytest.fixture
 def access() -> Access | None:
-    """Who is admitted at the doors; None: everybody."""
+    """The doors' access control; None admits everyone."""
     return None
 
 
@@ -49,7 +49,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def tracing(request: pytest.FixtureRequest) -> Tracing | None:
-    """Where the doors' spans go: to the recorder of a test that has one, else nowhere."""
+    """The recorder's tracing if the test has a recorder, else None."""
     if "recorder" not in request.fixturenames:
         return None
     recorder: Recorder = request.getfixturevalue("recorder")

@@ -1,4 +1,4 @@
-"""Who gets what, as both doors and the client say it: the same as what requests get."""
+"""Assignments reported by both doors equal the assignments of requests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,7 +28,7 @@ UNITS = [f"u{number}" for number in range(40)]
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A plane with three names, of which nothing is live as news, a canary for half of the users of the default, and three experiments."""
+    """A world with three names ("news" without a live version), a canary for half the users, and three experiments."""
     publish_names(tmp_path / "bundles")
     surfaces, experiments = tmp_path / "surfaces.toml", tmp_path / "experiments.toml"
     surfaces.write_text(SURFACES + NAMES)
@@ -41,7 +41,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_the_answer_is_what_requests_get(door: Door, world: World) -> None:
-    """For 40 users, as users and as sessions: version, canary, model name and variants on every surface, in the file's order after that of no surface."""
+    """For 40 users and sessions, version, canary, model name and variants equal those of requests on every surface."""
     seen = set()
     for unit in UNITS:
         reply, of_session = await door.assignment(user_id=unit), await door.assignment(session_id=unit)

@@ -1,4 +1,4 @@
-"""A bundle that was made of items alone: popular and similar items are answered, no model is asked, and the first trained one takes over."""
+"""A bundle without models serves popular and similar items until the first trained bundle takes over."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.unit.gateway.world import VERSION, catalogue_of, publish, started_wor
 
 @pytest.mark.parametrize("user_id", ["listed", "long", "short", "nobody"])
 async def test_without_models_every_user_gets_popular_items(tmp_path: Path, user_id: str) -> None:
-    """With the reason, without what they have seen, and without a call to student or LLM."""
+    """The answer has the reason, excludes seen items, and calls neither student nor LLM."""
     async with started_world(tmp_path, about={"trained": False}) as world:
         answer = await world.recommend(user_id)
         seen = world.features.users.get(user_id, UserFeatures()).history_item_ids
@@ -25,7 +25,7 @@ async def test_without_models_every_user_gets_popular_items(tmp_path: Path, user
 
 
 async def test_without_models_similar_items_and_rules_answer(tmp_path: Path) -> None:
-    """Diversity by item vectors, of which there are none, harms nothing."""
+    """Similar items are answered, and diversity has no effect without item vectors."""
     async with started_world(tmp_path, about={"trained": False}) as world:
         similar = await world.recommend(subject=SimilarTo(("i04",)))
         diverse = await world.recommend(rules=Rules(diversity=0.5))
@@ -35,7 +35,7 @@ async def test_without_models_similar_items_and_rules_answer(tmp_path: Path) -> 
 
 
 async def test_the_first_trained_bundle_takes_over(tmp_path: Path) -> None:
-    """And a rollback to the one without models is answered from it again."""
+    """The trained bundle takes over, and a rollback returns to the bundle without models."""
     async with started_world(tmp_path, about={"trained": False}) as world:
         before = await world.recommend()
         publish(tmp_path / "bundles", "v2", catalogue_of())
@@ -45,6 +45,6 @@ async def test_the_first_trained_bundle_takes_over(tmp_path: Path) -> None:
         await world.plane.names.first.refresh()
         after = await world.recommend()
 
-        assert trained.tier is Tier.STUDENT  # the LLM of these tests serves another version
+        assert trained.tier is Tier.STUDENT  # the fake LLM serves another version
         assert [one.bundle_version for one in (before, trained, after)] == [VERSION, "v2", VERSION]
         assert after.reason is Reason.NOT_TRAINED

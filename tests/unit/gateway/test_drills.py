@@ -1,4 +1,4 @@
-"""Drills: switched in one replica, followed by all, and ended by a time limit."""
+"""Drills: switched on one replica, followed by all replicas, and ended by a time limit."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ REQUEST = RankRequest(request_id="r", user_id=None, bundle_version="v1", history
 
 
 async def test_a_drill_reaches_the_other_replica(tmp_path: Path) -> None:
-    """Between start and stop a replica reads the shared file a few times a second."""
+    """A started replica polls the shared file a few times a second."""
     one, other = (Drills(tmp_path / "run" / "drills.json") for _ in range(2))
     await other.start()
 
@@ -43,7 +43,7 @@ async def test_a_drill_reaches_the_other_replica(tmp_path: Path) -> None:
 
 
 async def test_switches_at_the_same_moment_are_all_kept(tmp_path: Path) -> None:
-    """Concurrent switches at one or two replicas neither undo each other nor fail."""
+    """Concurrent switches on one or two replicas neither undo each other nor fail."""
     one, other = (Drills(tmp_path / "drills.json") for _ in range(2))
 
     for at in (one, other) * 5:
@@ -78,7 +78,7 @@ def test_a_broken_file_means_no_drill(tmp_path: Path, text: str) -> None:
 
 
 async def test_a_drilled_part_is_unavailable_in_every_call_until_the_drill_ends(tmp_path: Path) -> None:
-    """During a drill a call raises as an unavailable part does, and does not reach it; otherwise it is passed on."""
+    """During a drill a call fails as for an unavailable part without reaching it; otherwise it is forwarded."""
     drills, inner = Drills(tmp_path / "drills.json"), FakeLlm(["i01", "i02"], "v1")
     llm, store = DrilledLlm(inner, drills), DrilledStore(FakeStore({"u": user("i00")}), drills)
     calls: list[Callable[[], Any]] = [
@@ -100,12 +100,12 @@ async def test_a_drilled_part_is_unavailable_in_every_call_until_the_drill_ends(
 
 
 async def test_a_drill_ends_by_itself_or_by_a_switch_and_leaves_the_others(tmp_path: Path, clock: Clock) -> None:
-    """Each part has its own end, at every replica that reads the file; the next switch removes what has ended from it."""
+    """Each part has its own end on every replica; the next switch removes ended drills from the file."""
     path = tmp_path / "drills.json"
     one, other = Drills(path, clock), Drills(path, clock)
 
     async def off_at_both() -> set[DrillTarget]:
-        """Return the parts that are off, alike at both replicas."""
+        """Return the parts that are off; both replicas must agree."""
         for replica in (one, other):
             await replica.refresh()
             assert replica.remaining_s().keys() == {part for part in DrillTarget if replica.is_off(part)}

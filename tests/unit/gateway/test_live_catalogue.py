@@ -1,4 +1,4 @@
-"""What is hidden is in no answer, whichever tier makes it, however it is shed, and whenever it was hidden."""
+"""A hidden item is in no answer: in no tier, not when shed, and whenever it was hidden."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.unit.gateway.world import VERSION, World, catalogue_of, publish, star
 
 
 def state(world: World, *item_ids: str, **fields: object) -> None:
-    """State the same of these items."""
+    """Apply the same state to these items."""
     world.items.live_items.apply((item_id, ItemState(item_id=item_id, **fields)) for item_id in item_ids)  # type: ignore[arg-type]
 
 
@@ -32,7 +32,7 @@ def hide(world: World, *item_ids: str) -> None:
     ("user_id", "tier"), [("listed", "precomputed"), ("long", "llm"), ("short", "student"), ("nobody", "popular")]
 )
 async def test_no_tier_shows_what_is_hidden(world: World, user_id: str, tier: str) -> None:
-    """The tier stays the same, the first items of its answer are gone, and the next take their places."""
+    """The tier stays the same, and the next items replace the hidden items."""
     before = [item.item_id for item in (await world.recommend(user_id, k=10)).items]
     hide(world, *before[:2])
     after = await world.recommend(user_id, k=8)
@@ -42,7 +42,7 @@ async def test_no_tier_shows_what_is_hidden(world: World, user_id: str, tier: st
 
 
 async def test_an_item_that_is_hidden_while_the_llm_ranks_is_not_shown(world: World) -> None:
-    """The answer is filled by the next tier."""
+    """An item hidden during the LLM's ranking is not shown, and the next tier fills the answer."""
     first = (await world.recommend("long")).items[0].item_id
     world.llm.delay_s = 0.2
     asking = asyncio.create_task(world.recommend("long"))
@@ -56,7 +56,7 @@ async def test_an_item_that_is_hidden_while_the_llm_ranks_is_not_shown(world: Wo
 
 
 async def test_answers_from_memory_follow_the_live_catalogue(world: World) -> None:
-    """A shed request gets the head of the popular items without what was hidden since it was formatted, and again with it."""
+    """A shed answer, formatted in advance, excludes an item hidden since then and includes it once available again."""
     world.strain(2)
     heads = []
     for available in (True, False, True):
@@ -69,7 +69,7 @@ async def test_answers_from_memory_follow_the_live_catalogue(world: World) -> No
 
 
 async def test_a_new_item_is_popular_once_it_is_used_and_found_by_its_category(world: World) -> None:
-    """Without events it stands behind all items, the newest first; recent use ranks it like any other."""
+    """Without events, new items follow all other items, newest first; events rank them like any item."""
     state(world, "older", published_ms=1_700_000_000_000, categories=("fresh",))
     state(world, "newer", published_ms=1_750_000_000_000, categories=("fresh",), title="Newer")
     state(world, "later", published_ms=1_900_000_000_000, categories=("fresh",))
@@ -84,7 +84,7 @@ async def test_a_new_item_is_popular_once_it_is_used_and_found_by_its_category(w
 
 
 async def test_a_new_item_is_in_the_next_answer(world: World) -> None:
-    """Before popularity is read again: behind all items, the one published last first, and in answers that filter for it, shed ones too."""
+    """Before the next refresh, new items end the list, newest first, also in filtered and shed answers."""
     await world.plane.popular.refresh()
     first = [item.item_id for item in (await world.recommend("nobody", k=22)).items]
     state(world, "new 1", categories=("fresh",))
@@ -100,7 +100,7 @@ async def test_a_new_item_is_in_the_next_answer(world: World) -> None:
 
 
 async def test_items_are_published_and_expire_on_time(world: World) -> None:
-    """By the clock of the process, without any record."""
+    """Items are published and expire by the clock, without a new record."""
     now_ms = int(world.items.now_s * 1_000)
     state(world, "i00", published_ms=now_ms + 1_000)
     state(world, "i01", expires_ms=now_ms + 1_000)
@@ -114,7 +114,7 @@ async def test_items_are_published_and_expire_on_time(world: World) -> None:
 
 
 async def test_a_bundle_that_is_published_later_honours_the_live_catalogue(tmp_path: Path, world: World) -> None:
-    """A hidden item of the next bundle is hidden from its first answer on, and one that was new is the bundle's."""
+    """An item hidden before stays hidden in the next bundle, and a new item that the bundle has gets its title."""
     hide(world, "i00")
     state(world, "i22", categories=("fresh",))
     publish(tmp_path / "bundles", "v2", catalogue_of(24))
@@ -130,7 +130,7 @@ async def test_a_bundle_that_is_published_later_honours_the_live_catalogue(tmp_p
 async def test_lists_of_the_bundle_to_which_only_items_were_added_stay_in_use(
     tmp_path: Path, under: str, tier: str
 ) -> None:
-    """The manifest names the bundle whose lists hold; a manifest that was copied from another bundle names none."""
+    """Lists of the bundle named by the manifest stay valid, unless the manifest was copied from another bundle."""
     async with started_world(tmp_path, about={"lists": {"of": "v0", "under": under}}) as world:
         items = tuple(f"i{index:02}" for index in range(5, 17))
         world.features.users["old"] = user("i00", "i01", "i02", listed=items, bundle_version="v0")
@@ -140,13 +140,13 @@ async def test_lists_of_the_bundle_to_which_only_items_were_added_stay_in_use(
 
 
 async def similar_to(world: World, *item_ids: str, k: int = 4) -> list[str]:
-    """Ask for similar items and return their ids."""
+    """Request similar items and return their ids."""
     answer = await world.recommend(None, k=k, subject=SimilarTo(item_ids))
     return [item.item_id for item in answer.items]
 
 
 async def test_a_new_item_has_neighbours_by_its_words_and_is_one(world: World) -> None:
-    """Before a bundle knows it: beside the table's neighbours it comes by its cosine, and what is hidden does not come."""
+    """A new item and its neighbours match by the cosine of their words; hidden items are excluded."""
     state(world, "n1", title="Item 12", categories=("even", "Tea"))
     state(world, "n2", title="Item 12", categories=("even", "Tea"))
     before = await similar_to(world, "n1", k=1)
@@ -167,7 +167,7 @@ async def test_a_new_item_has_neighbours_by_its_words_and_is_one(world: World) -
 
 
 async def test_new_words_of_a_new_item_are_taken_up(world: World) -> None:
-    """With other words it has other neighbours, at the next refresh."""
+    """A new item with changed words has other neighbours after the next refresh."""
     state(world, "n1", title="Item 12", categories=("even",))
     await world.plane.similar.refresh()
     state(world, "n1", title="Item 13", categories=("odd",))
@@ -177,7 +177,7 @@ async def test_new_words_of_a_new_item_are_taken_up(world: World) -> None:
 
 
 class CountingLayout(ItemLayout):
-    """A layout that counts the titles that were read of it."""
+    """A layout that counts its reads of titles."""
 
     num_read = 0
 
@@ -206,7 +206,7 @@ CHANGES = st.lists(
 
 @given(CHANGES)
 def test_texts_of_new_items_are_composed_where_their_words_changed_alone(changes: list[tuple[str, Any]]) -> None:
-    """After each change what is known is what would be found from the start; where no new item's words changed, no text is read."""
+    """After each change the result equals a fresh search; unless a new item's words changed, no text is read."""
     layout, found = CountingLayout(catalogue_of()), None
     words: dict[str, object] = {}
     for item_id, fields in changes:
@@ -227,7 +227,7 @@ def test_texts_of_new_items_are_composed_where_their_words_changed_alone(changes
 
 @pytest.mark.parametrize("num_new", [20, 150])
 def test_one_changed_title_is_searched_by_itself(num_new: int) -> None:
-    """Among few and many alike: two searches for it, and one for each item whose list it leaves and that may have had more; the result is the fresh one."""
+    """A changed title needs two searches, plus one per full list that it leaves; the result equals a fresh search."""
     layout = ItemLayout(catalogue_of())
     for number in range(num_new):
         title = f"Item {number % 12} {'tea' if number % 2 else 'cup'}"
@@ -251,7 +251,7 @@ def test_one_changed_title_is_searched_by_itself(num_new: int) -> None:
 
 
 async def test_an_expression_that_lets_new_items_through_is_answered_by_what_knows_the_others(world: World) -> None:
-    """A replica gets the ids that its bundle has; where it has none of them, nobody without models is asked."""
+    """A replica gets the ids in its bundle; if none match, no model is called."""
     state(world, "n1", attributes={"fit": 1.0})
     state(world, "i05", attributes={"fit": 1.0})
     await world.plane.popular.refresh()

@@ -1,4 +1,4 @@
-"""Several names in one stack, and a canary beside a live version: who is answered by which bundle, in every tier and at both doors."""
+"""Several model names, and a canary next to a live version: the bundle of each answer, in every tier."""
 
 import json
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ SURFACES = '[mail]\nmodel = "mail"\n[news]\nmodel = "news"\n'
 
 
 def publish_names(root: Path) -> BundleStore:
-    """Publish v1 (20 items), live as default; v2 (25 items), its canary for half of the users; m1 (7 items), live as mail; nothing is live as news."""
+    """Publish v1 (20 items, live), v2 (25 items, canary for half of the users), and m1 (7 items, live as mail)."""
     publish(root, "v1", catalogue_of())
     add_version(root, "v2", catalogue_of(25))
     add_version(root, "m1", catalogue_of(7))
@@ -34,13 +34,13 @@ def publish_names(root: Path) -> BundleStore:
 
 @pytest.fixture
 def store(tmp_path: Path) -> BundleStore:
-    """The three names' bundles."""
+    """The bundles of the three names."""
     return publish_names(tmp_path / "bundles")
 
 
 @pytest.fixture
 async def world(store: BundleStore, tmp_path: Path) -> AsyncIterator[World]:
-    """A started plane that serves the three names."""
+    """A started world that serves the three names."""
     (tmp_path / "surfaces.toml").write_text(SURFACES)
     others = {name: FakeLlm([f"i{index:02}" for index in range(4, 7)], "m1") for name in ("mail", "news")}
     world = make_world(tmp_path / "bundles", surfaces_file=tmp_path / "surfaces.toml", others=others)
@@ -50,7 +50,7 @@ async def world(store: BundleStore, tmp_path: Path) -> AsyncIterator[World]:
 
 
 def units(store: BundleStore, *, canary: bool, number: int = 3, stage: int = 0) -> list[str]:
-    """Return so many ids that the canary takes, or does not, at a stage."""
+    """Return unit ids that are, or are not, in the canary at a stage."""
     found = store.record().canary
     assert found is not None
     names = (f"u{one}" for one in range(10_000))
@@ -59,12 +59,12 @@ def units(store: BundleStore, *, canary: bool, number: int = 3, stage: int = 0) 
 
 
 def tops(answer: Any) -> list[str]:
-    """The items of an answer."""
+    """Return the item ids of an answer."""
     return [item["item_id"] for item in answer["items"]]
 
 
 async def both(world: World, door: Door, store: BundleStore, **body: Any) -> list[tuple[str, str, list[str]]]:
-    """Return tier, bundle version and items for a user of the live version and one of the canary."""
+    """Return tier, bundle version and items for one user of the live version and one of the canary."""
     replies = [
         (await door.recommend({"k": 3, "deadline_ms": 4_000, "user_id": units(store, canary=canary)[0], **body})).body
         for canary in (False, True)
@@ -73,7 +73,7 @@ async def both(world: World, door: Door, store: BundleStore, **body: Any) -> lis
 
 
 def know(world: World, store: BundleStore, *history: str, **stored: Any) -> None:
-    """Set this history for the users of both versions and, each for its version, this list."""
+    """Set this history for the users of both versions and, for each version, this stored list."""
     for canary, version in ((False, "v1"), (True, "v2")):
         for one in units(store, canary=canary):
             world.features.users[one] = user(*history, **({**stored, "bundle_version": version} if stored else {}))
@@ -82,7 +82,7 @@ def know(world: World, store: BundleStore, *history: str, **stored: Any) -> None
 async def test_unknown_users_get_the_popular_items_of_their_version(
     world: World, door: Door, store: BundleStore
 ) -> None:
-    """The same windows rank each bundle's items; one that only the candidate has leads only there, in full and from memory."""
+    """The same windows rank each bundle's items; an item that only the canary has leads only there, also when shed."""
     world.features.popular = [("i24", 100.0)]
     await world.plane.popular.refresh()
 
@@ -105,7 +105,7 @@ async def test_the_student_is_that_of_the_version(world: World, door: Door, stor
 
 
 async def test_stored_lists_are_those_of_the_version(world: World, door: Door, store: BundleStore) -> None:
-    """A list is read under the version that answers, and the other version's is not shown."""
+    """A stored list is used only by the version that made it."""
     know(world, store, "i00", "i01", "i02", listed=tuple(f"i{index:02}" for index in range(8, 19)))
     own = await both(world, door, store)
     (live, *_), (canary, *_), users = units(store, canary=False), units(store, canary=True), world.features.users
@@ -119,7 +119,7 @@ async def test_stored_lists_are_those_of_the_version(world: World, door: Door, s
 async def test_a_candidate_that_the_llm_has_not_loaded_is_answered_by_its_student(
     world: World, door: Door, store: BundleStore
 ) -> None:
-    """A replica that refused the candidate refuses its requests, and the live version's users have the LLM as before."""
+    """A replica without the canary rejects its requests, while the live version's users keep the LLM."""
     know(world, store, "i00", "i01", "i02", "i03")
 
     (live, canary) = await both(world, door, store)
@@ -132,7 +132,7 @@ async def test_a_candidate_that_the_llm_has_not_loaded_is_answered_by_its_studen
 async def test_similar_and_popular_items_keep_to_a_visitors_session(
     world: World, door: Door, store: BundleStore
 ) -> None:
-    """A visitor without an id has the version of the session; one with neither has the live version. A user's id goes before the session."""
+    """A visitor has the version of the session, or the live version without one; a user id takes precedence."""
     (live, *_), (canary, *_) = units(store, canary=False), units(store, canary=True)
     bodies = [{"session_id": live}, {"session_id": canary}, {}, {"user_id": live, "session_id": canary}]
 
@@ -149,7 +149,7 @@ async def test_similar_and_popular_items_keep_to_a_visitors_session(
 
 
 async def test_a_batch_reads_the_users_of_each_version_together(world: World, door: Door, store: BundleStore) -> None:
-    """One exchange a version, and each entry is answered as if it came alone."""
+    """The store is read once per version, and the entries get the answers of single requests."""
     live, canary = units(store, canary=False), units(store, canary=True)
     know(world, store, "i00")
     entries = [{"user_id": one, "k": 1} for pair in zip(live, canary, strict=True) for one in pair]
@@ -163,7 +163,7 @@ async def test_a_batch_reads_the_users_of_each_version_together(world: World, do
 async def test_a_request_without_a_list_is_on_record_with_its_assignment(
     world: World, door: Door, store: BundleStore
 ) -> None:
-    """While a release is under way its analysis counts the requests of each version's users, also those that got an error; without a release nothing is recorded."""
+    """During a release, failed requests of each version's users are recorded; without a release they are not."""
     users = {version: units(store, canary=version == "v2")[0] for version in ("v1", "v2")}
     body = {"k": 1, "filters": {"categories": ["no such category"]}}
 
@@ -181,7 +181,7 @@ async def test_a_request_without_a_list_is_on_record_with_its_assignment(
 
 
 async def test_pages_go_on_when_the_version_changes(world: World, door: Door, store: BundleStore) -> None:
-    """A token of the canary leaves out the same items after its end: marks are of items, not of a bundle."""
+    """A token of the canary excludes the same items after its end: marks identify items, not bundle positions."""
     (one, *_) = units(store, canary=True)
     first = (await door.recommend({"user_id": one, "k": 3, "deadline_ms": 4_000})).body
     store.end_canary("v2")
@@ -194,12 +194,12 @@ async def test_pages_go_on_when_the_version_changes(world: World, door: Door, st
 
 
 async def test_a_growing_share_moves_nobody_back_and_the_end_moves_all(world: World, store: BundleStore) -> None:
-    """Of 300 users those with the candidate keep it at each stage; a promotion gives it to all without loading it again."""
+    """Of 300 users, those in the canary stay in it at each stage; promotion serves it to all without reloading."""
     names = world.plane.names
     everybody = [f"u{one}" for one in range(300)]
 
     def candidates() -> set[str]:
-        """Who gets v2 now."""
+        """Return the users that get v2 now."""
         return {one for one in everybody if names.find(None, one, NOW_MS).version == "v2"}
 
     half = candidates()
@@ -221,7 +221,7 @@ async def test_a_growing_share_moves_nobody_back_and_the_end_moves_all(world: Wo
 
 
 async def test_each_surface_is_answered_by_its_name(world: World, door: Door, store: BundleStore) -> None:
-    """A name without a live version refuses its own requests and no others; impressions and metrics have the name."""
+    """A name without a live version rejects only its own requests; impressions and metrics have the name."""
     know(world, store, "i00", "i01", "i02", "i03")
     asked = {"user_id": units(store, canary=False)[0], "k": 2, "deadline_ms": 4_000}
     default, mail = [(await door.recommend(one)).body for one in (asked, {**asked, "surface": "mail"})]
@@ -241,7 +241,7 @@ async def test_each_surface_is_answered_by_its_name(world: World, door: Door, st
 
 
 async def test_an_llm_that_fails_closes_its_own_gate_alone(world: World, store: BundleStore) -> None:
-    """The breaker of mail opens, and the default name's LLM answers on."""
+    """The breaker of mail opens, and the default name's LLM still answers."""
     know(world, store, "i00", "i01", "i02", "i03")
     (one, *_) = units(store, canary=False)
     world.others["mail"].error = ZeroDivisionError()
@@ -255,7 +255,7 @@ async def test_an_llm_that_fails_closes_its_own_gate_alone(world: World, store: 
 
 
 async def test_a_name_s_bundle_and_release_can_be_read(rest: RestClient, store: BundleStore) -> None:
-    """`/v1/bundle` has the name, its live version and who gets the candidate; an unknown name is refused with those that there are."""
+    """`/v1/bundle` has the name, its live version and its canary; an unknown name is rejected with the known names."""
     found, mail, unknown, odd = [
         await rest.http.get(f"/v1/bundle{query}") for query in ("", "?name=mail", "?name=fr", "?nam=mail")
     ]
@@ -280,7 +280,7 @@ async def test_a_name_s_bundle_and_release_can_be_read(rest: RestClient, store: 
 
 
 async def test_rankings_end_with_their_bundles(world: World, store: BundleStore) -> None:
-    """What is kept for a bundle is kept as long as it is used: a hundred releases leave nothing behind."""
+    """Rankings are freed with their bundle, so releases leak no memory."""
     kept = world.plane.popular._rankings
     before = {live.version for live in kept}
     store.end_canary("v2")

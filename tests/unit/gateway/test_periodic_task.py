@@ -1,4 +1,4 @@
-"""A periodic task is cancelled by a stop, and goes on after an error. That it repeats its work is held by the tests of those who use it."""
+"""A stop cancels a periodic task, and an error does not end it. The tests of its users cover the repetition."""
 
 import asyncio
 import tomllib
@@ -13,19 +13,19 @@ from tests.support.wait import until
 
 
 def num_failures(task: str) -> float:
-    """How many errors of a task this process counted."""
+    """Return the number of errors of a task that this process counted."""
     return REGISTRY.get_sample_value("tailrace_background_failures_total", {"task": task}) or 0.0
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace a file at once: one that is written in place is empty for a moment."""
+    """Replace a file atomically: a file written in place is empty for a moment."""
     scratch = path.with_suffix(".new")
     scratch.write_bytes(content)
     scratch.replace(path)
 
 
 async def test_a_stop_cancels_running_work() -> None:
-    """A stop does not wait for the work to end, and a task that was never started can be stopped."""
+    """A stop does not wait for running work, and a task that was never started can be stopped."""
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -46,7 +46,7 @@ async def test_a_stop_cancels_running_work() -> None:
 
 
 async def test_an_unexpected_error_is_logged_once_and_counted_and_the_task_goes_on(tmp_path: Path) -> None:
-    """Bytes that are no text: the traceback is logged for the first of equal failures, each is counted, and the next right file is read; a later failure is logged again."""
+    """The first of equal failures is logged with its traceback, each is counted, and the task continues."""
     path = tmp_path / "numbers"
     read: list[str] = []
 
@@ -73,7 +73,7 @@ async def test_an_unexpected_error_is_logged_once_and_counted_and_the_task_goes_
 
 
 async def test_a_followed_file_is_read_again_after_an_error_of_its_reader(tmp_path: Path) -> None:
-    """A reader that does not refuse what is no TOML: what was in force stays, the state says so, and the file is followed until it is right."""
+    """After an unexpected error of the reader, the old content stays, the state is outdated, and polling continues."""
     path = tmp_path / "settings.toml"
     path.write_text("k = 1")
     states: list[FileState] = []

@@ -1,4 +1,4 @@
-"""Under any fault behind the doors there is an answer, in time and with its reason."""
+"""Every request gets an answer, in time and with its reason, under any fault behind the doors."""
 
 import asyncio
 import gc
@@ -45,7 +45,7 @@ from tests.unit.gateway.world import CONFIG, NOW_S, World, started_world, user
     ],
 )
 async def test_the_student_answers_when_the_llm_does_not(world: World, fault: dict[str, Any], reason: Reason) -> None:
-    """Each failure of the LLM has its own reason; an answer of another bundle is one, even if the replica did not check."""
+    """Each failure of the LLM has its own reason, including an undetected answer of another bundle."""
     vars(world.llm).update(fault)
 
     answer = await world.recommend()
@@ -55,7 +55,7 @@ async def test_the_student_answers_when_the_llm_does_not(world: World, fault: di
 
 
 async def test_scores_that_are_no_numbers_are_a_failed_tier(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the LLM, then of the student too, and of a stored list: the next tier answers, with numbers."""
+    """Non-finite scores of a stored list, the LLM or the student make the next tier answer."""
     nans = (math.nan, math.inf, -math.inf)
     rank = world.llm.rank
 
@@ -82,13 +82,13 @@ async def test_scores_that_are_no_numbers_are_a_failed_tier(world: World, monkey
 async def test_long_expressions_are_compiled_beside_the_event_loop(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of filters, blocks and boosts, while other requests are answered; what is not done by the deadline is a late request, and helps the next."""
+    """Long expressions compile in a thread; unfinished work makes the request late, but serves the next request."""
     threads, may_go_on = list[str](), threading.Event()
     expressions = world.plane.names.first.current().expressions
     compute = type(expressions)._compute
 
     def slow(self: Any, columns: Any, clause: Any, rows: Any) -> Any:
-        """Note who computes, and wait."""
+        """Record the thread, and wait."""
         threads.append(threading.current_thread().name)
         assert may_go_on.wait(10)
         return compute(self, columns, clause, rows)
@@ -111,7 +111,7 @@ async def test_long_expressions_are_compiled_beside_the_event_loop(
 
 
 async def test_the_feature_read_gets_half_of_the_time_at_most(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The read leaves time to rank by the features."""
+    """The read leaves half of the time for the ranking."""
     timeouts_s: list[float] = []
 
     async def read(user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
@@ -130,7 +130,7 @@ async def test_the_feature_read_gets_half_of_the_time_at_most(world: World, monk
 async def test_a_bundle_s_data_decides_whether_seen_items_are_shown(
     tmp_path: Path, repeats: bool, said: bool | None
 ) -> None:
-    """A request that does not say gets seen items from a bundle that learned repeats, its stored lists too; one that says is obeyed."""
+    """By default, bundles trained on repeats show seen items, also in stored lists; `exclude_seen` overrides this."""
     seen = {"i05", "i06"}
     async with started_world(tmp_path, about={"repeats": repeats}) as world:
         world.features.users["listed"] = user(*seen, "i00", listed=("i05", "i06", "i07", "i08", "i09"))
@@ -144,7 +144,7 @@ async def test_a_bundle_s_data_decides_whether_seen_items_are_shown(
 
 
 async def test_the_llm_answers_where_the_bundle_shows_its_gain(tmp_path: Path) -> None:
-    """For histories of 4 items and more a gain was shown: of users with 3 and 4, the second gets the LLM, and the other is told why not."""
+    """If the gain starts at histories of 4 items, a user with 3 items gets the student and the reason."""
     async with started_world(tmp_path, about={"llm_pays": [[4, None]]}) as world:
         world.features.users["three"] = user("i00", "i01", "i02")
         three, four = [await world.recommend(name) for name in ("three", "long")]
@@ -156,7 +156,7 @@ async def test_the_llm_answers_where_the_bundle_shows_its_gain(tmp_path: Path) -
 @pytest.mark.parametrize("error", [None, ZeroDivisionError()])
 @pytest.mark.parametrize("exclude_seen", [True, False])
 async def test_a_disliked_item_is_never_shown(world: World, error: Exception | None, exclude_seen: bool) -> None:
-    """Whichever tier answers, and whether or not seen items are shown, what the user dislikes is not; the replica is told."""
+    """Disliked items are never shown, in any tier and regardless of `exclude_seen`, and the replica excludes them."""
     disliked = ("i19", "i18", "i10", "i05", "i00")
     for name in ("listed", "long", "short"):
         world.features.users[name] = replace(world.features.users[name], disliked_item_ids=disliked)
@@ -189,7 +189,7 @@ async def test_a_feature_age_is_never_negative(world: World) -> None:
 
 
 async def test_failures_in_a_row_open_the_breaker(world: World) -> None:
-    """An open breaker stops calls to the LLM and shows in the metric."""
+    """An open breaker stops calls to the LLM and sets the metric."""
     world.llm.error = ZeroDivisionError()
     await world.recommend()
     await world.recommend()
@@ -201,7 +201,7 @@ async def test_failures_in_a_row_open_the_breaker(world: World) -> None:
 
 
 async def test_one_request_id_used_twice_at_once_is_two_llm_requests(world: World) -> None:
-    """The engine gets ids of our own, so that a caller's repeated id cannot make it refuse."""
+    """The engine gets our own request ids, so a repeated id of the caller causes no rejection."""
     world.llm.delay_s = 0.01
 
     answers = await asyncio.gather(world.recommend(), world.recommend())
@@ -211,7 +211,7 @@ async def test_one_request_id_used_twice_at_once_is_two_llm_requests(world: Worl
 
 
 async def test_forbidden_items_of_the_llm_are_replaced(world: World) -> None:
-    """Seen, excluded and unknown items never reach the caller; the student fills their places, with lower scores."""
+    """Seen, excluded and unknown items never reach the caller; the student fills their positions, with lower scores."""
     world.llm.order = ["i05", "nonsense", "i06", "i07"]
 
     answer = await world.recommend(k=4, filters=Filters(allowed_item_ids=("i05", "i07", "i08", "i09")))
@@ -224,7 +224,7 @@ async def test_forbidden_items_of_the_llm_are_replaced(world: World) -> None:
 
 @pytest.mark.parametrize(("error", "delay_s"), [(DependencyUnavailable("features", 1.0), 0.0), (None, 3_600)])
 async def test_without_features_there_are_answers(world: World, error: Exception | None, delay_s: float) -> None:
-    """Popularity answers a request without history, the student one that carries recent items."""
+    """Popularity answers a request without history, the student a request with recent items."""
     world.features.error, world.features.delay_s = error, delay_s
 
     bare = await world.recommend()
@@ -236,7 +236,7 @@ async def test_without_features_there_are_answers(world: World, error: Exception
 
 
 async def test_the_impression_is_sent_after_the_answer_and_never_blocks(world: World) -> None:
-    """It holds the shown items, the tier and the history; without room it is dropped and counted."""
+    """The impression has the items, the tier and the history length; if the log is full, it is dropped and counted."""
     answer = await world.recommend()
     num_before = len(world.impressions.records)
     await asyncio.sleep(0)
@@ -255,7 +255,7 @@ async def test_the_impression_is_sent_after_the_answer_and_never_blocks(world: W
 
 @pytest.mark.parametrize("num_begun", [0, 1])
 async def test_a_disconnect_frees_the_llms_place(world: World, num_begun: int) -> None:
-    """The caller disconnects while the LLM ranks, or before the request's first step: afterwards no place is taken."""
+    """A disconnect during the ranking, or before the request's first step, releases the LLM's slot."""
     for _ in range(20):
         world.llm.delay_s = 3_600
         call = asyncio.create_task(world.recommend(None, recent_item_ids=("i00", "i01", "i02"), deadline_ms=5_000))
@@ -271,7 +271,7 @@ async def test_a_disconnect_frees_the_llms_place(world: World, num_begun: int) -
 
 async def test_many_callers_at_once_overflow_to_the_student(world: World) -> None:
     """Requests above the bound do not wait for the LLM."""
-    world.llm.delay_s = 0.5  # longer than a busy machine takes to begin twelve requests
+    world.llm.delay_s = 0.5  # longer than a busy machine takes to start twelve requests
 
     answers = await asyncio.gather(*(world.recommend(deadline_ms=2_000) for _ in range(12)))
 
@@ -300,7 +300,7 @@ async def test_there_is_always_a_complete_answer(
     exclude_seen: bool,
     **faults: Any,
 ) -> None:
-    """Under any faults: k items or all that are allowed, none twice, none excluded, by descending score."""
+    """Under any faults the answer has k or all allowed items, distinct, not excluded, by descending score."""
     async with started_world(tmp_path_factory.mktemp("world")) as world:
         world.llm.delay_s, world.llm.error = faults["llm_delay_s"], faults["llm_error"]
         world.features.delay_s, world.features.error = faults["features_delay_s"], faults["features_error"]
@@ -328,7 +328,7 @@ UNAVAILABLE = DependencyUnavailable("it", 1.0)
 
 
 async def num_objects_after(world: World, kind: str) -> int:
-    """Return how many objects the collector tracks after so many requests with ids of their own, without what the fakes keep."""
+    """Return the number of objects tracked by the collector after NUM_REQUESTS requests, without the fakes' records."""
     for number in range(NUM_REQUESTS):
         await world.recommend(USERS[number % len(USERS)], request_id=f"{kind} {number}")
     await world.plane.explanations.flush()
@@ -336,14 +336,14 @@ async def num_objects_after(world: World, kind: str) -> int:
     world.events.records.clear()
     world.impressions.records.clear()
     world.shelf.records.clear()
-    UNAVAILABLE.__traceback__ = None  # grows each time that a fake raises it
+    UNAVAILABLE.__traceback__ = None  # grows each time a fake raises it
     gc.collect()
     return len(gc.get_objects())
 
 
 @pytest.mark.parametrize("fault", ["none", "store", "llm", "student", "log"])
 async def test_an_answer_leaves_no_object_behind(world: World, fault: str) -> None:
-    """A gateway keeps the id of a recent answer and one source for all answers of its kind, but no object for each, whatever is unavailable."""
+    """A gateway keeps only ids of recent answers and shared sources, but no object per answer, under any fault."""
     world.features.error = UNAVAILABLE if fault == "store" else None
     world.llm.error = UNAVAILABLE if fault == "llm" else None
     world.student.error = UNAVAILABLE if fault == "student" else None

@@ -1,4 +1,4 @@
-"""Second rankings: after the answer, within spare capacity, compared and thrown away."""
+"""Shadow rankings: computed after the answer within spare capacity, compared and discarded."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ LISTS = st.lists(st.sampled_from([f"i{number}" for number in range(12)]), unique
 
 
 def overlap_by_definition(one: Sequence[str], other: Sequence[str], p: float) -> float:
-    """Sum the agreement at each depth, by intersecting sets, to a depth beyond which nothing weighs; past an end its agreement stays as it is there."""
+    """Sum the agreement at each depth by intersecting sets; beyond a list's end its agreement stays constant."""
     short, long = sorted((one, other), key=len)
     total = 0.0
     for depth in range(1, 1_200):
@@ -38,7 +38,7 @@ def overlap_by_definition(one: Sequence[str], other: Sequence[str], p: float) ->
 
 @given(one=LISTS, other=LISTS, p=st.sampled_from([0.5, 0.9, 0.98]))
 def test_the_overlap_equals_its_definition(one: list[str], other: list[str], p: float) -> None:
-    """Two lists of any lengths have the overlap of the sum over all depths, in either order; an empty one has none."""
+    """The overlap equals the sum over all depths, in either order; an empty list has none."""
     overlap = rank_biased_overlap(one, other, p)
 
     assert overlap == rank_biased_overlap(other, one, p)
@@ -50,7 +50,7 @@ def test_the_overlap_equals_its_definition(one: list[str], other: list[str], p: 
 
 @pytest.fixture
 async def taught(tmp_path: Path) -> AsyncIterator[World]:
-    """A plane whose every answer is drawn for the teacher."""
+    """A world that samples every answer for the teacher."""
     async with started_world(tmp_path, teacher_share=1.0) as made:
         yield made
 
@@ -61,7 +61,7 @@ CANDIDATE_AGREEMENT = "tailrace_candidate_agreement_ratio"
 
 @pytest.fixture
 async def releasing(tmp_path: Path) -> AsyncIterator[World]:
-    """A plane whose every answer is drawn for a candidate of fifteen items, all of one category, which is loaded and has no users yet."""
+    """A world that samples every answer for a loaded candidate of fifteen items of one category, without users yet."""
     async with started_world(tmp_path, shadow_share=1.0) as made:
         add_version(tmp_path / "bundles", CANDIDATE, replace(catalogue_of(15), categories=(("even",),) * 15))
         BundleStore(tmp_path / "bundles").release(CANDIDATE, [Stage(0.5, 60.0)], since_ms=253_402_300_799_999)
@@ -70,7 +70,7 @@ async def releasing(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def outcomes(world: World, num_samples: int, by: str = "teacher") -> dict[str, float]:
-    """Wait until so many samples have an outcome, and return how many by outcome."""
+    """Wait until this many samples have an outcome; return the counts by outcome."""
 
     def by_outcome() -> dict[str, float]:
         """Read the counter."""
@@ -84,7 +84,7 @@ async def outcomes(world: World, num_samples: int, by: str = "teacher") -> dict[
 
 @pytest.mark.parametrize(("user_id", "tier"), [("short", Tier.STUDENT), ("listed", Tier.PRECOMPUTED)])
 async def test_the_teacher_ranks_what_another_tier_answered(taught: World, user_id: str, tier: Tier) -> None:
-    """The LLM ranks after the answer, with low priority and the longest deadline, whatever the history's length; the overlap is observed, and nothing else."""
+    """The LLM ranks after the answer with low priority, for any history length; only the overlap is observed."""
     answer = await taught.recommend(user_id, k=5)
     num_before = len(taught.llm.requests)
 
@@ -102,7 +102,7 @@ async def test_the_teacher_ranks_what_another_tier_answered(taught: World, user_
 
 
 async def test_a_failure_of_the_llm_reaches_nobody(taught: World) -> None:
-    """It had this request's filters and exclusions; its failure is counted with its reason, and the request has its answer."""
+    """The LLM gets the answer's filters and exclusions; its failure is counted and does not affect the answer."""
     taught.llm.error = RuntimeError("no such kernel")
 
     answer = await taught.recommend("short", filters=Filters(categories=("odd",)), exclude_item_ids=("i05",))
@@ -115,7 +115,7 @@ async def test_a_failure_of_the_llm_reaches_nobody(taught: World) -> None:
 
 
 async def test_what_no_model_ranks_is_not_drawn(taught: World) -> None:
-    """Answers of the LLM itself, lists about items or popularity, answers without features and from memory have nothing to compare."""
+    """Answers of the LLM, similar and popular items, and answers without features or from memory are not sampled."""
     await taught.recommend("long")
     await taught.recommend("short", subject=SimilarTo(("i03",)))
     await taught.recommend("short", subject=PopularIn())
@@ -131,7 +131,7 @@ async def test_what_no_model_ranks_is_not_drawn(taught: World) -> None:
 
 
 async def test_a_user_without_a_history_is_skipped(taught: World) -> None:
-    """The LLM has nothing to rank by, and the sample is counted with the policy's reason."""
+    """The LLM is not called without a history, and the sample is counted with the policy's reason."""
     await taught.recommend("nobody")
 
     assert await outcomes(taught, 1) == {"unknown_user": 1}
@@ -139,7 +139,7 @@ async def test_a_user_without_a_history_is_skipped(taught: World) -> None:
 
 
 async def test_the_candidate_ranks_what_the_live_version_answered(releasing: World) -> None:
-    """The overlap with what was shown is observed by tier and candidate; the answer, its impression and its count are the live version's."""
+    """The overlap is observed by tier and candidate; answer, impression and counts are the live version's."""
     answer = await releasing.recommend("short", k=5)
 
     assert await outcomes(releasing, 1, "candidate") == {"compared": 1}
@@ -154,7 +154,7 @@ async def test_the_candidate_ranks_what_the_live_version_answered(releasing: Wor
 
 
 async def test_a_candidate_has_no_list_of_the_live_version(releasing: World) -> None:
-    """A stored list is the live version's: where one was shown, the candidate's models rank, and the LLM that does not have it yet is a reason and no comparison."""
+    """After a stored list the candidate's models rank; an LLM without the candidate gives no comparison."""
     answer = await releasing.recommend("listed")
 
     assert answer.tier is Tier.PRECOMPUTED
@@ -162,7 +162,7 @@ async def test_a_candidate_has_no_list_of_the_live_version(releasing: World) -> 
 
 
 async def test_a_request_that_the_candidate_refuses_has_its_answer(releasing: World) -> None:
-    """The candidate has no item of the category: the failure is counted and reaches nobody."""
+    """The candidate has no item of the category: the failure is counted and does not affect the answer."""
     answer = await releasing.recommend("short", filters=Filters(categories=("odd",)))
 
     assert len(answer.items) == 3
@@ -170,7 +170,7 @@ async def test_a_request_that_the_candidate_refuses_has_its_answer(releasing: Wo
 
 
 async def test_without_a_release_there_is_no_candidate(releasing: World, tmp_path: Path) -> None:
-    """Nothing is drawn after the release has ended."""
+    """Nothing is sampled after the release has ended."""
     BundleStore(tmp_path / "bundles").end_canary(CANDIDATE)
     await releasing.plane.names.of(None).refresh()
 
@@ -181,7 +181,7 @@ async def test_without_a_release_there_is_no_candidate(releasing: World, tmp_pat
 
 
 async def test_nothing_is_drawn_by_default(world: World) -> None:
-    """Without a share no answer is ranked again."""
+    """By default no answer is ranked again."""
     await world.recommend("short")
     await asyncio.sleep(0.05)
 
@@ -189,7 +189,7 @@ async def test_nothing_is_drawn_by_default(world: World) -> None:
 
 
 async def test_one_sample_at_a_time(taught: World) -> None:
-    """What is drawn while another is ranked is counted and forgotten."""
+    """Samples drawn while another is ranked are counted and discarded."""
     taught.llm.delay_s = 0.2
 
     for _ in range(3):
@@ -200,7 +200,7 @@ async def test_one_sample_at_a_time(taught: World) -> None:
 
 
 async def test_no_room_at_the_llm_is_no_room_for_samples(taught: World) -> None:
-    """While half of the LLM's places are taken, a sample gets none."""
+    """A sample is skipped while half of the LLM's slots are in use."""
     taught.llm.delay_s = 0.2
     num_half = CONFIG.max_llm_in_flight // 2
     waiting = [asyncio.create_task(taught.recommend("long", request_id=f"r{n}")) for n in range(num_half)]
@@ -213,11 +213,11 @@ async def test_no_room_at_the_llm_is_no_room_for_samples(taught: World) -> None:
 
 
 async def test_under_load_nothing_is_ranked_again(tmp_path: Path) -> None:
-    """The loop is held up until the real load monitor sees it: all requests that are served then have their answers in time, and no sample takes a turn of it."""
+    """Under strain, no sample is ranked, and all served requests meet their deadlines."""
     admission = AdmissionLimits(max_in_flight=256, max_busy=1e9)
     async with started_world(tmp_path, teacher_share=1.0, admission=admission) as world:
         while world.plane.load.admission.strain < 1:
-            time.sleep(0.06)  # noqa: ASYNC251 - holding the loop up is the point
+            time.sleep(0.06)  # noqa: ASYNC251 - the test must block the event loop
             await asyncio.sleep(0)
         for number in range(50):
             await world.recommend("short", Priority.HIGH, request_id=f"r{number}", deadline_ms=5_000)
@@ -232,7 +232,7 @@ async def test_under_load_nothing_is_ranked_again(tmp_path: Path) -> None:
 
 
 async def test_a_sample_under_way_is_cancelled_at_the_end(tmp_path: Path) -> None:
-    """A plane that stops waits for no second ranking."""
+    """Stopping cancels a running sample."""
     async with started_world(tmp_path, teacher_share=1.0) as world:
         world.llm.delay_s = 3_600.0
         await world.recommend("short")

@@ -1,4 +1,4 @@
-"""One data plane on fakes with a catalogue of twenty items, behind the doors of these tests."""
+"""A data plane on fakes with a catalogue of twenty items, for the tests of the doors."""
 
 import atexit
 import shutil
@@ -52,7 +52,7 @@ BREAKER_FAILURES = 2
 
 
 def catalogue_of(num_items: int = NUM_ITEMS) -> Catalogue:
-    """Return items i00, i01, ... in the categories "even" and "odd"; the lower the index, the more popular."""
+    """Return items i00, i01, ... in the categories "even" and "odd"; a lower index is more popular."""
     return Catalogue(
         item_ids=tuple(f"i{index:02}" for index in range(num_items)),
         titles=tuple(f"Item {index}" for index in range(num_items)),
@@ -64,13 +64,13 @@ def catalogue_of(num_items: int = NUM_ITEMS) -> Catalogue:
 
 
 def ring_of(num_items: int) -> SimilarTable:
-    """Return a table in which the next three items by index, around the end, are an item's neighbours, the first one nearest."""
+    """Return a table in which an item's neighbours are the next three items by index, modulo the number of items."""
     neighbours = (np.arange(num_items)[:, None] + np.arange(1, 4)) % num_items
     return SimilarTable(neighbours.astype(np.int32), np.tile(np.array([0.75, 0.5, 0.25], np.float16), (num_items, 1)))
 
 
 def publish(root: Path, version: str, catalogue: Catalogue, **about: Any) -> None:
-    """Publish and promote a bundle that holds a catalogue and its similar items alone; `about` is added to its manifest."""
+    """Publish and promote a bundle of only a catalogue and similar items; `about` is added to its manifest."""
     add_version(root, version, catalogue, **about)
     BundleStore(root).promote(version)
 
@@ -86,7 +86,7 @@ def add_version(root: Path, version: str, catalogue: Catalogue, **about: Any) ->
 
 @cache
 def usual_bundles() -> Path:
-    """Publish the usual bundle, once a process: to wait for the disk nine times takes longer than all else in a world."""
+    """Publish the usual bundle once per process: its disk syncs dominate the time to build a world."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
     publish(folder / "bundles", VERSION, catalogue_of())
@@ -94,7 +94,7 @@ def usual_bundles() -> Path:
 
 
 def user(*history: str, newest_ms: int | None = None, listed: tuple[str, ...] = (), **stored: Any) -> UserFeatures:
-    """Build a user with this history and, when `listed` is given, a fresh precomputed list."""
+    """Return a user with this history and, if `listed` is given, a fresh stored list."""
     newest_ms = int(NOW_S * 1_000) - 5_000 if newest_ms is None and history else newest_ms
     row_us = newest_ms * 1_000 if newest_ms is not None else 0
     precomputed = None
@@ -112,7 +112,7 @@ def user(*history: str, newest_ms: int | None = None, listed: tuple[str, ...] = 
 
 
 def standard_users() -> dict[str, UserFeatures]:
-    """One user per tier, and some at the edges."""
+    """Return one user per tier, and some edge cases."""
     everything = tuple(f"i{index:02}" for index in range(NUM_ITEMS))
     return {
         "listed": user("i00", "i01", "i02", listed=tuple(f"i{index:02}" for index in range(5, 17))),
@@ -126,7 +126,7 @@ def standard_users() -> dict[str, UserFeatures]:
 
 
 def no_user_data(user_id: str) -> dict[str, Any]:
-    """Return the data of a user of whom nothing is kept."""
+    """Return the data of a user without stored data."""
     kept: dict[str, Any] = {name: [] for name in ("shown", "lists", "explanations", "events", "impressions")}
     return {"user_id": user_id, "history": None, **kept}
 
@@ -166,14 +166,14 @@ class World:
     async def recommend(
         self, user_id: str | None = "long", priority: Priority = ANYONE.priority, **fields: Any
     ) -> Recommendation:
-        """Request three items through the plane as a door does; the user "long" is one whom the LLM answers."""
+        """Request three items as a door does; the default user "long" is answered by the LLM."""
         request = RecommendRequest(user_id=user_id, **{"request_id": "r", "k": 3, **fields})
         return await self.plane.recommend(
             request, Arrival(time.monotonic()), "rest", replace(ANYONE, priority=priority)
         )
 
     def metric(self, name: str, /, **labels: str) -> float:
-        """Read one sample; 0 without one."""
+        """Return the value of a sample, or 0 if absent."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def strain(self, num_units: int) -> None:
@@ -187,7 +187,13 @@ class World:
 def make_world(
     root: Path, writer: TextWriter | None = None, others: Mapping[str, FakeLlm] = {}, **config: Any
 ) -> World:
-    """Compose a plane on fakes; `writer` writes text, `others` are served names beside the default, and `config` replaces fields of CONFIG."""
+    """Build a data plane on fakes.
+
+    Args:
+        writer: The text writer, if any.
+        others: LLMs of served names other than the default.
+        config: Fields of CONFIG to replace.
+    """
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
     shelf, registry, receipts, items = FakeShelf(), CollectorRegistry(), FakeReceipts(), FakeItemTopic()
@@ -217,7 +223,7 @@ def make_world(
 async def started_world(
     root: Path, writer: TextWriter | None = None, about: Mapping[str, Any] = {}, **config: Any
 ) -> AsyncIterator[World]:
-    """Yield a started plane on a bundle that is published below `root`; `about` is added to its manifest."""
+    """Yield a started world on a bundle published below `root`; `about` is added to its manifest."""
     if about:
         publish(root / "bundles", VERSION, catalogue_of(), **about)
     else:
@@ -231,7 +237,7 @@ async def started_world(
 def let_write(
     world: World, writer: TextWriter, limits: TextLimits, clock: Callable[[], float] = time.monotonic
 ) -> TextTier:
-    """Put this writer behind the world's text tier, with eight places and a breaker that opens at the second failure for ten seconds."""
+    """Install this writer in the world's text tier, with eight slots and a ten-second breaker."""
     world.plane.text = TextTier(
         writer=writer,
         breaker=Breaker(BREAKER_FAILURES, 10.0),
@@ -245,7 +251,7 @@ def let_write(
 
 
 def keyed_access(folder: Path, *keys: StoredKey, max_k: int = 100) -> KeyedAccess:
-    """Return access control with these keys, which are written into the folder."""
+    """Return access control with these keys, stored in the folder."""
     path = folder / "keys.json"
     write_keys(path, KeysFile(keys=keys))
     return KeyedAccess(KeyRing(path, max_k), SharedRates())

@@ -1,4 +1,4 @@
-"""A compiled expression equals its evaluation item by item, whatever has changed since it was compiled."""
+"""A compiled expression equals its evaluation item by item, also after changes."""
 
 import math
 import threading
@@ -24,7 +24,7 @@ TEXTS, NUMBERS = ("red", "green", "a b"), (0.0, 1.0, 2.5)
 
 
 def catalogue() -> Catalogue:
-    """Six items in two categories."""
+    """Return six items in two categories."""
     names = tuple(f"i{index}" for index in range(NUM_KNOWN))
     categories = tuple((("red",), ("red", "green"), ())[index % 3] for index in range(NUM_KNOWN))
     codes = np.arange(NUM_KNOWN, dtype=np.int32)[:, None]
@@ -64,12 +64,12 @@ CHANGES = st.lists(
 
 
 def put(items: ItemLayout, item_id: str, attributes: dict[str, Any]) -> None:
-    """State an item."""
+    """Set an item's attributes."""
     items.put(item_id, ItemState(item_id=item_id, attributes=attributes), NOW_MS)
 
 
 def slow_mask(items: ItemLayout, clause: Clause) -> list[bool]:
-    """Evaluate item by item, from what is stated of each."""
+    """Evaluate a clause item by item."""
     return [slow_holds(clause, held_by(items, index)) for index in range(items.num_named)]
 
 
@@ -84,7 +84,7 @@ def held_by(items: ItemLayout, index: int) -> dict[str, tuple[Any, ...]]:
 
 
 def slow_holds(clause: Clause, held: dict[str, tuple[Any, ...]]) -> bool:
-    """Whether a clause holds for these values."""
+    """Return whether a clause holds for these values."""
     if isinstance(clause, Expression):
         return (
             all(slow_holds(one, held) for one in clause.must)
@@ -106,7 +106,7 @@ def slow_holds(clause: Clause, held: dict[str, tuple[Any, ...]]) -> bool:
 def test_a_mask_is_the_evaluation_item_by_item(
     before: list[tuple[str, dict[str, Any]]], rounds: list[tuple[list[tuple[str, dict[str, Any]]], Clause]]
 ) -> None:
-    """Of every expression, again after each round of changes; new items and new attributes included."""
+    """Every mask is correct after each round of changes, including new items and new attributes."""
     items = ItemLayout(catalogue())
     expressions = Expressions(items)
     for item_id, attributes in before:
@@ -119,7 +119,7 @@ def test_a_mask_is_the_evaluation_item_by_item(
 
 
 def test_few_changes_are_computed_again_and_many_make_the_whole_mask_new() -> None:
-    """The columns remember which items changed lately. A mask that was handed out stays as it was: another thread may read it."""
+    """After few changes only the changed items are recomputed; a returned mask never changes."""
     items = ItemLayout(catalogue())
     expressions, cheap = Expressions(items), Condition.of("price", Range(lt=5.0))
     put(items, "i0", {"price": 9.0})
@@ -138,7 +138,7 @@ def test_few_changes_are_computed_again_and_many_make_the_whole_mask_new() -> No
 
 
 def test_columns_for_more_items_are_read_anew() -> None:
-    """Also by a mask that was compiled before there were so many."""
+    """A mask compiled for fewer items is extended."""
     items = ItemLayout(catalogue())
     expressions, has_price = Expressions(items), Condition.of("price", Exists(True))
     put(items, "i0", {"price": 1.0})
@@ -151,7 +151,7 @@ def test_columns_for_more_items_are_read_anew() -> None:
 
 
 def test_a_cell_that_is_written_without_a_trace_makes_the_mask_new() -> None:
-    """As a snapshot does, which writes a whole column and moves its revision once."""
+    """A snapshot writes a whole column and increments its revision once, which recomputes the mask."""
     items = ItemLayout(catalogue())
     expressions, has_price = Expressions(items), Condition.of("price", Exists(True))
     put(items, "i0", {"price": 1.0})
@@ -164,7 +164,7 @@ def test_a_cell_that_is_written_without_a_trace_makes_the_mask_new() -> None:
 
 
 def test_kept_masks_are_bounded() -> None:
-    """The one that was used longest ago is let go; one mask is kept whatever its size."""
+    """The least recently used mask is evicted, but a single mask of any size is kept."""
     items = ItemLayout(catalogue())
     put(items, "i0", {"price": 1.0})
     expressions = Expressions(items, max_cache_bytes=2 * kept_bytes(items))
@@ -179,14 +179,14 @@ def test_kept_masks_are_bounded() -> None:
 
 
 def kept_bytes(items: ItemLayout) -> int:
-    """Return what one mask of a condition takes."""
+    """Return the size of one condition's mask."""
     expressions = Expressions(items)
     expressions.mask(Condition.of("price", Exists(True)))
     return expressions.num_bytes
 
 
 def test_what_is_kept_takes_the_memory_that_is_counted() -> None:
-    """Keys and records of the columns included: long expressions over few items take no more than the bound."""
+    """The bound includes keys and column records: long expressions over few items stay within it."""
     items = ItemLayout(catalogue())
     put(items, "i0", {"colour": "red"})
     expressions, most = Expressions(items, max_cache_bytes=500_000), 1_000_000
@@ -202,14 +202,14 @@ def test_what_is_kept_takes_the_memory_that_is_counted() -> None:
 
 
 def test_threads_compile_at_once_while_items_change() -> None:
-    """Each mask is right as of some moment of the call, and in the end every mask is that of the last change."""
+    """Each mask is correct for some moment during the call, and finally for the last change."""
     items = ItemLayout(catalogue())
     put(items, "i0", {"price": 0.0})
     expressions = Expressions(items, 3 * kept_bytes(items), lock=threading.Lock())
     clauses = [Condition.of("price", Range(gte=float(limit))) for limit in range(6)]
 
     def compile_often(turn: int) -> None:
-        """Compile every clause again and again."""
+        """Compile every clause repeatedly."""
         for number in range(200):
             expressions.mask(clauses[(turn + number) % len(clauses)])
 
@@ -224,7 +224,7 @@ def test_threads_compile_at_once_while_items_change() -> None:
 
 
 def test_long_work_is_not_done_at_once() -> None:
-    """Few tests are, and many whose masks are kept."""
+    """Few tests, and many with cached masks, are compiled at once; other work is not."""
     items = ItemLayout(catalogue())
     put(items, "i0", {"price": 1.0})
     expressions = Expressions(items)
@@ -240,7 +240,7 @@ def test_long_work_is_not_done_at_once() -> None:
 
 
 def test_tests_are_counted_by_clause_and_refused_by_path() -> None:
-    """Equal clauses count once, a condition with many numbers as many; what exceeds the budget names its place and the limit."""
+    """Equal clauses count once, a condition counts per number, and the error names path and limit."""
     expressions, budget = Expressions(ItemLayout(catalogue())), Budget()
     numbers = Condition.of("price", OneOf(tuple(float(number) for number in range(30))))
     texts = Condition.of("colour", OneOf(("red", "green")))
@@ -258,7 +258,7 @@ def test_tests_are_counted_by_clause_and_refused_by_path() -> None:
 
 
 def test_order_and_doubles_do_not_make_another_expression() -> None:
-    """Expressions that mean the same by their form have one text; a flag, a number and a text are never the same."""
+    """Equal clauses have one text regardless of order and duplicates; flags, numbers and texts stay distinct."""
     red, blue = Condition.of("colour", OneOf(("red", "blue"))), Condition.of("colour", OneOf(("blue", "red", "red")))
     one = Condition.of("new", OneOf((True,)))
 
@@ -281,7 +281,7 @@ def test_order_and_doubles_do_not_make_another_expression() -> None:
     ],
 )
 def test_what_no_item_has_is_refused_by_path(plain: dict[str, Any], error: str) -> None:
-    """Attributes by the nearest names, values by the kinds that an attribute has."""
+    """The error names the nearest attribute, or the kind of values that the attribute has."""
     items = ItemLayout(catalogue())
     put(items, "i0", {"price": 1.0, "colour": "red"})
     expression = parse_expression(plain, "f")

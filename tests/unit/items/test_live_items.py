@@ -1,4 +1,4 @@
-"""The live catalogue against a dict of what was stated, through changes, times, bundles that are swapped, and its snapshot."""
+"""The live catalogue against a dict of states, through changes, time, bundle swaps, and its snapshot."""
 
 import tempfile
 from pathlib import Path
@@ -28,7 +28,7 @@ TIMES = st.none() | st.integers(NOW_MS - 3, NOW_MS + 12)
 
 @st.composite
 def states(draw: st.DrawFn) -> ItemState:
-    """Any state of any item."""
+    """Generate any state of any item."""
     return ItemState(
         item_id=draw(st.sampled_from(IDS)),
         title=draw(st.none() | st.sampled_from(["A title", "Another"])),
@@ -42,7 +42,7 @@ def states(draw: st.DrawFn) -> ItemState:
 
 
 def catalogue_of(item_ids: list[str], category: str) -> Catalogue:
-    """A bundle's catalogue of these items, each in one category of the bundle's and one of its own."""
+    """Return a catalogue of these items, each in a shared category and a category of its own."""
     return Catalogue(
         item_ids=tuple(item_ids),
         titles=tuple(f"Title of {item_id}" for item_id in item_ids),
@@ -54,7 +54,7 @@ def catalogue_of(item_ids: list[str], category: str) -> Catalogue:
 
 
 class LiveCatalogue(RuleBasedStateMachine):
-    """Every layout that is in use shows what a dict of states says."""
+    """Every layout in use shows the states of a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,35 +65,35 @@ class LiveCatalogue(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """The first bundle."""
+        """Lay out the first bundle."""
         self.layouts = [self.items.lay(catalogue_of(IDS[:3], "x"))]
 
     @rule(given=st.lists(states(), max_size=4))
     def put(self, given: list[ItemState]) -> None:
-        """States come."""
+        """Apply states."""
         self.items.apply((state.item_id, state) for state in given)
         self.stated |= {state.item_id: state for state in given}
 
     @rule(item_id=st.sampled_from(IDS))
     def delete(self, item_id: str) -> None:
-        """An item is deleted, known or not."""
+        """Delete an item, known or not."""
         self.items.apply([(item_id, None)])
         self.stated[item_id] = None
 
     @rule(step_ms=st.integers(1, 5))
     def wait(self, step_ms: int) -> None:
-        """Time passes."""
+        """Advance the clock."""
         self.now_ms += step_ms
         self.items.act_on_time()
 
     @rule(known=st.sets(st.sampled_from(IDS)), category=st.sampled_from(["x", "new"]))
     def swap(self, known: set[str], category: str) -> None:
-        """Another bundle is laid out; requests go on with the one before it."""
+        """Lay out another bundle; requests still use the previous layout."""
         self.layouts = [self.layouts[-1], self.items.lay(catalogue_of(sorted(known), category))]
 
     @rule()
     def start_again(self) -> None:
-        """A process that starts now reads the snapshot over the same bundle."""
+        """Start a new process that reads the snapshot over the same bundle."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "snapshot.parquet"
             write_snapshot(path, self.items, Positions("topic", POSITIONS))
@@ -103,7 +103,7 @@ class LiveCatalogue(RuleBasedStateMachine):
 
     @invariant()
     def every_layout_shows_the_dict(self) -> None:
-        """States, titles, categories and what may be shown now."""
+        """States, titles, categories and availability equal the dict's."""
         for layout in self.layouts:
             for item_id in IDS:
                 self.check(layout, item_id)
@@ -130,7 +130,7 @@ class LiveCatalogue(RuleBasedStateMachine):
         assert layout.columns.available[index] == self.is_shown(layout, item_id)
 
     def is_shown(self, layout: ItemLayout, item_id: str) -> bool:
-        """Whether the item may be shown now, by the dict."""
+        """Return whether the item may be shown now, by the dict."""
         if item_id not in self.stated:
             return item_id in layout.catalogue.item_ids
         stated = self.stated[item_id]
@@ -145,10 +145,10 @@ TestLiveCatalogue = LiveCatalogue.TestCase
 
 
 def test_filters_find_what_the_live_catalogue_has() -> None:
-    """Items by stated categories, new items by id; unknown names are refused as those of a bundle are."""
+    """Filters match stated categories and new ids; unknown names are rejected."""
     items = LiveItems(lambda: NOW_MS / 1_000)
     layout = items.lay(catalogue_of(IDS[:3], "x"))
-    new = [f"n{number}" for number in range(200)]  # more than there are places for
+    new = [f"n{number}" for number in range(200)]  # more than the columns have space for
     items.apply((item_id, ItemState(item_id=item_id, categories=("fresh",))) for item_id in new)
     items.apply([("i0", ItemState(item_id="i0", categories=("fresh",))), ("n7", None)])
 
@@ -167,7 +167,7 @@ def test_filters_find_what_the_live_catalogue_has() -> None:
 
 
 def test_a_longer_copy_of_the_columns_keeps_what_a_reader_has() -> None:
-    """New items beyond the places make other columns; indices keep their items, and the columns that a request took stay as long as they are."""
+    """Growth copies the columns; indices keep their items, and columns held by a request keep their length."""
     items = LiveItems(lambda: NOW_MS / 1_000)
     layout = items.lay(catalogue_of(IDS[:3], "x"))
     items.apply([("n0", ItemState(item_id="n0", attributes={"price": 2.0, "sale": True, "colour": "red"}))])
@@ -183,7 +183,7 @@ def test_a_longer_copy_of_the_columns_keeps_what_a_reader_has() -> None:
 
 
 def test_names_of_attributes_are_bounded_and_what_is_left_out_is_counted() -> None:
-    """6,400 names, texts and numbers: MAX_NAMES have columns, here and in the next layout; the items are hidden all the same."""
+    """Of 6,400 attribute names only MAX_NAMES have columns, also in the next layout; hiding still works."""
     items = LiveItems(lambda: NOW_MS / 1_000)
     layout = items.lay(catalogue_of(IDS[:3], "x"))
     values = ("red", 2.5)
@@ -206,7 +206,7 @@ def test_names_of_attributes_are_bounded_and_what_is_left_out_is_counted() -> No
 
 
 def test_a_name_that_no_item_has_any_more_makes_room() -> None:
-    """Its column goes with the last value; a filter finds the new name and not the old one."""
+    """A column is removed with its last value; a filter finds the new name and not the old name."""
     items = LiveItems(lambda: NOW_MS / 1_000)
     layout = items.lay(catalogue_of(IDS[:3], "x"))
     names = [f"a{number}" for number in range(MAX_NAMES)]
@@ -218,7 +218,7 @@ def test_a_name_that_no_item_has_any_more_makes_room() -> None:
 
 
 def test_texts_that_no_item_has_are_freed() -> None:
-    """20,000 updates of one item leave few values, in every column and layout; codes mean what they did."""
+    """20,000 updates of one item leave few values in every column and layout, and codes keep their meaning."""
     items = LiveItems(lambda: NOW_MS / 1_000)
     layouts = [items.lay(catalogue_of(IDS[:3], "x")), items.lay(catalogue_of(IDS[:4], "x"))]
     kept = ItemState(item_id="i1", categories=("kept",), attributes={"colour": "kept"})
@@ -237,7 +237,7 @@ def test_texts_that_no_item_has_are_freed() -> None:
 
 
 def test_a_snapshot_with_any_flipped_bit_is_as_none(tmp_path: Path) -> None:
-    """In pages, footer or digest, and cut anywhere; a missing file too. So the topic is read whole."""
+    """A corrupt, truncated or missing snapshot is not read, so the whole topic is read."""
     path, items = tmp_path / "snapshot.parquet", LiveItems()
     items.apply((item_id, ItemState(item_id=item_id, available=False)) for item_id in IDS)
     write_snapshot(path, items, Positions("topic", {0: Mark(1)}))

@@ -1,4 +1,4 @@
-"""The index of words, beside scikit-learn's."""
+"""The word index against scikit-learn's."""
 
 import numpy as np
 from hypothesis import given
@@ -13,7 +13,7 @@ texts = st.lists(st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join), min
 
 @given(texts, st.lists(st.sampled_from((*WORDS, "unknown")), max_size=6).map(" ".join))
 def test_cosines_are_those_of_an_independent_implementation(known: list[str], text: str) -> None:
-    """Of all items with a common word, nearest first, ties by index; a word that no item has counts in the text's length."""
+    """Items with a common word rank by cosine, ties by index; words of no item count in the text's norm."""
     expected = TfidfVectorizer(binary=True, vocabulary=["red", "blue", "shirt", "shoe", "été", "x1", "unknown"])
     rows = expected.fit_transform(known)
     cosines = (rows @ expected.transform([text]).T).toarray().ravel()
@@ -27,6 +27,6 @@ def test_cosines_are_those_of_an_independent_implementation(known: list[str], te
 
 
 def test_a_title_that_is_the_id_describes_nothing() -> None:
-    """Categories count, such a title does not."""
+    """Only categories describe an item whose title is its id."""
     assert text_of("i1", "i1", ("Red", "Shirts")) == " Red Shirts"
     assert text_of("Red shirt", "i1", ()) == "Red shirt"

@@ -1,4 +1,4 @@
-"""Log lines are JSON objects that leave the process at once."""
+"""Log lines are JSON objects that are written immediately."""
 
 import json
 import os
@@ -42,7 +42,7 @@ for number in range(1_000):
 
 
 def test_a_line_has_the_context_and_its_process(capfd: pytest.CaptureFixture[str]) -> None:
-    """Part and process id are on each line; lines below the level are not written."""
+    """Each line has the part and the process id; lines below the level are not written."""
     configure_logging("info", "standby")
     with structlog.contextvars.bound_contextvars(request_id="r"):
         structlog.get_logger().info("recommended", tier="llm")
@@ -56,7 +56,7 @@ def test_a_line_has_the_context_and_its_process(capfd: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("place", ["standard output", "file"])
 def test_a_replica_s_line_is_out_before_it_is_killed(place: str, tmp_path: Path) -> None:
-    """Whatever Ray Serve has made of print and the standard streams, a line is whole and leaves at once."""
+    """A line is complete and written immediately, even if Ray Serve has replaced print and the standard streams."""
     log_file = tmp_path / "logs" / "gateway.log"
 
     killed = subprocess.run(
@@ -72,7 +72,7 @@ def test_a_replica_s_line_is_out_before_it_is_killed(place: str, tmp_path: Path)
 
 @pytest.mark.parametrize("output", ["full disk", "closed pipe", "pipe that nobody reads", "closed file"])
 def test_a_log_line_that_cannot_be_written_holds_nobody_up(output: str) -> None:
-    """Whatever is behind standard output, log calls return, and raise nothing."""
+    """Log calls return without an error if standard output is full, closed or not read."""
     reader, writer = os.pipe()
     if output != "pipe that nobody reads":
         os.close(reader)
@@ -91,8 +91,8 @@ def test_a_log_line_that_cannot_be_written_holds_nobody_up(output: str) -> None:
 
 
 def test_processes_share_a_file_that_is_rotated(tmp_path: Path) -> None:
-    """Each line of each process is whole and in one of two files, neither of which is much larger than the bound."""
-    log, max_bytes = tmp_path / "gateway.log", 8_000  # of 14,000 that are written
+    """Each line of each process is complete in one of two files, which hardly exceed the size limit."""
+    log, max_bytes = tmp_path / "gateway.log", 8_000  # of 14,000 bytes written
     writers = [subprocess.Popen([sys.executable, "-c", APPEND, str(log), name, str(max_bytes)]) for name in ("a", "b")]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
 
@@ -103,7 +103,7 @@ def test_processes_share_a_file_that_is_rotated(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_taken_away_is_made_again(tmp_path: Path) -> None:
-    """Whoever renames or removes the log gets a new one at the next line; a line that a full disk does not take raises nothing."""
+    """If the log file is renamed or removed, the next line creates a new file; a full disk raises nothing."""
     log = tmp_path / "gateway.log"
     out = SharedFile(log)
 

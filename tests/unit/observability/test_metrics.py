@@ -20,7 +20,7 @@ metrics.request_seconds.labels("rest", "llm").observe(0.04)
 
 
 def test_every_process_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counters of ended processes are kept in one file, however many end; their gauges are removed."""
+    """Counters of ended processes are merged into one file, however many end; their gauges are removed."""
     for number in (2, 3):
         subprocess.run(
             [sys.executable, "-c", COUNT, str(number)], check=True, env={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}

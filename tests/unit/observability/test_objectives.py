@@ -35,7 +35,7 @@ MISTAKES = [
     ("name", "bad", "total"), [("availability", 6, 100), ("freshness", 10, 50), ("agreement", 2, 10)]
 )
 def test_both_kinds_are_counted_from_plain_series(name: str, bad: float, total: float) -> None:
-    """A ratio counts its bad codes, a bounded histogram what lies on the wrong side of its border."""
+    """A ratio counts its bad codes, a bounded histogram the observations on the wrong side of its bound."""
     objective = next(one for one in load_objectives().objectives if one.name == name)
 
     counted = tally(objective, lambda selector: sum(value for *series, value in SERIES if selector.selects(*series)))
@@ -45,7 +45,7 @@ def test_both_kinds_are_counted_from_plain_series(name: str, bad: float, total: 
 
 
 def test_no_observations_are_not_perfect() -> None:
-    """Without observations there is no share of good ones; one observation is enough for one."""
+    """Without observations the good fraction is None; a single good observation gives 1."""
     objective = load_objectives().objectives[0]
 
     counted = tally(objective, lambda _selector: 0.0)
@@ -58,7 +58,7 @@ def test_no_observations_are_not_perfect() -> None:
 
 @pytest.mark.parametrize(("right", "wrong", "words"), MISTAKES)
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, right: str, wrong: str, words: str) -> None:
-    """A field that is unknown, missing, mistyped or contradicts another is a ConfigError with its place."""
+    """An unknown, missing, mistyped or contradictory field is a ConfigError that names its position."""
     text = OBJECTIVES_PATH.read_text()
     assert right in text
     path = tmp_path / "objectives.yaml"
@@ -72,7 +72,7 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, right: str, wrong: st
 
 
 def test_a_file_without_fields_is_named_as_a_whole(tmp_path: Path) -> None:
-    """A list and a missing file have no field that the error could name."""
+    """For a list or a missing file, which have no field to name, the error names the file."""
     path = tmp_path / "objectives.yaml"
     path.write_text("[1, 2]")
 

@@ -16,19 +16,19 @@ from tests.support.spans import traceparent
 ROOT = Path(__file__).resolve().parents[3]
 NUM_CALLS = 2 * _QUEUE_SPANS
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # grpc's threads at the end
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # grpc's threads at exit
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    """A collector that listens."""
+    """A listening collector."""
     listening = Collector()
     yield listening
     listening.stop()
 
 
 def test_spans_arrive_with_the_services_name(collector: Collector) -> None:
-    """A collector receives them over the wire, those queued at the end included."""
+    """A collector receives the spans over the wire, including spans queued at the stop."""
     tracing = open_tracing(collector.endpoint, 1.0, "tailrace-gateway")
     with tracing.entry("call", {"traceparent": traceparent(0xA11CE)}), span("inner", attributes={"n": 3}):
         pass
@@ -45,7 +45,7 @@ def test_spans_arrive_with_the_services_name(collector: Collector) -> None:
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_an_unresponsive_collector_costs_spans_and_no_time(collector: Collector, is_there: bool) -> None:
-    """When it refuses connections or hangs, no call waits, the queue stays bounded, and the process ends; the spans are four times as many as the queue holds."""
+    """With four times the queue's spans, no call waits for an absent or hanging collector, and the process ends."""
     collector.go_on.clear()
     endpoint = collector.endpoint if is_there else f"http://{HOST}:{free_port()}"
     tracing = open_tracing(endpoint, 1.0, "tailrace-gateway")
@@ -63,7 +63,7 @@ def test_an_unresponsive_collector_costs_spans_and_no_time(collector: Collector,
 
 
 def test_switched_off_the_sdk_is_not_even_imported() -> None:
-    """Without an endpoint tracing is off, and the process imports neither the SDK, its exporter nor grpc."""
+    """Without an endpoint the process imports neither the SDK, its exporter nor grpc."""
     script = (
         "import sys\n"
         "from services.observability.tracing import open_tracing\n"

@@ -17,7 +17,7 @@ def recorder() -> Recorder:
 
 
 def test_disabled_tracing_makes_no_span() -> None:
-    """Without a provider every span is the invalid one, and nothing is propagated."""
+    """Without a provider every span is INVALID_SPAN, and no context is propagated."""
     tracing = Tracing()
 
     with tracing.entry("call", {"traceparent": traceparent()}) as outer, span("inner") as inner:
@@ -34,7 +34,7 @@ def test_disabled_tracing_makes_no_span() -> None:
 
 
 def test_an_entry_goes_on_with_the_callers_trace(recorder: Recorder) -> None:
-    """The W3C header gives trace and parent, its state is propagated, and log lines inside have the trace id."""
+    """The W3C header sets trace and parent, its state is propagated, and log lines inside have the trace id."""
     headers = {"traceparent": traceparent(0x1234, 0x5678), "tracestate": "vendor=1"}
 
     with recorder.tracing.entry("call", headers), span("inner"):
@@ -52,7 +52,7 @@ def test_an_entry_goes_on_with_the_callers_trace(recorder: Recorder) -> None:
 
 @pytest.mark.parametrize("header", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "00-zz-yy-01", "\x00é"])
 def test_an_unreadable_header_begins_a_new_trace(recorder: Recorder, header: str) -> None:
-    """A malformed header costs the link to the caller, nothing else."""
+    """A malformed header only loses the link to the caller."""
     with recorder.tracing.entry("call", {"traceparent": header}):
         pass
 
@@ -60,10 +60,10 @@ def test_an_unreadable_header_begins_a_new_trace(recorder: Recorder, header: str
 
 
 async def test_tasks_do_not_see_each_others_spans(recorder: Recorder) -> None:
-    """Concurrent requests have separate spans, and none stays open."""
+    """Concurrent requests have separate spans, and no span stays open."""
 
     async def request(name: str) -> None:
-        """Open a span, yield, open another."""
+        """Open a span, yield, and open another span."""
         with recorder.tracing.entry(name, {}):
             await asyncio.sleep(0)
             with span(f"{name} inner"):
@@ -76,7 +76,7 @@ async def test_tasks_do_not_see_each_others_spans(recorder: Recorder) -> None:
 
 
 def test_sampling_follows_the_caller() -> None:
-    """The caller's decision holds in both directions; with a share of 0 no new trace is sampled."""
+    """The caller's decision holds in both directions; with a fraction of 0 no new trace is sampled."""
     always = Recorder()
     with always.tracing.entry("call", {"traceparent": traceparent(sampled=False)}), span("inner"):
         pass
@@ -93,7 +93,7 @@ def test_sampling_follows_the_caller() -> None:
 
 
 def test_messages_continue_the_traces_of_their_senders(recorder: Recorder) -> None:
-    """A message without a context begins no trace, one with a context continues it; work on several belongs to the first sampled trace and links to every sampled sender."""
+    """A message without context starts no trace; joint work joins the first sampled trace and links all senders."""
     senders = [
         (("traceparent", traceparent(trace, trace << 4 | trace, sampled=sampled)),)
         for trace, sampled in ((1, False), (2, True), (3, True))
@@ -112,7 +112,7 @@ def test_messages_continue_the_traces_of_their_senders(recorder: Recorder) -> No
 
 
 def test_a_failure_marks_the_span_and_is_raised_on(recorder: Recorder) -> None:
-    """The span has the error's class alone: its message may hold a user's data."""
+    """The span has only the error's class, since its message may contain user data."""
     with pytest.raises(ZeroDivisionError), recorder.tracing.entry("call", {}):
         raise ZeroDivisionError("user 196")
 

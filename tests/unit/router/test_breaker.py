@@ -21,18 +21,18 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @property
     def is_broken(self) -> bool:
-        """Whether no request has succeeded since it opened."""
+        """Return whether the last three or more requests failed."""
         return self.failures_in_a_row >= 3
 
     @rule(seconds=st.sampled_from([0.1, 2.0, 6.0]))
     def wait(self, seconds: float) -> None:
-        """Time passes."""
+        """Advance the clock."""
         self.now_s += seconds
 
     @precondition(lambda self: self.breaker.allows(self.now_s))
     @rule()
     def start(self) -> None:
-        """A request starts."""
+        """Start a request."""
         self.out.append(self.breaker.started(self.now_s))
         if self.is_broken:
             self.trial = self.out[-1]
@@ -40,7 +40,7 @@ class BreakerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.out)
     @rule(data=st.data(), outcome=st.sampled_from(["failed", "failed", "failed", "abandoned", "succeeded"]))
     def end(self, data: st.DataObject, outcome: str) -> None:
-        """One of the open requests ends, perhaps one from before the breaker opened."""
+        """End one of the open requests, possibly one from before the breaker opened."""
         number = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
         if outcome == "succeeded":
             self.breaker.succeeded()
@@ -56,7 +56,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @invariant()
     def allows_as_the_model(self) -> None:
-        """Refuses for open_s after a failure that left three or more in a row, and while the one trial is out."""
+        """The breaker rejects for open_s after the third or a later failure in a row, and during the single trial."""
         refuses = self.is_broken and (self.now_s < self.refuses_until_s or self.trial is not None)
 
         assert self.breaker.allows(self.now_s) is not refuses
@@ -71,7 +71,7 @@ BreakerMachine.TestCase.settings = settings(max_examples=30, stateful_step_count
 
 
 def test_failed_trials_double_the_time_until_the_next_and_stragglers_do_not() -> None:
-    """A request from before the opening says nothing new; a success starts again with the first time."""
+    """Failures of requests from before the opening change nothing; a success resets the time."""
     breaker = Breaker(max_failures=1, open_s=1, max_open_s=3)
     first, straggler = breaker.started(0), breaker.started(0)
     breaker.failed(0, first)

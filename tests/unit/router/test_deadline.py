@@ -1,4 +1,4 @@
-"""Deadlines are clamped, count from arrival, and keep a reserve back."""
+"""Deadlines are clamped, count from arrival, and keep a reserve."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ def test_a_deadline_is_the_default_or_the_clamped_request(requested_ms: int | No
 
 
 def test_time_counts_from_arrival() -> None:
-    """Time before admission counts; the budget excludes the reserve, and is never negative."""
+    """Time before admission counts; the budget excludes the reserve and is never negative."""
     deadline = deadline_from(10.0, 100, LIMITS)
 
     assert deadline.remaining_s(10.03) == pytest.approx(0.07)
@@ -29,7 +29,7 @@ def test_time_counts_from_arrival() -> None:
 def test_the_budget_ends_before_the_deadline_and_starts_positive(
     requested_ms: int | None, reserve_ms: float, waited_s: float
 ) -> None:
-    """Whatever the reserve and the deadline, most of the time is left for work, and work ends before the deadline."""
+    """For any reserve and deadline, most of the time is budget, and the budget ends before the deadline."""
     deadline = deadline_from(0.0, requested_ms, DeadlineLimits(200, 5, 5_000, reserve_ms))
 
     assert deadline.budget_s(0.0) >= 0.7 * deadline.remaining_s(0.0)

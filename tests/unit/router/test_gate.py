@@ -1,4 +1,4 @@
-"""The LLM gate counts requests in flight, chooses a replica for each, and reports each outcome to that replica's state."""
+"""The LLM gate counts requests in flight, chooses their replicas, and reports outcomes to the replica's state."""
 
 from itertools import pairwise
 
@@ -23,23 +23,23 @@ def size_of(session: str = "s", tokens: int = 100) -> RankSize:
 
 
 def new_gate(first_s: float = 0.0) -> LlmGate:
-    """Build a gate with eight places whose breakers open at the second failure."""
+    """Return a gate with eight slots whose breakers open at the second failure."""
     return LlmGate(lambda: Replica(Breaker(2, open_s=10), LatencyPredictor(first_s)), max_in_flight=8)
 
 
 def view(gate: LlmGate, now_s: float, names: tuple[str, ...] = (), session: str = "s") -> LlmView:
-    """Return the view of a request with a tenth of a second left."""
+    """Return the view of a request with 0.1 s left."""
     return gate.view(names, size_of(session), Priority.HIGH, 0.1, now_s)
 
 
 def rank(gate: LlmGate, name: str, outcome: LlmOutcome, took_s: float, at_s: float = 0.0, tokens: int = 100) -> None:
-    """Send a request, which ends after this time."""
+    """Send a request that ends after `took_s`."""
     gate.ended(outcome, gate.started(name, size_of(tokens=tokens), at_s), at_s + took_s)
 
 
 @given(st.lists(st.sampled_from(LlmOutcome), max_size=50))
 def test_every_request_that_ends_frees_its_place(outcomes: list[LlmOutcome]) -> None:
-    """Whatever the outcome, the request no longer counts as in flight."""
+    """After any outcome, the request no longer counts as in flight."""
     gate = new_gate()
     for now_s, outcome in enumerate(outcomes):
         sent = gate.started("", size_of(), float(now_s))
@@ -51,7 +51,7 @@ def test_every_request_that_ends_frees_its_place(outcomes: list[LlmOutcome]) -> 
 
 @pytest.mark.parametrize("outcome", LlmOutcome)
 def test_failures_and_silence_close_the_only_replica(outcome: LlmOutcome) -> None:
-    """A failed or unavailable LLM gets no request, a silent one no hurried request, whoever gave up first; of the others only answers train the predictor."""
+    """Failures open the breaker, silence raises the prediction, and otherwise only answers train the predictor."""
     gate = new_gate()
     for _ in range(20):
         rank(gate, "", outcome, 0.1)
@@ -67,7 +67,7 @@ def test_failures_and_silence_close_the_only_replica(outcome: LlmOutcome) -> Non
 
 
 def test_the_engines_reported_load_counts_for_a_second() -> None:
-    """The larger of the reported and the own load holds while the report is fresh."""
+    """The larger of the reported and the own load applies while the report is fresh."""
     gate = new_gate()
     gate.reported("", EngineLoad(num_running=3, num_waiting=4, kv_cache_usage=0.5), now_s=10)
 
@@ -77,7 +77,7 @@ def test_the_engines_reported_load_counts_for_a_second() -> None:
 
 @given(st.sets(st.sampled_from("abcdefgh"), min_size=2, max_size=6), st.text("ab", max_size=5))
 def test_a_session_keeps_its_order_when_another_replica_goes(names: set[str], session: str) -> None:
-    """The replicas that stay are tried in the same order as before."""
+    """The remaining replicas keep their order."""
     gate = new_gate()
     before = view(gate, 0.0, tuple(names), session).replicas
     for gone in before:
@@ -86,7 +86,7 @@ def test_a_session_keeps_its_order_when_another_replica_goes(names: set[str], se
 
 
 def test_a_hung_replica_is_left_before_any_deadline_has_passed_and_tried_ever_more_rarely() -> None:
-    """Overdue requests move the next ones elsewhere; after their deadline a copy of one goes as a trial, then the pause doubles."""
+    """Overdue requests divert the next requests; later, trials use copies at doubling intervals."""
     gate = new_gate(first_s=0.02)
     home, *_ = view(gate, 0.0, NAMES).replicas
     for _ in range(30):
@@ -110,7 +110,7 @@ def test_a_hung_replica_is_left_before_any_deadline_has_passed_and_tried_ever_mo
 
 
 def test_a_replica_that_is_predicted_to_need_all_that_is_left_is_in_time() -> None:
-    """So it goes before one that was silent, although that is the session's first."""
+    """A replica whose prediction equals the remaining time is preferred over the session's silent first replica."""
     gate = new_gate(first_s=0.1)
     home, other = view(gate, 0.0, NAMES[:2]).replicas
     rank(gate, home, LlmOutcome.LATE, 0.5)
@@ -119,7 +119,7 @@ def test_a_replica_that_is_predicted_to_need_all_that_is_left_is_in_time() -> No
 
 
 def test_an_answer_that_comes_as_a_request_leaves_is_no_silence() -> None:
-    """A late request after it does not open the breaker, one sent a moment later does."""
+    """A late request sent at the time of the last answer does not open the breaker; a request sent after it does."""
     for left_s, is_open in ((1.0, False), (1.001, True)):
         gate = new_gate()
         rank(gate, "", LlmOutcome.IN_TIME, 1.0)
@@ -129,7 +129,7 @@ def test_an_answer_that_comes_as_a_request_leaves_is_no_silence() -> None:
 
 
 def test_where_no_other_replica_can_answer_in_time_a_request_is_the_trial() -> None:
-    """A copy would help nobody there: the request itself goes to the silent replica, one at a time."""
+    """If only the silent replica is fast enough, the request itself is the trial, one at a time."""
     gate = new_gate()
     home, other, *_ = view(gate, 0.0, NAMES[:2]).replicas
     for number in range(20):
@@ -145,7 +145,7 @@ def test_where_no_other_replica_can_answer_in_time_a_request_is_the_trial() -> N
 
 
 def test_one_answer_brings_a_silent_replica_back() -> None:
-    """The trial of a silent replica is one request; its answer opens the replica to all."""
+    """The trial of a silent replica is one request; its answer makes the replica available again."""
     gate = new_gate()
     for _ in range(30):
         rank(gate, "a", LlmOutcome.IN_TIME, 0.01, at_s=-1.0)
@@ -159,7 +159,7 @@ def test_one_answer_brings_a_silent_replica_back() -> None:
 
 
 def test_long_prompts_do_not_make_short_ones_slow() -> None:
-    """The prediction grows with the tokens that the replica has to compute, and what it holds of a prompt is not computed."""
+    """The prediction grows with the tokens to compute, excluding the cached part of the prompt."""
     gate = new_gate()
     for number in range(40):
         rank(gate, "a", LlmOutcome.IN_TIME, 0.5 if number % 2 else 0.02, float(number), 5_000 if number % 2 else 100)
@@ -174,7 +174,7 @@ def test_long_prompts_do_not_make_short_ones_slow() -> None:
 
 
 def test_a_slow_replica_is_passed_over_for_one_that_is_predicted_in_time() -> None:
-    """Where no prediction fits, the session's own replica is the first, and the policy says that it is too slow."""
+    """If no prediction fits the budget, the session's own replica is first, and the policy finds it too slow."""
     gate = new_gate()
     home, other, *_ = view(gate, 0.0, NAMES[:2]).replicas
     for number in range(20):

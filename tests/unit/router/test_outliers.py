@@ -1,8 +1,8 @@
-"""What outliers cost the others: the share of light rankings that the LLM answers in time, in virtual time.
+"""The effect of outliers: the fraction of light rankings that the LLM answers in time, in virtual time.
 
-Gateways, replicas and callers are simulated; gate, predictors, breakers, policy and engine scheduler are those of the stack, and a step
-has a cost. Light requests come at random from returning users, whose prompts the prefix cache holds after their first. Every run is
-the same. No model is run and no clock is read.
+Gateways, replicas and callers are simulated; gate, predictors, breakers, policy and engine scheduler are the real ones,
+and a step has a cost. Light requests come at random from returning users, whose prompts are in the prefix cache after
+their first request. Runs are deterministic; no model is run and no clock is read.
 """
 
 import heapq
@@ -36,7 +36,7 @@ REPLICAS = tuple(f"replica-{index}" for index in range(NUM_REPLICAS))
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A ranking, whose step takes at least `stall_s`; it counts where it is light."""
+    """A ranking whose step takes at least `stall_s`; only light requests are counted."""
 
     user: int
     num_items: int = LIGHT_ITEMS
@@ -47,14 +47,14 @@ class Request:
 
     @property
     def size(self) -> RankSize:
-        """What the gate knows of it."""
+        """The size that the gate sees."""
         num_tokens = 1 + self.num_items * DEPTH
         num_rows = BEAMS * (DEPTH - 1)
         return RankSize(session=str(self.user), window_start=0, num_prompt_tokens=num_tokens, num_beam_rows=num_rows)
 
 
 class Clock:
-    """The virtual time and what is to happen."""
+    """The virtual time and the scheduled actions."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -62,18 +62,18 @@ class Clock:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Let this happen in so many seconds."""
+        """Schedule an action in this many seconds."""
         heapq.heappush(self._heap, (self.now_s + seconds, next(self._order), action))
 
     def run(self) -> None:
-        """Let everything happen until the end."""
+        """Run all actions until SECONDS."""
         while self._heap and self._heap[0][0] <= SECONDS:
             self.now_s, _, action = heapq.heappop(self._heap)
             action()
 
 
 class Engine:
-    """One replica: the real scheduler, and a time for each step instead of a model; a factor of 0 is a replica that hangs."""
+    """One replica: the real scheduler with a step time instead of a model. A factor of 0 makes the replica hang."""
 
     def __init__(self, clock: Clock, reply: Callable[[str, EngineLoad], None]) -> None:
         self.factor = 1.0
@@ -84,7 +84,7 @@ class Engine:
         self._stalls: dict[str, float] = {}
 
     def add(self, request_id: str, request: Request, deadline_s: float) -> None:
-        """Begin at once where nothing runs. Raises Overloaded."""
+        """Add a request and start a step if none runs. Raises Overloaded."""
         sequence = sequence_of(
             [request.user * 10_000 + place for place in range(request.size.num_prompt_tokens)],
             request_id=request_id,
@@ -120,10 +120,13 @@ class Engine:
 
 
 class Simulation:
-    """A run, with the light requests and those of them that the LLM answered in time."""
+    """A run, with its counts of light requests and of those answered by the LLM in time."""
 
     def __init__(self, factor: float = 1.0, *, stalls: bool = False, bursts: bool = False) -> None:
-        """Build gateways and replicas, of which the first is slower by this factor; every five seconds one ranking stalls its step, or a burst comes."""
+        """Build gateways and replicas; `factor` slows the first replica.
+
+        `stalls` and `bursts` add a stalling ranking or a burst of long prompts every PERIOD_S.
+        """
         self.num_light = self.num_in_time = 0
         self.clock, self._random = Clock(), random.Random(1)
         self._engines = {name: Engine(self.clock, self._replied) for name in REPLICAS}
@@ -192,7 +195,7 @@ class Simulation:
 
 
 def facts_of(view: LlmView, budget_s: float) -> Facts:
-    """What the policy knows of a request that the LLM may answer."""
+    """Return the policy's facts about a request that the LLM may answer."""
     return Facts(
         num_allowed=100,
         num_allowed_if_seen=100,
@@ -220,7 +223,7 @@ def facts_of(view: LlmView, budget_s: float) -> Facts:
     ids=["no outlier", "0.6 s rankings", "1 of 3 hung", "1 of 3 is 5x slower", "bursts of 60 long prompts"],
 )
 def test_light_requests_reach_the_llm_whatever_the_others_do(given) -> None:
-    """A ranking of 0.6 s, a hung or slow replica, or a burst of long prompts leaves at least 90 % of the light ones in time."""
+    """A 0.6 s ranking, a hung or slow replica, or a burst of long prompts leaves 90 % of light requests in time."""
     simulation = Simulation(**given)
 
     simulation.clock.run()

@@ -32,7 +32,7 @@ CHOICES: list[list[dict[str, Any]]] = [
 
 
 def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
-    """Every combination of facts, at its limit and one past it, gets the first matching rule of a plain list, and every reason occurs."""
+    """Every combination of facts at its boundaries gets the first matching rule of a list, and every reason occurs."""
     seen: set[Reason | None] = set()
     for parts in itertools.product(*CHOICES):
         case = facts(**{name: value for part in parts for name, value in part.items()})
@@ -83,7 +83,7 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
     ],
 )
 def test_each_outcome_of_the_llm_has_its_reason(outcome: LlmOutcome, reason: Reason | None) -> None:
-    """An answer in time is served; after any other outcome the student answers, with its reason, and popularity if that fails too."""
+    """An answer in time is served; other outcomes fall back to the student with their reason, then to popularity."""
     planned = RoutingDecision(Tier.LLM, Reason.LLM_IN_TIME)
 
     assert failure_of(outcome) is reason
@@ -106,7 +106,7 @@ LIST = PrecomputedList(item_ids=("a",), scores=(1.0,), bundle_version="v1", made
     ],
 )
 def test_a_list_is_fresh_until_the_row_moves(changed: dict[str, Any], is_fresh: bool) -> None:
-    """Another state of the user's row, an older or a lost one too, or items sent along make it stale."""
+    """Any other state of the user's row, or recent items in the request, makes the list stale."""
     current = {"row_us": 100, "has_recent_items": False, **changed}
 
     assert list_is_fresh(LIST, **current) is is_fresh
@@ -124,7 +124,7 @@ def test_a_list_is_fresh_until_the_row_moves(changed: dict[str, Any], is_fresh: 
     ],
 )
 def test_a_list_covers_a_request_when_enough_of_it_is_left(changed: dict[str, Any], covers: bool) -> None:
-    """Enough is k or all allowed items; a request that shows seen items is covered only by a list that may hold them."""
+    """Enough is k or all allowed items; a request for seen items needs a list that may contain them."""
     counts = {"shows_seen": False, "holds_seen": False, "num_survivors": 10, "num_allowed": 50, "k": 10, **changed}
 
     assert list_covers(**counts) is covers

@@ -1,4 +1,4 @@
-"""The latency predictor: an upper bound by load, which follows changes and allows trials after a slow period."""
+"""The latency predictor: an upper bound by load that follows changes and allows trials after a slow period."""
 
 import random
 
@@ -11,7 +11,7 @@ from services.router.predictor import LatencyPredictor
 
 
 def trained(seconds: list[float], load: float = 0) -> LatencyPredictor:
-    """Return a predictor that observed these latencies, one a second."""
+    """Return a predictor that observed these latencies, one per second."""
     predictor = LatencyPredictor(first_s=0.0)
     for now_s, took_s in enumerate(seconds):
         predictor.finished(load, took_s, float(now_s))
@@ -19,7 +19,7 @@ def trained(seconds: list[float], load: float = 0) -> LatencyPredictor:
 
 
 def test_the_line_is_the_weighted_least_squares_line() -> None:
-    """The slope from running moments equals that of numpy's weighted fit, but for what a spread of a tenth of the mean takes from it."""
+    """The slope from running moments equals numpy's weighted fit, up to the shrinkage."""
     rng = random.Random(3)
     weight, num = 0.1, 60
     loads = [rng.randint(0, 20) for _ in range(num)]
@@ -40,7 +40,7 @@ def test_the_line_is_the_weighted_least_squares_line() -> None:
 
 @pytest.mark.parametrize("is_mixed", [True, False])
 def test_nearly_all_requests_are_covered_and_light_ones_are_not_predicted_as_heavy(is_mixed: bool) -> None:
-    """At least 97 % of noisy latencies, of any load and work or of one, are within the prediction, which is half above them in the mean."""
+    """At least 97 % of noisy latencies are within the prediction, which exceeds them by less than 80 % on average."""
     rng, predictor = random.Random(1), LatencyPredictor(first_s=0.0)
     covered, excess = [], []
     for now_s in range(5_000):
@@ -60,7 +60,7 @@ def test_nearly_all_requests_are_covered_and_light_ones_are_not_predicted_as_hea
 def test_a_slope_is_forgotten_while_all_served_requests_are_alike(
     served: tuple[int, int], other: tuple[int, int]
 ) -> None:
-    """After a slow spell, a hundred requests of one load and work suffice to predict that others fit too: only one of those could refute a slope that keeps them from the LLM."""
+    """After a slow period, 100 requests of one load and work suffice to predict that other requests fit again."""
     rng, predictor, per_work_s, per_load_s = random.Random(0), LatencyPredictor(first_s=0.05), 0.001, 0.03
     for now_s in range(200):
         load, work = rng.randint(0, 8), rng.choice([50, 100, 200, 400])
@@ -80,7 +80,7 @@ def test_a_slope_is_forgotten_while_all_served_requests_are_alike(
 def test_slowness_raises_the_prediction_within_a_few_requests(
     ended: str, num: int, took_s: float, at_least_s: float
 ) -> None:
-    """Four slow answers suffice; of requests that timed out, the prediction rises above the time waited."""
+    """Four slow answers raise the prediction; timeouts raise it above the time waited."""
     predictor = trained([0.05] * 100)
     for now_s in range(100, 100 + num):
         getattr(predictor, ended)(0, took_s, float(now_s))
@@ -99,7 +99,7 @@ def test_an_early_timeout_changes_nothing() -> None:
 
 
 def test_after_a_slow_period_a_trial_is_allowed_and_success_restores_the_tier() -> None:
-    """The trial's prediction decays with time; fast answers bring the whole prediction down again."""
+    """The trial's prediction decays with time; fast answers lower the whole prediction again."""
     predictor = trained([1.0] * 50)
     assert predictor.trial_s(0, 49.5) > 0.2
     assert predictor.trial_s(0, 55.0) < 0.2
@@ -131,7 +131,7 @@ LOADS, WORKS = st.integers(0, 50), st.integers(0, 500)
 def test_predictions_are_finite_and_never_negative(
     seen: list[tuple[int, int, float, bool]], load: int, work: int
 ) -> None:
-    """After any observations, without any as at first; more load or work is never faster, and a trial's prediction never above a request's."""
+    """Predictions are finite and monotonic in load and work, and a trial's prediction never exceeds a request's."""
     predictor = LatencyPredictor(first_s=0.1)
     assert (predictor.predict_s(load), predictor.trial_s(load, 1e9)) == (0.1, 0.1)
     for now_s, (seen_load, seen_work, seconds, is_late) in enumerate(seen):

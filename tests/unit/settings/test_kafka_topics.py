@@ -1,4 +1,4 @@
-"""How topics are made, and which of them keep an acknowledged record when a broker is lost."""
+"""Creation of topics, and which topics keep an acknowledged record when a broker is lost."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ TOPIC = Topic(name="interactions", num_partitions=4, keep_ms=1_000)
 
 
 class Brokers:
-    """A cluster that gives each topic so many replicas, as KafkaAdminClient shows it."""
+    """A cluster with this replication factor, as KafkaAdminClient shows it."""
 
     def __init__(self, num_replicas: int, refusal: Exception | None = None) -> None:
         self.num_replicas = num_replicas
@@ -27,18 +27,18 @@ class Brokers:
         self.made: dict[str, dict[str, Any]] = {}
 
     def list_topics(self) -> list[str]:
-        """Return the names."""
+        """Return the topic names."""
         return list(self.made)
 
     def create_topics(self, topics: dict[str, dict[str, Any]], validate_only: bool = False) -> dict[str, Any]:
-        """Make topics, or describe them alone; refuse where this user may not."""
+        """Create or only describe topics; raise `refusal` if set."""
         if self.refusal is not None:
             raise self.refusal
         self.made |= {} if validate_only else topics
         return {"topics": [{"name": name, "replication_factor": self.num_replicas} for name in topics]}
 
     def describe_topics(self, names: list[str]) -> list[dict[str, Any]]:
-        """Describe topics; one that does not exist has an error."""
+        """Describe topics; a missing topic has an error code."""
         partitions = [{"replica_nodes": list(range(self.num_replicas))}]
         codes = {name: 0 if name in self.made else 3 for name in names}
         return [{"name": name, "error_code": code, "partitions": partitions} for name, code in codes.items()]
@@ -54,7 +54,7 @@ class Brokers:
 def test_two_replicas_have_a_record_before_it_is_acknowledged_where_there_are_three(
     num_replicas: int, in_sync: int
 ) -> None:
-    """A missing topic is made so; one that exists is left as it is, and none that is absent is described."""
+    """A missing topic is created this way, an existing topic is unchanged, and an absent topic is not described."""
     brokers = Brokers(num_replicas)
 
     made, again = create_missing(brokers, [TOPIC]), create_missing(brokers, [TOPIC])
@@ -92,7 +92,7 @@ def test_a_refused_creation_names_the_permission(refusal: Exception, permission:
     ],
 )
 def test_a_refusal_of_the_broker_names_the_permission(error: Exception, named: str) -> None:
-    """Callers see that the broker is unavailable; logs see what to grant."""
+    """Callers see that the broker is unavailable; logs name the permission to grant."""
     with pytest.raises(DependencyUnavailable) as refused, broker_as_dependency():
         raise error
 
@@ -101,7 +101,7 @@ def test_a_refusal_of_the_broker_names_the_permission(error: Exception, named: s
 
 
 def test_a_topic_that_may_not_be_described_names_the_permission() -> None:
-    """Its description is an error with a code."""
+    """The description of such a topic has an error code."""
     with pytest.raises(DependencyUnavailable) as refused:
         check_described({"name": "items", "error_code": 29})
 

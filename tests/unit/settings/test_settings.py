@@ -1,4 +1,4 @@
-"""Settings come from the environment alone, are typed, and tolerate no mistake."""
+"""Settings come only from the environment, are typed, and reject mistakes."""
 
 import pytest
 
@@ -49,7 +49,7 @@ REFUSED = [
 
 
 def load_with(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> Settings:
-    """Load with these variables, named without their prefix, and forget them."""
+    """Load with these variables, named without their prefix, and unset them."""
     with monkeypatch.context() as patched:
         for name, value in variables.items():
             patched.setenv(f"TAILRACE_{name}", value)
@@ -60,13 +60,13 @@ def load_with(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> Set
 def test_a_mistake_is_refused_by_its_key(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str
 ) -> None:
-    """Unknown keys, bad values, halves of a pair, and combinations that are unsafe name the setting and the fix."""
+    """Unknown keys, bad values, incomplete pairs and unsafe combinations are rejected with setting and fix."""
     with pytest.raises(ConfigError, match=words):
         load_with(monkeypatch, variables)
 
 
 def test_a_child_reads_exactly_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings that are written to an environment and read again are equal, an empty one is valid, and nothing changes afterwards."""
+    """Settings survive a round trip through the environment, an empty environment is valid, and settings are frozen."""
     settings = Settings(http_port=1234, llm_dtype="bfloat16")
     variables = {key.removeprefix("TAILRACE_"): value for key, value in settings.as_environment().items()}
 
@@ -77,7 +77,7 @@ def test_a_child_reads_exactly_the_same_settings(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_address_that_others_reach_needs_keys_or_permission(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Either a keys file or the explicit permission allows any host; loopback needs neither."""
+    """A keys file or the explicit permission allows any host; loopback needs neither."""
     for name, value in (("API_KEYS_FILE", "/etc/keys.json"), ("ALLOW_ANONYMOUS", "true")):
         for host in OPEN_HOSTS:
             assert load_with(monkeypatch, {"HTTP_HOST": host, name: value}).http_host == host
@@ -86,7 +86,7 @@ def test_an_address_that_others_reach_needs_keys_or_permission(monkeypatch: pyte
 
 
 def test_what_is_refused_otherwise_is_accepted_where_it_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PLAIN without TLS by the explicit setting; more choices than our engine's queue holds, of another text server."""
+    """PLAIN without TLS is accepted with the explicit setting; another text server may have more choices."""
     sign_in = {"USERNAME": "u", "PASSWORD_FILE": "p", "SASL_MECHANISM": "PLAIN", "ALLOW_CLEARTEXT": "true"}
 
     settings = load_with(monkeypatch, {f"KAFKA_{name}": value for name, value in sign_in.items()})

@@ -1,4 +1,4 @@
-"""A topic is read on where it was left if its log is the one that was read, and else again from its beginning."""
+"""Reading a topic resumes at its position if the log is the same, and otherwise restarts from the beginning."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class Broker:
             self.end += 1
 
     def cut(self, end: int) -> None:
-        """Come back shorter, under a new leader."""
+        """Truncate the log, under a new leader."""
         self.records = [one for one in self.records if one.offset < end]
         self.end, self.epoch = end, self.epoch + 1
 
@@ -53,23 +53,23 @@ class Broker:
         return [{"name": names[0], "topic_id": self.topic_id, "error_code": 0, "partitions": [{"partition_index": 0}]}]
 
     def assign(self, places: Sequence[TopicPartition]) -> None:
-        """Read the partition."""
+        """Accept only this partition."""
         assert list(places) == [PLACE]
 
     def seek(self, place: TopicPartition, offset: int) -> None:
-        """Go there."""
+        """Set the position."""
         self.at = offset
 
     def position(self, place: TopicPartition) -> int:
-        """Return where it is."""
+        """Return the position."""
         return self.at
 
     def beginning_offsets(self, places: Sequence[TopicPartition], timeout_ms: int) -> Mapping[TopicPartition, int]:
-        """Begin at 0."""
+        """Return 0."""
         return dict.fromkeys(places, 0)
 
     def poll(self, timeout_ms: int) -> dict[TopicPartition, list[Written]]:
-        """Return all that comes."""
+        """Return all records from the position on."""
         found = [one for one in self.records if one.offset >= self.at]
         self.at = max(self.at, self.end)
         return {PLACE: found} if found else {}
@@ -81,31 +81,31 @@ class Broker:
         return min(offset, self.end, *(later if self.knows_epochs else []))
 
     def record_at(self, partition: int, offset: int) -> Written:
-        """Return the first record there or behind it."""
+        """Return the first record at or after the offset."""
         return next(one for one in self.records if one.offset >= offset)
 
 
 def open_reader(broker: Broker, before: TopicReader | None = None) -> TopicReader:
-    """Resume where another reader was."""
+    """Return a reader that resumes another reader's position."""
     reader = TopicReader(broker, broker, ["items"], logs=lambda _name: broker)
     reader.resume(before.topic_ids if before else {}, before.marks if before else {})
     return reader
 
 
 def values(fetched: Mapping[TopicPartition, Sequence[Any]]) -> list[str]:
-    """The values that a poll returned."""
+    """Return the values of a poll."""
     return [one.value.decode() for one in fetched.get(PLACE, ())]
 
 
 def until_empty(reader: TopicReader) -> list[str]:
-    """All that three polls return."""
+    """Return the values of three polls."""
     return [value for _ in range(3) for value in values(reader.poll(0))]
 
 
 @pytest.mark.parametrize(("knows_epochs", "is_running"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("cut_to", [0, 2, 4])
 def test_a_log_that_came_back_shorter_and_grew_is_read_again(knows_epochs: bool, is_running: bool, cut_to: int) -> None:
-    """The hide among its new records is not stepped over, though its offset was read before; without epochs, at the next connection."""
+    """A record at an offset that was read before is not skipped; without epochs, after the next connection."""
     broker = Broker(knows_epochs)
     broker.send("a show", "b show", "c show", "d show", "e show")
     reader = open_reader(broker)
@@ -121,7 +121,7 @@ def test_a_log_that_came_back_shorter_and_grew_is_read_again(knows_epochs: bool,
 
 @pytest.mark.parametrize("knows_epochs", [True, False])
 def test_a_log_that_is_the_same_is_not_read_twice(knows_epochs: bool) -> None:
-    """Across restarts, and under a new leader that has lost nothing."""
+    """An unchanged log is read once, across restarts and under a new leader without data loss."""
     broker = Broker(knows_epochs)
     broker.send("a show", "b show")
     reader = open_reader(broker)
@@ -136,7 +136,7 @@ def test_a_log_that_is_the_same_is_not_read_twice(knows_epochs: bool) -> None:
 
 @pytest.mark.parametrize(("knows_epochs", "num_read"), [(True, 1), (False, 3)])
 def test_where_compaction_has_removed_the_last_record_leader_epochs_decide(knows_epochs: bool, num_read: int) -> None:
-    """Without them the log is read again, which costs time and harms nothing."""
+    """Without leader epochs the log is read again, which costs only time."""
     broker = Broker(knows_epochs)
     broker.send("b show", "c show", "a show")
     reader = open_reader(broker)
@@ -152,7 +152,7 @@ def test_where_compaction_has_removed_the_last_record_leader_epochs_decide(knows
     [("another", Mark(1, 0, (0, "x"))), ("t", Mark(1, 0, (0, "x"))), ("t", Mark(1)), ("t", Mark(9, 0))],
 )
 def test_a_mark_that_does_not_fit_is_as_none(topic_id: str, mark: Mark) -> None:
-    """Of a topic that was made again, of another record, of a snapshot without records, and beyond the end."""
+    """Marks of a recreated topic, of another record, without a record, and beyond the end restart the reading."""
     broker = Broker()
     broker.send("a show", "b show")
     reader = TopicReader(broker, broker, ["items"], logs=lambda _name: broker)

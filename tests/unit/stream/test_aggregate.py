@@ -1,4 +1,4 @@
-"""What an event does to a row."""
+"""The effect of events on a user's row."""
 
 import random
 from dataclasses import replace
@@ -28,7 +28,7 @@ def event(
     kind: str = "click",
     item: int | None = None,
 ) -> LoggedEvent:
-    """Build an event whose item is named for its offset."""
+    """Return an event whose item is named after its offset."""
     name = f"{topic}{offset}" if event_id is None else event_id
     position = LogPosition(topic, partition, offset)
     return LoggedEvent("u", f"item-{offset if item is None else item}", name, time, position, kind, offset % 6)
@@ -62,7 +62,7 @@ def test_what_was_seen_is_skipped_with_its_reason() -> None:
 
 @given(EVENTS, st.integers(0, 40))
 def test_the_row_equals_a_list_of_applied_events(events: list[LoggedEvent], cut: int) -> None:
-    """Oracle: each column derived from a list of all applied events, by their roles, for any split into batches; every change but the position's has a later row time."""
+    """For any split into batches, each column equals one derived from a list of all applied events."""
     applied: list[LoggedEvent] = []
     counted: list[LoggedEvent] = []
     remembered: list[str] = []
@@ -109,7 +109,7 @@ def test_the_row_equals_a_list_of_applied_events(events: list[LoggedEvent], cut:
 
 
 def test_the_largest_request_counts_once() -> None:
-    """Sent in part, whole, shuffled and in part, with another caller's request of that size before each, new or sent again too."""
+    """Events of the largest request count once, however it is split, shuffled or interleaved with other requests."""
     numbers, limits = count(), history_limits(1_000)
     request = [f"e{number}" for number in range(MAX_EVENTS_PER_REQUEST)]
     shuffled = random.Random(0).sample(request, len(request))
@@ -128,7 +128,7 @@ def test_the_largest_request_counts_once() -> None:
 
 
 def test_an_id_is_none_that_two_others_make_together() -> None:
-    """The end of one digest and the beginning of the next are no event; the event itself is recognised behind them."""
+    """Bytes that span two digests do not match an event; the event's own digest behind them does."""
     digest = event_digest("new")
     across = digest[4:] + digest + digest[:4]
     row = apply(None, [event(1)], LIMITS).row
@@ -141,7 +141,7 @@ def test_an_id_is_none_that_two_others_make_together() -> None:
 
 
 class Repetitions(RuleBasedStateMachine):
-    """Callers send new events and repeat earlier ones. Oracle: the set of the events sent since an event was sent last."""
+    """Callers send new and repeated events. Oracle: the set of events sent since each event was last sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Repetitions(RuleBasedStateMachine):
         self.num_effects = 0
 
     def send(self, names: list[str]) -> None:
-        """Append events to the log and apply them: new ones count, and those within the promise do not."""
+        """Append events to the log and apply them: new and forgotten events count, remembered events do not."""
         for name in names:
             sent = event(len(self.log), event_id=name)
             outcome = apply(self.row, [sent], LIMITS)
@@ -167,21 +167,21 @@ class Repetitions(RuleBasedStateMachine):
 
     @rule(num=st.integers(1, LIMITS.max_event_ids))
     def send_new(self, num: int) -> None:
-        """Send events that nobody has sent."""
+        """Send new events."""
         self.send([f"e{len(self.log) + number}" for number in range(num)])
 
     @rule(ages=st.lists(st.integers(0, 3 * LIMITS.max_event_ids), max_size=LIMITS.max_event_ids))
     def repeat(self, ages: list[int]) -> None:
-        """Repeat some of the events sent last, in any order and some of them twice."""
+        """Repeat some of the latest events, in any order and with duplicates."""
         self.send([self.log[-1 - age].event_id for age in ages if age < len(self.log)])
 
     @rule(num=st.integers(0, 3 * LIMITS.max_event_ids))
     def deliver_again(self, num: int) -> None:
-        """The end of the log is read once more, as after a crash: nothing changes."""
+        """Read the end of the log again, as after a crash: nothing changes."""
         assert apply(self.row, self.log[max(0, len(self.log) - num) :], LIMITS).row == self.row
 
     def teardown(self) -> None:
-        """The row counts each effect, and is as after one batch."""
+        """The row counts each effect, and equals the row of a single batch."""
         assert (self.row.num_events if self.row else 0) == self.num_effects
         assert self.row == apply(None, self.log, LIMITS).row
 
@@ -191,7 +191,7 @@ TestRepetitions.settings = settings(max_examples=50, stateful_step_count=20)
 
 
 def test_a_full_row_is_cut_where_its_prompt_is_cut() -> None:
-    """The newest items that prompts keep are the same for the stored row as for the whole history, at every length."""
+    """At every length, prompts keep the same newest items for the stored row as for the whole history."""
     limits = HistoryLimits(max_items=12, stride=4)
     for length in range(1, 60):
         whole = [event(offset).item_id for offset in range(length)]

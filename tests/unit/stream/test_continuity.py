@@ -1,10 +1,10 @@
-"""The epochs of a topic id. tests/integration/stream/test_changed_log.py and test_recovery.py hold when a log gets one."""
+"""The epochs of a topic id; the integration tests of stream cover when a log gets a new epoch."""
 
 from services.stream.continuity import newest_epoch, next_epoch
 
 
 def test_a_topic_id_has_epochs_in_the_order_of_their_numbers() -> None:
-    """The id that the broker names is the first; those of other topics do not count, nor does a plus that is part of an id."""
+    """The broker's id is the first epoch; other topics do not count, and an id may contain a plus."""
     first = next_epoch("a+b")
     tenth = "a+b+10"
 

@@ -26,18 +26,18 @@ YEAR_2099_MS = 4_070_908_800_000
 
 
 def record(value: bytes | None, key: bytes | None = b"u", offset: int = 0) -> Record:
-    """Build a record produced now."""
+    """Return a record produced now."""
     return Record(LogPosition("t", 0, offset), key, value, NOW_MS)
 
 
 def value(**changes: object) -> bytes:
-    """Build a readable value with some fields changed."""
+    """Return a readable value with some fields changed."""
     fields = {"event_id": "e", "user_id": "u", "item_id": "i", "event_time_ms": NOW_MS}
     return json.dumps(fields | changes).encode()
 
 
 def erasure(accepted_time_ms: object = NOW_MS) -> bytes:
-    """Build the value of an erasure."""
+    """Return the value of an erasure."""
     return json.dumps({"erasure_id": "x", "user_id": "u", "accepted_time_ms": accepted_time_ms}).encode()
 
 
@@ -81,7 +81,7 @@ def test_a_readable_record_becomes_an_event() -> None:
     ],
 )
 def test_what_cannot_be_applied_is_a_dead_letter_with_a_reason(bad: Record, words: str) -> None:
-    """Each kind of bad record becomes a dead letter with the reason, and its neighbours are kept."""
+    """Each kind of bad record becomes a dead letter with a reason, and its neighbours are kept."""
     decoded = decode([record(value()), bad, record(value())], 1, NOW_MS)
 
     (letter,) = decoded.dead
@@ -91,7 +91,7 @@ def test_what_cannot_be_applied_is_a_dead_letter_with_a_reason(bad: Record, word
 
 
 def impression(**changes: object) -> bytes:
-    """Build an impression's value with some fields changed."""
+    """Return an impression's value with some fields changed."""
     fields = {"request_id": "r", "user_id": "u", "shown_time_ms": NOW_MS, "item_ids": ["a", "b"], "tier": "llm"}
     shown = {"reason": "asked", "bundle_version": "v", "history_len": 1, "history_digest": "d"}
     return json.dumps(fields | shown | changes).encode()
@@ -108,7 +108,7 @@ def impression(**changes: object) -> bytes:
     ids=str,
 )
 def test_an_impression_with_an_impossible_number_is_refused(changes: dict[str, object]) -> None:
-    """The error names the field; an impression that differs in nothing else is read and fits the log's columns."""
+    """The error names the field; the unchanged impression is read and fits the log's columns."""
     good = read_impression(record(impression()), NOW_MS)
 
     with pytest.raises(InvalidRequest) as refused:
@@ -119,7 +119,7 @@ def test_an_impression_with_an_impossible_number_is_refused(changes: dict[str, o
 
 
 def test_a_record_on_another_users_partition_is_sent_on_once() -> None:
-    """A producer that partitions by CRC32 puts user u on partition 0 of 4, Kafka's own clients on 3; if it is misplaced again, it is dead."""
+    """CRC32 partitioning puts user u on 0 of 4 partitions, Kafka on 3; a second misplacement is a dead letter."""
     foreign = record(value())
 
     decoded = decode([foreign, replace(foreign, is_rerouted=True)], 4, NOW_MS)
@@ -130,7 +130,7 @@ def test_a_record_on_another_users_partition_is_sent_on_once() -> None:
 
 
 def test_a_batch_that_cannot_be_decoded_is_one_dead_letter_that_names_it() -> None:
-    """The reason has cause, partition and both offsets; the log goes on behind the last."""
+    """The reason has cause, partition and both offsets, and the position is the last offset."""
     batch = replace(record(b"\x00"), undecodable=Undecodable(Cause.CODEC, "unknown codec 7", 9))
 
     (letter,) = decode([batch], 4, NOW_MS).dead
@@ -142,7 +142,7 @@ def test_a_batch_that_cannot_be_decoded_is_one_dead_letter_that_names_it() -> No
 
 
 def test_the_largest_event_is_within_the_bound() -> None:
-    """With ids of the greatest length, written in JSON's longest form."""
+    """The largest event has ids of maximal length in JSON's longest form."""
     name = "\U0001f600" * MAX_ID_CHARS
     event = Interaction(
         event_id=name, user_id=name, item_id=name, event_type=name, request_id=name, event_time_ms=NOW_MS

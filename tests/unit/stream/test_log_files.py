@@ -1,4 +1,4 @@
-"""Which files are merged."""
+"""The choice of files to merge."""
 
 from collections import Counter
 from itertools import pairwise
@@ -24,7 +24,7 @@ SIZES = st.lists(st.sampled_from([1, 1, 1, 2, 7, 40, 900, 20_000]), max_size=400
 
 
 def spans_of(sizes: list[int]) -> list[Span]:
-    """Lay spans of these sizes end to end."""
+    """Return adjacent spans of these sizes."""
     spans, first = [], 0
     for size in sizes:
         spans.append(Span(first, first + size - 1))
@@ -33,7 +33,7 @@ def spans_of(sizes: list[int]) -> list[Span]:
 
 
 def merged_once(spans: list[Span]) -> tuple[list[Span], tuple[Span, ...]]:
-    """Do what the log does with a choice."""
+    """Apply a chosen merge as the log does."""
     parts = choose_merge(spans)
     if not parts:
         return spans, ()
@@ -42,7 +42,7 @@ def merged_once(spans: list[Span]) -> tuple[list[Span], tuple[Span, ...]]:
 
 @given(SIZES)
 def test_merging_keeps_every_offset_and_ends_with_few_files(sizes: list[int]) -> None:
-    """Neighbours only, no merge too large, and at the end each tier holds fewer files than are worth a merge."""
+    """Only neighbours are merged, within the size limit, until each tier has fewer files than a merge needs."""
     spans = before = spans_of(sizes)
 
     while parts := choose_merge(spans):
@@ -58,7 +58,7 @@ def test_merging_keeps_every_offset_and_ends_with_few_files(sizes: list[int]) ->
 
 @pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.grid) for size in (1, 100))])
 def test_an_event_is_rewritten_a_few_times_only(size: int) -> None:
-    """Each event is rewritten once per tier at most, over a day of one new file every ten seconds."""
+    """Each event is rewritten at most once per tier, over a day with a new file every ten seconds."""
     spans: list[Span] = []
     times_written: Counter[int] = Counter()
     for place in range(8_640):
@@ -72,7 +72,7 @@ def test_an_event_is_rewritten_a_few_times_only(size: int) -> None:
 
 
 def test_few_files_are_left_alone() -> None:
-    """A merge that frees little is not worth its writing."""
+    """Fewer files than MIN_FILES, and full files, are not merged."""
     assert choose_merge(spans_of([1] * (MIN_FILES - 1))) == ()
     assert choose_merge(spans_of([FULL_SIZE] * 100)) == ()
     assert choose_merge([]) == ()
@@ -80,7 +80,7 @@ def test_few_files_are_left_alone() -> None:
 
 
 def test_what_lies_in_another_is_not_current(tmp_path: Path) -> None:
-    """Whole or in part at its ends; what only overlaps stays, and so does a file that is none of the log's."""
+    """Files whose span another file contains are dropped; partial overlaps and other files stay."""
     spans = [Span(0, 9), Span(0, 4), Span(5, 9), Span(3, 12), Span(13, 13), Span(13, 13)]
     here, there = tmp_path / "a", tmp_path / "b"
     paths = [here / span.name for span in spans[:3]] + [there / Span(0, 4).name, tmp_path / "own.parquet"]
@@ -91,7 +91,7 @@ def test_what_lies_in_another_is_not_current(tmp_path: Path) -> None:
 
 @given(st.integers(0, 10**15), st.integers(0, 10**6))
 def test_names_are_read_back_and_sort_as_spans_do(first: int, more: int) -> None:
-    """The file system's order is the log's."""
+    """File names sort in the order of the log."""
     span, later = Span(first, first + more), Span(first + 1, first + 1)
 
     assert span_of(Path(span.name)) == span

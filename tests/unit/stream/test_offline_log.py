@@ -26,7 +26,7 @@ from tests.support.disk import FullDisk
 
 
 def events(first: int, last: int, topic: str = "t", partition: int = 0) -> list[LoggedInteraction]:
-    """Build the events of an offset range, both ends included."""
+    """Return the events of an offset range, both ends included."""
     found = []
     for offset in range(first, last + 1):
         name = f"{topic}{offset}"
@@ -36,7 +36,7 @@ def events(first: int, last: int, topic: str = "t", partition: int = 0) -> list[
 
 
 def test_the_same_range_gives_the_same_bytes(tmp_path: Path) -> None:
-    """A file is a function of its range; what is on disk already is not written again."""
+    """A file's bytes depend only on its range; events already on disk are not written again."""
     for name in ("one", "two"):
         for delivered in (events(3, 9), events(5, 9), []):
             OfflineLog(tmp_path / name).append(delivered)
@@ -48,7 +48,7 @@ def test_the_same_range_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_request_of_an_event_is_kept_and_older_files_lack_it(tmp_path: Path) -> None:
-    """What an event says of its request is read back, also from files merged with such as were written before it was kept."""
+    """An event's request id is read back, also from merges with older files without that column."""
     log = OfflineLog(tmp_path)
     for first in range(MIN_FILES):
         log.append(events(first, first))
@@ -64,7 +64,7 @@ def test_the_request_of_an_event_is_kept_and_older_files_lack_it(tmp_path: Path)
 
 
 def test_a_recreated_topic_is_kept_apart(tmp_path: Path) -> None:
-    """Offsets of two lives of a topic do not meet; worker and pipeline read both, the first life first, also where it began a day earlier."""
+    """Offsets of two incarnations of a topic do not collide; both are read, the earlier first."""
     now_s = time.time()
     log = OfflineLog(tmp_path)
     OfflineLog(tmp_path, lambda: now_s - 86_400).append(events(0, 0, topic="zz"))
@@ -77,7 +77,7 @@ def test_a_recreated_topic_is_kept_apart(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_set_back_changes_no_order(tmp_path: Path) -> None:
-    """Two days ahead, then right again: worker and pipeline read the first topic first, and a topic's offsets rising."""
+    """After a clock ran two days ahead, the first topic is still read first, with increasing offsets."""
     ahead_s: float = time.time() + 2 * 86_400
     log = OfflineLog(tmp_path, lambda: ahead_s)
     log.append(events(0, 1, topic="zz"))
@@ -96,7 +96,7 @@ def test_a_clock_that_is_set_back_changes_no_order(tmp_path: Path) -> None:
 
 
 def test_readers_drop_positions_that_overlapping_files_repeat(tmp_path: Path) -> None:
-    """Should two writers ever have met, each position still counts once."""
+    """If two writers ever overlap, each position counts once."""
     OfflineLog(tmp_path).append(events(0, 4))
     OfflineLog(tmp_path / "other").append(events(3, 6))
     stray = next((tmp_path / "other").rglob("*.parquet"))
@@ -106,7 +106,7 @@ def test_readers_drop_positions_that_overlapping_files_repeat(tmp_path: Path) ->
 
 
 def test_a_full_disk_leaves_no_scratch_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be written whole is removed: a worker that tries again and again must not fill the disk further."""
+    """A partly written file is removed, so a retrying worker does not fill the disk further."""
     FullDisk(monkeypatch)
 
     with pytest.raises(OSError, match="No space"):
@@ -129,7 +129,7 @@ def spoiled(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["garbage", "empty", "cut short", "a damaged page", "another schema"])
 def test_an_unreadable_file_is_named_and_left_out(tmp_path: Path, how: str) -> None:
-    """The events of all others are read, it is logged once and stays where it is, and once it is put right it is read again."""
+    """The other files are read, the file is logged once and kept, and after a repair it is read again."""
     log = OfflineLog(tmp_path)
     for first in (0, 5, 10):
         log.append(events(first, first + 4))
@@ -150,7 +150,7 @@ def test_an_unreadable_file_is_named_and_left_out(tmp_path: Path, how: str) -> N
 
 
 def test_a_disk_that_does_not_answer_is_not_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A volume that is gone for a while fails the whole read: a rebuild that left its files out would lose their events."""
+    """An unavailable volume fails the whole read, since a rebuild without its files would lose their events."""
     log = OfflineLog(tmp_path)
     log.append(events(0, 4))
 
@@ -166,7 +166,7 @@ def test_a_disk_that_does_not_answer_is_not_an_unreadable_file(tmp_path: Path, m
 
 
 def test_merges_leave_an_unreadable_file_out(tmp_path: Path) -> None:
-    """Files before and behind it are merged, none over it: put right, its events are there again."""
+    """Files before and after it are merged separately; after a repair its events are read again."""
     log = OfflineLog(tmp_path)
     for offset in range(2 * MIN_FILES + 1):
         log.append(events(offset, offset))
@@ -182,7 +182,7 @@ def test_merges_leave_an_unreadable_file_out(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_merge_gives_way_to_its_parts(tmp_path: Path) -> None:
-    """While the files that it was made of are there they are read, are not removed, and are merged again."""
+    """The parts of an unreadable merge are read instead, are not removed, and are merged again."""
     log = OfflineLog(tmp_path)
     for offset in range(MIN_FILES):
         log.append(events(offset, offset))
@@ -201,7 +201,7 @@ LATER_S = 2 * KEEP_PARTS_S
 
 
 class LogUnderCompaction(RuleBasedStateMachine):
-    """One partition's log beside a plain list of all that was appended."""
+    """One partition's log against a list of all appended events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,12 +217,12 @@ class LogUnderCompaction(RuleBasedStateMachine):
         return OfflineLog(self.root, lambda: time.time() + self.days * 86_400)
 
     def teardown(self) -> None:
-        """Leave nothing behind."""
+        """Remove the folder."""
         shutil.rmtree(self.root)
 
     @rule(sizes=st.lists(st.sampled_from([1, 1, 1, 2, 9]), min_size=1, max_size=24), gap=st.sampled_from([0, 0, 3]))
     def append_files(self, sizes: list[int], gap: int) -> None:
-        """One file per checkpoint; what cannot be read leaves a gap."""
+        """Write one file per checkpoint, with gaps for undecodable offsets."""
         for size in sizes:
             batch = events(self.next_offset, self.next_offset + size - 1)
             self.log.append(batch)
@@ -231,7 +231,7 @@ class LogUnderCompaction(RuleBasedStateMachine):
 
     @rule(num_again=st.integers(1, 30), num_new=st.sampled_from([0, 0, 5]))
     def deliver_again(self, num_again: int, num_new: int) -> None:
-        """After a crash between log and commit the broker repeats itself, and goes on."""
+        """Deliver old and new events, as the broker does after a crash between log and commit."""
         new = events(self.next_offset, self.next_offset + num_new - 1)
         self.log.append(self.oracle[-num_again:] + new)
         self.oracle += new
@@ -239,23 +239,23 @@ class LogUnderCompaction(RuleBasedStateMachine):
 
     @rule()
     def next_day(self) -> None:
-        """From now on files lie in another folder."""
+        """Later files are in another folder."""
         self.days += 1
 
     @rule()
     def compact(self) -> None:
-        """The worker's turn: merged files appear, their parts stay."""
+        """Run the worker's compaction: merged files appear, their parts stay."""
         self.log.compact(0, time.time())
 
     @rule()
     def compact_an_hour_later(self) -> None:
-        """Parts of earlier merges are removed; readers that listed them before have finished."""
+        """Remove parts of earlier merges; readers that listed them have finished."""
         self.listed = ((), 0)
         self.log.compact(0, time.time() + LATER_S)
 
     @rule(num_removed=st.integers(0, 40))
     def crash_while_removing(self, num_removed: int) -> None:
-        """Some parts are gone, others not, a scratch file is left, and the next worker starts."""
+        """Remove only some parts, leave a scratch file, and start the next worker."""
         self.listed = ((), 0)
         files = {span: path for path in self.root.rglob("*.parquet") if (span := span_of(path))}
         for part in sorted(set(files) - set(current(files)))[:num_removed]:
@@ -266,12 +266,12 @@ class LogUnderCompaction(RuleBasedStateMachine):
 
     @rule()
     def list_for_later(self) -> None:
-        """A pipeline lists the files and reads them in a while."""
+        """List the files as a pipeline does, to read them later."""
         self.listed = (live_log_files(self.root), len(self.oracle))
 
     @invariant()
     def every_reader_sees_each_event_once(self) -> None:
-        """The worker's reader, the pipeline, and the pipeline that has listed the files before."""
+        """The worker's reader, the pipeline, and a pipeline with an earlier listing read each event once."""
         positions = [event.position for event in self.oracle]
         files, num_listed = self.listed
 
@@ -286,7 +286,7 @@ TestLogUnderCompaction = LogUnderCompaction.TestCase
 
 
 def positions_in(files: tuple[Path, ...]) -> list[LogPosition]:
-    """Read files one after the other, without any care."""
+    """Read files one after the other, without deduplication."""
     rows = [row for path in files for row in pq.ParquetFile(path).read(["topic_id", "partition", "offset"]).to_pylist()]
     return [LogPosition(row["topic_id"], row["partition"], row["offset"]) for row in rows]
 
@@ -297,7 +297,7 @@ def num_files(root: Path) -> int:
 
 
 def test_a_merge_keeps_what_readers_need(tmp_path: Path) -> None:
-    """Old events are still skipped by age, and a merge alone causes no new training; the parts go an hour later."""
+    """Old events are still skipped by age, a merge does not change the pipeline's key, and parts are removed later."""
     log = OfflineLog(tmp_path)
     for offset in range(MIN_FILES):
         log.append(events(offset, offset))
@@ -315,7 +315,7 @@ def test_a_merge_keeps_what_readers_need(tmp_path: Path) -> None:
 
 
 def test_a_forgotten_scratch_file_is_removed(tmp_path: Path) -> None:
-    """A half-written file is removed after an hour; a fresh one may be another writer's."""
+    """A scratch file is removed after an hour; a fresh file may belong to another writer."""
     log = OfflineLog(tmp_path)
     log.append(events(0, 1))
     scratch = next(tmp_path.rglob("*.parquet")).with_suffix(".9.tmp")
@@ -330,7 +330,7 @@ def test_a_forgotten_scratch_file_is_removed(tmp_path: Path) -> None:
 
 
 def test_days_are_removed_whole_when_they_are_old(tmp_path: Path) -> None:
-    """With seven days kept, the events written eight days ago go, those of seven days ago and later stay, also in files without a day."""
+    """With seven days kept, older days are removed; later days, and files without a day, stay."""
     now_s = time.time()
     for number, days_ago in enumerate((9, 8, 7, 0)):
         OfflineLog(tmp_path, lambda ago=days_ago: now_s - ago * 86_400).append(events(number, number))

@@ -22,18 +22,18 @@ NAMES = ("ahead", "a", "b", "new", "now", "old")
 
 
 def counter(*item_ids: str) -> PopularityCounter:
-    """Count these items, or the usual ones."""
+    """Return a counter of these items, or of the usual items."""
     return PopularityCounter(ListedItems(item_ids or NAMES), NUM_PAIRS)
 
 
 def event(offset: int, item_id: str, age_ms: int = 0, *, topic: str = "t", user_id: str | None = None) -> LoggedEvent:
-    """Build an event of a given age, of a user of its own unless one is named."""
+    """Return an event of a given age, from its own user unless `user_id` is given."""
     name = f"{topic}{offset}"
     return LoggedEvent(user_id or name, item_id, name, (NOW_MS - age_ms) * 1_000, LogPosition(topic, 0, offset))
 
 
 def test_windows_slide_without_events() -> None:
-    """Counts leave the hour first and the week last; an event of a clock 30 hours ahead counts when its time has come, a dislike never."""
+    """Counts leave the 1h window first; an event 30 hours in the future counts once due, a dislike never."""
     counts = counter()
     for one in (event(0, "ahead", -30 * HOUR_MS), event(1, "now"), replace(event(2, "a"), event_type="dislike")):
         counts.add(one)
@@ -54,7 +54,7 @@ def test_windows_slide_without_events() -> None:
     ],
 )
 def test_a_touch_counts_by_its_types_weight(weights: str, top: dict[str, int]) -> None:
-    """A user's purchase counts as so many views, once, in whatever order both come; a type that counts nothing leaves what the user's others count."""
+    """A user's largest weight for an item counts once, in any order; types of weight 0 change nothing."""
     counts = PopularityCounter(ListedItems(NAMES), NUM_PAIRS, parse_event_roles(weights))
     touches = [
         ("u", "a", "view"),
@@ -73,7 +73,7 @@ def test_a_touch_counts_by_its_types_weight(weights: str, top: dict[str, int]) -
 
 
 def test_a_log_that_is_counted_after_sliding_keeps_no_past_buckets() -> None:
-    """Counting a week's log gives the same windows in the memory of the windows' own buckets: the last hour has 13, the week 2,016 of its length."""
+    """Counting a week's log after sliding gives the same windows within the memory of the windows' buckets."""
     names = [f"i{number}" for number in range(20_000)]
     week = [event(offset, names[offset], (2_016 - offset) * 300_000) for offset in range(2_016)]
     slid, late = counter(*names), counter(*names)
@@ -91,7 +91,7 @@ def test_a_log_that_is_counted_after_sliding_keeps_no_past_buckets() -> None:
 
 
 def test_a_replay_counts_nothing_twice() -> None:
-    """Offsets and repeated deliveries count once; another user's event counts, and so does a topic created again."""
+    """Offsets and repeated deliveries count once; another user's event and a recreated topic's event count."""
     counts = counter()
     log = [event(0, "a"), event(1, "a"), event(2, "b", user_id="t1")]
     again = replace(event(3, "a"), user_id="t1")
@@ -102,7 +102,7 @@ def test_a_replay_counts_nothing_twice() -> None:
 
 
 def test_a_bundle_changes_what_is_listed() -> None:
-    """Counts of an item outlive a bundle that lacks it; an item that no bundle had is counted from then on."""
+    """Counts of an item survive a bundle without it; a new item counts from its first bundle on."""
     items = ListedItems(("a", "b"))
     counts = PopularityCounter(items, NUM_PAIRS)
     shown = []
@@ -120,7 +120,7 @@ def test_a_bundle_changes_what_is_listed() -> None:
 
 
 def test_old_pairs_are_forgotten_first() -> None:
-    """A table that is too small for all pairs still knows the newest ones."""
+    """A table too small for all pairs keeps the newest pairs."""
     touches = LastTouches(NUM_PAIRS)
     for time_s in range(10 * NUM_PAIRS):
         assert touches.touch(f"u{time_s}", "i", time_s) is None
@@ -132,7 +132,7 @@ def test_old_pairs_are_forgotten_first() -> None:
 
 
 class WindowsAgainstSorting(RuleBasedStateMachine):
-    """The oracle: remember each user's newest touch of each item, count those within the window, and sort."""
+    """Oracle: keep each user's newest touch of each item, count touches within the window, and sort."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class WindowsAgainstSorting(RuleBasedStateMachine):
 
     @rule(st_events=st.lists(st.tuples(st.integers(0, 49), st.integers(0, 5), st.integers(-600, 5_400)), max_size=60))
     def add(self, st_events: list[tuple[int, int, int]]) -> None:
-        """Touch some items, late, now, or in the future; some of them are not in the catalogue."""
+        """Touch some items, late, now, or in the future, including unknown items."""
         for item, user, age_s in st_events:
             time_s = self.now_ms // 1_000 - age_s
             position = LogPosition("t", 0, self.offset)
@@ -156,12 +156,12 @@ class WindowsAgainstSorting(RuleBasedStateMachine):
 
     @rule(minutes=st.sampled_from([1, 5, 25, 90]))
     def wait(self, minutes: int) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now_ms += minutes * 60_000
 
     @invariant()
     def top_is_the_sorted_count(self) -> None:
-        """Every window's best are those of a plain count, ties by item id."""
+        """Every window's best items equal a plain count's, ties by item id."""
         for name, length_ms in WINDOW_MS.items():
             bucket_s = length_ms // 12_000
             now = self.now_ms // 1_000 // bucket_s
@@ -176,7 +176,7 @@ class WindowsAgainstSorting(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def few_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep so few leaders that they are cut and chosen again all the time."""
+    """Keep so few leaders that they are often cut and chosen again."""
     monkeypatch.setattr(popularity, "_FEWEST_LEADERS", 6)
     monkeypatch.setattr(popularity, "_MOST_LEADERS", 9)
 

@@ -1,4 +1,4 @@
-"""What the worker's metrics say of its progress."""
+"""The worker's progress metrics."""
 
 from prometheus_client import CollectorRegistry
 
@@ -7,7 +7,7 @@ from services.stream.report import LogStep, Report
 
 
 def test_progress_is_records_taken_or_nothing_left() -> None:
-    """A partition with events left that takes none stands still, also when its consumer is opened again; one that is empty does not."""
+    """With lag, a partition progresses only by taking records, not by reopening; without lag it always progresses."""
     registry, now_s = CollectorRegistry(), [100.0]
     report = Report(StreamMetrics(registry), clock=lambda: now_s[0])
 
@@ -24,7 +24,7 @@ def test_progress_is_records_taken_or_nothing_left() -> None:
 
 
 def test_failures_are_counted_from_zero() -> None:
-    """Each step's counter exists before its first failure: an increase from nothing is none."""
+    """Each step's counter exists before its first failure, so that the first failure is an increase."""
     registry = CollectorRegistry()
     Report(StreamMetrics(registry))
 

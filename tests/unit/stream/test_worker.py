@@ -1,4 +1,4 @@
-"""The worker's loop over a log that fails, without a broker or a store."""
+"""The worker's loop over a failing log, without a broker or a store."""
 
 import errno
 import threading
@@ -33,11 +33,14 @@ NUM_POLLS = 50
 
 
 def do_nothing(_self: object, *_: Any, **__: Any) -> None:
-    """Stand in for a method of which nothing is expected."""
+    """Replace a method that the test does not need."""
 
 
 class FakeConsumer:
-    """A topic of one partition whose five records never come; its broker fails at the second poll, or stays and the worker is stopped in the end."""
+    """A topic of one partition with five records that never arrive.
+
+    Its broker fails at the second poll; with `quiet_after` it stays available and finally stops the worker.
+    """
 
     topic_id = "t"
     partitions = wanted = (0,)
@@ -63,12 +66,12 @@ class FakeConsumer:
     commit = dead_letter = reroute = assign = close = check_topic = do_nothing
 
     def lag(self) -> dict[int, int]:
-        """Return that five records are left."""
+        """Report a lag of five records."""
         return {0: 5}
 
 
 class FakePartitions:
-    """A store that lets this worker own everything and has lost nothing."""
+    """A store that lets this worker own everything and has lost no data."""
 
     owned = (0,)
 
@@ -76,14 +79,14 @@ class FakePartitions:
         self._is_continued = is_continued
 
     def claim(self, partition: int) -> Claim:
-        """Own it."""
+        """Claim the partition."""
         return Claim(LogPosition("t", partition, 10**9), None, True, frozenset(), is_continued=self._is_continued)
 
     write = write_all = do_nothing
 
 
 class FakeWriter:
-    """Keeps the popularity written, and ends the worker after some of it."""
+    """Keeps the written popularity, and stops the worker after `num_writes` rows."""
 
     def __init__(self, num_writes: int, is_continued: bool = True) -> None:
         self.written: list[PopularRow] = []
@@ -101,7 +104,7 @@ class FakeWriter:
 
 
 class CountedLog(OfflineLog):
-    """An offline log that counts how often it is read from the start, whose readers wait for `go_on`, and of which one step fails."""
+    """An offline log that counts full reads, whose readers wait for `go_on`, and whose step `fails` raises."""
 
     num_reads = 0
 
@@ -129,14 +132,14 @@ class CountedLog(OfflineLog):
 
 
 def logged_click(root: Path) -> CountedLog:
-    """Return a log that holds a click of now."""
+    """Return a log with a current click."""
     log = CountedLog(root)
     log.append([LoggedInteraction(click_of("u"), LogPosition("t", 0, 0))])
     return log
 
 
 def click_of(user_id: str) -> Interaction:
-    """Build a user's click of now."""
+    """Return a user's current click."""
     return Interaction(event_id=user_id, user_id=user_id, item_id="i", event_time_ms=time.time_ns() // 1_000_000)
 
 
@@ -158,7 +161,7 @@ def run_over(
 
 
 class UnreadConsumer(FakeConsumer):
-    """A topic that can be asked how long it is, but never read."""
+    """A topic that reports its lag, but cannot be read."""
 
     def poll(self, _wait_ms: int) -> list[Any]:
         """Fail, and stop the worker."""
@@ -167,14 +170,14 @@ class UnreadConsumer(FakeConsumer):
 
 
 class DemotedPartitions(FakePartitions):
-    """A store whose server became a replica after it let this worker own everything, or does not answer."""
+    """A store that fails every write after the claim, as a demoted replica or an unavailable server does."""
 
     def __init__(self, failure: DependencyUnavailable) -> None:
         super().__init__(is_continued=True)
         self._failure = failure
 
     def write_all(self, *_: Any) -> None:
-        """Refuse."""
+        """Raise the failure."""
         raise self._failure
 
 
@@ -184,7 +187,7 @@ class DemotedPartitions(FakePartitions):
 def test_a_worker_whose_store_is_a_replica_gives_no_heartbeat(
     tmp_path: Path, failure: DependencyUnavailable, beats: bool
 ) -> None:
-    """Nothing that it does is kept, so it must be seen as unhealthy; while a store is away it waits, and beats."""
+    """A replica keeps no writes, so the worker must appear unhealthy; an unavailable store keeps the heartbeats."""
     writer = FakeWriter(num_writes=10 * NUM_POLLS)
     writer.partitions = DemotedPartitions(failure)
 
@@ -195,7 +198,7 @@ def test_a_worker_whose_store_is_a_replica_gives_no_heartbeat(
 
 
 def test_lag_is_reported_where_polls_fail(tmp_path: Path) -> None:
-    """A worker whose every poll fails reports what waits."""
+    """A worker whose polls all fail still reports its lag."""
     registry, writer, pace = CollectorRegistry(), FakeWriter(num_writes=3), replace(PACE, lag_every_s=0.0)
 
     run_over(logged_click(tmp_path), writer, pace, registry=registry, kind=UnreadConsumer)
@@ -205,7 +208,7 @@ def test_lag_is_reported_where_polls_fail(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", ["upkeep", "count"])
 def test_what_fails_in_the_background_ends_nothing(tmp_path: Path, step: str) -> None:
-    """A merge or a count that fails becomes a metric and a line; records are polled on."""
+    """A failed merge or count becomes a metric and a log line; polling continues."""
     logged_click(tmp_path)
     registry, writer = CollectorRegistry(), FakeWriter(num_writes=10 * NUM_POLLS)
     log = CountedLog(tmp_path, fails=step)
@@ -222,7 +225,7 @@ def test_what_fails_in_the_background_ends_nothing(tmp_path: Path, step: str) ->
 
 
 def test_popularity_is_counted_without_an_unreadable_file(tmp_path: Path) -> None:
-    """One of the last week's files holds garbage: the others are counted, and the gauge names how many are left out."""
+    """The other files are counted, and the gauge has the number of unreadable files."""
     log = logged_click(tmp_path)
     log.append([LoggedInteraction(click_of("v"), LogPosition("t", 0, 1))])
     sorted(tmp_path.rglob("*.parquet"))[1].write_bytes(b"garbage")
@@ -236,7 +239,7 @@ def test_popularity_is_counted_without_an_unreadable_file(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("is_continued", [True, False])
 def test_a_lost_consumer_costs_no_second_count_of_the_week(tmp_path: Path, is_continued: bool) -> None:
-    """Later consumers continue from the counts, unless another worker applied events meanwhile: then the log is counted again."""
+    """Later consumers continue from the counts, unless another worker applied events meanwhile."""
     log, writer = logged_click(tmp_path), FakeWriter(num_writes=3, is_continued=is_continued)
 
     run_over(log, writer)
@@ -246,7 +249,7 @@ def test_a_lost_consumer_costs_no_second_count_of_the_week(tmp_path: Path, is_co
 
 
 def test_popularity_is_counted_again_when_the_clock_was_set_back(tmp_path: Path) -> None:
-    """A clock that ran ahead empties the windows; right again, they hold the events of before, those that are not logged yet too."""
+    """A clock that ran ahead empties the windows; once corrected, they have all earlier events again."""
     clicks = [LoggedInteraction(click_of(user_id), LogPosition("t", 0, at)) for at, user_id in enumerate("ab")]
     now_ms = time.time_ns() // 1_000_000
     log = OfflineLog(tmp_path)
@@ -255,7 +258,7 @@ def test_popularity_is_counted_again_when_the_clock_was_set_back(tmp_path: Path)
         counts = PopularCounts(log, ListedItems(("i",)), DEFAULT_ROLES, thread)
 
         def counted(at_ms: int) -> list[int]:
-            thread.submit(int).result()  # what was submitted before is done
+            thread.submit(int).result()  # earlier submissions are done
             counts.adopt({0: clicks[1:]})
             return [sum(row.windows["1h"].counts) for row in counts.rows(at_ms, 10)]
 
@@ -267,7 +270,7 @@ def test_popularity_is_counted_again_when_the_clock_was_set_back(tmp_path: Path)
 
 @pytest.mark.parametrize(("at_least_every_s", "num_written"), [(3_600.0, 1), (0.0, 1 + NUM_POLLS)])
 def test_unchanged_popularity_is_written_rarely(tmp_path: Path, at_least_every_s: float, num_written: int) -> None:
-    """Popularity that has not changed is written again only when the written one is old."""
+    """Unchanged popularity is written again only when the written rows are old."""
     log, writer = logged_click(tmp_path), FakeWriter(num_writes=10 * NUM_POLLS)
     pace = replace(PACE, popularity_at_least_every_s=at_least_every_s, lag_every_s=3_600.0)
 
@@ -277,7 +280,7 @@ def test_unchanged_popularity_is_written_rarely(tmp_path: Path, at_least_every_s
 
 
 def test_events_are_polled_while_a_long_log_is_counted(tmp_path: Path) -> None:
-    """A worker that begins with a week of events reads its first records before these are counted, and gives heartbeats."""
+    """While a week of events is counted, the worker polls its first records and sends heartbeats."""
     writer = FakeWriter(num_writes=10 * NUM_POLLS)
     log = CountedLog(tmp_path, go_on=writer.stop)
 
@@ -287,7 +290,7 @@ def test_events_are_polled_while_a_long_log_is_counted(tmp_path: Path) -> None:
 
 
 def test_due_once_a_period() -> None:
-    """Not at first, then once when the period is over, then after the next one."""
+    """A timer is not due at first, then once per period."""
     times = iter([0.0, 0.5, 1.0, 1.5, 2.5])
     timer = Timer(1.0, clock=lambda: next(times))
 
@@ -295,7 +298,7 @@ def test_due_once_a_period() -> None:
 
 
 def test_unreadable_records_move_the_offset_but_not_the_log() -> None:
-    """A dead letter at the end of a batch is committed past, and is no event to log."""
+    """A dead letter at the end of a batch is committed, but not logged as an event."""
     places = [LogPosition("t", 2, 7), LogPosition("t", 2, 8)]
     event = LoggedInteraction(Interaction(event_id="e", user_id="u", item_id="i", event_time_ms=1), places[0])
     pending = Pending()

@@ -1,4 +1,4 @@
-"""The item table ranks as an exhaustive search of its rows does, as far as it scores them, and refuses files that do not fit together."""
+"""The item table ranks like an exhaustive search over the scored rows, and rejects inconsistent files."""
 
 import re
 from dataclasses import replace
@@ -21,7 +21,7 @@ SIZE = 8
 
 
 def build_table(num_items: int = 50, num_cells: int = 7, seed: int = 0, num_values: int = 100) -> ItemTable:
-    """Lay out random rows; the fewer `num_values`, the more rows are alike."""
+    """Return a table of random rows; fewer `num_values` give more equal rows."""
     rng = np.random.default_rng(seed)
     values_WD = rng.standard_normal((num_values, SIZE)).astype(np.float32)
     rows_VD = values_WD[rng.integers(0, num_values, num_items)]
@@ -29,7 +29,7 @@ def build_table(num_items: int = 50, num_cells: int = 7, seed: int = 0, num_valu
 
 
 def exhaustive(table: ItemTable, state_D: np.ndarray, allowed_V: np.ndarray) -> list[tuple[float, int]]:
-    """Score every allowed item with integers of any size, and sort: (score, item), best first, ties by index."""
+    """Score every allowed item with unbounded integers and return (score, item), best first, ties by index."""
     step = np.float32(np.abs(state_D).max() / ((2**24 - 1) // (127 * SIZE)))
     whole_D = [int(value) for value in np.rint(state_D / step)]
     centres_C, found = [float(np.vecdot(one_D, state_D)) for one_D in table.centroids_CD], []
@@ -43,7 +43,7 @@ def exhaustive(table: ItemTable, state_D: np.ndarray, allowed_V: np.ndarray) -> 
 
 @st.composite
 def searches(draw: st.DrawFn) -> tuple[ItemTable, np.ndarray, np.ndarray, int]:
-    """A table, a state, a mask and a length of list."""
+    """Generate a table, a state, a mask and a list length."""
     seed, num_items = draw(st.integers(0, 1_000)), draw(st.integers(1, 60))
     built = build_table(num_items, draw(st.integers(1, 9)), seed, draw(st.sampled_from([9, 20, 100])))
     rng = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ def searches(draw: st.DrawFn) -> tuple[ItemTable, np.ndarray, np.ndarray, int]:
 
 @given(search=searches())
 def test_a_list_is_in_the_exhaustive_order_and_short_only_where_few_are_allowed(search) -> None:
-    """As many allowed items as wanted, also beyond the rows that are usually scored, with the scores and in the order of the exhaustive search; equal to it where few are allowed."""
+    """The list has min(k, allowed) items in exhaustive order, and equals the exhaustive list if few are allowed."""
     table, state_D, allowed_V, k = search
     indices, scores = table.best(state_D, allowed_V, k)
 
@@ -68,7 +68,7 @@ def test_a_list_is_in_the_exhaustive_order_and_short_only_where_few_are_allowed(
 
 
 def build_distant_groups(num_scored: int) -> tuple[ItemTable, np.ndarray]:
-    """Lay out twenty groups of a hundred items, well apart, and return their centres."""
+    """Return a table of twenty distant groups of a hundred items, and the groups' centres."""
     rng = np.random.default_rng(0)
     centres_CD = rng.standard_normal((20, SIZE)).astype(np.float32)
     centres_CD *= 100 / np.linalg.norm(centres_CD, axis=1, keepdims=True)
@@ -77,7 +77,7 @@ def build_distant_groups(num_scored: int) -> tuple[ItemTable, np.ndarray]:
 
 
 def test_the_best_cells_are_scored_alone() -> None:
-    """Where cells are well apart a few rows suffice, and the leading directions of the centroids decide which."""
+    """For distant cells a few rows suffice, and the leading directions of the centroids select the cells."""
     table, centres_CD = build_distant_groups(100)
     mistaken, everything = replace(table, leading_CN=-table.leading_CN), np.ones(2_000, dtype=bool)
 
@@ -89,7 +89,7 @@ def test_the_best_cells_are_scored_alone() -> None:
 
 
 def test_a_filter_that_hides_the_near_cells_leads_to_the_next_ones() -> None:
-    """The best of what is allowed are found however far they are, and few hidden items among the best are left out."""
+    """The best allowed items are found however far they are, also if only a few of the best are hidden."""
     table, centres_CD = build_distant_groups(100)
     state_D = centres_CD[3]
     far = np.repeat(np.argsort(np.argsort(-(centres_CD @ state_D))) >= 12, 100)
@@ -102,7 +102,7 @@ def test_a_filter_that_hides_the_near_cells_leads_to_the_next_ones() -> None:
 
 
 def test_rows_are_the_embeddings_within_half_a_step() -> None:
-    """Each number is within half of its row's scale, whatever the row's size, in one cell or in several."""
+    """Each value is within half of its row's scale, for any row norm and number of cells."""
     rng = np.random.default_rng(0)
     rows_VD = (rng.standard_normal((40, SIZE)) * rng.pareto(1, (40, 1))).astype(np.float32)
     rows_VD[7] = 0
@@ -117,7 +117,7 @@ def test_rows_are_the_embeddings_within_half_a_step() -> None:
 
 
 def test_what_is_saved_is_mapped(tmp_path: Path) -> None:
-    """Arrays and search come back, and the arrays are files, not memory of this process."""
+    """Arrays and search settings are read back, and the arrays are memory-mapped."""
     table = replace(build_table(), num_scored=12, recall=0.98)
     table.save(tmp_path / TABLE)
 
@@ -152,7 +152,7 @@ ARRAYS = ("rows", "scales", "items", "starts", "centroids", "metric", "leading",
     ],
 )
 def test_a_file_that_does_not_fit_is_named(tmp_path: Path, name: str, harm: str | np.ndarray) -> None:
-    """One that is cut, missing, or of another table is a corrupt bundle, refused at loading: sizes, items, borders of cells and the search must agree."""
+    """A truncated, missing or inconsistent file is a corrupt bundle, rejected at loading with its name."""
     build_table().save(tmp_path / TABLE)
     path = tmp_path / TABLE / name
     if isinstance(harm, np.ndarray):
@@ -167,7 +167,7 @@ def test_a_file_that_does_not_fit_is_named(tmp_path: Path, name: str, harm: str 
 
 
 def test_a_table_of_another_student_is_refused(tmp_path: Path) -> None:
-    """The graph reads the table's embeddings, so they must be of its size; without a table it is no student."""
+    """The graph reads the table's embeddings, so a missing table or another size is rejected."""
     onnx.save(state_graph(random_student()), tmp_path / "student.onnx")
     with pytest.raises(BundleCorrupt, match=rf"{TABLE}/rows\.npy: not an array"):
         StudentRanker(tmp_path / "student.onnx")

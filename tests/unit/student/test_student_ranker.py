@@ -1,4 +1,4 @@
-"""The served student scores and ranks as the trained one."""
+"""The served student scores and ranks like the trained student."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def student() -> StudentModel:
 
 @pytest.fixture(scope="module")
 def ranker(student: StudentModel, tmp_path_factory: pytest.TempPathFactory) -> StudentRanker:
-    """The same student as it is served."""
+    """The same student as served."""
     path = tmp_path_factory.mktemp("student") / "student.onnx"
     onnx.save(student_graph(student), path)
     return StudentRanker(path)
@@ -41,9 +41,10 @@ def ranker(student: StudentModel, tmp_path_factory: pytest.TempPathFactory) -> S
 @settings(max_examples=40)
 @given(history=st.lists(st.integers(0, NUM_ITEMS - 1), max_size=2 * MAX_ITEMS))
 def test_served_scores_are_the_trained_model_s(student, ranker, history: list[int]) -> None:
-    """The graph, which computes the newest place alone and in another order, computes torch's scores for any history, but for rounding.
+    """For any history, the served graph equals torch up to rounding.
 
-    torch in fp32 is itself up to 1e-4 from fp64 here, where scores are up to 18.
+    The graph computes only the newest position, in another order. In fp32, torch itself differs by up to 1e-4 from fp64
+    here; scores are up to 18.
     """
     exact, rows = deepcopy(student).double(), torch.tensor([[START, *(item + 1 for item in history[-MAX_ITEMS:])]])
     with torch.no_grad():
@@ -58,7 +59,7 @@ def test_served_scores_are_the_trained_model_s(student, ranker, history: list[in
 @example(allowed=~EVERYTHING, k=5)
 @settings(max_examples=40)
 def test_ranking_is_the_allowed_scores_in_order(ranker: StudentRanker, allowed: np.ndarray, k: int) -> None:
-    """Best first, allowed items only, at most k: as a sort of everything."""
+    """The ranking equals a full sort: best first, only allowed items, at most k."""
     scores = ranker.score([1, 2, 3])
     wanted = [index for index in np.lexsort((np.arange(NUM_ITEMS), -scores)) if allowed[index]][:k]
 
@@ -70,7 +71,7 @@ def test_ranking_is_the_allowed_scores_in_order(ranker: StudentRanker, allowed: 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_ties_go_to_the_smaller_index(tmp_path: Path, k: int) -> None:
-    """Items with equal scores come in index order, also at the end of the list."""
+    """Items with equal scores are in index order, also at the end of the list."""
     flat = random_student()
     with torch.no_grad():
         flat.embedding.weight[1:] = flat.embedding.weight[1]
@@ -85,7 +86,7 @@ def test_ties_go_to_the_smaller_index(tmp_path: Path, k: int) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"not a model"])
 def test_file_that_is_no_student_is_refused(tmp_path: Path, content: bytes) -> None:
-    """A broken file is a corrupt bundle, refused at loading."""
+    """A broken file is a corrupt bundle, rejected at loading."""
     (tmp_path / "student.onnx").write_bytes(content)
 
     with pytest.raises(BundleCorrupt, match="not a student"):
@@ -101,12 +102,12 @@ def test_student_of_another_catalogue_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ranks_keeps_no_telemetry(student: StudentModel, tmp_path: Path) -> None:
-    """ONNX Runtime, which reports every session to its maker unless told not to, makes no device id and no queue of events."""
+    """ONNX Runtime, which sends telemetry by default, creates no device id and no event queue."""
     home, path = tmp_path / "home", tmp_path / "student.onnx"
     home.mkdir()
     onnx.save(student_graph(student), path)
     code = "import sys; from pathlib import Path; from services.student.ranker import StudentRanker; StudentRanker(Path(sys.argv[1])).score([])"
-    # without CI and pytest's own variables, under which the library is silent anyway
+    # without the variables of CI and pytest, which silence the library
     bare = {"HOME": str(home), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     bare["PYTHONPATH"] = ":".join(filter(None, sys.path))
 

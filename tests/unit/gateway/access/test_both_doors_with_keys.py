@@ -1,4 +1,4 @@
-"""Both doors with keys: which calls are admitted, the code of each refusal, and that a refusal reveals nothing."""
+"""Both doors with keys: which calls are admitted, the code of each rejection, and that a rejection reveals nothing."""
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -27,7 +27,7 @@ Headers = dict[str, str]
 
 @pytest.fixture
 def access(tmp_path: Path) -> KeyedAccess:
-    """A ring with these keys; the text of a key is its id."""
+    """A key ring with these keys; each key's text is its id."""
     rotated = {"rotated-old": FUTURE, "rotated-new": None, "rotated-gone": PAST}
     return keyed_access(
         tmp_path,
@@ -59,14 +59,14 @@ TABLE: list[tuple[str, Headers, str]] = [
 
 @pytest.mark.parametrize(("headers", "code"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 async def test_each_key_has_its_status(door: Door, headers: Headers, code: str) -> None:
-    """Both doors return the same code for a key, and a refused caller gets no time to retry."""
+    """Both doors return the same code for a key; a rejected caller gets no retry time."""
     reply = await door.recommend(REQUEST, headers)
 
     assert (reply.code, reply.retry_after) == (code, None)
 
 
 async def test_missing_wrong_and_expired_are_one_answer(door: Door, world: World) -> None:
-    """Byte for byte, but for the request's own id, so that nothing reveals that a key was once valid; nothing is validated, read or sent to the broker before."""
+    """Rejections differ only in the request id, so they reveal no expired key, and a rejected call has no effect."""
     wrong = ({}, bearer("nonsense"), bearer("expired"))
     replies = [await door.recommend({"k": 1_000_000}, {"x-request-id": "same", **headers}) for headers in wrong]
     recorded = await door.record(EVENTS)
@@ -80,7 +80,7 @@ async def test_missing_wrong_and_expired_are_one_answer(door: Door, world: World
 
 @pytest.mark.parametrize(("key", "window_s"), [("slow", 100), ("daily", 86_400)])
 async def test_a_used_up_key_gets_a_time_to_retry(door: Door, key: str, window_s: int) -> None:
-    """429 or RESOURCE_EXHAUSTED with the time, for both calls of that key and for no other key."""
+    """The rejection has a retry time and covers both calls of that key, but no other key."""
     first, again = [await door.recommend(REQUEST, bearer(key)) for _ in range(2)]
     events, of_another = [await door.record(EVENTS, bearer(one)) for one in (key, "clicks")]
 
@@ -94,7 +94,7 @@ async def test_a_used_up_key_gets_a_time_to_retry(door: Door, key: str, window_s
 
 @pytest.mark.parametrize("service", ["", "tailrace.v1.Recommender"])
 async def test_grpc_health_is_open(rpc: RpcClient, service: str) -> None:
-    """Probes have no keys; the server and its one service are the same."""
+    """Health checks need no key; the server and its one service have the same status."""
     health = await health_pb2_grpc.HealthStub(rpc.channel).Check(health_pb2.HealthCheckRequest(service=service))
 
     assert health.status == health_pb2.HealthCheckResponse.SERVING
@@ -106,7 +106,7 @@ async def test_both_doors_count_together(rest: RestClient, rpc: RpcClient) -> No
 
 
 async def test_a_key_has_its_number_of_items_and_its_priority(door: Door, world: World) -> None:
-    """Items are bounded by the settings and by the key, and the refusal names the limit; the LLM's scheduler orders requests by the priority."""
+    """Settings and key limit the number of items; the LLM scheduler gets the key's priority."""
     by_key = await door.recommend({**REQUEST, "k": 3}, bearer("small"))
     by_settings = await door.recommend({**REQUEST, "k": MAX_K + 1}, bearer("root"))
     within = await door.recommend(REQUEST, bearer("small"))
@@ -128,7 +128,7 @@ async def test_a_key_has_its_number_of_items_and_its_priority(door: Door, world:
     ],
 )
 async def test_open_and_protected_paths(rest: RestClient, path: str, statuses: tuple[int, int, int]) -> None:
-    """Probes and the document are open; the bundle needs the scope recommend, models text, metrics admin; a 401 names the scheme."""
+    """Probes and docs are open; bundle needs scope recommend, models text, metrics admin; a 401 names the scheme."""
     answers = [await rest.http.get(path, headers=bearer(key)) for key in (None, "shop", "root")]
 
     assert tuple(answer.status_code for answer in answers) == statuses
@@ -147,7 +147,7 @@ async def test_open_and_protected_paths(rest: RestClient, path: str, statuses: t
 async def test_every_administrative_act_leaves_one_audit_line(
     rest: RestClient, world: World, headers: Headers, who: str, outcome: str, origin: str
 ) -> None:
-    """It has the caller, the operation, the origin and the outcome, also when refused; other calls leave no line."""
+    """The audit line has caller, operation, origin and outcome, also for rejected calls."""
     with structlog.testing.capture_logs() as logs:
         await rest.recommend({**REQUEST, "request_id": "why"}, bearer("shop"))
         await world.plane.explanations.flush()
@@ -159,7 +159,7 @@ async def test_every_administrative_act_leaves_one_audit_line(
 
 
 async def test_no_log_line_of_an_erasure_names_its_user(rest: RestClient, rpc: RpcClient) -> None:
-    """Both doors audit erasure and export, refused calls too, and no line has the id."""
+    """Both doors audit erasure and export, also when rejected, and no log line has the user id."""
     message = recommend_pb2.EraseUserRequest(user_id="secret-user")
     with structlog.testing.capture_logs() as lines:
         for key in ("root", "shop"):
@@ -175,7 +175,7 @@ async def test_no_log_line_of_an_erasure_names_its_user(rest: RestClient, rpc: R
 
 
 async def test_no_log_line_holds_a_key(door: Door) -> None:
-    """Neither a valid nor a wrong key is logged."""
+    """Neither valid nor wrong keys are logged."""
     with structlog.testing.capture_logs() as logs:
         await door.recommend(REQUEST, bearer("trk_wrong-secret"))
         await door.recommend(REQUEST, {"x-api-key": "rotated-new"})

@@ -1,4 +1,4 @@
-"""What pages of other sites can make a browser do to a server without keys: `pytest tests/unit/gateway/access/test_browsers.py`."""
+"""Protection of a server without keys against requests from pages of other sites."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ HERE = "localhost:8000"
 
 
 def refused_field(scope: Scope, **headers: str) -> str | None:
-    """The header for which a call is refused; None when it is admitted."""
+    """Return the header named by a call's rejection, or None if the call is admitted."""
     try:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         asyncio.run(ACCESS.authorize(Call("r"), sent, scope))
@@ -30,7 +30,7 @@ BROKEN = ("[", "[::1", "[localhost]")
 
 @pytest.mark.parametrize("scope", Scope)
 def test_a_name_that_is_not_ours_is_refused(scope: Scope) -> None:
-    """DNS rebinding: a page's own name that was made to mean this machine is refused everywhere; addresses and our names pass."""
+    """DNS rebinding: foreign host names that resolve to this machine are rejected; addresses and our names pass."""
     assert [host for host in OURS if refused_field(scope, host=host)] == []
     assert [host for host in OTHERS + BROKEN if refused_field(scope, host=host) != "host"] == []
     assert refused_field(scope) is None
@@ -52,7 +52,7 @@ def test_a_name_that_is_not_ours_is_refused(scope: Scope) -> None:
     ],
 )
 def test_another_sites_post_is_refused_where_it_changes_something(headers: dict[str, str], field: str | None) -> None:
-    """Events, items, erasures and drills accept calls of our own pages and of programs; what changes nothing is not refused."""
+    """Calls that write (events, items, erasures, admin) reject cross-site requests; read-only calls accept them."""
     for scope in Scope:
         expected = field if scope in {Scope.EVENTS, Scope.ITEMS, Scope.ERASE, Scope.ADMIN} else None
         assert refused_field(scope, host=HERE, **headers) == expected

@@ -1,4 +1,4 @@
-"""The ring: whose key it is, until when, and what happens when the file changes or breaks."""
+"""The key ring: lookup and expiry of keys, and changes and failures of the keys file."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,12 +25,12 @@ def write_key(path: Path, key: str, expires_at: datetime | None = None, **fields
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the keys file is."""
+    """Path of the keys file."""
     return tmp_path / "keys.json"
 
 
 def test_a_key_has_its_holder_with_limits_until_it_expires(path: Path) -> None:
-    """Priority, scopes, the smaller max_k, and the rate; to the second, by the wall clock."""
+    """A holder has its priority, scopes, the smaller max_k and its rate, until the second of its expiry."""
     key = make_key()
     limits = {"priority": Priority.HIGH, "rate_per_s": 10, "burst": 20, "max_k": 50}
     write_key(path, key, expires_at=NOW + timedelta(seconds=10), **limits)
@@ -47,7 +47,7 @@ def test_a_key_has_its_holder_with_limits_until_it_expires(path: Path) -> None:
 
 
 def test_a_nearly_right_key_has_no_holder(path: Path) -> None:
-    """No text but the key itself is accepted, of any length: not one with another character, and not the hash."""
+    """Only the exact key is accepted: no text of another length, no changed character, not the hash."""
     key = make_key()
     write_key(path, key)
     ring = KeyRing(path, max_k=100)
@@ -77,7 +77,7 @@ def test_a_secret_replaced_behind_its_link_is_read_again(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("broken", ["", "{", '{"keys": [{"id": "a"}]}', None])
 def test_a_broken_file_keeps_the_old_keys_and_is_reported_once(path: Path, broken: str | None) -> None:
-    """Half an edit, or a file that cannot be read, locks nobody out; mending it brings the new keys."""
+    """After a partial edit or a read error the old keys stay valid; a repaired file brings the new keys."""
     old, new = make_key(), make_key()
     write_key(path, old)
     states: list[KeysState] = []
@@ -104,7 +104,7 @@ def test_a_broken_file_keeps_the_old_keys_and_is_reported_once(path: Path, broke
 
 
 def test_a_file_that_is_gone_leaves_no_key_valid(path: Path) -> None:
-    """The operator deletes the keys file of a running gateway: at the second poll no key is valid; the same file put back is read again."""
+    """If the keys file is deleted, no key is valid from the second poll on; a restored file is read again."""
     key = make_key()
     write_key(path, key)
     states: list[KeysState] = []
@@ -126,13 +126,13 @@ def test_a_file_that_is_gone_leaves_no_key_valid(path: Path) -> None:
 
 
 def test_the_first_file_must_be_right(path: Path) -> None:
-    """A gateway that could admit nobody fails at its start, with the reason."""
+    """A gateway without a keys file fails at startup and names the reason."""
     with pytest.raises(ConfigError, match="keys file"):
         KeyRing(path, max_k=100)
 
 
 async def test_a_started_ring_follows_its_file(path: Path) -> None:
-    """Without a restart, within a few polls."""
+    """A changed file takes effect within a few polls, without a restart."""
     old, new = make_key(), make_key()
     write_key(path, old)
     ring = KeyRing(path, max_k=100)

@@ -1,4 +1,4 @@
-"""The keys file: what is read, what is refused, and what each command makes of it."""
+"""The keys file: parsing, rejection of invalid files, and the effect of each command."""
 
 import json
 import stat
@@ -17,13 +17,13 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
 def stored(key_id: str, *hashes: StoredHash, **fields: Any) -> StoredKey:
-    """Build a key that may recommend, with these hashes if there are any."""
+    """Build a key with scope recommend, and these hashes if any."""
     made = stored_key(key_id, Scope.RECOMMEND, **fields)
     return made.model_copy(update={"hashes": hashes}) if hashes else made
 
 
 def test_a_new_key_is_long_random_and_known_by_its_start() -> None:
-    """It has 256 bits, never repeats, and has a prefix that secret scanners find."""
+    """A key has 256 bits, is unique, and has a prefix that secret scanners recognise."""
     keys = {make_key() for _ in range(100)}
 
     assert len(keys) == 100
@@ -32,7 +32,7 @@ def test_a_new_key_is_long_random_and_known_by_its_start() -> None:
 
 @pytest.mark.parametrize("is_linked", [False, True])
 def test_what_is_written_is_read_again_and_holds_no_key(tmp_path: Path, is_linked: bool) -> None:
-    """The file has priorities and scopes by name, is readable by its owner alone, and holds hashes only; a link's target is replaced, not the link."""
+    """The file names priorities and scopes, has mode 0600 and only hashes; a symbolic link is preserved."""
     path, key = tmp_path / "deep" / "keys.json", make_key()
     limits = {"rate_per_s": 50.0, "burst": 100.0, "daily_quota": 10_000, "max_k": 100}
     keys = KeysFile(keys=(stored("shop", StoredHash(sha256=hash_of(key)), priority=Priority.HIGH, **limits),))
@@ -56,7 +56,7 @@ GOOD: dict[str, Any] = {"id": "a", "hashes": [{"sha256": "0" * 64}], "scopes": [
 
 
 def with_one(**changed: Any) -> dict[str, Any]:
-    """Return a file of one key, good but for what is changed."""
+    """Return a file with one valid key, with fields changed."""
     return {"keys": [{**GOOD, **changed}]}
 
 
@@ -81,7 +81,7 @@ BAD_FILES: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("content", "words"), [case[1:] for case in BAD_FILES], ids=[case[0] for case in BAD_FILES])
 def test_a_bad_file_is_refused_by_its_place_without_its_values(tmp_path: Path, content: Any, words: str) -> None:
-    """The error names the place and repeats no value, which may be a key; of an absent file it names the command that makes one."""
+    """The error names the location but no value, which may be a key; for a missing file it names the command."""
     path = tmp_path / "keys.json"
     if content is not None:
         path.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -93,7 +93,7 @@ def test_a_bad_file_is_refused_by_its_place_without_its_values(tmp_path: Path, c
 
 
 def test_rotation_leaves_two_valid_hashes_for_a_while() -> None:
-    """The old one ends after the overlap, at its own end if that is sooner, and is dropped once it has ended."""
+    """The old hash expires after the overlap or at its own earlier expiry; expired hashes are dropped."""
     soon, gone = NOW + timedelta(hours=1), NOW - timedelta(hours=1)
     hashes = (
         StoredHash(sha256="a" * 64),
@@ -115,7 +115,7 @@ def test_rotation_leaves_two_valid_hashes_for_a_while() -> None:
 
 
 def test_a_key_with_an_end_keeps_its_expiry_when_rotated() -> None:
-    """The new hash keeps the key's expiry unless another is given; for an expired key one must be given."""
+    """The new hash keeps the key's expiry unless a new expiry is given; an expired key requires a new expiry."""
     end, later = NOW + timedelta(days=3), NOW + timedelta(days=90)
     hashes = (StoredHash(sha256="a" * 64, expires_at=NOW), StoredHash(sha256="b" * 64, expires_at=end))
     keys = KeysFile(keys=(stored("shop", *hashes),))

@@ -1,4 +1,4 @@
-"""Rates and days: the bucket against a slow oracle that knows only the definition, and what a refusal promises."""
+"""Rates and daily quotas: the token bucket against a brute-force oracle, and the retry times of rejections."""
 
 from fractions import Fraction
 
@@ -13,7 +13,7 @@ from services.gateway.access.rates import Rates
 
 
 def accepts(rates: Rates, allowance: Allowance, now_s: float, key_id: str = "k", now_unix_s: float = 0.0) -> bool:
-    """Whether a call at this time is admitted."""
+    """Return whether a call at this time is admitted."""
     try:
         rates.spend(key_id, allowance, now_unix_s, now_s)
     except QuotaExceeded:
@@ -22,7 +22,7 @@ def accepts(rates: Rates, allowance: Allowance, now_s: float, key_id: str = "k",
 
 
 def oracle(times_s: list[float], rate: float, burst: float) -> list[bool]:
-    """Accept a call when, over every stretch that ends with it, no more calls pass than burst + rate x length."""
+    """Accept a call if every interval that ends with it has at most burst + rate x length calls."""
     accepted: list[Fraction] = []
     verdicts = []
     for time_s in map(Fraction, times_s):
@@ -42,7 +42,7 @@ gaps = st.lists(st.integers(0, 256).map(lambda sixty_fourths: sixty_fourths / 64
 
 @given(gaps=gaps, rate=st.sampled_from([0.25, 0.5, 1.0, 2.0, 8.0, 64.0]), burst=st.integers(1, 12))
 def test_the_bucket_admits_what_its_definition_admits(gaps: list[float], rate: float, burst: int) -> None:
-    """In binary fractions, where floats are exact, call by call."""
+    """The bucket equals the oracle for every call, in binary fractions, where floats are exact."""
     times_s = [1_000.0 + sum(gaps[: place + 1]) for place in range(len(gaps))]
     rates, allowance = Rates(), Allowance(rate_per_s=rate, burst=burst)
 
@@ -53,7 +53,7 @@ def test_the_bucket_admits_what_its_definition_admits(gaps: list[float], rate: f
 
 @given(rate=st.floats(0.01, 10_000), burst=st.floats(1, 100), start_s=st.floats(0, 1e6))
 def test_a_call_after_the_announced_wait_is_admitted(rate: float, burst: float, start_s: float) -> None:
-    """`retry_after_s` is enough, and a call a little sooner is refused."""
+    """A call after `retry_after_s` is admitted, and an earlier call is rejected."""
     rates, allowance = Rates(), Allowance(rate_per_s=rate, burst=burst)
     while accepts(rates, allowance, start_s):
         pass
@@ -67,7 +67,7 @@ def test_a_call_after_the_announced_wait_is_admitted(rate: float, burst: float, 
 
 
 def test_a_day_ends_at_midnight_and_says_so() -> None:
-    """The quota is whole again with the next day (UTC)."""
+    """The daily quota resets at midnight UTC, and the rejection has the time until then."""
     rates, allowance = Rates(), Allowance(daily_quota=2)
     noon = 20_000 * 86_400 + 43_200
     for _ in range(2):
@@ -82,7 +82,7 @@ def test_a_day_ends_at_midnight_and_says_so() -> None:
 
 @given(num_processes=st.integers(1, 50), rate=st.floats(0.1, 1e4), burst=st.floats(1, 1e4))
 def test_processes_share_a_rate(num_processes: int, rate: float, burst: float) -> None:
-    """Together they admit the rate and the day's quota, rounded up, and each at least one call at a time."""
+    """Together they admit the rate and the daily quota, rounded up; each has a burst of at least one call."""
     shared = Allowance(rate_per_s=rate, burst=burst, daily_quota=9).shared_by(num_processes)
 
     assert shared.rate_per_s is not None
@@ -93,7 +93,7 @@ def test_processes_share_a_rate(num_processes: int, rate: float, burst: float) -
 
 
 class RatesMachine(RuleBasedStateMachine):
-    """Two keys, a clock, and limits that change under way: never more than the day's quota, without a rate all of it, by each key."""
+    """Two keys with changing limits never exceed the daily quota; without a rate they can use all of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class RatesMachine(RuleBasedStateMachine):
 
     @rule(gap_s=st.one_of(st.floats(0, 2), st.just(float(DAY_S))))
     def wait(self, gap_s: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         before = int(self.now_s // DAY_S)
         self.now_s += gap_s
         if int(self.now_s // DAY_S) != before:
@@ -111,12 +111,12 @@ class RatesMachine(RuleBasedStateMachine):
 
     @rule(rate=st.sampled_from([None, 0.5, 4.0]), quota=st.sampled_from([None, 0, 5]))
     def change(self, rate: float | None, quota: int | None) -> None:
-        """Have the keys file changed."""
+        """Change the keys file."""
         self.allowance = Allowance(rate_per_s=rate, burst=3.0, daily_quota=quota)
 
     @rule(key_id=st.sampled_from(["a", "b"]))
     def call(self, key_id: str) -> None:
-        """Make a call; at the quota it is refused."""
+        """Make a call; at the quota it is rejected."""
         is_at_quota = self.allowance.daily_quota is not None and self.today.get(key_id, 0) >= self.allowance.daily_quota
         is_in = accepts(self.rates, self.allowance, self.now_s, key_id, self.now_s)
         assert not (is_in and is_at_quota)

@@ -1,4 +1,4 @@
-"""What all gateways together admit while the store of the shared counts is unavailable, on clocks that the tests set."""
+"""Calls that all gateways together admit while the store of the shared counts is unavailable, on fake clocks."""
 
 import pytest
 
@@ -13,14 +13,14 @@ RATE, BURST, QUOTA, AWAY_S = 32.0, 64.0, 1_000, 20
 
 
 class Counts:
-    """One process's connection to the shared counts, whose store can be unavailable: it knows who counts, and grants nothing."""
+    """One process's connection to the shared counts, whose store can be unavailable; it grants no call."""
 
     def __init__(self, processes: set["Counts"]) -> None:
         self.processes = processes
         self.is_unavailable = False
 
     async def ask(self, key_id: str, allowance: Allowance, ask: Ask, timeout_s: float) -> Grant:
-        """Refuse the call: these tests are about calls while the store is unavailable."""
+        """Reject the call: these tests are about calls while the store is unavailable."""
         await self.check(timeout_s)
         return Grant(num_calls=0, refused_by="rate", wait_s=0.0, tokens=0.0, today=0, day=0)
 
@@ -32,12 +32,12 @@ class Counts:
         return len(self.processes)
 
     async def close(self) -> None:
-        """Count the process no longer."""
+        """Stop counting the process."""
         self.processes.discard(self)
 
 
 async def admitted(gateways: list[SharedRates], clock: Clock, allowance: Allowance) -> int:
-    """Return how many calls all gateways together admit in a time in which each is called at twice the whole limit."""
+    """Return the number of calls that all gateways admit in AWAY_S if each gets twice the whole rate."""
     num_admitted = 0
     for _ in range(AWAY_S):
         clock.now_s += 1.0
@@ -60,7 +60,7 @@ async def admitted(gateways: list[SharedRates], clock: Clock, allowance: Allowan
 async def test_all_gateways_admit_the_limit_while_the_store_is_unavailable(
     clock: Clock, limit: str, num_known: int, num_cold: int, times: float
 ) -> None:
-    """Up to 16 gateways: those that were counted divide by their number, those that start meanwhile by 16; each rounds up to a call."""
+    """Counted gateways divide the limit by their number, gateways started during the outage by 16; each rounds up."""
     allowance = Allowance(rate_per_s=RATE, burst=BURST) if limit == "rate" else Allowance(daily_quota=QUOTA)
     whole = BURST + RATE * AWAY_S if limit == "rate" else QUOTA
     counts: list[Counts] = []
@@ -83,7 +83,7 @@ async def test_all_gateways_admit_the_limit_while_the_store_is_unavailable(
 
 
 def test_fewer_processes_are_believed_after_a_while() -> None:
-    """Processes that start together, and an emptied store, are counted from one; more are believed at once."""
+    """A higher process count applies at once, a lower count only after PEERS_KEPT_S."""
     peers = Peers(MOST, 0.0)
     seen = []
     for num, seconds in ((1, 0.1), (3, 0.9), (3, 1.0), (5, 1.1), (1, 1.9), (2, 2.2)):

@@ -1,4 +1,4 @@
-"""The same cases through both doors: the same answers, and matching errors."""
+"""The same cases through both doors: equal answers, and matching errors."""
 
 import asyncio
 import json
@@ -95,7 +95,7 @@ ANSWERS: list[tuple[str, dict[str, Any], str, str, list[str]]] = [
 async def test_both_doors_answer_alike(
     door: Door, world: World, body: dict[str, Any], tier: str, reason: str, item_ids: list[str]
 ) -> None:
-    """A request gets the same items, tier and reason through either door, and is counted by them."""
+    """A request gets the same items, tier and reason through either door, and the metrics count it by them."""
     reply = await door.recommend(body)
 
     assert reply.code == "ok", reply
@@ -149,7 +149,7 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
 async def test_both_doors_refuse_alike(
     door: Door, world: World, body: dict[str, Any], headers: dict[str, str], field: str
 ) -> None:
-    """A bad request is refused by the same code and field through either door, and counted; of a header its name is the field."""
+    """Both doors reject a bad request with the same code and field, and count it; a header is its own field."""
     reply = await door.recommend(body, headers)
 
     labels = {"door": door.name, "tier": "none", "reason": "none", "code": "invalid_request"}
@@ -170,14 +170,14 @@ async def test_both_doors_refuse_alike(
 async def test_the_deadline_comes_by_field_or_header_and_is_clamped(
     door: Door, body: dict[str, Any], header: str | None, granted: int
 ) -> None:
-    """The field wins over the header, the header over the default; limits hold for all."""
+    """The field takes precedence over the header, the header over the default; the limits apply to all three."""
     reply = await door.recommend({"user_id": "nobody", **body}, {"x-deadline-ms": header} if header else None)
 
     assert reply.body["deadline_ms"] == granted
 
 
 async def test_the_request_id_is_echoed(door: Door) -> None:
-    """Field before header before a new one; one that fits in no header, as any printable text may, is in the body."""
+    """The id comes from the field, else the header, else is generated; a non-ASCII id is in the body only."""
     other = {"x-request-id": "other"}
     beyond_ascii = await door.recommend({"request_id": "日本", **USER})
     by_field = await door.recommend({"request_id": "mine", **USER}, other)
@@ -199,7 +199,7 @@ async def test_the_request_id_is_echoed(door: Door) -> None:
 async def test_a_refused_request_keeps_its_id(
     door: Door, request_id: str | None, kept: str, wrong: dict[str, Any]
 ) -> None:
-    """The error names the body's, though another came in a header, if it is valid; it is in the header or trailer too, where it fits."""
+    """The error has the body's id if valid, else the header's; the response header or trailer has it if it is ASCII."""
     body = {**USER, **wrong} if request_id is None else {**USER, "request_id": request_id, **wrong}
 
     reply = await door.recommend(body, {"x-request-id": "other"})
@@ -212,7 +212,7 @@ EVENT = {"event_id": "e1", "user_id": "u", "item_id": "i01"}
 
 
 async def test_acknowledged_events_are_in_the_log(door: Door, world: World) -> None:
-    """Ids come back in the order sent, records are in order of time; times and the moment of acceptance are filled in; the user id is the key."""
+    """Ids are returned in the order sent, records are ordered by time and keyed by user id, and times are filled in."""
     reply = await door.record([EVENT, {"user_id": "v", "item_id": "i02", "value": 2.5, "event_time_ms": NOW_MS - 1}])
 
     assert reply.body["accepted"] == 2
@@ -244,7 +244,7 @@ WRONG = {"item_id": "a", "title": ""}
 async def test_items_of_which_none_is_right_are_refused(
     rest: RestClient, rpc: RpcClient, world: World, items: list[dict[str, Any]], field: str | None
 ) -> None:
-    """At both doors by the first wrong field; where one is right it is put, and the others are refused by themselves."""
+    """If all items are wrong the call is rejected by the first wrong field; otherwise the valid items are put."""
     by_rest = await rest.http.put("/v1/items", json={"items": items})
     stub = recommend_pb2_grpc.RecommenderStub(rpc.channel)
     by_rpc = await rpc.call(stub.PutItems, recommend_pb2.PutItemsRequest(items=items), None)
@@ -256,7 +256,7 @@ async def test_items_of_which_none_is_right_are_refused(
 
 
 async def test_an_id_that_is_sent_twice_is_recorded_once(door: Door, world: World) -> None:
-    """In one request as in two; another user's event of the same id is another event."""
+    """Duplicates of a user's event id are dropped; another user's event with the same id is a different event."""
     reply = await door.record([EVENT, {**EVENT, "item_id": "i02"}, {**EVENT, "user_id": "v"}, EVENT])
 
     assert (reply.body["accepted"], reply.body["event_ids"]) == (2, ["e1"] * 4)
@@ -267,7 +267,7 @@ async def test_an_id_that_is_sent_twice_is_recorded_once(door: Door, world: Worl
 
 
 async def test_events_of_unknown_items_are_accepted_and_named(door: Door, world: World) -> None:
-    """Each item that the live catalogue lacks is named once, in the order sent, and its events are counted; they are recorded all the same."""
+    """Events of unknown items are recorded and counted, and each unknown item is reported once, in the order sent."""
     items = ("new1", "i01", "new2", "new1")
 
     reply = await door.record([{"user_id": "u", "item_id": item} for item in items])
@@ -299,7 +299,7 @@ BAD_EVENTS: list[tuple[str, list[dict[str, Any]], str, str]] = [
 async def test_bad_events_are_refused_whole(
     door: Door, world: World, events: list[dict[str, Any]], field: str, words: str
 ) -> None:
-    """One bad event refuses all, by its place and field, before anything is sent."""
+    """One bad event rejects the whole request, by index and field, before anything is sent."""
     reply = await door.record(events)
 
     assert (reply.code, reply.field) == ("invalid_request", field)
@@ -318,7 +318,7 @@ async def test_bad_events_are_refused_whole(
 async def test_what_breaks_inside_leaves_no_trace(
     door: Door, world: World, error: Exception, code: str, retry_after: str | None
 ) -> None:
-    """Nothing is acknowledged; an unavailable broker gets a time to retry, in whole seconds, at least one; an unforeseen error is opaque."""
+    """A failing broker acknowledges nothing, `unavailable` has a retry time, and an internal error is opaque."""
     world.events.error = error
 
     reply = await door.record([EVENT])
@@ -347,10 +347,10 @@ ERRORS = [
 async def test_an_error_has_the_documented_fields_and_no_other(
     rest: RestClient, rpc: RpcClient, world: World, error: TailraceError
 ) -> None:
-    """Through all three doors: the fields of the bodies' schemas, and over gRPC what the comments of recommend.proto name."""
+    """Errors have the schema's fields through all three doors, and over gRPC the details named in recommend.proto."""
 
     async def fail(*_: object) -> NoReturn:
-        """Fail as some part may."""
+        """Fail with the given error."""
         raise error
 
     world.plane.recommend = fail  # type: ignore[assignment]
@@ -366,20 +366,20 @@ async def test_an_error_has_the_documented_fields_and_no_other(
 
 @pytest.mark.parametrize("model", [ErrorBody, ErrorDetail, OpenAiErrorBody, OpenAiErrorDetail])
 def test_the_schema_of_an_error_allows_no_other_field(model: type[BaseModel]) -> None:
-    """So the calls by the document (test_openapi.py) would find one, in every error that they meet."""
+    """The schema forbids extra fields, so the document's tests (test_openapi.py) would detect them."""
     assert model.model_json_schema()["additionalProperties"] is False
     assert set(model.model_json_schema()["required"]) == set(model.model_fields)
 
 
 async def test_an_oversized_body_is_refused(door: Door) -> None:
-    """The limit holds at both doors."""
+    """The size limit applies at both doors."""
     reply = await door.recommend({"user_id": "u", "exclude_item_ids": ["x" * 200] * 100})
 
     assert (reply.code, reply.field) == ("request_too_large", "body")
 
 
 async def test_both_doors_return_the_same_object(rest: RestClient, rpc: RpcClient) -> None:
-    """The whole body agrees, the time taken and number formats apart: newest event, its age, bundle, titles, sources and stages."""
+    """The bodies are equal except for the times of stages and number formats."""
     first, second = [
         (await door.recommend({"user_id": "long", "k": 1, "request_id": "same"})).body for door in (rest, rpc)
     ]
@@ -398,7 +398,7 @@ async def test_both_doors_return_the_same_object(rest: RestClient, rpc: RpcClien
 async def test_a_request_that_waited_at_the_edge_past_its_deadline_is_refused(
     door: Door, world: World, edges: tuple[str, str], code: str
 ) -> None:
-    """The deadline counts from the stamp of the edge, each known by its name, whatever its clock says: the second request is 1,000 s older than the first at one edge."""
+    """The deadline counts from the stamp of the named edge: at the same edge, the second request is 1,000 s old."""
     replies = [
         await door.recommend(
             {"user_id": "long", "deadline_ms": 900},
@@ -414,14 +414,14 @@ async def test_a_request_that_waited_at_the_edge_past_its_deadline_is_refused(
 
 @pytest.mark.parametrize("stamp", ["", "-1", "1e3", "9" * 5_000])
 async def test_a_mark_that_is_no_number_of_the_edge_s_is_ignored(door: Door, stamp: str) -> None:
-    """The request counts as one that did not come through the edge."""
+    """A malformed stamp is ignored, as if the request did not come through the edge."""
     reply = await door.recommend({"user_id": "long"}, {"x-edge-arrived-ms": stamp, "x-edge-in-flight": "1"})
 
     assert reply.code == "ok"
 
 
 async def test_an_upload_slower_than_its_deadline_is_answered(rest: RestClient) -> None:
-    """Without the edge's stamp the wait for the caller's own bytes is no reason to refuse."""
+    """Without the edge's stamp, the time of the upload does not count against the deadline."""
 
     async def body() -> AsyncIterator[bytes]:
         """Send the second half after the deadline."""

@@ -1,4 +1,4 @@
-"""Many users a call, similar items and what is popular, by the same cases through both doors."""
+"""Batches of users, similar items and popular items, by the same cases through both doors."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ KEYED = {"authorization": "Bearer shop"}
 
 
 def item_ids(body: Mapping[str, Any]) -> list[str]:
-    """The items of an answer."""
+    """Return the item ids of an answer."""
     return [item["item_id"] for item in body["items"]]
 
 
 async def test_each_entry_is_answered_as_if_it_came_alone(door: Door, world: World) -> None:
-    """In order, with tier and reason of each user, and one exchange with the store; of a wrong entry the answer is its error, and both are counted."""
+    """Entries get the answers of single requests, in order, with one store read; a wrong entry gets its error."""
     entries = [{"user_id": name, "k": 2} for name in ("listed", "long", "short", "nobody")]
     alone = [(await door.recommend(one)).body for one in entries]
     wrong = [
@@ -51,7 +51,7 @@ async def test_each_entry_is_answered_as_if_it_came_alone(door: Door, world: Wor
 
 
 async def test_an_entrys_own_id_is_kept_and_others_are_made_of_the_calls(door: Door) -> None:
-    """An entry whose id is none gets one, and its error names the field."""
+    """An entry without a valid id gets an id made from the call's; its error names the field."""
     entries = [{"user_id": "a", "request_id": "mine"}, {"user_id": "b"}, {"user_id": "c", "request_id": "r" * 300}]
 
     reply = await door.batch({"requests": entries}, {"x-request-id": "call"})
@@ -74,14 +74,14 @@ async def test_an_entrys_own_id_is_kept_and_others_are_made_of_the_calls(door: D
 async def test_a_wrong_batch_is_refused_whole(
     door: Door, body: dict[str, Any], headers: dict[str, str], field: str
 ) -> None:
-    """Too few or too many entries, and a size that is not that which the edge counted."""
+    """Batches with too few or too many entries, or a size that differs from the edge's header, are rejected."""
     reply = await door.batch(body, headers)
 
     assert (reply.code, reply.field) == ("invalid_request", field)
 
 
 def asked(first: int, num: int, user_id: str = "long") -> dict[str, Any]:
-    """Return a request with so many tests, of which none is another request's."""
+    """Return a request with `num` conditions that no other range of `first` shares."""
     return {
         "user_id": user_id,
         "filters": {"must": [{"key": "popularity", "range": {"gte": -one}} for one in range(first, first + num)]},
@@ -89,7 +89,7 @@ def asked(first: int, num: int, user_id: str = "long") -> dict[str, Any]:
 
 
 async def test_requests_of_a_batch_have_one_budget_of_tests(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal filters count once; the entry that exceeds the rest, and no other, is refused by its field."""
+    """Equal filters count once; only the entry that exceeds the budget is rejected, by its field."""
     monkeypatch.setattr("services.items.expression.MAX_TESTS", 40)
     entries = [asked(10 * number, 10) for number in range(4)]
     reply = await door.batch({"requests": [*entries, *entries, asked(0, 5), {"user_id": "long"}]})
@@ -99,7 +99,7 @@ async def test_requests_of_a_batch_have_one_budget_of_tests(door: Door, monkeypa
 
 
 async def test_a_request_has_a_budget_of_tests(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Filters, boosts and blocks count together, by the items that they test; the clause that exceeds it is named."""
+    """Conditions of filters, boosts and blocks, times the items tested, share a budget; the error names the clause."""
     clauses = [{"should": asked(10 * number, 10)["filters"]["must"]} for number in range(4)]
     request = {**asked(0, 10), "rules": {"boosts": [{"where": clauses[1], "factor": 2.0}], "blocks": clauses[2:]}}
     monkeypatch.setattr("services.items.expression.MAX_TESTS", 40)
@@ -115,7 +115,7 @@ async def test_a_request_has_a_budget_of_tests(door: Door, monkeypatch: pytest.M
 
 
 async def test_a_batch_whose_features_cannot_be_read_is_answered(door: Door, world: World) -> None:
-    """The store fails for all at once, and each gets what a single request would get."""
+    """If the store fails, each entry gets the answer of a single request without features."""
     world.features.error = ConnectionError("gone")
 
     reply = await door.batch({"requests": [{"user_id": "listed"}, {"user_id": "long"}]})
@@ -124,7 +124,7 @@ async def test_a_batch_whose_features_cannot_be_read_is_answered(door: Door, wor
 
 
 async def test_a_late_batch_ends_with_its_deadline(door: Door, world: World) -> None:
-    """Entries that wait for their turn have no deadline of their own: a model that never answers costs the call one, not one an entry."""
+    """Waiting entries share the call's deadline: a model that never answers costs the call one deadline in total."""
     world.llm.delay_s = 3_600.0
     began_s = asyncio.get_running_loop().time()
 
@@ -137,7 +137,7 @@ async def test_a_late_batch_ends_with_its_deadline(door: Door, world: World) -> 
 
 @pytest.fixture
 def access(request: pytest.FixtureRequest, tmp_path: Path) -> Access | None:
-    """A key with the daily quota that a test gives; everybody, where it gives none."""
+    """A key with the daily quota of the test's parameter; None (open to all) without a parameter."""
     daily_quota: int | None = getattr(request, "param", None)
     if daily_quota is None:
         return None
@@ -147,7 +147,7 @@ def access(request: pytest.FixtureRequest, tmp_path: Path) -> Access | None:
 @pytest.mark.usefixtures("access")
 @pytest.mark.parametrize("access", [10], indirect=True)
 async def test_a_batch_uses_as_much_quota_as_it_holds_requests(door: Door) -> None:
-    """Of ten calls a batch that can never fit uses the one that it came as, one of seven leaves two, and one of four is refused and uses nothing."""
+    """A batch spends one call per entry; a rejected batch spends nothing, an impossible batch one call."""
     eleven, seven, four, two = [{"requests": [{"user_id": "a"}] * size} for size in (11, 7, 4, 2)]
 
     never, first, refused, last = [await door.batch(body, KEYED) for body in (eleven, seven, four, two)]
@@ -183,7 +183,7 @@ SIMILAR: list[tuple[str, list[str], dict[str, Any], list[str], list[str]]] = [
 async def test_similar_items_are_neighbours_that_may_be_shown(
     door: Door, world: World, named: list[str], body: dict[str, Any], expected: list[str], sources: list[str]
 ) -> None:
-    """Nearest first, without the named ones, what the user has seen or dislikes, and what filters leave out; popular ones fill the list."""
+    """Nearest items first, excluding named, seen, disliked and filtered items; popular items fill the list."""
     world.features.users["hater"] = replace(user("i03"), disliked_item_ids=("i19",))
 
     reply = await door.similar(named, body)
@@ -195,7 +195,7 @@ async def test_similar_items_are_neighbours_that_may_be_shown(
 
 @pytest.mark.parametrize("named", [["zz"], ["i05", "zz"], ["a/b c%"]])
 async def test_an_unknown_item_is_named(door: Door, named: list[str]) -> None:
-    """It has no neighbours, and the error says which one it is."""
+    """An unknown item is not found, and the error names it."""
     reply = await door.similar(named, {})
 
     assert reply.code == "not_found"
@@ -203,7 +203,7 @@ async def test_an_unknown_item_is_named(door: Door, named: list[str]) -> None:
 
 
 async def test_under_strain_similar_items_come_from_memory(door: Door, world: World) -> None:
-    """A request that is shed gets the neighbours all the same: only the store is spared."""
+    """A shed request still gets neighbours, but does not read the store."""
     world.strain(1)
     world.features.error = AssertionError("nothing may be read")
 
@@ -225,7 +225,7 @@ POPULAR: list[tuple[str | None, str | None, Sequence[str], Sequence[float] | Non
 async def test_popular_items_are_the_tiers_own_numbers(
     door: Door, world: World, window: str | None, category: str | None, expected: list[str], scores: list[float] | None
 ) -> None:
-    """Of a window first the items with users in it, with their number as scores; items that the catalogue lacks are left out."""
+    """Items with users in the window come first, with the number of users as score; unknown items are skipped."""
     world.features.popular = [("i07", 100.0)]
     world.features.windows = {"1h": [("gone", 9), ("i09", 5), ("i07", 2)], "24h": [("i08", 40), ("i07", 30)]}
     await world.plane.popular.refresh()
@@ -243,7 +243,7 @@ async def test_popular_items_are_the_tiers_own_numbers(
     [({"window": "2h"}, "window"), ({"category": "zz"}, "filters.categories[0]"), ({"k": 0}, "k"), ({"k": 10**6}, "k")],
 )
 async def test_a_wrong_request_for_popular_items_is_refused(door: Door, sent: dict[str, Any], field: str) -> None:
-    """By the field that is wrong."""
+    """The error names the wrong field."""
     reply = await door.popular(**sent)
 
     assert (reply.code, reply.field) == ("invalid_request", field)

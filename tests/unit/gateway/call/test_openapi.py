@@ -1,4 +1,4 @@
-"""The OpenAPI document is exact: schemathesis calls every operation with valid and invalid requests and finds no contradiction."""
+"""The OpenAPI document is exact: schemathesis calls every operation with valid and invalid requests."""
 
 import asyncio
 import json
@@ -31,25 +31,24 @@ OPERATIONS = sorted(
     f"{method.upper()} {path}" for path, methods in json.loads(PATH.read_text())["paths"].items() for method in methods
 )
 NOT_CHECKED = ("not_a_server_error", "ignored_auth")
-"""503 and 504 are described, and 500 is looked for below. The document makes keys optional, since a server may have none, so that
-`ignored_auth` would accept everything: access/test_both_doors_with_keys.py holds which calls need a key.
-"""
+"""503 and 504 are described, and the tests below check for 500. The document makes keys optional, since a server may
+have none, so `ignored_auth` would accept everything; access/test_both_doors_with_keys.py tests which calls need a
+key."""
 NOT_FOR_TEXT = ("positive_data_acceptance",)
-"""Some fields exclude or need each other (echo and logprobs, top_logprobs and logprobs, json_schema and its type), and n and
-max_tokens have limits of the server's own, which no schema of the body expresses. A refusal must still be described.
-"""
+"""Some fields exclude or require each other (echo and logprobs, top_logprobs and logprobs, json_schema and its type),
+and the server limits n and max_tokens; the body's schema cannot express either. A rejection must still be described."""
 NOT_FOR_BATCHES = ("negative_data_rejection",)
-"""A wrong entry is refused by itself, inside an answer."""
+"""A wrong entry is rejected individually, inside a successful answer."""
 NOT_FOR_ASSIGNMENTS = ("positive_data_acceptance",)
-"""One of two parameters is needed, which no document can express."""
+"""One of two parameters is required, which the document cannot express."""
 NOT_FOR_ITEMS = ("positive_data_acceptance",)
-"""An entry may be anything, since it is refused by itself; a call of which no entry is right is refused."""
+"""An entry may be anything, since it is rejected individually; a call without a valid entry is rejected."""
 NUM_SAMPLED, NUM_IN_GRID = 3, 60
 
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> HttpApp:
-    """Both HTTP doors over a plane on fakes that writes text."""
+    """Both HTTP doors over a request path on fakes that generates text."""
     root: Path = tmp_path_factory.mktemp("openapi") / "bundles"
     publish(root, VERSION, catalogue_of())
     world = make_world(root, Parrot())
@@ -59,7 +58,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> HttpApp:
 
 @pytest.fixture(scope="module")
 def schema(app: HttpApp) -> schemathesis.BaseSchema:
-    """The document, limited to what this plane has: its catalogue, its time and its models."""
+    """The document, restricted to this world's catalogue, time and models."""
     schemas = app.openapi()["components"]["schemas"]
     known = {"categories": ["even", "odd"], "allowed_item_ids": ["i00", "i01", "i19"]}
     for name, values in known.items():
@@ -85,19 +84,19 @@ def schema(app: HttpApp) -> schemathesis.BaseSchema:
     batch["parameters"] = [one for one in batch["parameters"] if one["name"] != "X-Batch-Size"]  # depends on the body
     now_ms = int(NOW_S * 1_000)
     schemas["EventBody"]["properties"]["event_time_ms"] |= {"minimum": now_ms - 10**9, "maximum": now_ms}
-    for schema in schemas.values():  # an answer may gain fields later, and has no others now
+    for schema in schemas.values():  # answers may gain fields later, but have no extra fields now
         if schema.get("type") == "object" and "properties" in schema:
             schema.setdefault("additionalProperties", False)
     for body in ("CompletionBody", "ChatBody"):
         schemas[body]["properties"]["model"] = {"enum": [MODEL, "none"]}
     for body in ("RecommendBody", "SimilarBody"):
-        schemas[body]["properties"].pop("next")  # no schema knows the tokens that were made
-        schemas[body]["properties"].pop("surface")  # there are none
+        schemas[body]["properties"].pop("next")  # a schema cannot know valid tokens
+        schemas[body]["properties"].pop("surface")  # this world has no surfaces
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 
 def test_every_operation_is_in_the_document(app: HttpApp) -> None:
-    """What is called below, by the committed document, is all that is described, and its path parameters are declared."""
+    """The committed document describes exactly the served operations, and declares their path parameters."""
     paths = app.openapi()["paths"]
     described = {f"{method.upper()} {path}": one for path, methods in paths.items() for method, one in methods.items()}
 
@@ -108,7 +107,7 @@ def test_every_operation_is_in_the_document(app: HttpApp) -> None:
 
 
 def test_the_headers_of_a_keys_limits_are_described(app: HttpApp) -> None:
-    """Every call that needs a scope names them, with the refusals for a used-up limit as with the answers."""
+    """Every call that needs a scope documents the headers for successes and for 429."""
     document = app.openapi()
     sent = Standing(
         Allowance(rate_per_s=1.0, burst=1, daily_quota=1), Remaining(1.0, 0), NOW_S, is_shared=True
@@ -132,7 +131,7 @@ MANY = pytest.param(NUM_IN_GRID, marks=pytest.mark.grid)
 def test_valid_requests_are_answered_as_described(
     schema: schemathesis.BaseSchema, label: str, num_examples: int
 ) -> None:
-    """They are accepted, and status, content type, headers and body of each answer are in the document."""
+    """Valid requests are accepted, and status, content type, headers and body of each answer are in the document."""
     call_all(schema, label, GenerationMode.POSITIVE, num_examples)
 
 
@@ -141,7 +140,7 @@ def test_valid_requests_are_answered_as_described(
 def test_invalid_requests_are_refused_as_described(
     schema: schemathesis.BaseSchema, label: str, num_examples: int
 ) -> None:
-    """Nothing that the document forbids is accepted."""
+    """Requests that the document forbids are rejected."""
     call_all(schema, label, GenerationMode.NEGATIVE, num_examples)
 
 
@@ -173,12 +172,15 @@ def call_all(schema: schemathesis.BaseSchema, label: str, mode: GenerationMode, 
 
 
 def is_described(text: str, is_valid: bool) -> bool:
-    """Whether the document's pattern of printable texts holds of it what it says: schemathesis knows but a part of Unicode's classes, and lets control characters into paths."""
+    """Return whether the pattern of printable texts classifies the text correctly.
+
+    Schemathesis knows only part of Unicode's classes, and generates control characters in paths.
+    """
     return text.isprintable() if is_valid else text.isascii()
 
 
 def integers(value: Any) -> Any:
-    """Write 1.0 as 1: JSON schema calls both an integer, the doors only the second."""
+    """Write 1.0 as 1: JSON schema calls both an integer, but the doors accept only 1."""
     if isinstance(value, dict):
         return {name: integers(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -187,7 +189,7 @@ def integers(value: Any) -> Any:
 
 
 def expressible(value: Any) -> Any:
-    """Take out what no schema can forbid: characters newer than Python's tables, equal event ids, and two pins of one item."""
+    """Remove values that no schema can forbid: unprintable characters, equal event ids, and two pins of one item."""
     if isinstance(value, dict):
         value = {name: one[:1] if name == "pins" and one else one for name, one in value.items()}
         return {name: expressible(one) for name, one in value.items() if name != "event_id" and name.isprintable()}
@@ -199,9 +201,9 @@ def expressible(value: Any) -> Any:
 
 
 def test_every_default_fits_its_own_schema() -> None:
-    """A caller may send what the document calls the default."""
+    """A caller may send the default that the document states."""
     document = json.loads(PATH.read_text())
-    validator = validators.extend(Draft202012Validator, {"pattern": lambda *_: ()})  # Python reads no \\p{...}
+    validator = validators.extend(Draft202012Validator, {"pattern": lambda *_: ()})  # Python cannot compile \\p{...}
 
     def defaults(path: str, node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(node, dict) and "default" in node and {"type", "anyOf", "allOf", "$ref"} & node.keys():

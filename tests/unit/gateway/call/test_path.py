@@ -1,4 +1,4 @@
-"""Ambiguous paths: refused at the door, before keys, in the envelope of the operation that they would lead to."""
+"""Ambiguous paths are rejected at the door, before authentication, in the error format of the target operation."""
 
 import json
 import posixpath
@@ -52,13 +52,13 @@ NOT_UTF8 = ("/v1/explanations/%C0%AF", "/v1/models/%FF")
 
 @pytest.fixture
 def app(world: World, tmp_path: Path) -> HttpApp:
-    """The HTTP doors, where nobody has a key."""
+    """The HTTP doors with an empty key file."""
     access = keyed_access(tmp_path)
     return create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES, access=access, echoes_request_id=True)
 
 
 async def post(app: HttpApp, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
-    """Post to a path as it is, which clients of HTTP would normalise; return status, error and headers."""
+    """Post to a raw path, which HTTP clients would normalise; return status, error and headers."""
     sent: list[Message] = []
     scope = {
         "type": "http",
@@ -75,7 +75,7 @@ async def post(app: HttpApp, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
         return {"type": "http.request"}
 
     async def send(message: Message) -> None:
-        """Keep what is sent."""
+        """Keep the sent message."""
         sent.append(message)
 
     await app(scope, receive, send)
@@ -84,7 +84,7 @@ async def post(app: HttpApp, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
 
 @pytest.mark.parametrize("path", [*TAILRACE, *OPENAI])
 async def test_an_ambiguous_path_is_a_400_at_the_door(app: HttpApp, path: str) -> None:
-    """The edge may not stand in front of it; below OpenAI's paths the client of OpenAI reads the error."""
+    """The door rejects an ambiguous path even without the edge; OpenAI paths use OpenAI's error format."""
     status, error, headers = await post(app, path)
 
     assert (status, headers[b"x-request-id"]) == (400, b"mine")
@@ -97,7 +97,7 @@ async def test_an_ambiguous_path_is_a_400_at_the_door(app: HttpApp, path: str) -
 
 @pytest.mark.parametrize("path", ["/v1/events/", "/V1/events", "/v1/events;a=1", "/v1/...", "/v1\\events", "/v1/.x"])
 async def test_another_path_is_a_404_and_no_redirect(app: HttpApp, path: str) -> None:
-    """No server on the way reads it as one of ours; a redirect would lead behind the edge's TLS."""
+    """Paths that no server normalises to ours are not found; a redirect would bypass the edge's TLS."""
     status, error, _ = await post(app, path)
 
     assert status == 404
@@ -109,7 +109,7 @@ segments = st.sampled_from(["", ".", "..", "%2e", "a", "%61", "%2F", "%25", "v1"
 
 @given(st.lists(segments, max_size=5).map(lambda parts: f"/{'/'.join(parts)}"), st.sampled_from(["", *WITH_PARAMETER]))
 def test_whoever_reads_a_path_that_passes_reads_the_same(path: str, prefix: str) -> None:
-    """Decoding and normalising change nothing before a parameter, and normalising nothing in it."""
+    """Decoding and normalising leave an accepted path unchanged; within a parameter, normalising does."""
     whole = prefix + path.removeprefix("/") if prefix else path
     try:
         check_path(quote(whole, safe="/%").encode())
@@ -122,20 +122,20 @@ def test_whoever_reads_a_path_that_passes_reads_the_same(path: str, prefix: str)
 
 
 def routes_of(app: HttpApp) -> list[Route]:
-    """Return the routes with parameters, those of the console too."""
-    add_console(app, service=None)  # type: ignore[arg-type] - routes alone
+    """Return the routes with parameters, including the console's."""
+    add_console(app, service=None)  # type: ignore[arg-type] - only routes are read
     add_editor(app, plane=None)  # type: ignore[arg-type]
     add_releases(app, None, 0.0, lambda: 0.0)  # type: ignore[arg-type]
     return [route for route in app.router.routes if isinstance(route, Route) and "{" in route.path]
 
 
 async def test_what_stands_before_a_parameter_is_known(app: HttpApp) -> None:
-    """The edge knows the beginning of each path that has one."""
+    """The edge knows the prefix of every route with a parameter."""
     assert {route.path.partition("{")[0] for route in routes_of(app)} == set(WITH_PARAMETER)
 
 
 async def test_a_slash_in_a_parameter_is_sent_encoded(app: HttpApp) -> None:
-    """Of every operation: `a%2Fb` is one parameter, while `a/b`, `a/` and nothing are other paths."""
+    """For every operation, `a%2Fb` is one parameter, while `a/b`, `a/` and an empty parameter do not match."""
     for route in routes_of(app):
         (method,) = route.methods or ()
         for sent, read in (
@@ -171,7 +171,7 @@ async def test_a_slash_in_a_parameter_is_sent_encoded(app: HttpApp) -> None:
 async def test_only_an_encoded_slash_is_of_the_parameter(
     rest: RestClient, world: World, method: str, path: str, status: int
 ) -> None:
-    """Nobody is erased for a path that the door does not have."""
+    """A path without a route changes nothing; an encoded slash is part of the user id."""
     answer = await rest.http.request(method, path, json={})
 
     assert answer.status_code == status

@@ -1,4 +1,4 @@
-"""The console as a stack has it, with its page, editor and releases, on a plane of fakes."""
+"""The complete console with page, editor and releases, on fakes."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -50,13 +50,17 @@ class ScannedStore(FakeStore):
     """A store whose scan returns each key twice, as Redis may."""
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some users with repeats."""
+        """Return some users, each twice."""
         return 2 * await super().sample_user_ids(limit, timeout_s)
 
 
 @dataclass
 class Console:
-    """A console beside a file of one surface and a second version: `http` calls it without keys, `keyed` with `reader`, of the scope recommend, `admin`, and `others`, of every other scope."""
+    """A console with a file of one surface and a second bundle version.
+
+    `http` calls it without keys; `keyed` has the keys `reader` (scope recommend), `admin`, and `others` (every other
+    scope).
+    """
 
     world: World
     http: httpx.AsyncClient
@@ -67,32 +71,32 @@ class Console:
     sampler: MetricSampler
 
     async def send(self, method: str, path: str, **body: Any) -> Any:
-        """Return the JSON of an answer that is a success."""
+        """Return the JSON of a successful answer."""
         answer = await self._call(method, path, body)
         assert answer.is_success, answer.text
         return answer.json()
 
     async def refused(self, method: str, path: str, **body: Any) -> Any:
-        """Return the error of a call that is refused."""
+        """Return the error of a rejected call."""
         answer = await self._call(method, path, body)
         error = answer.json()["error"]
         assert answer.status_code == {"invalid_request": 422, "not_found": 404}[error["code"]]
         return error
 
     async def _call(self, method: str, path: str, body: dict[str, Any]) -> httpx.Response:
-        """Call without keys; no browser may store an answer, since histories are personal, nor guess its type."""
+        """Call without keys; answers must forbid storing, since histories are personal, and type sniffing."""
         answer = await self.http.request(method, path, json=body or None)
         assert (answer.headers["cache-control"], answer.headers["x-content-type-options"]) == ("no-store", "nosniff")
         return answer
 
     async def item_ids(self, **fields: Any) -> list[str]:
-        """Return the items that the user "long" is recommended."""
+        """Return the items recommended to the user "long"."""
         return [item.item_id for item in (await self.world.recommend("long", **fields)).items]
 
 
 @pytest.fixture
 async def console(tmp_path: Path) -> AsyncIterator[Console]:
-    """The console's routes in an open app and in one with keys."""
+    """The console's routes in an open app and in an app with keys."""
     surfaces = tmp_path / "surfaces" / "surfaces.toml"
     surfaces.parent.mkdir()
     surfaces.write_text(CART)

@@ -1,4 +1,4 @@
-"""The console's page and what it shows: users, histories, the bundle, live numbers, drills."""
+"""The console's page and its data: users, histories, the bundle, live numbers, drills."""
 
 import asyncio
 import fcntl
@@ -23,7 +23,7 @@ from tests.unit.gateway.world import catalogue_of, publish
 
 
 async def test_the_page_is_served_with_strict_headers(console: Console) -> None:
-    """Only scripts of our own, no framing, no type sniffing, no referrer; every other name is a 404 in the REST envelope."""
+    """The headers allow only our own scripts and no framing, sniffing or referrer; unknown files are a 404."""
     answer = await console.http.get("/")
     others = [
         await console.http.get(f"/console/page/{name}")
@@ -39,7 +39,7 @@ async def test_the_page_is_served_with_strict_headers(console: Console) -> None:
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_inlines_nothing() -> None:
-    """Every address is our own; there is no inline script, style or handler, and no HTML is built from text."""
+    """Every address is local; the page has no inline script, style or handler, and builds no HTML from text."""
     html = (PAGE_DIR / "index.html").read_text()
     addresses = re.findall(r"""(?:src|href)="([^"]+)\"""", html)
     everything = {name: file.body.decode() for name, file in load_page().items()}
@@ -55,7 +55,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_inlines_nothing() -> None:
 
 
 async def test_users_come_from_the_store(console: Console) -> None:
-    """Users are those that the store holds, longest history first, each once."""
+    """Users are the stored users, longest history first, without duplicates."""
     users = await console.send("GET", "/console/users")
 
     assert len({one["user_id"] for one in users["users"]}) == len(users["users"])
@@ -64,7 +64,7 @@ async def test_users_come_from_the_store(console: Console) -> None:
 
 
 async def test_a_history_has_titles_and_times_newest_first(console: Console) -> None:
-    """The newest item has the store's time, older ones the offline table's; a history of nobody is refused."""
+    """The newest item has the store's time, older items the offline table's; an empty user id is rejected."""
     history = await console.send("GET", "/console/history?user_id=long")
     nobody = await console.refused("GET", "/console/history?user_id=")
 
@@ -75,7 +75,7 @@ async def test_a_history_has_titles_and_times_newest_first(console: Console) -> 
 
 
 async def test_the_bundle_has_its_evaluation(console: Console, tmp_path: Path) -> None:
-    """Models are in a fixed order, without those that the report lacks; slices by history length have whether they are sent to the LLM."""
+    """Models have a fixed order, without models missing from the report; history slices show if they call the LLM."""
     publish(tmp_path / "bundles", "routed", catalogue_of(), llm_pays=[[10, None]])
     await console.world.plane.names.first.refresh()
 
@@ -115,7 +115,7 @@ async def test_the_live_view_counts_answers(console: Console) -> None:
     ],
 )
 async def test_a_bad_drill_is_refused_whole(console: Console, body: bytes, field: str) -> None:
-    """Nothing is switched, and the error names the field."""
+    """A bad request switches nothing, and the error names the field."""
     answer = await console.http.post("/console/drills", content=body)
 
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, field)
@@ -123,13 +123,13 @@ async def test_a_bad_drill_is_refused_whole(console: Console, body: bytes, field
 
 
 async def test_a_switch_is_audited_even_if_its_caller_disconnects(console: Console, tmp_path: Path) -> None:
-    """Ray Serve cancels the work of a caller who has disconnected; the drill may have begun by then."""
+    """Ray Serve cancels a disconnected caller's task, possibly after the drill began."""
     with (tmp_path / "drills.lock").open("w") as lock, capture_logs() as logs:
         fcntl.flock(lock, fcntl.LOCK_EX)
         switching = asyncio.create_task(
             console.keyed.post("/console/drills", json={"llm": "off"}, headers=bearer("admin"))
         )
-        for _ in range(10):  # threads take work in order: after these the switch has begun and waits for the lock
+        for _ in range(10):  # threads take tasks in order: after these the switch waits for the lock
             await asyncio.to_thread(int)
         switching.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -141,7 +141,7 @@ async def test_a_switch_is_audited_even_if_its_caller_disconnects(console: Conso
 
 
 def test_users_are_spread_from_long_to_short_histories() -> None:
-    """A third have a stored list if there are such; the rest are spread over the lengths, without repeats."""
+    """A third have a stored list if available; the rest are spread over the lengths, without duplicates."""
     found = [ListedUser(user_id=f"u{n:03}", num_events=n, has_stored_list=n % 20 == 0) for n in range(100)]
 
     chosen = spread(found, 12)
@@ -153,7 +153,7 @@ def test_users_are_spread_from_long_to_short_histories() -> None:
 
 
 async def test_an_unreadable_metrics_folder_skips_one_sample(tmp_path: Path) -> None:
-    """A process that has just begun has an empty file for a moment; the next sample succeeds."""
+    """A new process's metrics file is empty for a moment; the next sample succeeds."""
     begun = tmp_path / f"counter_{os.getpid()}.db"
     begun.touch()
     sampler = MetricSampler(lambda: node_registry(tmp_path).collect(), series_for(load_objectives()))

@@ -1,4 +1,4 @@
-"""The editor's routes: what they change and what they refuse."""
+"""The editor's routes: their changes and rejections."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from tests.unit.gateway.console.conftest import CART, Console
 
 
 async def test_a_hidden_item_is_found_gone_and_comes_back(console: Console) -> None:
-    """By its id, the beginning of it, or words of the title in any case."""
+    """An item is found by its id and can be hidden and shown again."""
     first = (await console.item_ids())[0]
     await console.send("PATCH", f"/console/items/{first}", available=False)
     hidden = await console.item_ids()
@@ -24,7 +24,7 @@ async def test_a_hidden_item_is_found_gone_and_comes_back(console: Console) -> N
 
 
 async def test_a_search_returns_the_exact_id_first_and_ends_at_the_limit(console: Console) -> None:
-    """Deleted items are not found, those of the live catalogue alone are."""
+    """Deleted items are not found; items that only the live catalogue has are."""
     await console.world.plane.items.put_one("item 7", {"title": "Another"})
     await console.world.plane.items.delete(["i07"])
     ids = {
@@ -42,7 +42,7 @@ async def test_a_search_returns_the_exact_id_first_and_ends_at_the_limit(console
 
 
 async def test_an_unknown_item_is_neither_hidden_nor_boosted(console: Console) -> None:
-    """It is not found: a typing error would have no effect, and nobody would notice."""
+    """An unknown item is not found, since a typing error would go unnoticed."""
     boost = {"text": CART, "surface": "cart", "item_id": "nowhere", "factor": 2.0}
     hidden = await console.refused("PATCH", "/console/items/nowhere", available=False)
     boosted = await console.refused("POST", "/console/surfaces:boost", **boost)
@@ -52,7 +52,7 @@ async def test_an_unknown_item_is_neither_hidden_nor_boosted(console: Console) -
 
 
 async def test_a_draft_is_tried_and_nothing_is_recorded(console: Console) -> None:
-    """Both lists are those of ordinary requests, with what the rules moved; the file, impressions, explanations and counts stay as they were."""
+    """A preview returns both lists with the moved items, and changes no file, impressions, explanations or counts."""
     now = await console.item_ids(k=None, surface="cart")
     pinned = now[-1]
     draft = f"{CART}[cart.rules]\npins = [{{ item_id = '{pinned}', position = 1 }}]\n"
@@ -71,7 +71,7 @@ async def test_a_draft_is_tried_and_nothing_is_recorded(console: Console) -> Non
 
 
 async def test_a_new_surface_is_tried_beside_none(console: Console) -> None:
-    """What is in force at a place that has no surface yet is what a request without one gets."""
+    """The preview of a new surface compares it with a request without a surface."""
     draft = {"text": f"{CART}[home]\nk = 2\n", "surface": "home", "user_id": "long"}
     tried = await console.send("POST", "/console/surfaces:preview", **draft)
 
@@ -92,7 +92,7 @@ async def test_a_new_surface_is_tried_beside_none(console: Console) -> None:
     ],
 )
 async def test_a_bad_draft_is_neither_tried_nor_saved(console: Console, changed: dict[str, str], field: str) -> None:
-    """The error names the path, as it would for a request."""
+    """The error names the path, as for a request."""
     draft = {"text": CART, "surface": "cart", "user_id": "long", **changed}
     sha256 = (await console.send("GET", "/console/surfaces"))["sha256"]
 
@@ -103,7 +103,7 @@ async def test_a_bad_draft_is_neither_tried_nor_saved(console: Console, changed:
 
 
 def nested(depth: int, value: Any = 1) -> Any:
-    """Return lists and objects in each other."""
+    """Return alternately nested lists and objects."""
     for level in range(depth):
         value = [value] if level % 2 else {"must": value}
     return value
@@ -112,7 +112,7 @@ def nested(depth: int, value: Any = 1) -> Any:
 @pytest.mark.parametrize("depth", [6, 50, 150])
 @pytest.mark.parametrize("name", ["k", "deadline_ms", "tiers", "boosts", "pins", "blocks", "caps"])
 async def test_a_form_nested_deep_is_refused_by_its_field(console: Console, name: str, depth: int) -> None:
-    """Whatever the depth and the field, alone, in a list, and as the clause of a rule."""
+    """Values, list entries and rule clauses nested too deep are rejected by their field."""
     for value in (nested(depth), [nested(depth)], [{"where": nested(depth), "factor": 2.0}]):
         form = {"text": CART, "surface": "cart", "fields": {name: value}}
         refused = await console.refused("POST", "/console/surfaces:set", **form)
@@ -120,7 +120,7 @@ async def test_a_form_nested_deep_is_refused_by_its_field(console: Console, name
 
 
 async def test_a_boost_is_drafted_tried_and_saved(console: Console) -> None:
-    """The item rises in the surface's answers after the save, and an edit of the text before it is refused then."""
+    """After the save the item rises in the surface's answers, and a save based on the older text is rejected."""
     now, read = await console.item_ids(k=None, surface="cart"), await console.send("GET", "/console/surfaces")
     boost = {"text": read["text"], "surface": "cart", "item_id": now[-1], "factor": 100.0}
     text = (await console.send("POST", "/console/surfaces:boost", **boost))["text"]
@@ -135,7 +135,7 @@ async def test_a_boost_is_drafted_tried_and_saved(console: Console) -> None:
 
 
 async def test_a_user_is_erased_with_a_receipt(console: Console) -> None:
-    """As by `DELETE /v1/users/{id}`: the event is the same, and the receipt can be read here."""
+    """The erasure writes the same event as `DELETE /v1/users/{id}`, and its receipt can be read."""
     accepted = await console.send("POST", "/console/erasures", user_id="long")
     receipt = await console.send("GET", f"/console/erasures/{accepted['erasure_id']}")
     refused = await console.refused("POST", "/console/erasures", user_id="")
@@ -148,7 +148,7 @@ async def test_a_user_is_erased_with_a_receipt(console: Console) -> None:
 
 
 async def test_found_states_are_those_of_the_catalogue(console: Console) -> None:
-    """An item whose time has not come is available, and not shown."""
+    """An item that is not published yet is available, but not shown."""
     await console.world.plane.items.put_one("soon", {"published_ms": 1_900_000_000_000})
     (found,) = (await console.send("GET", "/console/items?find=soon"))["items"]
 

@@ -1,4 +1,4 @@
-"""The console's numbers against slow oracles: windows of samples, quantiles, SLOs, chart steps."""
+"""The console's numbers against brute-force oracles: windows of samples, quantiles, SLOs, chart steps."""
 
 import math
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ def at(seconds: float, value: float) -> Counts:
 
 
 def thinned(samples: list[Counts]) -> list[Counts]:
-    """Apply the thinning rule naively: all recent samples, and older ones that are far enough from the one kept before."""
+    """Apply the thinning rule naively: keep recent samples, and older samples spaced by at least THIN_S."""
     kept: list[Counts] = []
     for place in range(len(samples)):
         newest = samples[place]
@@ -41,7 +41,7 @@ def thinned(samples: list[Counts]) -> list[Counts]:
 
 @given(st.lists(st.integers(1, 8), min_size=2, max_size=60), st.integers(1, 130))
 def test_windows_and_steps_equal_a_plain_list(gaps: list[int], length_s: int) -> None:
-    """For any sampling times the ring returns what a list of all samples, thinned by the rule, would."""
+    """For any sampling times the ring equals a list of all samples, thinned by the rule."""
     times = [float(sum(gaps[: place + 1])) for place in range(len(gaps))]
     samples = [at(time_s, 3.0 * place) for place, time_s in enumerate(times)]
     ring = SampleRing(FINE_S, KEEP_S, THIN_S)
@@ -62,7 +62,7 @@ def test_windows_and_steps_equal_a_plain_list(gaps: list[int], length_s: int) ->
 
 
 def test_samples_share_the_names_of_series() -> None:
-    """Each scrape reads the names of the series again, and the ring keeps them once: for an hour of samples they are most of the memory."""
+    """The ring keeps the names of series once, since they are most of the memory of an hour of samples."""
     ring = SampleRing(FINE_S, KEEP_S, THIN_S)
     for second in range(int(KEEP_S)):
         ring.add(Counts(float(second), {(REQUESTS, frozenset({("tier", tier)})): 1.0 for tier in Tier}))
@@ -72,7 +72,7 @@ def test_samples_share_the_names_of_series() -> None:
 
 
 def test_a_counter_that_was_reset_counts_from_zero() -> None:
-    """A restarted process must not show negative traffic."""
+    """A restarted process does not show negative traffic."""
     assert at(2.0, 3.0).since(at(1.0, 50.0)).values[SERIES] == 3.0
 
 
@@ -85,7 +85,7 @@ def buckets_of(values: Iterable[float]) -> Buckets:
 
 @given(st.lists(st.floats(0.0001, 4.9), min_size=1, max_size=50), st.floats(0.01, 1.0))
 def test_a_quantile_lies_in_the_bucket_of_the_exact_one(values: list[float], share: float) -> None:
-    """The quantile of the histogram is in the same bucket as the quantile of the sorted values."""
+    """The histogram's quantile is in the same bucket as the quantile of the sorted values."""
     true_value = sorted(values)[math.ceil(share * len(values)) - 1]
     upper = next(bound for bound in REQUEST_BUCKETS_S if true_value <= bound)
     lower = max((bound for bound in REQUEST_BUCKETS_S if bound < upper), default=0.0)
@@ -101,12 +101,12 @@ def test_a_quantile_lies_in_the_bucket_of_the_exact_one(values: list[float], sha
     [([], None), ([(0.1, 0.0), (math.inf, 0.0)], None), ([(0.1, 0.0), (math.inf, 7.0)], 0.1), ([(0.1, 4.0)], 0.05)],
 )
 def test_quantiles_at_the_edges(buckets: Buckets, expected: float | None) -> None:
-    """Empty: None. Beyond the last finite bound: that bound. Within a bucket: linear."""
+    """The result is None if empty, the last finite bound beyond it, and linear within a bucket."""
     assert quantile_s(buckets, 0.5) == expected
 
 
 def test_slos_are_counted_from_the_real_metrics() -> None:
-    """Shares, totals and remaining budgets follow from the real metrics and objectives."""
+    """Fractions, totals and remaining budgets follow from the real metrics and objectives."""
     registry, objectives = CollectorRegistry(), load_objectives()
     gateway, stream, series = GatewayMetrics(registry), StreamMetrics(registry), series_for(objectives)
     before = counts_of(registry.collect(), series, 0.0)
@@ -131,7 +131,7 @@ def test_slos_are_counted_from_the_real_metrics() -> None:
 
 
 def test_chart_steps_are_rates_per_second_by_tier() -> None:
-    """Four answers in a step of two seconds are two per second; every tier is present; refusals are counted."""
+    """Four answers in a two-second step are two per second; every tier is present; rejections are counted."""
     registry, series = CollectorRegistry(), series_for(load_objectives())
     gateway = GatewayMetrics(registry)
     before = counts_of(registry.collect(), series, 10.0)

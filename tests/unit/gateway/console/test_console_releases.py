@@ -1,4 +1,4 @@
-"""The console's moves of names: what they change in the store and what they refuse."""
+"""The console's changes of model names: their effects in the store and their rejections."""
 
 import json
 from typing import Any
@@ -15,12 +15,12 @@ RELEASED = {"stages": [{"share": share, "hold_s": 60} for share in SHARES], "by_
 
 
 async def move(console: Console, path: str, **body: Any) -> Any:
-    """Return the default name after a move."""
+    """Return the default name after a change."""
     return (await console.send("POST", path, **body))["names"][0]
 
 
 async def test_a_release_goes_through_its_stages_and_ends(console: Console) -> None:
-    """It is the store's record that is moved: with the salted canary, by whom, and from when a stage holds."""
+    """A release writes its canary, the caller, and the start of each stage to the store's record."""
     begun = (await move(console, f"{OF_NEXT}:release", **RELEASED))["canary"]
     canary = console.store.record().canary
     moved = (await move(console, f"{OF_NEXT}:stage", stage=1))["canary"]
@@ -39,7 +39,7 @@ async def test_a_release_goes_through_its_stages_and_ends(console: Console) -> N
 
 
 async def test_a_release_that_is_withdrawn_does_not_come_back(console: Console) -> None:
-    """Its version is on record with the reason, and neither released nor promoted again; the error says by whom."""
+    """A withdrawn version is recorded with its reason and cannot be released or promoted again."""
     await move(console, f"{OF_NEXT}:release", **RELEASED)
 
     withdrawn = (await move(console, f"{OF_NEXT}:stop", withdraw=True, reason="bad lists"))["withdrawn"]
@@ -53,7 +53,7 @@ async def test_a_release_that_is_withdrawn_does_not_come_back(console: Console) 
 
 
 async def test_a_promotion_and_the_way_back(console: Console) -> None:
-    """Both are moves from what the page showed as live: after another move they are refused, and say what is live."""
+    """Promotion and rollback must name the current live version; otherwise the error names it."""
     promoted = await move(console, f"{OF_NEXT}:promote", seen=VERSION)
     late = await console.refused("POST", f"/console/names/default/versions/{VERSION}:promote", seen=VERSION)
     late_back = await console.refused("POST", "/console/names/default:rollback", seen=VERSION)
@@ -66,7 +66,7 @@ async def test_a_promotion_and_the_way_back(console: Console) -> None:
 
 
 async def test_the_last_look_is_shown(console: Console) -> None:
-    """A report by its fields, one in words as the reason; before the first look there is none."""
+    """The last report is shown by its fields, plain text as its reason; before the first analysis it is null."""
     guard = GuardReport(name="errors", state="open", worse_by=None, low=None, high=None, lacks="users")
     report = ReleaseReport(act="stay", outcome="continue", reason="too few", users=(9, 800), guards=(guard,))
     found = [(await move(console, f"{OF_NEXT}:release", **RELEASED))["canary"]]
@@ -94,7 +94,7 @@ async def test_the_last_look_is_shown(console: Console) -> None:
 async def test_stages_that_are_none_are_refused(
     console: Console, stages: list[tuple[float, float]], field: str
 ) -> None:
-    """Shares grow from above 0 to at most 1, some users are left to compare with, and each stage has a time."""
+    """Traffic fractions grow from above 0 to at most 1, leave a control group, and each stage has a duration."""
     sent = [{"share": share, "hold_s": hold_s} for share, hold_s in stages]
 
     assert (await console.refused("POST", f"{OF_NEXT}:release", stages=sent, by_hand=False))["field"] == field
@@ -102,7 +102,7 @@ async def test_stages_that_are_none_are_refused(
 
 
 async def test_what_is_not_there_is_named(console: Console) -> None:
-    """An unknown name makes no new one; an unknown version, a stage that is none and a release that is not under way are refused."""
+    """An unknown name, version or stage, and a release that is not active, are rejected."""
     unknown = await console.refused("POST", "/console/names/mail/versions/v2:promote", seen=None)
     no_version = await console.refused("POST", "/console/names/default/versions/v9:promote", seen=VERSION)
     no_release = await console.refused("POST", f"{OF_NEXT}:stage", stage=1)

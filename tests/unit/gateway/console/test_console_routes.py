@@ -1,4 +1,4 @@
-"""Every route of the console: who may call it, from whose page, and with which bodies."""
+"""Every route of the console: required scopes, cross-site calls, and invalid bodies."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ READS = (
 async def test_every_route_needs_its_scope_and_each_change_is_audited(
     console: Console, method: str, path: str, body: Any, scope: Scope | None
 ) -> None:
-    """The page is open, what it shows needs one scope and no other, that of the API's operation where there is one; attempts that are refused are audited too, and no line names the erased user."""
+    """The page is open, each route needs one scope, and every change is audited, without the erased user's id."""
     admitted = {
         None: {None, "reader", "others", "admin"},
         Scope.RECOMMEND: {"reader", "others"},
@@ -75,10 +75,10 @@ async def test_every_route_needs_its_scope_and_each_change_is_audited(
     [one for one in (*READS, DRILL, *CHANGES) if one[3] not in (None, Scope.RECOMMEND)],
 )
 async def test_another_sites_page_is_refused(console: Console, method: str, path: str, body: Any, scope: Scope) -> None:
-    """Where no keys are set up a browser would do it for any page: its headers name the site, and nothing is changed."""
+    """Without keys, browser headers that name another site are rejected, and nothing changes."""
 
     async def state() -> object:
-        """Read all that a route may change."""
+        """Read all state that a route may change."""
         return (
             await console.item_ids(),
             console.surfaces.read_text(),
@@ -101,7 +101,7 @@ async def test_another_sites_page_is_refused(console: Console, method: str, path
 async def test_a_body_of_a_wrong_shape_is_refused_by_field(
     console: Console, method: str, path: str, sent: Any, _scope: Scope
 ) -> None:
-    """No JSON, no object, a field too many, one too few, one of a wrong type."""
+    """Invalid JSON, non-objects, unknown, missing and mistyped fields are rejected."""
     name = next(iter(sent))
     bodies = [
         *({"content": one} for one in (b"{", b"[]", b"null")),

@@ -1,4 +1,4 @@
-"""What only gRPC has: raw messages, unknown fields by number, health."""
+"""gRPC specifics: raw messages, unknown fields by number, health."""
 
 import grpc
 import pytest
@@ -12,7 +12,7 @@ from tests.unit.gateway.clients import RpcClient
 from tests.unit.gateway.world import World
 
 UNKNOWN = bytes([0xE8, 0x04, 0x01])
-"""Field 77, which no message of ours has."""
+"""Field 77, which is in no message."""
 REQUEST = pb.RecommendRequest(user_id="u").SerializeToString()
 EVENT = pb.Interaction(user_id="u", item_id="i").SerializeToString() + UNKNOWN
 
@@ -32,7 +32,7 @@ EVENT = pb.Interaction(user_id="u", item_id="i").SerializeToString() + UNKNOWN
 async def test_what_the_schema_does_not_know_is_refused_by_place(
     rpc: RpcClient, world: World, method: str, body: bytes, field: str
 ) -> None:
-    """Raw bytes reach the door, so even a malformed message gets our own refusal."""
+    """The door parses raw bytes, so even a malformed message gets our own error."""
     reply = await rpc.call(rpc.channel.unary_unary(f"/tailrace.v1.Recommender/{method}", None, None), body)
 
     assert (reply.code, reply.field) == ("invalid_request", field)
@@ -40,7 +40,7 @@ async def test_what_the_schema_does_not_know_is_refused_by_place(
 
 
 async def test_events_are_counted_before_each_is_read(world: World) -> None:
-    """A body has room for half a million empty events, and reading each takes a second of the event loop."""
+    """The number of events is checked before parsing: half a million empty events would block the event loop."""
     body = pb.RecordEventsRequest(events=[pb.Interaction()] * 51).SerializeToString() + UNKNOWN
     max_events = world.plane.max_events_per_request
 
@@ -66,7 +66,7 @@ async def test_events_are_counted_before_each_is_read(world: World) -> None:
     ],
 )
 def test_a_patch_clears_what_it_names(clear: list[str], read: object) -> None:
-    """A field in any order with its attributes; a name that is no field, and a field that is changed at once, are refused by place."""
+    """`clear` accepts fields and attributes in any order; unknown fields and changed fields are rejected by index."""
     sets_y = "attributes.y" in clear
     changes = pb.CatalogueItem(
         item_id="i", title="new", attributes={"y": pb.AttributeValue(number=1.0)} if sets_y else {}

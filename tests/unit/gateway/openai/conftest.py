@@ -1,4 +1,4 @@
-"""The OpenAI door on a small text writer: in process, and on a real port."""
+"""The OpenAI door on a fake text model: in process, and on a real port."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -22,14 +22,14 @@ LIMITS = TextLimits(max_tokens=32, max_choices=4, deadline_ms=20_000)
 
 @pytest.fixture(autouse=True)
 def quiet_logs() -> Iterator[None]:
-    """Keep log lines from being rendered: tracebacks take seconds."""
+    """Capture log lines without rendering them: rendering tracebacks takes seconds."""
     with capture_logs():
         yield
 
 
 @pytest.fixture
 def texts(world: World, parrot: Parrot) -> World:
-    """The plane with these limits of its text."""
+    """The world with these text limits."""
     let_write(world, parrot, LIMITS, Clock())
     return world
 
@@ -55,7 +55,7 @@ async def live_url(app: ASGIApp) -> AsyncIterator[str]:
 
 
 async def serve(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve an ASGI app in this event loop and yield its address."""
+    """Serve an ASGI app in this event loop and yield its URL."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve())
     await until(lambda: server.started)

@@ -1,4 +1,4 @@
-"""The unmodified `openai` Python client over a real port: its calls work, and errors raise its own exceptions; logprobs as it reads them."""
+"""The unmodified `openai` Python client over a real port: calls, its exceptions, and its logprobs."""
 
 from collections.abc import AsyncIterator
 
@@ -22,7 +22,7 @@ async def client(live_url: str) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def test_a_chat_with_logprobs(client: AsyncOpenAI) -> None:
-    """Role, text, finish reason, logprobs, and usage with cached tokens."""
+    """The answer has role, text, finish reason, logprobs, and usage with cached tokens."""
     answer = await client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=2
     )
@@ -42,7 +42,7 @@ async def test_a_chat_with_logprobs(client: AsyncOpenAI) -> None:
 
 
 async def test_a_streamed_chat(client: AsyncOpenAI) -> None:
-    """First the role, then the text in pieces with the finish reason, last the usage."""
+    """The stream has first the role, then the text in pieces with the finish reason, last the usage."""
     stream = await client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_completion_tokens=3, stream=True, stream_options={"include_usage": True}
     )
@@ -57,7 +57,7 @@ async def test_a_streamed_chat(client: AsyncOpenAI) -> None:
 
 
 async def test_a_completion_with_several_prompts_and_choices(client: AsyncOpenAI) -> None:
-    """Choice c of prompt p has the index p * n + c; echo puts the prompt before each."""
+    """Choice c of prompt p has the index p * n + c; echo prepends the prompt to each choice."""
     answer = await client.completions.create(model=MODEL, prompt=["a b", "c"], n=2, max_tokens=2, echo=True)
 
     choices = [(choice.index, choice.text) for choice in answer.choices]
@@ -67,7 +67,7 @@ async def test_a_completion_with_several_prompts_and_choices(client: AsyncOpenAI
 
 
 async def test_a_streamed_completion_with_logprobs(client: AsyncOpenAI) -> None:
-    """Each chunk has the four lists; offsets count through the whole choice."""
+    """Each chunk has the four lists; offsets count across the whole choice."""
     stream = await client.completions.create(
         model=MODEL, prompt=[7, 8], max_tokens=2, logprobs=2, stream=True, stop=["nowhere"]
     )
@@ -80,7 +80,7 @@ async def test_a_streamed_completion_with_logprobs(client: AsyncOpenAI) -> None:
 
 
 async def test_a_prompt_longer_than_the_context_has_openais_code(client: AsyncOpenAI, parrot: Parrot) -> None:
-    """Clients shorten the conversation by this code."""
+    """A too long prompt has OpenAI's error code; clients react to it by shortening the conversation."""
     parrot.error = ContextTooLong("messages", "9 tokens long", "send at most 8")
 
     with pytest.raises(openai.BadRequestError) as raised:
@@ -91,7 +91,7 @@ async def test_a_prompt_longer_than_the_context_has_openais_code(client: AsyncOp
 
 
 def token(token_bytes: bytes, logprob: float, *top: TokenLogprob) -> TokenLogprob:
-    """Build a token; bytes that are no UTF-8 become a replacement character."""
+    """Build a token; bytes that are not UTF-8 become a replacement character."""
     text = token_bytes.decode(errors="replace")
     return TokenLogprob(token=text, token_bytes=token_bytes, logprob=logprob, top=top, text_offset=0)
 
@@ -110,5 +110,5 @@ PARTS = (token(b"\xf0", -0.1), token(b"\xe6", -2.0), token(b"\xe7", -3.0))
     ],
 )
 def test_the_chosen_token_is_among_the_top_ones(chosen: TokenLogprob, shown: dict[str, float]) -> None:
-    """It is added if it is not one of them, as in OpenAI's API; of tokens with equal text, as parts of characters, the chosen or the best counts."""
+    """The chosen token is added if missing, as in OpenAI's API; among equal texts the chosen or best token counts."""
     assert completion_logprobs([chosen], len(chosen.top))["top_logprobs"] == [shown]

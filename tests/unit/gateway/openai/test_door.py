@@ -1,4 +1,4 @@
-"""The OpenAI door in process: statuses and envelopes, access, models, metrics, paths that do not exist."""
+"""The OpenAI door in process: statuses and error format, access, models, metrics."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -46,7 +46,7 @@ async def keyed(texts: World, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient
 async def test_a_wrong_field_is_a_400_that_names_it(
     http: httpx.AsyncClient, parrot: Parrot, path: str, body: dict[str, Any], deadline: str | None, param: str
 ) -> None:
-    """In OpenAI's envelope, with the fix in the message; nothing is generated. Of a header its name is the field."""
+    """A wrong field is an error in OpenAI's format with the fix in the message, and nothing is generated."""
     answer = await http.post(path, json=body, headers={"x-deadline-ms": deadline} if deadline else {})
 
     error = answer.json()["error"]
@@ -69,7 +69,7 @@ async def test_a_wrong_field_is_a_400_that_names_it(
 async def test_text_needs_its_scope(
     keyed: httpx.AsyncClient, parrot: Parrot, key: str | None, status: int, kind: str | None
 ) -> None:
-    """Priority and id of the key reach the writer: the engine schedules by the one, and shares cached prefixes by the other."""
+    """The key's priority and id reach the writer: the engine schedules by priority and shares prefixes by key."""
     answer = await keyed.post(COMPLETIONS, json=TEXT, headers=bearer(key))
 
     written = [(request.priority, request.key_id) for request in parrot.requests]
@@ -78,7 +78,7 @@ async def test_text_needs_its_scope(
 
 
 async def test_a_call_costs_as_much_as_it_has_choices(keyed: httpx.AsyncClient) -> None:
-    """Four prompts count as four; what does not fit is refused whole and uses nothing, with the code and the header by which the openai client waits."""
+    """Each prompt counts as one call; a call that exceeds the quota is rejected whole and spends nothing."""
     four, two = {**TEXT, "prompt": ["x"] * 4}, {**TEXT, "prompt": ["x"] * 2}
     answers = [await keyed.post(COMPLETIONS, json=body, headers=bearer("batches")) for body in (four, four, two, two)]
     never = await keyed.post(COMPLETIONS, json=two, headers=bearer("daily"))
@@ -91,7 +91,7 @@ async def test_a_call_costs_as_much_as_it_has_choices(keyed: httpx.AsyncClient) 
 
 
 async def test_metrics_of_tokens_and_their_times(http: httpx.AsyncClient, texts: World) -> None:
-    """A stream has one time to first token and a gap for each further token of a choice; a whole answer has neither."""
+    """A stream observes one time to first token, and a gap per further token of a choice; other calls do not."""
     body = {"model": MODEL, "prompt": "a b c"}
     await http.post(COMPLETIONS, json={**body, "max_tokens": 4, "n": 2, "stream": True})
     await http.post(COMPLETIONS, json={**body, "max_tokens": 1})
@@ -106,7 +106,7 @@ async def test_metrics_of_tokens_and_their_times(http: httpx.AsyncClient, texts:
 
 
 async def test_models_are_a_503_while_the_text_writer_is_unavailable(http: httpx.AsyncClient, parrot: Parrot) -> None:
-    """A list without its models would mean that they do not exist."""
+    """The list is an error, since an empty list would mean that the models do not exist."""
     parrot.error = DependencyUnavailable("text", 1)
 
     answer = await http.get("/v1/models")
@@ -115,7 +115,7 @@ async def test_models_are_a_503_while_the_text_writer_is_unavailable(http: httpx
 
 
 async def test_without_text_no_model_is_listed(texts: World, http: httpx.AsyncClient) -> None:
-    """The error for other models names the option that starts text."""
+    """No model is listed, and the error names the option that enables text."""
     texts.plane.text = None
 
     listed = (await http.get("/v1/models")).json()["data"]

@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI door: settings reach the TextRequest as they are meant; every refusal names the field and the fix."""
+"""Request bodies of the OpenAI door: settings reach the TextRequest unchanged; errors name the field and the fix."""
 
 import inspect
 import json
@@ -26,7 +26,7 @@ BASE: dict[str, dict[str, Any]] = {
 
 
 def parse(route: str, content: bytes) -> CompletionCall:
-    """Parse a body of one of the two routes."""
+    """Parse the body of one of the two routes."""
     return (parse_chat if route == CHAT else parse_completion)(content, CONTEXT)
 
 
@@ -36,7 +36,7 @@ def parsed(route: str, **fields: Any) -> CompletionCall:
 
 
 def test_every_setting_reaches_the_request() -> None:
-    """OpenAI's settings and vLLM's."""
+    """The settings of OpenAI and of vLLM reach the request."""
     settings = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -66,12 +66,12 @@ def test_every_setting_reaches_the_request() -> None:
     [("a b", ["a b"]), (["a", "b"], ["a", "b"]), ([1, 2], [(1, 2)]), ([[1], [2, 3]], [(1,), (2, 3)])],
 )
 def test_a_prompt_has_four_forms(prompt: object, prompts: list[object]) -> None:
-    """Text, texts, token ids, lists of token ids."""
+    """A prompt may be a text, a list of texts, token ids, or a list of token id lists."""
     assert [request.prompt for request in parsed(COMPLETIONS, prompt=prompt).requests] == prompts
 
 
 def test_messages_are_joined_from_their_parts() -> None:
-    """Developer is OpenAI's newer name of system; nulls are absent fields."""
+    """Text parts are concatenated; `developer` is OpenAI's newer name of `system`; nulls are absent fields."""
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     messages = [
         {"role": "developer", "content": "Be brief.", "name": None},
@@ -89,7 +89,7 @@ def test_messages_are_joined_from_their_parts() -> None:
 
 
 def test_nulls_are_kept_where_they_are_values() -> None:
-    """In a template's variables and in a schema a null is a value, not an absent field."""
+    """A null in template variables or in a schema is a value, not an absent field."""
     variables = {"enable_thinking": False, "effort": None, "nested": {"a": [None, 1], "b": None}}
     schema = {"type": "json_schema", "json_schema": {"name": "s", "description": None, "schema": {"enum": [None, 1]}}}
 
@@ -112,7 +112,7 @@ HARMLESS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("fields", HARMLESS, ids=[" ".join(fields) for fields in HARMLESS])
 def test_fields_without_effect_are_accepted(route: str, fields: dict[str, Any]) -> None:
-    """Bookkeeping, nulls, and features that are switched off."""
+    """Bookkeeping fields, nulls, and disabled features are accepted."""
     assert parsed(route, **fields).requests[0].sampling == SamplingOptions(num_logprobs=None)
 
 
@@ -163,18 +163,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("route", "fields", "field"), REFUSED, ids=[f"{route} {json.dumps(fields)[:50]}" for route, fields, _ in REFUSED]
 )
 def test_a_refusal_names_the_field_and_the_fix(route: str, fields: dict[str, Any], field: str) -> None:
-    """Wrong types, ranges and combinations, unsupported and unknown fields."""
+    """Wrong types, ranges and combinations, and unsupported and unknown fields are rejected by name with a fix."""
     with pytest.raises(InvalidRequest, check=lambda error: error.field == field and error.fix != ""):
         parsed(route, **fields)
 
 
 def body_of(fields: dict[str, Any]) -> bytes:
-    """Return a chat's body with these fields."""
+    """Return a chat body with these fields."""
     return json.dumps({**BASE[CHAT], **fields}).encode()
 
 
 def nested(num_levels: int) -> dict[str, Any]:
-    """Return a schema of so many levels."""
+    """Return a schema with this many levels."""
     schema: dict[str, Any] = {}
     for _ in range(num_levels - 1):
         schema = {"not": schema}
@@ -182,7 +182,7 @@ def nested(num_levels: int) -> dict[str, Any]:
 
 
 def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the body's field for this schema."""
+    """Return the request field for this schema."""
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
 
 
@@ -199,7 +199,7 @@ def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
 def test_a_schema_beyond_a_bound_is_refused_with_the_bound(
     within: dict[str, Any], beyond: dict[str, Any], problem: str, bound: str
 ) -> None:
-    """Bytes, keys of all objects, levels, and what a number would unfold to: compilation takes longer than linear time."""
+    """Schemas are limited in bytes, keys, levels and unfolded numbers, since compilation is superlinear."""
     (request,) = parsed(CHAT, **schema_format(within)).requests
     with pytest.raises(InvalidRequest) as refusal:
         parsed(CHAT, **schema_format(beyond))
@@ -231,7 +231,7 @@ def test_a_schema_beyond_a_bound_is_refused_with_the_bound(
     ],
 )
 def test_what_is_no_json_is_refused_by_its_place(content: bytes, field: str, words: str | None) -> None:
-    """Also levels that are not read, and numbers that JSON cannot hold: sent on to another server, they would count as that server's failure."""
+    """Invalid JSON, deep nesting and numbers that JSON cannot represent never reach another server."""
     with pytest.raises(InvalidRequest, match=words) as refusal:
         parse(CHAT, content)
 
@@ -252,7 +252,7 @@ LONG: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("route", "fields"), LONG)
 def test_validation_stops_at_the_first_faults(route: str, fields: dict[str, Any]) -> None:
-    """Whatever the body's length: a list of all faults would block the event loop."""
+    """Validation of long bodies stops early: a list of all errors would block the event loop."""
     with pytest.raises(InvalidRequest) as refusal:
         parsed(route, **fields)
 
@@ -262,7 +262,7 @@ def test_validation_stops_at_the_first_faults(route: str, fields: dict[str, Any]
 
 @pytest.mark.parametrize("place", ["stream_options", "response_format"])
 def test_an_object_full_of_unknown_fields_is_refused_as_a_body(place: str) -> None:
-    """To list each of them would block the event loop; of a few the first is named."""
+    """For a few unknown fields the first is named; listing thousands would block the event loop."""
     refused = []
     for num_fields in (2, 2_001):
         with pytest.raises(InvalidRequest) as refusal:
@@ -276,7 +276,7 @@ def test_an_object_full_of_unknown_fields_is_refused_as_a_body(place: str) -> No
     ("methods", "kind"), [(ChatCompletions, ChatBody), (Completions, CompletionBody)], ids=["chat", "completions"]
 )
 def test_every_field_of_the_openai_client_is_known(methods: Any, kind: type[BaseModel]) -> None:
-    """Each is accepted, dropped, or refused with a fix of its own; none is refused as unknown."""
+    """Every field of the openai client is accepted, ignored, or rejected with its own fix, never as unknown."""
     of_http = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 
     fields = inspect.signature(methods.create).parameters.keys() - of_http

@@ -1,4 +1,4 @@
-"""Streams, disconnects, deadlines and keep-alive comments; on a real port where the connection is part of the rule."""
+"""Streams, disconnects, deadlines and keep-alive comments; on a real port where the connection matters."""
 
 import asyncio
 import json
@@ -27,13 +27,13 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def chunks(text: str) -> list[dict[str, Any]]:
-    """Return the chunks of a stream without its end."""
+    """Return the chunks of a stream without `[DONE]`."""
     return [json.loads(part[6:]) for part in text.split("\n\n") if part.startswith("data: {")]
 
 
 @pytest.fixture
 def slow(texts: World, parrot: Parrot) -> Parrot:
-    """A writer that takes several times longer for each token than a stream may be silent."""
+    """A writer whose time per token is several times the allowed silence of a stream."""
     assert texts.plane.text is not None
     texts.plane.text.limits = replace(LIMITS, silence_s=SILENCE_S)
     parrot.delay_s = STEP_S
@@ -41,7 +41,7 @@ def slow(texts: World, parrot: Parrot) -> Parrot:
 
 
 def is_cancelled(texts: World, parrot: Parrot) -> bool:
-    """Whether the one completion was cancelled, and nothing of it is left."""
+    """Return whether the only completion was cancelled and cleaned up."""
     num_cancelled = texts.metric("tailrace_text_requests_total", route="completions", code="cancelled")
     return (num_cancelled, parrot.num_open, texts.metric("tailrace_text_in_flight")) == (1, 0, 0)
 
@@ -64,7 +64,7 @@ async def test_a_disconnect_cancels_a_stream_within_a_step(live_url: str, parrot
 async def test_a_disconnect_before_the_first_token_cancels_every_prompt(
     live_url: str, parrot: Parrot, texts: World, stream: bool
 ) -> None:
-    """Whether streamed or not."""
+    """A disconnect cancels all prompts, for streams and for whole answers."""
     parrot.hangs_after = 0
     async with httpx.AsyncClient(base_url=live_url) as http:
         calling = asyncio.create_task(http.post(COMPLETIONS, json=body(stream=stream, prompt=["a", "b", "c"])))
@@ -75,7 +75,7 @@ async def test_a_disconnect_before_the_first_token_cancels_every_prompt(
 
 
 async def test_a_deadline_before_the_first_token_is_a_504(http: httpx.AsyncClient, parrot: Parrot) -> None:
-    """There is no text to answer with."""
+    """A deadline before any text is an error."""
     parrot.hangs_after = 0
 
     answer = await http.post(COMPLETIONS, json=body(), headers={"x-deadline-ms": "20"})
@@ -88,7 +88,7 @@ async def test_a_deadline_before_the_first_token_is_a_504(http: httpx.AsyncClien
 async def test_a_deadline_after_the_first_token_ends_the_choices(
     http: httpx.AsyncClient, parrot: Parrot, stream: bool
 ) -> None:
-    """Finish reason length and stop reason deadline, for every choice that had not ended."""
+    """Every unfinished choice gets finish reason `length` and stop reason `deadline`."""
     parrot.hangs_after = 3
 
     answer = await http.post(COMPLETIONS, json=body(n=2, stream=stream), headers={"x-deadline-ms": "200"})
@@ -116,7 +116,7 @@ async def test_a_deadline_after_the_first_token_ends_the_choices(
 async def test_an_error_before_the_first_event_has_its_status(
     http: httpx.AsyncClient, parrot: Parrot, stream: bool, error: Exception, status: int, kind: str
 ) -> None:
-    """Whether streamed or not; an internal error reveals nothing."""
+    """Streams and whole answers have the error's status; an internal error reveals nothing."""
     parrot.error = error
 
     answer = await http.post(COMPLETIONS, json=body(stream=stream))
@@ -129,7 +129,7 @@ async def test_an_error_before_the_first_event_has_its_status(
 async def test_an_error_within_a_stream_is_its_last_event(
     http: httpx.AsyncClient, parrot: Parrot, texts: World
 ) -> None:
-    """The status is sent already: an error event, and no [DONE]."""
+    """After the status is sent, an error is an event, without [DONE]."""
     parrot.error, parrot.num_before_error = RuntimeError("inside"), 2
 
     answer = await http.post(COMPLETIONS, json=body(stream=True))
@@ -154,7 +154,7 @@ async def test_an_error_of_one_prompt_is_the_answer(http: httpx.AsyncClient, par
 
 
 async def test_continuous_usage_is_in_every_chunk(http: httpx.AsyncClient) -> None:
-    """vLLM's continuous_usage_stats, by which load generators count tokens."""
+    """vLLM's continuous_usage_stats adds usage to every chunk; load generators count tokens with it."""
     options = {"include_usage": True, "continuous_usage_stats": True}
 
     answer = await http.post(COMPLETIONS, json=body(max_tokens=2, stream=True, stream_options=options))
@@ -163,7 +163,7 @@ async def test_continuous_usage_is_in_every_chunk(http: httpx.AsyncClient) -> No
 
 
 async def test_silence_is_filled_with_comments(live_url: str, slow: Parrot) -> None:
-    """The head does not wait for the first token, comments stand between events, and none follows the end; an answer that is not streamed has none."""
+    """Comments precede the first token and fill gaps between events, but never follow the end of a stream."""
     async with httpx.AsyncClient(base_url=live_url) as http:
         answer, whole = [await http.post(COMPLETIONS, json=body(stream=is_it, max_tokens=2)) for is_it in (True, False)]
 

@@ -1,4 +1,4 @@
-"""Admission: which class is shed first, how strain rises and falls, and that it does not oscillate."""
+"""Admission: which priority is shed first, how strain rises and falls, and that it does not oscillate."""
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ SEVERITY = {Verdict.ADMIT: 0, Verdict.SHED: 1, Verdict.REFUSE: 2}
 
 
 def strained(strain: int) -> Admission:
-    """Return an admission at this strain, after one overloaded window for the first unit and two for each other."""
+    """Return an admission at this strain: one overloaded window for the first unit, two for each further unit."""
     admission = Admission(LIMITS)
     for window in range(2 * strain - 1):
         watch(admission, 20 * LIMITS.max_delay_s, window)
@@ -21,18 +21,18 @@ def strained(strain: int) -> Admission:
 
 
 def watch(admission: Admission, delay_s: float, window: int) -> None:
-    """Report one window with this delay of the event loop at both looks."""
+    """Report one window with this event-loop delay at both samples."""
     admission.looked(window + 0.0, delay_s, 0.0)
     admission.looked(window + 0.5, delay_s, 0.0)
 
 
 def verdicts(admission: Admission, priority: Priority, num: int = 20) -> set[Verdict]:
-    """Return the verdicts on this many requests in a row."""
+    """Return the verdicts on this many consecutive requests."""
     return {admission.judge(priority, 0) for _ in range(num)}
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Any traffic and any delay of the event loop: a lower priority is shed before a higher one."""
+    """Under any traffic and any event-loop delay, a lower priority is shed before a higher priority."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         num=st.integers(1, 30),
     )
     def look(self, delay_s: float, busy: float, num: int) -> None:
-        """Report this delay for a number of looks."""
+        """Report this delay in a number of samples."""
         for _ in range(num):
             self.now_s += 0.02 + delay_s
             self.busy_s += busy * (0.02 + delay_s)
@@ -54,7 +54,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @rule(num_in_flight=st.integers(0, 10))
     def arrive(self, num_in_flight: int) -> None:
-        """One request of each class arrives at the same moment."""
+        """Judge one request of each priority at the same moment."""
         high, normal, low = (SEVERITY[self.admission.judge(priority, num_in_flight)] for priority in Priority)
         if high:
             assert normal >= 1
@@ -76,7 +76,7 @@ TestAdmissionMachine.settings = settings(max_examples=25, stateful_step_count=30
 
 
 def test_each_class_is_shed_and_refused_at_its_strain() -> None:
-    """The verdict for each strain and priority is that of the module's table."""
+    """The verdict for each strain and priority equals the module's table."""
     table = [
         (0, {Verdict.ADMIT}, {Verdict.ADMIT}, {Verdict.ADMIT}),
         (1, {Verdict.ADMIT}, {Verdict.ADMIT}, {Verdict.SHED}),
@@ -104,7 +104,7 @@ def test_half_a_unit_sheds_every_second_request() -> None:
 
 
 def test_the_last_places_are_kept_for_higher_priorities() -> None:
-    """Low fills half of the places, normal three quarters, high all; beyond that requests are shed."""
+    """Low priority may use half of the slots, normal three quarters, high all; further requests are shed."""
     admission = Admission(LIMITS)
 
     first_shed = {
@@ -117,7 +117,7 @@ def test_the_last_places_are_kept_for_higher_priorities() -> None:
 
 @given(st.integers(-3, 9), st.integers(1, 1_000))
 def test_every_priority_has_a_place(priority: int, num_places: int) -> None:
-    """Each priority has between one and all places, and never more than a higher one."""
+    """Each priority has between one and all slots, and never more than a higher priority."""
     places = places_for(priority, num_places)
 
     assert 1 <= places <= num_places
@@ -126,13 +126,13 @@ def test_every_priority_has_a_place(priority: int, num_places: int) -> None:
 
 @given(st.floats(0, 1), st.floats(0.7, 1))
 def test_between_calm_and_late_nothing_changes(strain: float, pressure: float) -> None:
-    """Pressure between 0.7 and 1 leaves the strain as it is (hysteresis)."""
+    """Pressure between 0.7 and 1 leaves the strain unchanged (hysteresis)."""
     assert strain_after(strain, pressure) == strain
 
 
 @given(st.floats(0, MAX_STRAIN), st.floats(0, 20))
 def test_it_rises_twenty_times_as_fast_as_it_falls(strain: float, pressure: float) -> None:
-    """A step is at most half a unit up (a whole unit in a flood) or a fortieth down, and monotonic in the pressure."""
+    """A step is at most half a unit up (a whole unit in a flood) or 1/40 down, and monotonic in the pressure."""
     step = strain_after(strain, pressure) - strain
 
     assert -0.026 <= step <= (1.0 if strain < 1 and pressure > 1.5 else 0.501)
@@ -150,7 +150,7 @@ def test_it_rises_twenty_times_as_fast_as_it_falls(strain: float, pressure: floa
     ids=["single stalls are no queue", "a busy process", "a standing queue counts within a quarter of a second"],
 )
 def test_a_course_of_looks_leads_to_its_strain(looks: list[tuple[float, float, float]], strain: float) -> None:
-    """Only a standing delay or a busy process raises the strain; a busy one stops at one unit."""
+    """Only a sustained delay or a busy process raises the strain; a busy process raises it to at most one unit."""
     admission = Admission(LIMITS)
     for look in looks:
         admission.looked(*look)
@@ -160,7 +160,7 @@ def test_a_course_of_looks_leads_to_its_strain(looks: list[tuple[float, float, f
 
 @pytest.mark.parametrize(("delay_s", "worst"), [(0.021, 1), (0.049, 1), (0.051, 2), (0.099, 2), (0.101, 4), (0.3, 5)])
 def test_each_unit_requires_a_longer_delay(delay_s: float, worst: int) -> None:
-    """A constant delay, however long it lasts, raises the strain to its own limit and no further."""
+    """A constant delay raises the strain to its own limit and no further, however long it lasts."""
     admission = Admission(LIMITS)
     for window in range(100):
         watch(admission, delay_s, window)

@@ -1,4 +1,4 @@
-"""The begin queue: what waits begins by priority and the newest first, late ones as such, and is never forgotten."""
+"""The begin queue: waiting requests start by priority, newest first, or are flagged late, and are never lost."""
 
 import asyncio
 
@@ -14,16 +14,16 @@ REQUESTS = st.lists(st.tuples(st.sampled_from(Priority), st.integers(0, 1_000_00
 
 
 def deadline(arrived_s: float, total_s: float) -> Deadline:
-    """A deadline without a reserve."""
+    """Return a deadline without a reserve."""
     return Deadline(arrived_s, arrived_s + total_s, 0.0)
 
 
 @given(requests=REQUESTS)
 def test_each_request_begins_in_order_or_late(requests: list[tuple[Priority, int, bool]]) -> None:
-    """The first begins at once. Of the others each begins alone, by priority and the newest first, or late; none waits on."""
+    """The first request starts at once; each other starts by priority, newest first, or is late."""
 
     async def run() -> tuple[list[int], set[int], float]:
-        """Send all at once; return which began in which order, which late, and the delay in the end."""
+        """Submit all requests at once; return the start order, the late requests, and the final delay."""
         clock, began, late = Clock(), list[int](), set[int]()
         queue = BeginQueue(clock)
 
@@ -35,7 +35,7 @@ def test_each_request_begins_in_order_or_late(requests: list[tuple[Priority, int
                 late.add(number)
 
         def pass_time() -> None:
-            """Make the short ones late."""
+            """Make the short requests late."""
             clock.now_s += 0.06
 
         tasks = [asyncio.ensure_future(ask(n, p, at, is_short=short)) for n, (p, at, short) in enumerate(requests)]
@@ -55,7 +55,7 @@ def test_each_request_begins_in_order_or_late(requests: list[tuple[Priority, int
 
 
 async def test_a_request_whose_caller_left_takes_no_turn() -> None:
-    """Of three that wait, one is cancelled: the other two begin in the next two turns, and the next comer at once."""
+    """A cancelled waiter takes no turn: the remaining waiters start in the next turns."""
     queue, began = BeginQueue(Clock()), list[int]()
 
     async def ask(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The wait at an edge whose clock differs, is set, or belongs to one of several; the limit's own simulation is in test_edge_limit.py."""
+"""The wait at an edge whose clock differs or is set; test_edge_limit.py simulates the limit."""
 
 import random
 
@@ -7,13 +7,13 @@ import pytest
 from services.gateway.overload.edge_clock import EdgeClock
 
 FAST_S, CALM_S, SLOW_S = 0.01, 0.1, 1.0
-"""Between two requests at a hundred a second, at ten, and at one."""
+"""Seconds between two requests at 100, 10 and 1 requests per second."""
 
 
 def waits(
     stamps_s: list[float], walls_s: list[float], nows_s: list[float], in_flight: list[int] | None = None
 ) -> list[float]:
-    """Return what one clock computes for requests of these stamps, read at these times; each was alone at the edge if no numbers are given."""
+    """Return one clock's waits for these stamps, read at these times; by default one request is in flight."""
     clock = EdgeClock()
     return [
         clock.waited_s(round(stamp_s * 1_000), num_in_flight, wall_s, now_s)
@@ -32,7 +32,7 @@ def waits(
     ],
 )
 def test_a_clock_that_is_set_delays_no_request_for_long(every_s: float, step_s: float) -> None:
-    """The edge's clock is set in the middle of requests that are read 1 ms after they came: a few count as late, and none once it is learned."""
+    """After the edge's clock is set, at most three requests count as late until the new offset is learned."""
     nows_s = [n * every_s for n in range(2_000)]
     stamps_s = [1e9 + now_s - 0.001 + (step_s if n > 1_000 else 0) for n, now_s in enumerate(nows_s)]
 
@@ -44,7 +44,7 @@ def test_a_clock_that_is_set_delays_no_request_for_long(every_s: float, step_s: 
 
 @pytest.mark.parametrize("every_s", [FAST_S, SLOW_S])
 def test_a_machine_whose_clock_is_set_sees_nothing_of_it(every_s: float) -> None:
-    """Edge and gateway of one machine share the clock, also where requests are few."""
+    """Edge and gateway on one machine share the clock, so setting it changes no wait, also at low rates."""
     nows_s = [n * every_s for n in range(100)]
     walls_s = [1e9 + now_s - (1.0 if n > 50 else 0) for n, now_s in enumerate(nows_s)]
 
@@ -52,7 +52,7 @@ def test_a_machine_whose_clock_is_set_sees_nothing_of_it(every_s: float) -> None
 
 
 def test_a_standing_queue_is_no_step() -> None:
-    """The wait grows as time passes and stays: it is reported as it is, also where requests are read in no order."""
+    """A growing, then constant queue is reported as it is, even if requests are read out of order."""
     rng, nows_s = random.Random(0), [n * FAST_S / 4 for n in range(4_000)]
     real_s = [min(0.4, 0.8 * now_s) * rng.uniform(0.5, 1) for now_s in nows_s]
 
@@ -62,7 +62,7 @@ def test_a_standing_queue_is_no_step() -> None:
 
 
 def test_requests_that_were_overtaken_are_no_step() -> None:
-    """After a second without reading, the newest of ten requests is read first: the nine that the edge had in flight with it waited as long as they did."""
+    """After a stall of a second, nine requests read after the newest request have their true waits."""
     calm_s = [n * CALM_S for n in range(100)]
     stalled_s = [10.0 + n * 0.11 for n in range(10)]
     nows_s = [*calm_s, *(11.0 + n * 1e-3 for n in range(10))]
@@ -76,7 +76,7 @@ def test_requests_that_were_overtaken_are_no_step() -> None:
 
 
 def test_a_stall_that_is_read_in_any_order_is_no_step() -> None:
-    """After half a second without reading the newest request is read first, then the oldest ones at once. Those behind contradict a step, and a queue that stands from then on is reported."""
+    """Reading the newest request first after a stall does not count as a clock step, and a later queue is reported."""
     calm_s = [n * FAST_S for n in range(100)]
     stalled_s = [1.0 + n * FAST_S for n in range(50)]
     queued_s = [1.51 + n * FAST_S for n in range(100)]

@@ -1,4 +1,4 @@
-"""The learned limit of the edge against a simulated service: two processes that answer first in, first out, behind an edge that counts."""
+"""The edge's learned limit against a simulated service of two FIFO processes behind an edge that counts."""
 
 import heapq
 import random
@@ -20,7 +20,7 @@ NUM_PROCESSES = 2
 
 @dataclass
 class Outcome:
-    """What callers saw in the second half of a run."""
+    """The callers' results in the second half of a run."""
 
     goodput_rps: float
     worst_s: float
@@ -28,7 +28,7 @@ class Outcome:
 
 
 def run(rate_rps: float, seconds: float, slow_from_s: float = 1e9, skew_ms: int = 0) -> Outcome:
-    """Offer this rate, open loop; from `slow_from_s` on each request costs twice as much."""
+    """Simulate this open-loop rate; from `slow_from_s` on each request costs twice as much."""
     rng, order = random.Random(1), count()
     free_at_s = [0.0] * NUM_PROCESSES
     clocks, limits = ([make() for _ in range(NUM_PROCESSES)] for make in (EdgeClock, EdgeLimit))
@@ -60,7 +60,7 @@ def run(rate_rps: float, seconds: float, slow_from_s: float = 1e9, skew_ms: int 
 
 @pytest.mark.parametrize("skew_ms", [0, 3_600_000])
 def test_goodput_stays_at_its_peak_from_half_to_five_times_the_capacity(skew_ms: int) -> None:
-    """Nothing is refused while the service keeps up; beyond, goodput stays within 90 % of its peak and nothing is 20 ms late."""
+    """Below capacity nothing is rejected; above, goodput is at least 90 % of its peak and no answer is 20 ms late."""
     outcomes = {multiple: run(multiple * CAPACITY_RPS, 12.0, skew_ms=skew_ms) for multiple in (0.5, 1.0, 2.0, 3.0, 5.0)}
 
     peak_rps = max(outcome.goodput_rps for outcome in outcomes.values())
@@ -70,7 +70,7 @@ def test_goodput_stays_at_its_peak_from_half_to_five_times_the_capacity(skew_ms:
 
 
 def test_a_service_that_becomes_slower_is_learned() -> None:
-    """Half the capacity is found within seconds, without anybody's answer late afterwards."""
+    """Half the capacity is learned within seconds, and no answer is late afterwards."""
     outcome = run(2 * CAPACITY_RPS, 12.0, slow_from_s=3.0)
 
     assert outcome.goodput_rps >= 0.9 * CAPACITY_RPS / 2
@@ -78,14 +78,14 @@ def test_a_service_that_becomes_slower_is_learned() -> None:
 
 
 def test_without_a_limit_overload_makes_every_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulation has the fault that the limit is for."""
+    """Without the limit the simulation shows the fault that the limit prevents."""
     monkeypatch.setattr(EdgeLimit, "observed", lambda *_: None)
 
     assert run(2 * CAPACITY_RPS, 12.0).goodput_rps == 0
 
 
 class LimitUnderAnyLoad(RuleBasedStateMachine):
-    """Windows of any waits and counts, in any order."""
+    """Windows with any waits and counts, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class LimitUnderAnyLoad(RuleBasedStateMachine):
         self.now_s = 0.0
 
     def window(self, wait_s: float, num_in_flight: int) -> tuple[int, int]:
-        """Pass a window in which every request waits this long; return the limit before and after."""
+        """Simulate a window in which every request waits this long; return the limit before and after."""
         self.now_s += wait_s + 0.11
         before = self.limit.limit
         for _ in range(6):
@@ -102,29 +102,29 @@ class LimitUnderAnyLoad(RuleBasedStateMachine):
 
     @rule(wait_s=st.floats(0.061, 30.0), num_in_flight=st.integers(1, 5_000))
     def standing_queue(self, wait_s: float, num_in_flight: int) -> None:
-        """It falls below what is in flight, to no less than half of it."""
+        """A sustained queue lowers the limit below the requests in flight, to at least half of them."""
         before, after = self.window(wait_s, num_in_flight)
         reached = min(before, num_in_flight)
         assert max(8, int(reached * 0.5)) <= after <= max(8, int(reached * 0.8))
 
     @rule(wait_s=st.floats(0.0, 0.029), num_in_flight=st.integers(1, 5_000))
     def calm(self, wait_s: float, num_in_flight: int) -> None:
-        """It rises, whatever is in flight."""
+        """A calm window raises the limit."""
         before, after = self.window(wait_s, num_in_flight)
         assert after > before or after == 4_096
 
     @rule(seconds=st.floats(0.0, 100.0))
     def pause(self, seconds: float) -> None:
-        """Nothing arrives."""
+        """Let time pass without requests."""
         self.now_s += seconds
 
     @invariant()
     def is_within_bounds(self) -> None:
-        """A gateway that has just begun may be asked, too."""
+        """The limit is within its bounds, also at the start."""
         assert 8 <= self.limit.limit <= 4_096
 
     def teardown(self) -> None:
-        """After five calm seconds a burst of ten times what was in flight passes again."""
+        """After five calm seconds the limit is at least ten times higher."""
         before = self.limit.limit
         for _ in range(50):
             self.window(0.0, 1)

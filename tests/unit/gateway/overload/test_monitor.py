@@ -1,4 +1,4 @@
-"""Load shedding: under strain the lower priorities are answered from memory, without calls to features or LLM."""
+"""Load shedding: under strain, lower priorities are answered from memory, without calls to features or LLM."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tests.unit.gateway.world import World
 
 
 async def test_low_priority_is_shed_while_the_others_are_served(world: World) -> None:
-    """At one unit of strain a low request gets popular items without features or LLM; it has only its count, a served one a log line and an impression too."""
+    """At one unit of strain a low request gets popular items without features or LLM, and is only counted."""
     world.strain(1)
     world.features.error = ZeroDivisionError()
 
@@ -27,7 +27,7 @@ async def test_low_priority_is_shed_while_the_others_are_served(world: World) ->
     world.features.error = None
     with capture_logs() as lines:
         served = [await world.recommend(priority=priority) for priority in (Priority.HIGH, Priority.NORMAL)]
-    await asyncio.sleep(0)  # impressions are offered after the answer
+    await asyncio.sleep(0)  # impressions are sent after the answer
 
     assert (shed.tier, shed.reason) == (Tier.POPULAR, Reason.SHED)
     assert len(shed.items) == 3
@@ -39,7 +39,7 @@ async def test_low_priority_is_shed_while_the_others_are_served(world: World) ->
 
 
 async def test_low_priority_is_refused_at_higher_strain(world: World) -> None:
-    """At three units low gets a retry time, normal is shed, high is served."""
+    """At three units low priority gets a retry time, normal is shed, high is served."""
     world.strain(3)
 
     with pytest.raises(Overloaded) as refused:
@@ -51,7 +51,7 @@ async def test_low_priority_is_refused_at_higher_strain(world: World) -> None:
 
 
 def monitor_on(step_s: float) -> tuple[LoadMonitor, Gauge, Callable[[], int]]:
-    """Return a load monitor with four places, its gauge, and how often it read its clock, which advances by a step at each reading."""
+    """Return a load monitor with four slots, its gauge, and its number of clock readings, each `step_s` later."""
     ticks = count(1)
     readings: list[float] = []
 
@@ -71,7 +71,7 @@ def monitor_on(step_s: float) -> tuple[LoadMonitor, Gauge, Callable[[], int]]:
     ids=["a late event loop", "a punctual one", "a wait at the edge"],
 )
 async def test_what_is_late_raises_the_strain(step_s: float, edge_wait_s: float, strains: range) -> None:
-    """Timers that fire a second late shed low priority and show in the gauge, punctual ones do not; a second's wait at the edge is two units, so that nobody is refused."""
+    """Late timers raise strain and gauge and shed low priority; a second's wait at the edge counts as two units."""
     monitor, gauge, num_readings = monitor_on(step_s)
 
     if edge_wait_s:
@@ -85,7 +85,7 @@ async def test_what_is_late_raises_the_strain(step_s: float, edge_wait_s: float,
 
 
 def test_requests_in_flight_fill_the_places() -> None:
-    """A request counts from start to end, also when it ends with an error."""
+    """A request counts from start to end, also if it ends with an error."""
     monitor, *_ = monitor_on(0.0)
 
     with monitor.working(), monitor.working():

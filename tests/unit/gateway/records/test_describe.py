@@ -1,4 +1,4 @@
-"""Explanations in words: the sentences hold the numbers of the decision, for every tier and reason."""
+"""Explanations in words: the sentences contain the numbers of the decision, for every tier and reason."""
 
 from dataclasses import asdict
 from typing import Any
@@ -62,7 +62,7 @@ def stage(name: str, offset_ms: float, duration_ms: float) -> StageTime:
 
 @pytest.mark.parametrize(("changes", "words"), CHANGES)
 def test_a_planned_reason_is_described_with_its_facts(changes: dict[str, Any], words: str) -> None:
-    """The sentence of the policy's decision holds the facts that decided."""
+    """The sentence about the policy's decision contains the deciding facts."""
     known = facts(**changes)
     route = plan(known)
     tier, reason = route.tier.value, route.reason.value
@@ -74,13 +74,13 @@ def test_a_planned_reason_is_described_with_its_facts(changes: dict[str, Any], w
 
 @pytest.mark.parametrize("reason", Reason)
 def test_each_reason_has_a_sentence_and_each_tier_words(reason: Reason) -> None:
-    """Whether the policy planned so, or planned something else and ranking ended so."""
+    """Every pair of a reason and a planned reason has a sentence, and every tier has words."""
     assert all(reason_sentence(explanation(reason=reason.value, planned_reason=planned.value)) for planned in Reason)
     assert set(TIERS) == set(Tier)
 
 
 def test_a_complete_explanation() -> None:
-    """The sentences are the tier and reason, the LLM's numbers, the deadline, the longest stage and the age."""
+    """The sentences cover tier and reason, the LLM's numbers, the deadline, the longest stage and the age."""
     counts: dict[str, Any] = {"num_prompt_tokens": 201, "num_cached_tokens": 192, "num_steps": 1}
     llm = LlmPart(outcome="in_time", queue_ms=0.4, compute_ms=6.0, decode_ms=0.0, **counts)
     stages = tuple(stage(*one) for one in [("features", 0.5, 1.0), ("rank", 2.0, 9.1), ("llm", 2.0, 9.0)])
@@ -115,7 +115,7 @@ def test_a_refusal_is_described_in_two_sentences() -> None:
     ("age_ms", "age"), [(86_399_900, "86399.9 s"), (86_400_000, "1.0 days"), (914_329_089_736, "10,582.5 days")]
 )
 def test_the_age_of_old_events_is_in_days(age_ms: int, age: str) -> None:
-    """From a day on: nobody reads 914329089.7 s."""
+    """Ages of a day and more are in days."""
     assert f"The newest event that it took into account was {age} old." in describe(explanation(feature_age_ms=age_ms))
 
 

@@ -24,7 +24,7 @@ from tests.unit.gateway.world import World
 
 
 def refusal(number: int, code: str = "overloaded") -> RefusalRecord:
-    """Build the record of a refused request."""
+    """Build the record of a rejected request."""
     return RefusalRecord(request_id=f"r{number}", door="rest", code=code, message="no", now_ms=1)
 
 
@@ -56,7 +56,7 @@ def slow_answer(number: int, trace_id: Any = None) -> AnswerRecord:
 
 
 class Shelf:
-    """Explanations on a fake shelf, not started."""
+    """Explanations with a fake store, not started."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -64,7 +64,7 @@ class Shelf:
         self.explanations = Explanations(self.fake, GatewayMetrics(self._registry).explanations)
 
     async def keep(self, *records: AnswerRecord | RefusalRecord) -> None:
-        """Offer these records and write them."""
+        """Submit these records and write them."""
         for record in records:
             if isinstance(record, AnswerRecord):
                 self.explanations.answered(record)
@@ -73,7 +73,7 @@ class Shelf:
         await self.explanations.flush()
 
     def counted(self, outcome: str) -> float:
-        """Return how many were kept or dropped."""
+        """Return the number of records with this outcome."""
         return self._registry.get_sample_value("tailrace_explanations_total", {"outcome": outcome}) or 0.0
 
 
@@ -88,7 +88,7 @@ async def explained(world: World, rest: RestClient, request_id: str) -> dict[str
     await world.plane.explanations.flush()
     answer = await rest.http.get(f"/v1/explanations/{request_id}")
     assert answer.status_code == 200, answer.text
-    ExplanationBody.model_validate_json(answer.content)  # as it is documented
+    ExplanationBody.model_validate_json(answer.content)  # as documented
     found: dict[str, Any] = answer.json()
     return found
 
@@ -121,7 +121,7 @@ async def test_an_answer_has_an_explanation(
 
 
 async def test_the_llms_own_numbers_are_included(world: World, rest: RestClient) -> None:
-    """An answer in time has the LLM's counts, another outcome has only itself."""
+    """An LLM answer in time has the LLM's counts; another outcome has no counts."""
     await rest.recommend({"user_id": "long", "request_id": "in time"})
     world.llm.error = DependencyUnavailable("llm", 1.0)
     await rest.recommend({"user_id": "long", "request_id": "without"})
@@ -134,7 +134,7 @@ async def test_the_llms_own_numbers_are_included(world: World, rest: RestClient)
 
 
 async def test_the_ranking_before_and_after_the_rules_is_included(world: World, rest: RestClient) -> None:
-    """Each item of both has its places and the rules that moved it, and a sentence names the largest part."""
+    """Each item has its positions before and after the rules that moved it, and a sentence names the main changes."""
     rules = {"pins": [{"item_id": "i09", "position": 1}], "blocks": [{"key": "item_id", "eq": "i05"}]}
     await rest.recommend({"user_id": "long", "k": 2, "request_id": "r1", "rules": rules})
     await rest.recommend({"user_id": "long", "k": 2, "request_id": "r2"})
@@ -152,7 +152,7 @@ async def test_the_ranking_before_and_after_the_rules_is_included(world: World, 
 
 
 async def test_a_refused_request_has_an_explanation(world: World, door: Door, rest: RestClient) -> None:
-    """It has the code and the message that the caller got."""
+    """The explanation has the caller's error code and message."""
     await door.recommend({"user_id": "long", "k": 0}, {"x-request-id": "refused"})
 
     found = await explained(world, rest, "refused")
@@ -163,7 +163,7 @@ async def test_a_refused_request_has_an_explanation(world: World, door: Door, re
 
 @pytest.mark.parametrize("request_id", ["slash%2Fand%252Fslash", "Grüße", "a b", "100%2525", "a%2F%2F..%2Fb"])
 async def test_any_request_id_can_be_looked_up(world: World, rest: RestClient, request_id: str) -> None:
-    """An id may hold any printable character; in the path it is decoded once."""
+    """An id may contain any printable character; the path is decoded once."""
     await rest.recommend({"user_id": "short", "request_id": unquote(request_id)})
 
     assert (await explained(world, rest, request_id))["request_id"] == unquote(request_id)
@@ -180,7 +180,7 @@ async def test_any_request_id_can_be_looked_up(world: World, rest: RestClient, r
 async def test_what_cannot_be_explained_says_why(
     world: World, rest: RestClient, request_id: str, store_error: Exception | None, status: int, code: str, words: str
 ) -> None:
-    """Unknown, of another version, which shares the store during an upgrade, or kept in a store that does not answer."""
+    """Unknown ids, explanations of another version, and an unavailable store have different errors."""
     await rest.recommend({"user_id": "long", "request_id": "r1"})
     await world.plane.explanations.flush()
     own, facts, *others = json.loads(world.shelf.records["r1"])
@@ -195,7 +195,7 @@ async def test_what_cannot_be_explained_says_why(
 
 
 async def test_an_unavailable_store_loses_explanations_and_fails_no_request(shelf: Shelf) -> None:
-    """Waiting records are dropped and counted; later ones are kept when the store is back."""
+    """Waiting records are dropped and counted; later records are kept once the store is back."""
     shelf.fake.error = DependencyUnavailable("features", 1.0)
     await shelf.keep(*map(refusal, range(40)))
     shelf.fake.error = None
@@ -205,7 +205,7 @@ async def test_an_unavailable_store_loses_explanations_and_fails_no_request(shel
 
 
 async def test_the_buffer_is_bounded(shelf: Shelf) -> None:
-    """Half of the places are for all requests, half for slow ones; the excess between two writes is dropped."""
+    """Half of the buffer is for all requests, half for slow requests; the excess between two writes is dropped."""
     await shelf.keep(*map(refusal, range(100)), *map(slow_answer, range(100, 200)))
 
     half = module._MAX_WAITING // 2
@@ -215,14 +215,14 @@ async def test_the_buffer_is_bounded(shelf: Shelf) -> None:
 
 @pytest.mark.parametrize("code", ["unauthenticated", "not_allowed"])
 async def test_an_unauthorized_request_leaves_no_explanation(shelf: Shelf, code: str) -> None:
-    """Otherwise a caller without a key could overwrite the explanations of others."""
+    """A caller without a key cannot overwrite the explanations of others."""
     await shelf.keep(refusal(1, code))
 
     assert not shelf.fake.records
 
 
 async def test_without_a_store_nothing_is_kept() -> None:
-    """A retention time of 0 switches the store off."""
+    """A retention time of 0 disables the store."""
     explanations = Explanations(None, GatewayMetrics(CollectorRegistry()).explanations)
     await explanations.start()
     explanations.refused(refusal(1))
@@ -233,7 +233,7 @@ async def test_without_a_store_nothing_is_kept() -> None:
 
 
 async def test_it_writes_by_itself_and_at_the_end(shelf: Shelf) -> None:
-    """Records are written by a timer, and those that wait at the stop are written too."""
+    """Records are written by a timer, and waiting records are written at the stop."""
     await shelf.explanations.start()
     shelf.explanations.refused(refusal(1))
     await until(lambda: shelf.fake.records)
@@ -245,7 +245,7 @@ async def test_it_writes_by_itself_and_at_the_end(shelf: Shelf) -> None:
 
 
 async def test_a_record_that_cannot_be_encoded_stops_nothing(shelf: Shelf) -> None:
-    """A record that raises costs its batch alone."""
+    """A record that cannot be encoded loses only its own batch."""
     await shelf.keep(slow_answer(1, trace_id=object()))
     await shelf.keep(refusal(2))
 

@@ -15,7 +15,7 @@ from tests.unit.gateway.world import NOW_S, World
 
 
 def test_the_oldest_answers_are_forgotten() -> None:
-    """At most `max_kept` are kept, and a repeated request id is new and stands for its newest answer."""
+    """At most `max_kept` answers are kept, and a repeated request id replaces its previous answer."""
     kept = Attribution(max_kept=2)
     popular, student = AnswerSource("popular", "v1"), AnswerSource("student", "v2")
     for request_id, source in (("a", popular), ("b", popular), ("a", student), ("c", popular)):
@@ -25,7 +25,7 @@ def test_the_oldest_answers_are_forgotten() -> None:
 
 
 async def test_a_click_counts_for_the_tier_and_bundle_of_its_answer(world: World) -> None:
-    """An event with the request id of an answer is attributed; one with another id, or none, is not."""
+    """An event with the request id of an answer is attributed; an event with another or no id is not."""
     shown = await world.recommend(request_id="shown", k=5)
 
     for named in ({"request_id": "shown"}, {"request_id": "x"}, {}):
@@ -52,7 +52,7 @@ def test_agreement_is_the_overlap_of_the_first_k(llm: list[int], student: list[i
 async def test_the_ten_best_items_are_compared_however_many_are_asked_for(
     world: World, k: int, allowed: tuple[str, ...], num_ranked: int, share: float
 ) -> None:
-    """LLM and student rank at least ten items: they share i06 to i13 of i04 to i13 and i06 to i15; where a filter leaves three, both rank these."""
+    """LLM and student rank at least ten items, or all items if a filter leaves fewer, and these are compared."""
     world.student.order = (15, 14, *range(6, 14), 4, 5)
 
     answer = await world.recommend(k=k, filters=Filters(allowed_item_ids=allowed or None))
@@ -65,7 +65,7 @@ async def test_the_ten_best_items_are_compared_however_many_are_asked_for(
 
 @pytest.mark.parametrize("user_id", ["listed", "stale"])
 async def test_the_age_of_a_stored_list_is_observed_whether_shown_or_not(world: World, user_id: str) -> None:
-    """A list that was made from an older row of the user is observed too."""
+    """A list made from an older row of the user is observed too."""
     stored = world.features.users[user_id]
     assert stored.precomputed is not None
     made_at_s = int(NOW_S) - 100
@@ -77,7 +77,7 @@ async def test_the_age_of_a_stored_list_is_observed_whether_shown_or_not(world: 
 
 
 def test_series_of_alerts_begin_at_zero() -> None:
-    """To Prometheus a counter that begins at 1 has not increased, so each door's errors are there from the start."""
+    """Each door's error counters start at 0, since Prometheus sees no increase in a counter that starts at 1."""
     registry = CollectorRegistry()
     AnswerMetrics(GatewayMetrics(registry))
 

@@ -39,7 +39,7 @@ async def test_each_tier_has_its_tree(
 
 
 async def test_only_a_fault_of_ours_is_an_error(world: World, door: Door, recorder: Recorder) -> None:
-    """A caller's mistake is an attribute; events that the broker did not acknowledge give the span an error status."""
+    """A caller's error is only an attribute; events that the broker did not acknowledge set the error status."""
     world.events.error = DependencyUnavailable("interactions", 1.0)
 
     await door.recommend({"user_id": "long", "k": 0})
@@ -54,7 +54,7 @@ async def test_only_a_fault_of_ours_is_an_error(world: World, door: Door, record
 
 
 async def test_the_page_lists_every_span_and_attribute(door: Door, recorder: Recorder) -> None:
-    """Every span and attribute of a request is in docs/traces.md, ours by the last part of the name."""
+    """docs/traces.md lists every span and attribute of a request, ours by the last part of the name."""
     page = (ROOT / "docs/traces.md").read_text()
     await door.recommend({"user_id": "long"})
     await door.recommend({"user_id": "long", "k": 0})

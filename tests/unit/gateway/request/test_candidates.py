@@ -1,4 +1,4 @@
-"""Rankings merge into one list: allowed items, each once, best tier first, by descending score."""
+"""Rankings merge into one list: allowed items without duplicates, best tier first, by descending score."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from services.gateway.request.candidates import ItemRanking, best_allowed, choos
     ],
 )
 def test_recent_items_that_the_store_has_seen_are_not_repeated(stored: str, recent: str, merged: str) -> None:
-    """The longest overlap of the store's end with the recent items' beginning counts once."""
+    """The longest overlap of the stored history's end with the recent items' beginning counts once."""
     assert merge_history(tuple(stored), tuple(recent)) == tuple(merged)
 
 
@@ -52,7 +52,7 @@ RANKINGS = st.lists(
 def test_the_list_is_the_first_k_allowed_over_all_rankings(
     rankings: list[ItemRanking], allowed: list[bool], available: list[bool], k: int
 ) -> None:
-    """The result equals joining, filtering and cutting, without what was hidden meanwhile; scores never rise."""
+    """The result equals joining, filtering and cutting the rankings without hidden items; scores never rise."""
     shown = [index for index in range(10) if allowed[index] and available[index]]
     joined = [index for ranking in rankings for index in ranking.indices.tolist() if index in shown]
 
@@ -64,7 +64,7 @@ def test_the_list_is_the_first_k_allowed_over_all_rankings(
 
 
 def test_later_rankings_are_not_computed_when_the_list_is_full() -> None:
-    """A ranking that is not needed is never drawn from the iterator; nor is one where those before have enough."""
+    """A ranking that is not needed is never drawn from the iterator, also not for `num_enough`."""
 
     def rankings():  # type: ignore[no-untyped-def]  # a generator that must not be drawn twice
         yield ItemRanking.in_order(Tier.LLM, {1: 0.5, 2: 0.4})
@@ -77,7 +77,7 @@ def test_later_rankings_are_not_computed_when_the_list_is_full() -> None:
 
 @given(st.permutations(range(40)), st.sets(st.integers(0, 39)), st.integers(1, 6))
 def test_a_full_ranking_is_cut_to_the_first_allowed(order: list[int], allowed_items: set[int], k: int) -> None:
-    """The first k allowed items are kept in order, with their scores, also those at the far end."""
+    """The first k allowed items are kept in order with their scores, also items at the far end."""
     scores, allowed = np.linspace(1, 0, 40), np.isin(np.arange(40), list(allowed_items))
 
     indices, kept = best_allowed(np.array(order), scores, allowed, k)

@@ -23,7 +23,7 @@ from tests.unit.gateway.world import add_version, catalogue_of, publish
 
 
 class Follower:
-    """A live bundle over a folder, and how it is published to."""
+    """A live bundle over a bundle store, with publishing."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.registry = root, CollectorRegistry()
@@ -36,14 +36,14 @@ class Follower:
         await until(lambda: self.live.current().version == version)
 
     def info(self, version: str, role: str = "live") -> float | None:
-        """Return whether the metric says that this version has the role."""
+        """Return 1 if the metric gives this version the role, else 0; None if absent."""
         labels = {"version": version, "name": "default", "role": role}
         return self.registry.get_sample_value("tailrace_bundle_info", labels)
 
 
 @pytest.fixture
 async def started(tmp_path: Path) -> AsyncIterator[Follower]:
-    """A follower that has begun with v1."""
+    """A follower that started with v1."""
     follower = Follower(tmp_path / "bundles")
     publish(follower.root, "v1", catalogue_of())
     await follower.live.start()
@@ -62,7 +62,7 @@ async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
 
 
 async def test_a_promotion_is_followed_in_the_background(started: Follower) -> None:
-    """The old version stays live until the new one is loaded, with its tables of ids and categories, which no request may wait for; the metric names the live one alone."""
+    """The old version stays live until the new version and its lookup tables are loaded."""
     before = started.live.current().version
     await started.follow_to("v2")
 
@@ -74,7 +74,7 @@ async def test_a_promotion_is_followed_in_the_background(started: Follower) -> N
 
 @pytest.mark.parametrize("metrics", [{"decoder": {"hr@10": None}}, {"decoder": 0.5}, []])
 async def test_a_manifest_with_bad_metrics_does_not_stop_the_follower(started: Follower, metrics: object) -> None:
-    """The old one stays live, and a later good one is loaded."""
+    """The old version stays live, and a later good version is loaded."""
     path = started.root / "v1" / "manifest.json"
     shutil.copytree(path.parent, started.root / "odd")
     odd = json.loads(path.read_text()) | {"version": "odd", "metrics": metrics}
@@ -89,7 +89,7 @@ async def test_a_manifest_with_bad_metrics_does_not_stop_the_follower(started: F
 
 @pytest.fixture
 async def three(tmp_path: Path) -> BundleStore:
-    """A folder with v1 live, and v2 and v3."""
+    """A bundle store with v1 live, and v2 and v3."""
     publish(tmp_path / "bundles", "v1", catalogue_of(3))
     for version in ("v2", "v3"):
         add_version(tmp_path / "bundles", version, catalogue_of(3))
@@ -107,7 +107,7 @@ async def three(tmp_path: Path) -> BundleStore:
 async def test_a_unit_has_the_same_version_in_each_process_whatever_it_loaded_before(
     three: BundleStore, unit_ids: list[str], shares: list[float], looks: list[bool]
 ) -> None:
-    """One process sees some of the moves before it, one starts after all of them; a growing share moves nobody back, and a stage holds from its time on."""
+    """Processes agree on a unit's version, growing fractions move no unit back, and stages hold from their time."""
     store, now_ms = three, 1_000
     old, new = (
         LiveBundle(store, lambda *_: FakeStudent(), 60.0, GatewayMetrics(CollectorRegistry())) for _ in range(2)

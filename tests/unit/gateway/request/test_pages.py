@@ -1,4 +1,4 @@
-"""The tokens of fresh lists: what they hold, who may use them, and how long."""
+"""Page tokens: their contents, their owner, and their lifetime."""
 
 import asyncio
 import base64
@@ -23,21 +23,21 @@ REQUEST = RecommendRequest(request_id="r", user_id="u", recent_item_ids=("a",))
 
 
 class Unlive:
-    """A live bundle that never loads another."""
+    """A live bundle that never loads another bundle."""
 
     def before_swap(self, prepare: object) -> None:
-        """Nothing will be loaded."""
+        """Ignore the callback, since no bundle is loaded."""
 
 
 def pages(key: bytes = b"a key", now_s: float = NOW_S) -> Pages:
-    """Make the reader and maker of tokens with this key, at this time."""
+    """Return a reader and writer of page tokens with this key, at this time."""
     made = Pages(Unlive(), FilePageKey(key), lambda: now_s)  # type: ignore[arg-type]
     asyncio.run(made.refresh())
     return made
 
 
 def scored(*item_ids: str) -> list[ScoredItem]:
-    """Return these items as an answer has them."""
+    """Return these items as scored items of an answer."""
     return [ScoredItem(item_id=item_id, score=0.0, title="", source=Tier.LLM) for item_id in item_ids]
 
 
@@ -58,13 +58,13 @@ def refusal(token: str, user_id: str | None = "u", key: bytes = b"a key", now_s:
 
 @given(st.sets(st.integers(0, 2**24 - 1), max_size=400))
 def test_marks_are_read_as_they_were_written(marks: set[int]) -> None:
-    """Any set of marks."""
+    """Any set of marks survives encoding."""
     assert decode_marks(encode_marks(sorted(marks)), len(marks)) == sorted(marks)
 
 
 @given(st.data())
 def test_no_changed_token_is_accepted(data: st.DataObject) -> None:
-    """One that differs in a bit, a character or its length is refused, and names its field."""
+    """A token that differs in a bit, a character or its length is rejected by its field."""
     token = token_of("a", "b", "c")
     raw = base64.urlsafe_b64decode(token + "==")
     place = data.draw(st.integers(0, len(token) - 1))
@@ -72,7 +72,7 @@ def test_no_changed_token_is_accepted(data: st.DataObject) -> None:
         st.one_of(
             st.integers(0, 8 * len(raw) - 1).map(lambda bit: flipped(raw, bit)),
             st.characters(codec="ascii").map(lambda one: token[:place] + one + token[place + 1 :]),
-            st.sampled_from(ascii_letters + digits).map(lambda one: token[:-1] + one),  # the same bytes for some
+            st.sampled_from(ascii_letters + digits).map(lambda one: token[:-1] + one),  # some decode to the same bytes
             st.just(token[:place]),
             st.text(min_size=1, max_size=5).map(lambda more: token + more),
         )
@@ -82,13 +82,13 @@ def test_no_changed_token_is_accepted(data: st.DataObject) -> None:
 
 
 def flipped(raw: bytes, bit: int) -> str:
-    """Return the token of these bytes with one bit changed."""
+    """Return the token of these bytes with one bit flipped."""
     changed = (int.from_bytes(raw) ^ 1 << bit).to_bytes(len(raw))
     return base64.urlsafe_b64encode(changed).rstrip(b"=").decode()
 
 
 def test_a_token_is_its_users_its_servers_and_an_hours() -> None:
-    """Another user's, a visitor's, another key's and an old one are refused; each names what is wrong."""
+    """A token of another user, a visitor or another key, and an expired token are rejected with the reason."""
     token = token_of("a")
 
     assert "not made for this user" in refusal(token, user_id="other").problem
@@ -98,7 +98,7 @@ def test_a_token_is_its_users_its_servers_and_an_hours() -> None:
 
 
 def test_no_users_token_is_another_users_cut_short() -> None:
-    """A token whose last marks read as the beginning of another id is that user's as little as any other."""
+    """A token cut so that its last marks read as the start of another user id is rejected for that user."""
     for number in range(100_000):
         raw = base64.urlsafe_b64decode(token_of(f"item {number}", "b", "c") + "==")
         content, mac = raw[:-16], raw[-16:]
@@ -111,7 +111,7 @@ def test_no_users_token_is_another_users_cut_short() -> None:
 
 
 def test_three_hundred_items_fit_and_more_end_the_list() -> None:
-    """A token never exceeds a kilobyte; where it would, there is none."""
+    """A token never exceeds MAX_NEXT_CHARS; a longer list ends without a token."""
     token = token_of(*(f"item {number}" for number in range(300)))
 
     assert len(token) <= MAX_NEXT_CHARS
@@ -120,7 +120,7 @@ def test_three_hundred_items_fit_and_more_end_the_list() -> None:
 
 
 def test_without_a_key_there_is_no_token_and_none_can_be_read() -> None:
-    """Before the store has answered once."""
+    """Without a key, no token is created, and reading a token raises DependencyUnavailable."""
     keyless = Pages(Unlive(), FilePageKey(b""), lambda: NOW_S)  # type: ignore[arg-type]
 
     assert keyless.next_token(REQUEST, scored("a")) is None
@@ -129,7 +129,7 @@ def test_without_a_key_there_is_no_token_and_none_can_be_read() -> None:
 
 
 async def test_marks_find_their_items(tmp_path: Path) -> None:
-    """Those of the catalogue, and nothing for others."""
+    """Marks resolve to the catalogue's items; unknown marks resolve to nothing."""
     async with started_world(tmp_path) as world:
         live = world.plane.names.first.current()
         wanted = sorted(mark_of(item_id) for item_id in ("i03", "i17", "unknown"))
@@ -138,7 +138,7 @@ async def test_marks_find_their_items(tmp_path: Path) -> None:
 
 
 async def test_marks_find_items_that_have_come(tmp_path: Path) -> None:
-    """Before they are sorted and after, some of them, and all."""
+    """Marks of new items resolve before and after the index catches up."""
     async with started_world(tmp_path) as world:
         live = world.plane.names.first.current()
         known, names = ItemMarks(live), [f"new {number}" for number in range(9)]
@@ -153,11 +153,11 @@ async def test_marks_find_items_that_have_come(tmp_path: Path) -> None:
 
 
 async def test_many_new_items_are_marked_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request whose deadline ends before that is late; the next one finds them."""
+    """The index catches up in a thread; a request whose deadline ends earlier is late, and the next finds the items."""
     threads: set[str] = set()
 
     def marked(item_id: str) -> int:
-        """Note who marks."""
+        """Record the calling thread."""
         threads.add(threading.current_thread().name)
         return mark_of(item_id)
 
@@ -173,13 +173,13 @@ async def test_many_new_items_are_marked_beside_the_event_loop(tmp_path: Path, m
             await pages.shown_before(replace(REQUEST, user_id="long", next=page.next), live, 0.0)
 
     assert len(following.items) == 4
-    assert "MainThread" in threads  # the marks of the four that were shown
+    assert "MainThread" in threads  # the marks of the four impressions
     assert any(name.startswith("pages") for name in threads)
 
 
 @pytest.mark.parametrize("user_id", ["long", "listed", "short", "nobody", "sated"])
 async def test_pages_of_every_tier_hold_each_item_once_until_none_are_left(tmp_path: Path, user_id: str) -> None:
-    """Whoever answers, the pages together are all that may be shown, none twice, and then the list ends."""
+    """In every tier the pages together contain each item that may be shown once, and then the list ends."""
     async with started_world(tmp_path) as world:
         whole = await world.recommend(user_id, k=20)
         seen: list[str] = []
@@ -196,7 +196,7 @@ async def test_pages_of_every_tier_hold_each_item_once_until_none_are_left(tmp_p
 
 
 async def test_a_shed_page_holds_nothing_of_the_page_before(tmp_path: Path) -> None:
-    """An answer from memory leaves out what the token names."""
+    """An answer from memory excludes the items of the token."""
     async with started_world(tmp_path) as world:
         world.strain(1)
         first = await world.recommend("long", Priority.LOW, k=4)
@@ -207,7 +207,7 @@ async def test_a_shed_page_holds_nothing_of_the_page_before(tmp_path: Path) -> N
 
 
 async def test_what_was_shown_lately_is_avoided(tmp_path: Path) -> None:
-    """Items of the last hour are left out, older ones are not."""
+    """Items shown within the last hour are excluded, older impressions are not."""
     async with started_world(tmp_path) as world:
         now_s = int(NOW_S)
         world.features.users["long"] = replace(

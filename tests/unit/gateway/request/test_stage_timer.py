@@ -1,4 +1,4 @@
-"""The stages of a request, while one of them still runs in a thread."""
+"""The stages of a request while a thread still adds stages."""
 
 import sys
 import threading
@@ -9,7 +9,7 @@ from services.gateway.request.context import StageTimer
 
 
 def test_stages_are_read_while_a_thread_adds_one() -> None:
-    """A student that ran out of time ends while the answer is written: reading the stages fails at no moment, though threads take turns at almost every instruction."""
+    """Reading the stages never fails while a thread adds one, even with thread switches at almost every instruction."""
     timer, is_over, before_s = StageTimer(time.monotonic, 0.0), threading.Event(), sys.getswitchinterval()
 
     def add() -> None:

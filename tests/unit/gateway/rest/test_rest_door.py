@@ -1,4 +1,4 @@
-"""The rules of REST alone: JSON's shapes and types, statuses, headers, pages, and bodies that arrive in chunks."""
+"""REST specifics: JSON shapes and types, statuses, headers, pages, and chunked bodies."""
 
 import json
 import math
@@ -55,7 +55,7 @@ BAD_BODIES = [
 async def test_a_bad_body_is_a_422_that_names_the_field(
     rest: RestClient, path: str, body: bytes, field: str, words: str
 ) -> None:
-    """Every error has the one envelope, with a fix: where the JSON ends to be JSON, and which type a field takes."""
+    """Every error has REST's error format, with the position of invalid JSON or the type of the field in the fix."""
     answer = await rest.http.post(path, content=body)
 
     error = answer.json()["error"]
@@ -112,7 +112,7 @@ async def test_a_number_that_is_not_finite_is_refused_by_its_field(
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_no_answer_has_a_number_that_is_not_finite(number: float) -> None:
-    """Neither whole nor as an event of a stream; a token's probability of 0 is written as OpenAI does."""
+    """Answers and stream events reject them; a token's probability of 0 is written as OpenAI does."""
     for write in (json_response, sse):
         with pytest.raises(ValueError, match="JSON"):
             write({"items": [{"score": number}]})
@@ -123,7 +123,7 @@ def test_no_answer_has_a_number_that_is_not_finite(number: float) -> None:
 
 @pytest.mark.parametrize("path", [RECOMMEND, EVENTS])
 async def test_a_query_parameter_is_refused_and_not_ignored(rest: RestClient, path: str) -> None:
-    """All of these calls is in the body; the id that it names is in the refusal."""
+    """These calls take only a body; the rejection has the body's request id."""
     answer = await rest.http.post(f"{path}?k=1", json={"user_id": "u", "item_id": "i", "request_id": "mine"})
 
     error = answer.json()["error"]
@@ -136,7 +136,7 @@ async def test_a_query_parameter_is_refused_and_not_ignored(rest: RestClient, pa
     [b'"k": "ten"}', b'"colour": 1}', b'"user_id": 7}', b'"user_id": "u", "k": 3, "filters": {"categories": ["Com'],
 )
 async def test_a_body_that_is_refused_keeps_its_request_id(rest: RestClient, rest_of_body: bytes) -> None:
-    """Wrong types, unknown fields, and a body that was cut off: the id is read where the body can be read so far."""
+    """With wrong types, unknown fields or a truncated body, the id is still read if possible."""
     answer = await rest.http.post(RECOMMEND, content=b'{"request_id": "mine", ' + rest_of_body)
 
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"] == "mine"
@@ -146,7 +146,7 @@ async def test_a_body_that_is_refused_keeps_its_request_id(rest: RestClient, res
 async def test_an_unknown_field_is_answered_with_those_that_are_documented(
     rest: RestClient, world: World, path: str, schema: str
 ) -> None:
-    """Its name is cut in the answer, and so in the log and in the explanations' store."""
+    """An unknown field's name is truncated in the answer, the log and the explanation store."""
     schemas = (await rest.http.get("/openapi.json")).json()["components"]["schemas"]
 
     answer = await rest.http.post(path, json={"x" * 10_000: 1, "user_id": "u", "item_id": "i"})
@@ -171,7 +171,7 @@ async def test_events_come_as_an_object_a_list_or_one(rest: RestClient, world: W
 
 
 async def test_an_event_may_write_out_what_the_schema_says_may_be_null(rest: RestClient, world: World) -> None:
-    """Generated clients send null for what is absent: the id and the time are made, and no request is named."""
+    """Generated clients send null for absent fields: id and time are filled in, and the request id stays absent."""
     schema = (await rest.http.get("/openapi.json")).json()["components"]["schemas"]["EventBody"]["properties"]
     nulls = {name: None for name, kind in schema.items() if "null" in kind["type"]}
 
@@ -185,11 +185,11 @@ async def test_an_event_may_write_out_what_the_schema_says_may_be_null(rest: Res
 
 
 async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClient) -> None:
-    """A chunked body stops being read at the first chunk too many."""
+    """Reading a chunked body stops at the first excess chunk."""
     num_sent = 0
 
     async def chunks() -> AsyncIterator[bytes]:
-        """Send a megabyte, slowly."""
+        """Send a megabyte in chunks."""
         nonlocal num_sent
         for _ in range(1_000):
             num_sent += 1
@@ -216,7 +216,7 @@ async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClie
     ],
 )
 async def test_an_unknown_path_is_answered_with_the_nearest(rest: RestClient, path: str, nearest: str) -> None:
-    """In the one envelope, below /v1/ too, whichever door the nearest is of."""
+    """The 404 has REST's error format and names the nearest path of either door."""
     answer = await rest.http.post(path, headers={"x-request-id": "mine"})
 
     error = answer.json()["error"]
@@ -242,7 +242,7 @@ async def test_an_unknown_path_is_answered_with_the_nearest(rest: RestClient, pa
     ],
 )
 async def test_every_path_of_openai_has_its_envelope(rest: RestClient, method: str, path: str, status: int) -> None:
-    """Its clients read no other; the message names the path that is offered."""
+    """Unknown OpenAI paths have OpenAI's error format, since its clients read no other, and name a supported path."""
     answer = await rest.http.request(method, path)
 
     error = answer.json()["error"]
@@ -263,7 +263,7 @@ async def test_every_path_of_openai_has_its_envelope(rest: RestClient, method: s
 async def test_an_unknown_method_is_answered_with_those_that_exist(
     rest: RestClient, method: str, path: str, allowed: str, detail: type[BaseModel]
 ) -> None:
-    """In the one envelope, below OpenAI's paths in theirs, and in a header, as HTTP requires."""
+    """The error has the door's format and names the allowed methods, also in the Allow header."""
     answer = await rest.http.request(method, path, headers={"x-request-id": "mine"})
 
     error = answer.json()["error"]
@@ -273,7 +273,7 @@ async def test_an_unknown_method_is_answered_with_those_that_exist(
 
 
 async def test_behind_an_ingress_that_echoes_the_request_id_the_door_does_not(world: World) -> None:
-    """One header, not two; the envelope names the id all the same."""
+    """The door sends no header, so only the ingress's is sent; the error still has the id."""
     app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
     async with in_process(app) as http:
         answer = await http.post(RECOMMEND, json={"k": 0}, headers={"x-request-id": "mine"})
@@ -283,7 +283,7 @@ async def test_behind_an_ingress_that_echoes_the_request_id_the_door_does_not(wo
 
 
 async def test_before_the_first_bundle_nothing_is_ready_and_nothing_breaks(tmp_path: Path) -> None:
-    """No bundle yet: alive, not ready, and a 503 that names what is missing. Events are accepted, and no item is called unknown."""
+    """Without a bundle, the gateway is alive but not ready; events are accepted without unknown items."""
     bare = make_world(tmp_path / "bundles")
     app = create_rest_app(lambda: bare.plane, lambda: b"", MAX_BODY_BYTES)
     async with in_process(app) as http:
@@ -309,7 +309,7 @@ async def test_before_the_first_bundle_nothing_is_ready_and_nothing_breaks(tmp_p
 async def test_without_states_of_items_nothing_is_recommended(
     tmp_path: Path, knowledge: Knowledge, statuses: tuple[int, ...], words: str
 ) -> None:
-    """A hidden item is shown by no door before it is known which items are hidden; a state that is only of the snapshot is named."""
+    """No door answers before it knows which items are hidden; states from a snapshot are reported as degraded."""
     async with started_world(tmp_path) as world:
         app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
         world.items.live_items.knowledge = knowledge
@@ -326,7 +326,7 @@ async def test_without_states_of_items_nothing_is_recommended(
 
 
 async def test_the_docs_page_loads_nothing_from_elsewhere(rest: RestClient) -> None:
-    """It names no other host, and each example in the document that it shows has a body."""
+    """The page names no other host, and the document's examples have a body."""
     page = (await rest.http.get("/docs")).text
     spec = (await rest.http.get("/openapi.json")).json()
 
@@ -337,7 +337,7 @@ async def test_the_docs_page_loads_nothing_from_elsewhere(rest: RestClient) -> N
 
 @pytest.mark.parametrize(("sent", "field"), [("Grüße".encode(), None), (b"Gr\xfc\xdfe", "x-request-id")])
 async def test_a_request_id_is_utf_8(rest: RestClient, sent: bytes, field: str | None) -> None:
-    """The id that comes back is the one that was sent, letter for letter; other bytes are refused."""
+    """A UTF-8 id is returned unchanged; other bytes are rejected."""
     answer = await rest.http.post(RECOMMEND, json={"user_id": "long"}, headers={b"x-request-id": sent})
 
     body = answer.json()

@@ -1,4 +1,4 @@
-"""Filters and rules hold in every tier alike, and in what fills its list."""
+"""Filters and rules apply equally in every tier, and to the items that fill its list."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ I10 = Condition.of("item_id", OneOf(("i10",)))
 
 
 def shed(world: World) -> None:
-    """Put a strain on the gateway under which this priority gets no more than an answer from memory."""
+    """Strain the gateway so that this priority gets answers from memory only."""
     world.strain(2)
 
 
@@ -43,7 +43,7 @@ TIERS = [
 
 @pytest.mark.parametrize(("user_id", "spoil", "tier"), TIERS)
 async def test_an_expression_holds(world: World, user_id: str, spoil: Callable[[World], object], tier: Tier) -> None:
-    """No item is shown for which it does not, and as many are shown as there are."""
+    """Only matching items are shown, as many as requested."""
     spoil(world)
 
     answer = await world.recommend(user_id, k=4, filters=Filters(expression=EVEN))
@@ -55,7 +55,7 @@ async def test_an_expression_holds(world: World, user_id: str, spoil: Callable[[
 
 @pytest.mark.parametrize(("user_id", "spoil", "tier"), TIERS)
 async def test_rules_hold(world: World, user_id: str, spoil: Callable[[World], object], tier: Tier) -> None:
-    """A pin has its place, a cap its number, a block no item; and one who asks for little gets a full list."""
+    """Pins, caps and blocks hold in a full list, also for a small k."""
     rules = Rules(
         pins=(Pin("i15", 2),),
         caps=(Cap("categories", 2),),
@@ -80,7 +80,7 @@ async def test_rules_hold(world: World, user_id: str, spoil: Callable[[World], o
 async def test_exploration_is_recorded(
     tmp_path: Path, user_id: str, spoil: Callable[[World], object], tier: Tier
 ) -> None:
-    """Whichever tier ranks, one of its next four items may take the second place, as often as the impression says; an answer from memory draws nothing."""
+    """Position 2 is drawn from items 2 to 6 with the recorded propensity in every tier, except in shed answers."""
     file = tmp_path / "surfaces.toml"
     file.write_text("[plain]\nk = 7\n[drawn]\nk = 3\nexplore = { share = 0.8, position = 2, of = 6 }\n")
     async with started_world(tmp_path, surfaces_file=file) as world:
@@ -105,7 +105,7 @@ async def test_exploration_is_recorded(
 
 
 async def test_what_was_shown_and_not_clicked_sinks(world: World) -> None:
-    """By the memory that comes with the features; the more often, the deeper."""
+    """Items shown without a click lose rank by their stored impression counts."""
     world.features.users["long"] = replace(user("i00", "i01", "i02", "i03"), shown={"i04": 10, "i05": 1})
 
     answer = await world.recommend("long", k=4, rules=Rules(decay=0.3))
@@ -114,7 +114,7 @@ async def test_what_was_shown_and_not_clicked_sinks(world: World) -> None:
 
 
 async def test_variety_comes_from_the_student_s_vectors(world: World) -> None:
-    """Items of one direction are not shown one after another, whichever tier ranked them; an item without a vector is like no other."""
+    """Diversity separates items with similar vectors in every tier."""
     world.student.rows = np.eye(2, dtype=np.float32)[np.arange(20) // 10]  # i00 to i09, i10 to i19
 
     answer = await world.recommend("long", k=3, rules=Rules(diversity=0.9))
@@ -124,7 +124,7 @@ async def test_variety_comes_from_the_student_s_vectors(world: World) -> None:
 
 
 async def test_the_llm_ranks_as_many_as_it_has_beams_for(world: World) -> None:
-    """Rules have that many candidates without more beams; without rules it ranks what is shown and compared."""
+    """With rules the LLM ranks as many candidates as it has beams; without rules, the compared items."""
     await world.recommend("long", k=3)
     await world.recommend("long", k=3, rules=Rules(diversity=0.1))
 
@@ -132,7 +132,7 @@ async def test_the_llm_ranks_as_many_as_it_has_beams_for(world: World) -> None:
 
 
 async def test_an_expression_that_leaves_few_items_reaches_the_llm_as_their_ids(world: World) -> None:
-    """A replica need not compile it; the mask here has the last word in either case."""
+    """A filter with few matches reaches the replica as item ids, so it need not compile the expression."""
     await world.recommend("long", k=3, filters=Filters(expression=EVEN), exclude_item_ids=("i06",))
 
     (request,) = world.llm.requests
@@ -144,7 +144,7 @@ async def test_an_expression_that_leaves_few_items_reaches_the_llm_as_their_ids(
     "change", [{"attributes": {"price": 3.0}}, {"attributes": {"price": 30.0}}, {"available": False}]
 )
 async def test_an_attribute_that_changes_counts_at_once(world: World, change: dict[str, Any]) -> None:
-    """A mask that was compiled before follows each item."""
+    """A compiled mask follows each change of an item."""
     cheap = Filters(expression=Expression.of(must=[Condition.of("price", Range(lt=10.0))]))
     items = world.plane.names.first.current().items
     for index in range(4, 9):

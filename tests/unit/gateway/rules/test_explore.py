@@ -1,4 +1,4 @@
-"""Exploration: what may be drawn, with which probability, and that the list keeps what rules promise."""
+"""Exploration: drawn items, their probabilities, and the rules that the list keeps."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ EXPLORATIONS = st.builds(
     st.integers(1, NUM_ITEMS),
 )
 NEVER = 1.0 - 2**-53
-"""The largest number that is drawn."""
+"""The largest possible draw."""
 
 
 def run(row: list[int], rules: Rules, k: int, exploration: Exploration | None, draw: float = 0.0) -> Ruled:
@@ -33,7 +33,7 @@ def run(row: list[int], rules: Rules, k: int, exploration: Exploration | None, d
 
 
 def excess(items: list[int], rules: Rules) -> int:
-    """Return by how many items a list is over its caps."""
+    """Return the number of items by which a list exceeds its caps."""
     over = 0
     for cap in rules.caps or ():
         counts = Counter(value for item in items for value in values_of(ITEMS.columns, cap.attribute, item))
@@ -42,12 +42,12 @@ def excess(items: list[int], rules: Rules) -> int:
 
 
 def swapped(items: list[int], one: int, other: int) -> list[int]:
-    """Return the list with two items in each other's places, if they have one."""
+    """Return the list with the positions of two items swapped, if they differ."""
     return [{one: other, other: one}.get(item, item) for item in items]
 
 
 def drawable(row: list[int], rules: Rules, k: int, exploration: Exploration) -> set[int]:
-    """Return by the definition what may be shown at the position: items of the places in range, none pinned, none over a cap that held."""
+    """Return by brute force the items that may be drawn: in range, not pinned, and within the caps."""
     plain = run(row, rules, k, None)
     listed, last = chosen(plain), plain.steps()[-1][1] if plain.steps() else plain.before
     at = listed[exploration.position - 1] if exploration.position <= len(listed) else None
@@ -68,7 +68,7 @@ def drawable(row: list[int], rules: Rules, k: int, exploration: Exploration) -> 
 def test_what_is_drawn_is_what_may_be_and_the_list_keeps_its_promises(
     row: list[int], rules: Rules, k: int, exploration: Exploration
 ) -> None:
-    """Each item that may be shown there has its draws, probabilities add up to 1, all other places have 1, and pins, caps and order hold."""
+    """Each drawable item is drawn, its propensities sum to 1, other positions have 1, and pins, caps and order hold."""
     unexplored = run(row, rules, k, None)
     plain, may = chosen(unexplored), drawable(row, rules, k, exploration)
     last = unexplored.steps()[-1][1] if unexplored.steps() else unexplored.before
@@ -112,7 +112,7 @@ def test_what_is_drawn_is_what_may_be_and_the_list_keeps_its_promises(
     ids=["plain", "pins", "caps"],
 )
 def test_each_item_is_shown_as_often_as_its_propensity_says(rules: Rules, k: int, may: set[int]) -> None:
-    """Over 20,000 draws the counts fit the recorded probabilities (chi-square), with pins and with caps too."""
+    """Over 20,000 draws the counts fit the recorded propensities (chi-square), also with pins and caps."""
     exploration, rng = Exploration(0.3, 2, 8), np.random.default_rng(11)
     shown: Counter[int] = Counter()
     recorded: dict[int, float] = {}
@@ -131,7 +131,7 @@ def test_each_item_is_shown_as_often_as_its_propensity_says(rules: Rules, k: int
 
 
 def test_scores_of_a_surface_that_only_explores_are_the_tier_s() -> None:
-    """Shares stay shares, and a place keeps its score, whoever takes it."""
+    """Scores keep their scale, and a position keeps its score for any item."""
     popular = ItemRanking.in_order(Tier.POPULAR, {3: 0.4, 1: 0.3, 2: 0.2, 0: 0.1})
 
     ruled = apply_rules([popular], NO_RULES, KNOWN, 2, 4, Tier.POPULAR, Exploration(1.0, 1, 4), 0.99)

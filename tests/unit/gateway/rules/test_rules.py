@@ -1,4 +1,4 @@
-"""The rules, each held to its definition, and all together: nothing is lost or doubled, pins, caps and blocks hold."""
+"""Each rule equals its definition, and in combination no item is lost or repeated, and pins, caps and blocks hold."""
 
 import math
 from collections import Counter
@@ -31,7 +31,7 @@ VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
 
 
 def layout() -> ItemLayout:
-    """Twelve items: i0, i1, ... in turn red, green and blue, the first six with a price, published an hour apart."""
+    """Return twelve items, red, green and blue in turn, the first six with a price, published an hour apart."""
     names = tuple(f"i{index}" for index in range(NUM_ITEMS))
     colours = tuple((COLOURS[index % 3],) for index in range(NUM_ITEMS))
     codes = np.arange(NUM_ITEMS, dtype=np.int32)[:, None]
@@ -109,7 +109,7 @@ MASKS = st.lists(st.booleans(), min_size=NUM_ITEMS, max_size=NUM_ITEMS)
 def test_no_item_is_lost_or_doubled(
     row: list[int], rules: Rules, k: int, shown: dict[str, int], showable: list[bool]
 ) -> None:
-    """The list holds each item once, only items that may be shown, as many as there are; scores never rise; sources are those of the tiers."""
+    """The list has each item once, only allowed items, as many as possible, with non-rising scores."""
     mask = np.zeros(len(KNOWN.showable), dtype=bool)
     mask[:NUM_ITEMS] = showable
     known = replace(KNOWN, shown=shown, showable=mask)
@@ -128,7 +128,7 @@ def test_no_item_is_lost_or_doubled(
 
 @given(ROWS, RULES, st.integers(1, NUM_ITEMS))
 def test_pins_hold(row: list[int], rules: Rules, k: int) -> None:
-    """A pinned item is at its position whatever else is set; in a list that is shorter it is all the same, behind those pinned before it."""
+    """A pinned item is at its position; in a shorter list it follows the earlier pins at the end."""
     found = chosen(run(row, rules, k))
 
     pins = sorted(
@@ -145,11 +145,11 @@ def test_pins_hold(row: list[int], rules: Rules, k: int) -> None:
 
 @given(ROWS, RULES, st.integers(1, NUM_ITEMS))
 def test_caps_hold_until_nothing_else_is_left(row: list[int], rules: Rules, k: int) -> None:
-    """Each free place has the first candidate that fits under the caps, as counted so far and with all pins; only where none fits, the first."""
+    """Each free position has the first candidate that fits all caps, or the first candidate if none fits."""
     ruled = run(row, rules, k)
     without = run(row, replace(rules, caps=()), k)
     order = without.steps()[-1][1].indices.tolist() if without.steps() else row
-    if rules.diversity:  # looks further where there are caps
+    if rules.diversity:  # diversity looks further with caps
         before_caps = [slate for name, slate in ruled.steps() if name == "diversity"]
         order = before_caps[-1].indices.tolist()
     pinned = dict(ruled.steps()[0][1].pinned) if rules.pins else {}
@@ -160,7 +160,7 @@ def test_caps_hold_until_nothing_else_is_left(row: list[int], rules: Rules, k: i
 
 
 def slow_caps(order: list[int], caps: Sequence[Cap], pinned: list[int], num_places: int) -> list[int]:
-    """Fill place by place, counting from scratch each time."""
+    """Fill position by position, counting from scratch each time."""
     left, taken = list(order), []
     for _ in range(num_places):
         for fits in (True, False):
@@ -173,13 +173,13 @@ def slow_caps(order: list[int], caps: Sequence[Cap], pinned: list[int], num_plac
 
 
 def room(cap: Cap, listed: list[int], index: int) -> bool:
-    """Whether this item keeps within a cap beside these."""
+    """Return whether adding this item keeps the cap."""
     counts = Counter(value for one in listed for value in values(cap.attribute, one))
     return all(counts[value] < cap.most for value in values(cap.attribute, index))
 
 
 def values(attribute: str, index: int) -> tuple[object, ...]:
-    """An item's values, by how the items were made."""
+    """Return an item's values, from the construction of the items."""
     match attribute:
         case "categories":
             return (COLOURS[index % 3],)
@@ -195,7 +195,7 @@ def values(attribute: str, index: int) -> tuple[object, ...]:
     st.integers(2, NUM_ITEMS),
 )
 def test_diversity_is_maximal_marginal_relevance(row: list[int], raw: list[float], weight: float, k: int) -> None:
-    """Each place has an item of the largest value by the slow definition; those after the list stay in their order."""
+    """Each position has an item of the largest value by brute force; items after the list keep their order."""
     scores = sorted(raw[: len(row)], reverse=True)
     ruled = run(row, Rules(diversity=weight), k, scores)
     found = ruled.steps()[-1][1].indices.tolist()
@@ -216,7 +216,7 @@ def test_diversity_is_maximal_marginal_relevance(row: list[int], raw: list[float
 def test_weights_are_factors_of_likelihood(
     row: list[int], where: Condition, factor: float, share: float, shown: dict[str, int]
 ) -> None:
-    """After boosts, freshness and decay the order is that of the product of all factors and the likelihood; ties keep their order."""
+    """After boosts, freshness and decay, items are ordered by the product of all factors and the likelihood."""
     fresh = Freshness(half_life_h=2.0, factor=3.0)
     rules, known = Rules(boosts=(Boost(where, factor),), decay=share, freshness=fresh), replace(KNOWN, shown=shown)
 
@@ -234,7 +234,7 @@ def test_weights_are_factors_of_likelihood(
 
 
 def slow_holds(where: Condition, index: int) -> bool:
-    """Whether a condition holds, by how the items were made."""
+    """Return whether a condition holds, from the construction of the items."""
     match where.test:
         case OneOf(colours):
             return COLOURS[index % 3] in colours
@@ -245,7 +245,7 @@ def slow_holds(where: Condition, index: int) -> bool:
 
 
 def test_popularity_counts_as_a_likelihood() -> None:
-    """A boost moves an item as far in the popular tier, whose scores are shares, as where scores are logarithms."""
+    """A boost moves an item equally far for the popular tier's fractions as for logarithmic scores."""
     shares, rules = [0.5, 0.3, 0.2], Rules(boosts=(Boost(Condition.of("categories", OneOf(("blue",))), 2.0),))
     popular = ItemRanking.in_order(Tier.POPULAR, dict(enumerate(shares)))
     student = ItemRanking(Tier.STUDENT, popular.indices, np.log(shares))
@@ -257,7 +257,7 @@ def test_popularity_counts_as_a_likelihood() -> None:
 
 @given(ROWS, st.lists(CLAUSES, min_size=1, max_size=3).map(tuple))
 def test_blocks_hold_for_every_ranking(row: list[int], blocks: tuple[Condition, ...]) -> None:
-    """A blocked item is in no mask, so that no tier ranks it and no pin brings it back."""
+    """A blocked item is in no mask, so no tier ranks it and no pin shows it."""
     expression = without_blocked(Rules(blocks=blocks))
     request = RecommendRequest(request_id="r", user_id="u", exclude_seen=False)
     request = replace(request, filters=replace(request.filters, expression=expression))
@@ -270,7 +270,7 @@ def test_blocks_hold_for_every_ranking(row: list[int], blocks: tuple[Condition, 
 
 
 def test_an_item_without_a_vector_or_time_is_as_it_was() -> None:
-    """No vectors, no diversity; no time of publication, no freshness: the order stays."""
+    """Diversity needs vectors, and freshness publication times; without them the order does not change."""
     known = replace(KNOWN, vectors=lambda indices: None)
     items = ItemLayout(ITEMS.catalogue)
     timeless = replace(KNOWN, expressions=Expressions(items))
@@ -280,7 +280,7 @@ def test_an_item_without_a_vector_or_time_is_as_it_was() -> None:
 
 
 def test_the_moves_are_told_by_place_and_rule() -> None:
-    """Each item of the list before and after has both places and the rules at which its place changed."""
+    """Each moved item has its positions before and after, and the rules that changed its position."""
     rules = Rules(pins=(Pin("i9", 1),), caps=(Cap("categories", 1),))
 
     moves = {index: move for index, *move in moves_of(run([0, 3, 1, 2], rules, k=3))}

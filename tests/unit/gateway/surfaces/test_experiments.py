@@ -1,4 +1,4 @@
-"""Experiments in force: who gets which variant at both doors, what records say of it, and files that change."""
+"""Active experiments: variants at both doors, their records, and changes of the files."""
 
 import re
 from collections.abc import AsyncIterator
@@ -62,7 +62,7 @@ UNITS = [f"u{number}" for number in range(2_000)]
 
 
 def in_variant(variant: str | None) -> str:
-    """Return a user of this variant of `fresher`, or of none of its variants."""
+    """Return a user of this variant of `fresher`; None means a user outside the experiment."""
     fresher = parse_experiments(EXPERIMENTS).by_name["fresher"]
     return next(one for one in UNITS if fresher.variant_of(one) == variant)
 
@@ -72,7 +72,7 @@ FRESH, CONTROL, OUTSIDE = (in_variant(one) for one in ("fresh", "control", None)
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    """The files of surfaces and experiments."""
+    """Paths of the surfaces and experiments files."""
     surfaces, experiments = tmp_path / "surfaces.toml", tmp_path / "experiments.toml"
     surfaces.write_text(SURFACES)
     experiments.write_text(EXPERIMENTS)
@@ -81,7 +81,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 async def world(tmp_path: Path, files: tuple[Path, Path]) -> AsyncIterator[World]:
-    """A plane with both files."""
+    """A world with both files."""
     async with started_world(tmp_path, surfaces_file=files[0], experiments_file=files[1]) as made:
         made.features.users |= dict.fromkeys((FRESH, CONTROL, OUTSIDE), made.features.users["long"])
         yield made
@@ -90,7 +90,7 @@ async def world(tmp_path: Path, files: tuple[Path, Path]) -> AsyncIterator[World
 def in_force(
     files: tuple[Path, Path], states: list[FileState] | None = None, now_s: float = NOW_S
 ) -> RunningExperiments:
-    """Read both files."""
+    """Load both files."""
     record = (lambda _: None) if states is None else states.append
     return RunningExperiments(files[1], Surfaces(files[0]), record, lambda: now_s)
 
@@ -118,7 +118,7 @@ async def test_a_variant_sets_what_its_users_get_and_records_name_it(
     deadline_ms: int,
     fresher: str | None,
 ) -> None:
-    """Rules, deadline and tiers at both doors, by the user or else the session; impression, log line, span and explanation have the variant."""
+    """Rules, deadline and tiers follow the variant of the user, else of the session, and all records name it."""
     with structlog.testing.capture_logs() as logs:
         reply = await door.recommend({**body, "surface": "home", "request_id": "r1"})
         await until(lambda: world.impressions.records)
@@ -141,7 +141,7 @@ async def test_a_variant_sets_what_its_users_get_and_records_name_it(
 
 
 async def test_who_is_in_no_experiment_gets_the_surface_as_it_is(world: World) -> None:
-    """Another surface, none, and a visitor without a session: nothing is recorded as a variant."""
+    """Another surface, no surface, and a visitor without a session record no variant."""
     for surface, user_id in (("cart", FRESH), (None, FRESH), ("home", None)):
         world.impressions.records.clear()
         await world.recommend(user_id, surface=surface, recent_item_ids=("i03",))
@@ -151,18 +151,18 @@ async def test_who_is_in_no_experiment_gets_the_surface_as_it_is(world: World) -
 
 
 async def test_replicas_and_restarts_assign_alike(world: World, tmp_path: Path, files: tuple[Path, Path]) -> None:
-    """Gateways that share nothing but the files give 2,000 users the same variants, of which there are all four."""
+    """Gateways that share only the files give 2,000 users the same variants."""
     other = make_world(tmp_path / "bundles", surfaces_file=files[0], experiments_file=files[1])
     finders = [one.plane.experiments for one in (world, other)]
 
     assigned = [[finder.find("home", unit).variant for unit in UNITS] for finder in finders]
 
     assert assigned[0] == assigned[1]
-    assert len(set(assigned[0])) == 6  # with and without `fresher`, by both of `layout`
+    assert len(set(assigned[0])) == 6  # with and without `fresher`, times both of `layout`
 
 
 def test_without_a_running_experiment_a_surface_is_the_file_s_own(files: tuple[Path, Path]) -> None:
-    """Nothing is copied where there is no file, before the start, after the end, and for excluded users."""
+    """Without a file, outside the dates, and for excluded users, the surface is unchanged."""
     dated = EXPERIMENTS.replace(
         "share = 1.0", "share = 1.0\nstarts = 2027-02-01T00:00:00Z\nends = 2027-03-01T00:00:00Z"
     )
@@ -189,7 +189,7 @@ def test_without_a_running_experiment_a_surface_is_the_file_s_own(files: tuple[P
     ids=["surface", "rules", "name", "contract", "broken", "nested", "gone"],
 )
 def test_a_bad_file_changes_nothing_and_says_why(files: tuple[Path, Path], slip: tuple[str, str], error: str) -> None:
-    """What was in force stays until the file is right; the state and one log line say so, with the entry and what there is."""
+    """The active experiments stay until the file is valid again; state and one log line report the entry."""
     states: list[FileState] = []
     experiments = in_force(files, states)
 
@@ -213,7 +213,7 @@ def test_a_bad_file_changes_nothing_and_says_why(files: tuple[Path, Path], slip:
 
 @pytest.mark.parametrize("text", ["[experiments", EXPERIMENTS.replace('layer = "page"', 'layer = "pages"')])
 def test_at_the_start_the_file_must_be_right_by_itself(files: tuple[Path, Path], text: str) -> None:
-    """A gateway with a broken file does not start."""
+    """A gateway with an invalid file does not start."""
     files[1].write_text(text)
 
     with pytest.raises(ConfigError, match=r"experiments\.toml"):
@@ -221,7 +221,7 @@ def test_at_the_start_the_file_must_be_right_by_itself(files: tuple[Path, Path],
 
 
 async def test_an_experiment_that_loses_a_surface_is_suspended(world: World, files: tuple[Path, Path]) -> None:
-    """Its users get the surface as it is, and no variant of it is recorded; the others go on, and so does it once the surface is back."""
+    """Users of the experiment get the plain surface until its surface returns; other experiments continue."""
     found, states = [], []
     for text in (SURFACES.replace("[home-fresh.rules]", "[other.rules]"), SURFACES):
         files[0].write_text(text)
@@ -236,7 +236,7 @@ async def test_an_experiment_that_loses_a_surface_is_suspended(world: World, fil
 
 
 def test_an_experiment_that_has_ended_needs_no_surface(files: tuple[Path, Path]) -> None:
-    """It may stay in the file, where reports read its dates and shares."""
+    """An ended experiment may stay in the file, where reports read its dates and fractions."""
     files[1].write_text(EXPERIMENTS.replace("share = 0.5", "share = 0.5\nends = 2026-12-01T00:00:00Z"))
     files[0].write_text(SURFACES.replace("home-fresh", "other"))
     states: list[FileState] = []
@@ -247,7 +247,7 @@ def test_an_experiment_that_has_ended_needs_no_surface(files: tuple[Path, Path])
 
 
 async def test_files_that_change_together_come_into_force_together(world: World, files: tuple[Path, Path]) -> None:
-    """Whichever is looked at first, the other follows."""
+    """Both files take effect together, regardless of the polling order."""
     files[1].write_text(EXPERIMENTS.replace("home-fresh", "home-new"))
     files[0].write_text(SURFACES.replace("home-fresh", "home-new").replace('"i08"', '"i15"'))
 

@@ -1,4 +1,4 @@
-"""A surface decides what a request leaves open; its file is read again when it changes, and a bad one changes nothing."""
+"""A surface sets what a request leaves open; its file is reloaded on change, and an invalid file changes nothing."""
 
 from collections.abc import Callable
 from functools import partial
@@ -46,12 +46,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def request(**fields: object) -> RecommendRequest:
-    """A request that names the cart."""
+    """Return a request that names the cart."""
     return RecommendRequest(**{"request_id": "r", "user_id": "u", "surface": "cart", **fields})
 
 
 def test_what_a_request_leaves_open_is_the_surface_s(path: Path) -> None:
-    """k, deadline and rules come from the surface where the request has none; filters and blocks add up."""
+    """k, deadline and rules come from the surface if the request has none; filters and blocks add up."""
     cart = Surfaces(path).find("cart")
 
     filters, rules = Filters(expression=Expression.of(must=[ODD])), Rules(pins=(Pin("i04", 2),), blocks=(I16,))
@@ -76,7 +76,7 @@ def test_what_is_locked_no_request_may_set(path: Path) -> None:
 
 
 def test_an_unknown_surface_is_refused_with_the_nearest(path: Path) -> None:
-    """Or with the hint that there are none."""
+    """The error names the nearest surface, or says that no surfaces are set up."""
     with pytest.raises(InvalidRequest, match="surface: unknown surface 'crat'; the nearest: 'cart'"):
         Surfaces(path).find("crat")
     with pytest.raises(InvalidRequest, match="leave it out, no surfaces are set up"):
@@ -110,7 +110,7 @@ def test_an_unknown_surface_is_refused_with_the_nearest(path: Path) -> None:
     ],
 )
 def test_a_bad_file_stops_the_start_and_is_refused_by_entry(tmp_path: Path, text: str, error: str) -> None:
-    """The message names the file, the entry and what is allowed."""
+    """The error names the file, the entry and its allowed values."""
     path = tmp_path / "surfaces.toml"
     path.write_text(text)
 
@@ -128,7 +128,7 @@ def test_a_bad_file_stops_the_start_and_is_refused_by_entry(tmp_path: Path, text
     ],
 )
 def test_a_bad_file_changes_nothing_and_says_why(path: Path, spoil: Callable[[Path], object]) -> None:
-    """The surfaces before it stay, the state is reported until the file is right again, and a log line has the reason."""
+    """The previous surfaces stay until the file is valid again; the state and a log line report the reason."""
     states: list[FileState] = []
     surfaces = Surfaces(path, on_state=states.append)
 
@@ -148,7 +148,7 @@ def test_a_bad_file_changes_nothing_and_says_why(path: Path, spoil: Callable[[Pa
 
 
 async def test_a_request_that_names_a_surface_gets_what_applies_there(path: Path, tmp_path: Path) -> None:
-    """The tier, the filter and the rules, of which records, metric and impression know the surface; a change holds without a restart."""
+    """Tier, filter and rules are the surface's, records name the surface, and a change needs no restart."""
     async with started_world(tmp_path, surfaces_file=path) as world:
         answer = await world.recommend("long", k=None, surface="cart")
         counted = world.metric("tailrace_surface_answers_total", surface="cart", tier="student")
@@ -167,7 +167,7 @@ async def test_a_request_that_names_a_surface_gets_what_applies_there(path: Path
 async def test_a_surface_that_names_an_unknown_attribute_is_refused_later_and_reported_at_the_start(
     path: Path, tmp_path: Path
 ) -> None:
-    """A gateway starts all the same: the items may come later. A change to such a file changes nothing."""
+    """The gateway starts, since matching items may come later; a reload of such a file changes nothing."""
     slip = CART.replace('key = "categories"', 'key = "category"')
     write(path, slip)
     async with started_world(tmp_path, surfaces_file=path) as world:

@@ -1,4 +1,4 @@
-"""The file of the surfaces is replaced whole, by who has read it last, and with nothing that would not come into force."""
+"""The surfaces file is replaced atomically, only by an editor of its latest version, and only with valid text."""
 
 import os
 import stat
@@ -37,7 +37,7 @@ STYLES = (
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The file, with one surface, which its group may write."""
+    """The file, group-writable, with one surface."""
     file = tmp_path / "surfaces.toml"
     file.write_text(CART)
     file.chmod(0o660)
@@ -51,7 +51,7 @@ def editor(path: Path) -> SurfacesEditor:
 
 
 def test_what_is_saved_is_in_force_and_keeps_the_files_rights(path: Path) -> None:
-    """At once here; nothing else is left in the folder."""
+    """A save takes effect at once, keeps the file's mode, and leaves no other file in the folder."""
     surfaces = Surfaces(path)
     editor = SurfacesEditor(surfaces)
 
@@ -65,7 +65,7 @@ def test_what_is_saved_is_in_force_and_keeps_the_files_rights(path: Path) -> Non
 
 
 def test_of_many_edits_at_once_one_is_saved(path: Path) -> None:
-    """Each editor is another gateway's; all have read the same text, and the others' is older then."""
+    """Only one of several concurrent edits based on the same text is saved."""
     editors = [SurfacesEditor(Surfaces(path)) for _ in range(8)]
     sha256, saved, refused = editors[0].read().sha256, list[str](), list[InvalidRequest]()
 
@@ -86,7 +86,7 @@ def test_of_many_edits_at_once_one_is_saved(path: Path) -> None:
 
 
 def test_without_a_file_nothing_can_be_saved() -> None:
-    """It says which setting to set."""
+    """The error names the setting."""
     editor = SurfacesEditor(Surfaces(None))
 
     assert "TAILRACE_SURFACES_FILE" in (editor.read().read_only or "")
@@ -95,7 +95,7 @@ def test_without_a_file_nothing_can_be_saved() -> None:
 
 
 def test_a_file_that_cannot_be_replaced_is_refused(editor: SurfacesEditor, path: Path) -> None:
-    """A folder in its place stands for a mounted file, which no rename replaces; read-only rights would not stop root."""
+    """A folder at the path simulates a mounted file, which no rename can replace; root ignores file modes."""
     sha256 = editor.read().sha256
     path.unlink()
     path.mkdir()
@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_replaced_is_refused(editor: SurfacesEditor, path:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_file_is_reported_before_an_edit(editor: SurfacesEditor, path: Path) -> None:
-    """And stays as it is."""
+    """A read-only file is reported and stays unchanged."""
     path.chmod(0o440)
 
     assert editor.read().read_only == "the file is read-only for the gateway"
@@ -119,7 +119,7 @@ def test_a_read_only_file_is_reported_before_an_edit(editor: SurfacesEditor, pat
 
 
 def test_a_link_goes_on_leading_to_the_file(path: Path) -> None:
-    """The file behind it is replaced."""
+    """The link's target is replaced, not the link."""
     link = path.with_name("link.toml")
     link.symlink_to(path.name)
     editor = SurfacesEditor(Surfaces(link))
@@ -130,7 +130,7 @@ def test_a_link_goes_on_leading_to_the_file(path: Path) -> None:
 
 
 def test_what_is_wrong_with_the_file_is_reported_with_its_text(editor: SurfacesEditor, path: Path) -> None:
-    """So that it can be mended here."""
+    """An invalid file is reported with its text, so that it can be repaired here."""
     path.write_bytes(b"[cart\xff")
     read = editor.read()
 
@@ -147,7 +147,7 @@ def test_what_is_wrong_with_the_file_is_reported_with_its_text(editor: SurfacesE
     ),
 )
 def test_a_boost_changes_one_weight_and_nothing_else(text: str, factors: list[tuple[str, float]]) -> None:
-    """However the file is written: the last factor of an item is the one that it has, 1 is none, and all other fields and comments stay."""
+    """In any style of the file, an item's last factor applies, 1 removes the boost, and other content stays."""
     editor, before = SurfacesEditor(Surfaces(None)), parse_surfaces(text)["cart"]
     wanted = {_eq_of(one): one.factor for one in before.rules.boosts or ()}
     changed = text
@@ -190,14 +190,14 @@ FIELDS = st.fixed_dictionaries(
 )
 @example(text="cart.k = 4\n", surface="cart", edits=[{"deadline_ms": 1}, {"blocks": [{"key": "brand", "eq": "b"}]}])
 def test_a_form_changes_its_fields_and_nothing_else(text: str, surface: str, edits: list[dict[str, Any]]) -> None:
-    """However often it is changed: TOML's own reader finds the fields that were given, all others as before, and other surfaces too. A surface of dotted keys may be refused, whole."""
+    """In any style, edits change only the given fields; a surface of dotted keys may be rejected as a whole."""
     editor, changed = SurfacesEditor(Surfaces(None)), text
     wanted = tomllib.loads(text)
     for fields in edits:
         try:
             changed = editor.with_fields(changed, surface, fields)
         except InvalidRequest as error:
-            assert (error.field, text) == ("text", "cart.k = 4\n")  # noqa: PT017 - whatever else fails is a failure
+            assert (error.field, text) == ("text", "cart.k = 4\n")  # noqa: PT017 - any other error fails the test
             continue
         plain = wanted.setdefault(surface, {})
         for name, value in fields.items():
@@ -231,7 +231,7 @@ def test_a_form_changes_its_fields_and_nothing_else(text: str, surface: str, edi
     ],
 )
 def test_a_form_that_would_make_a_wrong_text_is_refused(surface: str, fields: dict[str, Any], field: str) -> None:
-    """With the field's path, as a save would; a text that is wrong already is refused too."""
+    """The error has the field's path, as for a save; invalid text is rejected too."""
     editor = SurfacesEditor(Surfaces(None))
     with pytest.raises(InvalidRequest, check=lambda error: error.field == field):
         editor.with_fields(CART, surface, fields)

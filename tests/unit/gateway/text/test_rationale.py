@@ -17,7 +17,7 @@ IN_A_HURRY = ASK | {"deadline_ms": SHORT_MS}
 
 
 async def test_a_sentence_comes_with_the_items(door: Door, world: World, parrot: Parrot) -> None:
-    """It is written from the titles of history and items, short, and at low priority."""
+    """The sentence is generated from the titles of history and items, is short, and has low priority."""
     reply = await door.recommend(ASK)
 
     (request,) = parrot.requests
@@ -33,7 +33,7 @@ async def test_a_sentence_comes_with_the_items(door: Door, world: World, parrot:
 async def test_thinking_is_disabled_where_the_model_has_it(
     door: Door, parrot: Parrot, variables: tuple[str, ...], sent: dict[str, bool]
 ) -> None:
-    """The variable is sent only to a chat template that has it; others would refuse it."""
+    """The variable is sent only to a chat template that supports it, since others reject it."""
     parrot.template_variables = frozenset(variables)
 
     await door.recommend(ASK)
@@ -52,7 +52,7 @@ async def test_without_the_flag_there_is_no_rationale(door: Door, parrot: Parrot
 
 @pytest.mark.parametrize("num_pieces", [0, 3])
 async def test_a_late_writer_costs_only_the_sentence(door: Door, parrot: Parrot, num_pieces: int) -> None:
-    """A writer that hangs gets the rest of the deadline without the reserve, and is then closed; a part of a sentence is not shown."""
+    """A slow writer gets the rest of the deadline minus the reserve; partial sentences are discarded."""
     parrot.hangs_after = num_pieces
 
     reply = await door.recommend(IN_A_HURRY)
@@ -82,7 +82,7 @@ async def test_a_broken_writer_fails_no_recommendation(
 
 
 async def test_without_a_writer_or_time_there_is_no_sentence(world: World, parrot: Parrot) -> None:
-    """A stack without a text model reports `no_text`; for a budget too short for any sentence the writer is not called."""
+    """Without a text model the outcome is `no_text`; without enough time the writer is not called."""
     counter = world.plane.text_report.metrics.rationales
     without = await RationaleWriter(None, counter)([], ["A"], 1.0)
     late = await RationaleWriter(world.plane.text, counter)([], ["A"], 0.01)
@@ -105,7 +105,7 @@ async def test_without_a_writer_or_time_there_is_no_sentence(world: World, parro
     ],
 )
 def test_a_sentence_is_whole_when_something_follows(text: str, whole: str | None, cut: str | None) -> None:
-    """Until then the full stop may be a decimal point; text cut by the token limit ends after a word: a partial word is not shown."""
+    """A full stop may be a decimal point until text follows; text cut by the token limit ends after a whole word."""
     assert whole_sentence(text) == whole
     assert cut is None or ended(text) == cut
 

@@ -1,4 +1,4 @@
-"""The limits around the text writer: places by priority, shedding, the breaker and the deadline."""
+"""The limits around the text writer: slots by priority, shedding, the breaker and the deadline."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
@@ -16,7 +16,7 @@ from tests.unit.gateway.world import World, let_write
 
 @pytest.fixture
 def tier(parrot: Parrot, world: World, clock: Clock) -> TextTier:
-    """The tier around the writer."""
+    """The tier around the fake text model."""
     return let_write(world, parrot, TextLimits(), clock)
 
 
@@ -38,7 +38,7 @@ async def all_of(tier: TextTier, wanted: TextRequest) -> list[TextEvent]:
 async def test_the_last_places_are_kept_for_higher_priorities(
     tier: TextTier, world: World, priority: int, num_places: int
 ) -> None:
-    """One request too many is refused, and a place that is freed can be used again."""
+    """Requests beyond the priority's slots are rejected, and a released slot can be reused."""
     writing = [tier.write(request(priority=priority), "chat") for _ in range(num_places)]
     for one in writing:
         await anext(one)
@@ -54,7 +54,7 @@ async def test_the_last_places_are_kept_for_higher_priorities(
 
 
 async def test_each_choice_fills_a_place(tier: TextTier) -> None:
-    """A request for more choices than there are free places is refused as a whole."""
+    """A request for more choices than free slots is rejected as a whole."""
     first = tier.write(request(n=4, priority=Priority.NORMAL), "chat")
     await anext(first)
 
@@ -65,7 +65,7 @@ async def test_each_choice_fills_a_place(tier: TextTier) -> None:
 
 
 async def test_a_strained_gateway_refuses_text(tier: TextTier, world: World, parrot: Parrot) -> None:
-    """Text is refused where recommendations are shed: low priority first."""
+    """Text is rejected under the strain that sheds recommendations, low priority first."""
     world.strain(1)
 
     with pytest.raises(Overloaded):
@@ -77,7 +77,7 @@ async def test_a_strained_gateway_refuses_text(tier: TextTier, world: World, par
 async def test_failures_in_a_row_open_the_breaker_and_one_trial_closes_it(
     tier: TextTier, world: World, parrot: Parrot, clock: Clock
 ) -> None:
-    """While it is open the writer is not called; then one trial is sent, and its success admits all."""
+    """While the breaker is open the writer is not called; later a single trial is sent, and its success closes it."""
     parrot.error = DependencyUnavailable("text", 1)
     for _ in range(2):
         with pytest.raises(DependencyUnavailable):
@@ -100,7 +100,7 @@ async def test_failures_in_a_row_open_the_breaker_and_one_trial_closes_it(
 async def test_refusals_lateness_and_disconnects_are_no_failures(
     tier: TextTier, parrot: Parrot, error: Exception | None
 ) -> None:
-    """They do not open the breaker; a text that is closed midway closes the writer."""
+    """Rejections, late texts and disconnects do not open the breaker; closing a text midway closes the writer."""
     parrot.error = error
     for _ in range(5):
         writing = tier.write(request(), "chat")
@@ -115,18 +115,18 @@ class TruncatedWriter(Parrot):
     """A writer whose stream ends without a final event."""
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Begin, and no more."""
+        """Yield only the first event."""
         yield TextBegan(num_prompt_tokens=1)
 
 
 async def test_a_text_without_an_end_is_a_failure(world: World, clock: Clock) -> None:
-    """A truncated text is never served as a complete one."""
+    """A truncated text is never served as complete."""
     with pytest.raises(DependencyUnavailable):
         await all_of(let_write(world, TruncatedWriter(), TextLimits(), clock), request())
 
 
 async def test_a_violated_schema_is_counted(tier: TextTier, world: World, parrot: Parrot) -> None:
-    """It is an error of ours, and no failure of the writer."""
+    """A schema violation is our error, not a failure of the writer."""
     parrot.error = SchemaViolated("/lr: 0 is too small")
     for number in range(1, 4):
         with pytest.raises(SchemaViolated) as violation:

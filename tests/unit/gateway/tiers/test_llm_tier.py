@@ -1,4 +1,4 @@
-"""A request to the LLM ends with one outcome, which updates the gate."""
+"""A request to the LLM has exactly one outcome, which updates the gate."""
 
 import asyncio
 import time
@@ -53,21 +53,21 @@ def context(world: World) -> RequestContext:
 
 
 def tier_with(llm: FakeLlm) -> tuple[LlmTier, LlmGate]:
-    """The tier on this LLM, and its gate."""
+    """Return the tier on this LLM, and its gate."""
     gate = LlmGate(lambda: Replica(Breaker(2, 60.0), LatencyPredictor(0.0)), max_in_flight=8)
     breaker_open = Gauge("breaker", "", ["name"], registry=CollectorRegistry())
     return LlmTier({DEFAULT_NAME: GatedLlm(llm, gate)}, LlmRule(min_history=3), 32, breaker_open), gate
 
 
 async def outcome_of(tier: LlmTier, context: RequestContext) -> LlmOutcome:
-    """Rank, and return how it ended."""
+    """Rank, and return the outcome."""
     result = await tier.rank(context)
     assert isinstance(result, LlmResult)
     return result.outcome
 
 
 async def test_the_load_that_an_engine_reports_counts_for_the_next_request(context: RequestContext) -> None:
-    """A gateway sees only its own requests; the engine's answer reports all."""
+    """A gateway sees only its own requests; the engine's response reports all requests."""
     tier, gate = tier_with(BusyLlm(["i01", "i02"], "v1"))
 
     assert await outcome_of(tier, context) is LlmOutcome.IN_TIME
@@ -85,7 +85,7 @@ async def test_a_request_that_the_replica_cancels_is_a_failure(context: RequestC
 
 
 async def test_what_crosses_hosts_is_the_time_that_is_left(context: RequestContext, monkeypatch) -> None:
-    """The gateway's wall clock may be an hour wrong: the request carries milliseconds to go, not a time of day."""
+    """The request carries the remaining milliseconds, since the gateway's wall clock may be wrong."""
     monkeypatch.setattr(time, "time", lambda: 0.0)
     llm = FakeLlm(["i01", "i02"], "v1")
     tier, _ = tier_with(llm)
@@ -96,7 +96,7 @@ async def test_what_crosses_hosts_is_the_time_that_is_left(context: RequestConte
 
 
 async def test_a_ranking_names_its_replicas_and_leaves_one_that_gives_no_answer(context: RequestContext) -> None:
-    """Two requests of one user have the same first replica; after one of them was late, the other replica is the first."""
+    """Requests of a user prefer the same replica; after a late answer the other replica is first."""
     llm = FakeLlm(["i01", "i02"], "v1")
     llm.names = ("a", "b")
     tier, _ = tier_with(llm)
@@ -111,7 +111,7 @@ async def test_a_ranking_names_its_replicas_and_leaves_one_that_gives_no_answer(
 
 
 async def test_no_caller_waits_for_the_trial_of_a_silent_replica(context: RequestContext) -> None:
-    """A copy of a request goes to the replica that gave no answer; the request goes to the other, and the copy's answer brings the first back."""
+    """A silent replica is tested with a copy of a request that another replica answers; a success restores it."""
     llm = FakeLlm(["i01", "i02"], "v1")
     llm.names = ("a", "b")
     tier, _ = tier_with(llm)

@@ -1,4 +1,4 @@
-"""Popularity smooths recent windows by the prior; answers from memory equal those of the masks, or there is none."""
+"""Popularity smooths recent windows by the prior; answers from memory equal the masks' answers or are None."""
 
 import asyncio
 import threading
@@ -39,7 +39,7 @@ NOW_MS = 1_790_000_000_000
 def test_recent_popularity_is_smoothed_by_the_prior(
     prior: list[float], windows: list[tuple[str, float]], order: list[int]
 ) -> None:
-    """Many training events of the most used item count as 50 recent ones, few as themselves; ties rank by index, and unknown items, negative weights and a prior of zeros do no harm."""
+    """The prior's top item counts as at most 50 recent events; unknown items and negative weights are ignored."""
     ranking = rank_by_popularity("v1", LiveItems().lay(replace(catalogue_of(4), popularity=np.array(prior))), windows)
 
     assert ranking.order.tolist() == order
@@ -47,7 +47,7 @@ def test_recent_popularity_is_smoothed_by_the_prior(
 
 
 def listed_after(num_users: int, item: int, waited_ms: int, old: Catalogue) -> list[int]:
-    """The first items of an old data set this long after so many users touched one item, counted as the stream worker does."""
+    """Return the first items of an old data set, some time after users touched one item."""
     counts = PopularityCounter(ListedItems(old.item_ids))
     for number in range(num_users):
         place = LogPosition("t", 0, number)
@@ -60,7 +60,7 @@ def listed_after(num_users: int, item: int, waited_ms: int, old: Catalogue) -> l
 
 @pytest.mark.parametrize("steepness", [0.3, 1.0])
 def test_a_fresh_event_does_not_lead_an_old_data_set_and_a_burst_does(steepness: float) -> None:
-    """Whichever item it is of, one event leaves the leader; 50 users within an hour lead with an item that nobody used, until the hour is over."""
+    """A single event leaves the leader unchanged; 50 users within an hour make an unused item lead for that hour."""
     old = replace(catalogue_of(300), popularity=np.round(20_000 / np.arange(1.0, 301.0) ** steepness))
     old.popularity[299] = 0.0
 
@@ -71,7 +71,7 @@ def test_a_fresh_event_does_not_lead_an_old_data_set_and_a_burst_does(steepness:
 
 
 async def test_windows_are_refreshed_and_kept_during_an_outage(world: World) -> None:
-    """A refresh replaces the ranking and the formatted items at once; a failed one leaves the last windows in use, over a swap too."""
+    """A refresh replaces ranking and formatted items together; after a failed refresh the last windows stay in use."""
     popular, live = world.plane.popular, world.plane.names.first.current()
     request = RecommendRequest(request_id="r", user_id="u", k=1)
 
@@ -94,11 +94,11 @@ async def test_windows_are_refreshed_and_kept_during_an_outage(world: World) -> 
 
 
 async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two concurrent refreshes, the newer windows rank although the first is delayed in its thread."""
+    """Of two concurrent refreshes the newer windows win, even if the older refresh finishes later."""
     held, entered = threading.Event(), threading.Event()
 
     def rank(*args: Any) -> PopularRanking:
-        """Rank, and record or hold the thread."""
+        """Rank, and hold the first thread."""
         if not entered.is_set():
             entered.set()
             held.wait(10.0)
@@ -120,11 +120,11 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
 async def test_no_request_ranks_all_items_around_a_swap(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a million items that takes 0.1 s: the loading thread does it, and requests of the bundle before keep theirs."""
+    """The loading thread ranks all items, not a request, and the previous bundle's requests keep their ranking."""
     ranked_in: list[threading.Thread] = []
 
     def rank(*args: Any) -> PopularRanking:
-        """Rank, and record or hold the thread."""
+        """Rank, and record the thread."""
         ranked_in.append(threading.current_thread())
         return rank_by_popularity(*args)
 
@@ -165,7 +165,7 @@ def with_masks(world: World, request: RecommendRequest) -> tuple[ScoredItem, ...
 async def test_items_from_memory_are_those_of_the_masks(
     world: World, k: int, recent: list[str], excluded: list[str], exclude_seen: bool, before: int
 ) -> None:
-    """For any exclusions and any earlier request: the same items and scores, or None."""
+    """For any exclusions and any earlier request, the items and scores are equal, or None."""
     request = RecommendRequest(
         request_id="r",
         user_id="u",

@@ -1,4 +1,4 @@
-"""The student tier. Run: pytest tests/unit/gateway/tiers/test_student_tier.py."""
+"""The student tier."""
 
 import threading
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from tests.unit.gateway.world import World
 async def test_a_large_catalogue_is_ranked_beside_the_loop(
     world: World, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """The answer is the one of the loop's own thread, a failure's too, but another thread made it."""
+    """A large catalogue is ranked in another thread, with the same answer, also for a failure."""
     threads = set()
     rank = FakeStudent.rank
 
     def noted(self: FakeStudent, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Record whether the loop's own thread ranks."""
+        """Record whether the main thread ranks."""
         threads.add(threading.current_thread() is threading.main_thread())
         if fails:
             raise RuntimeError
@@ -49,7 +49,7 @@ async def test_a_large_catalogue_is_ranked_beside_the_loop(
 async def test_a_request_does_not_wait_for_a_busy_thread(
     world: World, monkeypatch: pytest.MonkeyPatch, user_id: str, deadline_ms: int, tier: Tier, reason: Reason
 ) -> None:
-    """Popularity answers when the thread is not done within the budget; where the LLM has all items, its fallback delays nothing."""
+    """Popularity answers if the thread exceeds the budget; if the LLM fills the list, the student delays nothing."""
     answered = threading.Event()
     monkeypatch.setattr(FakeStudent, "rank", lambda *_: answered.wait(60))
     monkeypatch.setattr(student, "_MAX_ITEMS_ON_THE_LOOP", 0)

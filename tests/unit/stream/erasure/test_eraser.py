@@ -1,4 +1,4 @@
-"""The eraser on real files and a store in memory: what it may call done."""
+"""The eraser on real files and a store in memory: when stores count as done."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -38,26 +38,26 @@ class Store:
         """Do nothing."""
 
     def remove_explanations(self, is_gone: Callable[[str, int], bool]) -> None:
-        """Remove what is gone."""
+        """Remove the covered explanations."""
         self.explanations = [one for one in self.explanations if not is_gone(*one)]
 
     def remove_restored(self, is_gone: Callable[[str, LogPosition, int], bool]) -> None:
         """Do nothing."""
 
     def begin_rewrite(self) -> bool:
-        """Have no file."""
+        """Report no running rewrite."""
         return False
 
     def is_rewriting(self) -> bool:
-        """Have no file."""
+        """Report no running rewrite."""
         return False
 
     def mark(self, receipts: Iterable[tuple[str, int]], stores: Iterable[ErasureStore], now_ms: int) -> None:
-        """Record it."""
+        """Record the stores."""
         self.done |= {str(store) for store in stores}
 
     def lacking(self, erasure_ids: Sequence[str]) -> set[str]:
-        """Lack none."""
+        """Report no missing receipt."""
         return set()
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Store:
 
 
 class Scene:
-    """A worker's folders, in which one user was erased a second ago."""
+    """A worker's folders, with one user erased a second ago."""
 
     def __init__(self, folder: Path, settle_s: float = 0.0) -> None:
         self.log = OfflineLog(folder / "log")
@@ -83,14 +83,14 @@ class Scene:
         self.log.ledger.append([LoggedErasure(erasure, LogPosition("t", 0, 0))], ["t"])
 
     def work(self) -> set[str]:
-        """Do a round, whatever it fails with, and return the stores that are open."""
+        """Run a round, ignoring its errors, and return the open stores."""
         with suppress(OSError):
             self.eraser.work([0])
         return set(ErasureStore) - self.store.done
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the ledger has closed the erasure."""
+        """Return whether the ledger has closed the erasure."""
         return self.log.ledger.tombstones(0)[0].user_id is None
 
 
@@ -115,7 +115,7 @@ def write_table(path: Path) -> None:
 def test_a_store_is_done_only_after_it_was_searched(
     present: tuple[str, ...], is_open: set[str], tmp_path: Path
 ) -> None:
-    """A folder that is absent may be a volume that is not mounted: the receipt stays open, and the ledger keeps the id."""
+    """A missing folder may be an unmounted volume: the receipt stays open, and the ledger keeps the id."""
     scene = Scene(tmp_path)
     files = scene.files
     make: dict[str, Callable[[], object]] = {
@@ -138,7 +138,7 @@ def test_a_store_is_done_only_after_it_was_searched(
 
 
 def test_an_absent_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """The worker reports it, so that an alert fires."""
+    """The worker reports the error, so an alert fires."""
     with pytest.raises(FileNotFoundError) as refused:
         Scene(tmp_path).eraser.work([0])
 
@@ -146,7 +146,7 @@ def test_an_absent_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 
 def test_an_explanation_answered_after_the_acceptance_leaves_too(tmp_path: Path) -> None:
-    """Until the row has left Redis, and for as long as an answer takes, answers are made of the past; others' stay."""
+    """Answers to the user are covered until the row has left Redis plus the settling time; other users' stay."""
     scene = Scene(tmp_path, settle_s=0.2)
     now_ms = time.time_ns() // 1_000_000
     scene.store.explanations = [("ann", scene.accepted_ms + 500), ("ann", now_ms + 100), ("bob", now_ms)]

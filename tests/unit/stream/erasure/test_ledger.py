@@ -1,4 +1,4 @@
-"""The ledger of erasures, and the offline log that goes past it, against a plain list of what was sent."""
+"""The erasure ledger, and the offline log that applies it, against a list of sent records."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +18,13 @@ USERS = ("ann", "bob", "cyd")
 
 
 def logged(user_id: str, offset: int, topic_id: str = "t") -> LoggedInteraction:
-    """Build an event at this place."""
+    """Return an event at this position."""
     event = Interaction(event_id=f"{topic_id}{offset}", user_id=user_id, item_id="i", event_time_ms=1_700_000_000_000)
     return LoggedInteraction(event, LogPosition(topic_id, 0, offset))
 
 
 def erased(user_id: str, offset: int, topic_id: str = "t", accepted_ms: int = 1_000) -> LoggedErasure:
-    """Build an erasure at this place."""
+    """Return an erasure at this position."""
     erasure = Erasure(erasure_id=f"x{topic_id}{offset}", user_id=user_id, accepted_time_ms=accepted_ms)
     return LoggedErasure(erasure, LogPosition(topic_id, 0, offset))
 
@@ -35,7 +35,7 @@ def erased(user_id: str, offset: int, topic_id: str = "t", accepted_ms: int = 1_
     st.integers(1, 9),
 )
 def test_the_log_is_what_came_after_each_users_last_erasure(script: list[tuple[str, int, bool]], size: int) -> None:
-    """Whatever comes in which order, topic after topic and batch after batch: what is read, what is merged and what lies on disk is the same."""
+    """For any order of records, topics and batches, reads, merges and files on disk have the same events."""
     with TemporaryDirectory() as folder:
         log = OfflineLog(Path(folder))
         left: list[tuple[str, str]] = []
@@ -63,7 +63,7 @@ def test_the_log_is_what_came_after_each_users_last_erasure(script: list[tuple[s
 
 
 def test_an_erasure_is_in_the_ledger_once_and_names_nobody_when_it_is_done(tmp_path: Path) -> None:
-    """However often it is delivered; another process reads the same, and the file has the id until it is done and not after."""
+    """Redelivery adds no entry, processes agree, and the file has the user id only until the erasure is done."""
     ledger = Ledger(tmp_path)
     for _ in range(2):
         ledger.append([erased("ann", 3), erased("bob", 4)], ["old", "t"])
@@ -82,7 +82,7 @@ def test_an_erasure_is_in_the_ledger_once_and_names_nobody_when_it_is_done(tmp_p
 
 
 def test_what_has_no_place_in_the_log_goes_by_its_time(tmp_path: Path) -> None:
-    """Impressions and rows of base tables: those of the acceptance's time and before it are gone."""
+    """Impressions and base rows up to the time of acceptance are covered."""
     ledger = Ledger(tmp_path)
     ledger.append([erased("ann", 3, accepted_ms=5_000)], [])
     found = ledger.erased(0)
@@ -94,7 +94,7 @@ def test_what_has_no_place_in_the_log_goes_by_its_time(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_cannot_be_read_stops_its_readers(tmp_path: Path) -> None:
-    """To read on without it would bring users back."""
+    """Reading without the ledger would restore erased users."""
     log = OfflineLog(tmp_path)
     log.append([logged("ann", 1)])
     log.ledger.append([erased("ann", 2)], log.topic_ids(0))
@@ -107,7 +107,7 @@ def test_a_ledger_that_cannot_be_read_stops_its_readers(tmp_path: Path) -> None:
 
 
 def test_a_file_keeps_its_name_and_time_and_what_a_crash_left_is_removed(tmp_path: Path) -> None:
-    """So positions and order stay; a scratch file that may be in use is left, and makes the pass incomplete."""
+    """File names, times and positions stay; a fresh scratch file is kept and makes the pass incomplete."""
     log = OfflineLog(tmp_path, wall_clock=lambda: 1e10)
     log.append([logged("ann", 1), logged("bob", 2)])
     log.append([logged("ann", 3)])

@@ -1,4 +1,4 @@
-"""What is remembered of impressions, against a list of all of them."""
+"""The memory of impressions against a list of all impressions."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ ITEMS = st.lists(st.sampled_from("abcdefgh"), max_size=5)
 
 
 def logged(offset: int, items: list[str], time_s: int) -> LoggedImpression:
-    """Build an impression at this place."""
+    """Return an impression at this position."""
     impression = Impression(
         request_id=f"r{offset}",
         user_id="u",
@@ -37,7 +37,7 @@ def logged(offset: int, items: list[str], time_s: int) -> LoggedImpression:
 def test_counts_and_times_are_those_of_all_impressions_since_an_item_was_last_forgotten(
     script: list[tuple[list[str], int]], max_items: int, again: int
 ) -> None:
-    """The items shown last are kept, one impression's top last of all; what is delivered again changes nothing."""
+    """The most recently shown items are kept, an impression's top last; a redelivery changes nothing."""
     events = [logged(offset, items, time_s) for offset, (items, time_s) in enumerate(script)]
     counts: dict[str, tuple[int, int]] = {}
     for items, time_s in script:
@@ -55,7 +55,7 @@ def test_counts_and_times_are_those_of_all_impressions_since_an_item_was_last_fo
 
 
 def test_an_impression_is_read_as_it_was_written_and_newer_fields_are_left_out() -> None:
-    """A gateway of a newer version may add fields; what has no value is no field."""
+    """Unknown fields of a newer gateway are ignored, and fields without a value are not encoded."""
     impression = logged(1, ["a", "b"], 1_800_000_000).impression
     value = impression.encode()
 
@@ -65,7 +65,7 @@ def test_an_impression_is_read_as_it_was_written_and_newer_fields_are_left_out()
 
 
 def test_every_field_of_an_impression_is_in_the_log(tmp_path: Path) -> None:
-    """One that a gateway sends is read back from the log as it was sent."""
+    """An impression with every field set is read back from the log unchanged."""
     full = replace(
         logged(1, ["a", "b"], 1_800_000_000).impression,
         surface="home",

@@ -1,4 +1,4 @@
-"""The remote text writer against our own door over a real port: text, settings, deadline and errors cross the wire."""
+"""The remote text writer against our own door over a real port: text, settings, deadline and errors."""
 
 import asyncio
 import json
@@ -52,14 +52,14 @@ async def events_of(writer: TextWriter, text_request: TextRequest) -> list[TextE
 
 @pytest.fixture
 async def remote(live_url: str) -> AsyncIterator[RemoteWriter]:
-    """A writer that calls the door on the parrot."""
+    """A writer that calls the door on the fake text model."""
     writer = RemoteWriter(f"{live_url}/v1", lambda: "")
     yield writer
     await writer.close()
 
 
 async def test_one_model_can_be_offered_alone(live_url: str) -> None:
-    """Other models of the server are neither listed nor called."""
+    """With `only_model`, other models of the server are neither listed nor called."""
     writer = RemoteWriter(f"{live_url}/v1", lambda: "", only_model=MODEL)
 
     assert [model.name for model in await writer.models()] == [MODEL]
@@ -70,7 +70,7 @@ async def test_one_model_can_be_offered_alone(live_url: str) -> None:
 
 @pytest.mark.parametrize("is_chat", [True, False])
 async def test_events_and_settings_survive_the_wire(remote: RemoteWriter, parrot: Parrot, is_chat: bool) -> None:
-    """Text, choices, logprobs, finish reasons (at a stop string, at the limit) and counts are the local writer's; settings reach the server."""
+    """The remote writer's events equal the local writer's, and all settings reach the server."""
     options = SamplingOptions(num_logprobs=2, temperature=0.5, seed=7, top_k=3, logit_bias={5: 1.5})
     chat = {"prompt": None, "messages": (ChatMessage(role="user", content="a b c"),)} if is_chat else {}
     stop = ("zz",) if is_chat else ("c",)
@@ -85,12 +85,12 @@ async def test_events_and_settings_survive_the_wire(remote: RemoteWriter, parrot
 
 
 def test_defaults_are_not_sent() -> None:
-    """A server that supports OpenAI's fields only receives no others."""
+    """A server that supports only OpenAI's fields receives no other fields."""
     assert set(body_of(request(max_tokens=None))) == {"model", "prompt", "stream", "stream_options"}
 
 
 def test_a_default_that_the_caller_sent_is_sent_on() -> None:
-    """vLLM's defaults are the checkpoint's: temperature 1 from a caller must not become 0.6."""
+    """Settings sent by the caller are forwarded even at our defaults: vLLM's defaults are the checkpoint's."""
     context = CallContext(request_id="r", caller=ANYONE, deadline_unix_s=0.0, limits=LIMITS)
     body = b'{"model": "m", "prompt": "x", "temperature": 1.0, "repetition_penalty": 1, "top_p": null}'
 
@@ -101,7 +101,7 @@ def test_a_default_that_the_caller_sent_is_sent_on() -> None:
 
 
 def test_a_salt_is_sent_as_the_keys_own() -> None:
-    """The server knows no keys of ours: equal salts of two keys are two salts there, and neither is the caller's."""
+    """Salts are forwarded per key: equal salts of two keys differ on the server, and the caller's salt is not sent."""
     salts = {
         body_of(request(key_id=key_id, cache_salt=salt))["cache_salt"]
         for key_id in ("a", "b")
@@ -136,20 +136,20 @@ NEWER_NAME = {"settings_sent": frozenset({"max_completion_tokens"})}
     ],
 )
 def test_a_field_is_sent_as_the_caller_meant_it(fields: dict[str, Any], name: str, sent: object) -> None:
-    """Servers without schemas know any object, which is not any JSON; OpenAI enforces strict schemas only, and refuses one name of the token limit for each model."""
+    """Schemas, the name of the token limit, and template variables are sent in the form that the server supports."""
     assert body_of(request(**fields)).get(name) == sent
 
 
 class HostedModel(RemoteWriter):
-    """Lists what a hosted service would."""
+    """A writer that lists models as a hosted service does."""
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return one model, of unknown context."""
+        """Return one model of unknown context length."""
         return (TextModel(name="hosted", max_context_tokens=None, created_unix_s=0),)
 
 
 async def test_an_unknown_context_is_null(texts: World, http: httpx.AsyncClient) -> None:
-    """Not zero."""
+    """An unknown context length is null, not zero."""
     let_write(texts, HostedModel("http://far/v1", lambda: ""), LIMITS)
 
     listed = (await http.get("/v1/models")).json()["data"]
@@ -158,7 +158,7 @@ async def test_an_unknown_context_is_null(texts: World, http: httpx.AsyncClient)
 
 
 async def test_closing_the_iterator_cancels_the_servers_work(remote: RemoteWriter, parrot: Parrot) -> None:
-    """The connection is closed, and the server's writer ends within a step."""
+    """Closing the iterator closes the connection, and the server's writer stops within a step."""
     parrot.delay_s = 0.005
     writing = remote.write(request(max_tokens=32))
     await anext(writing)
@@ -169,7 +169,7 @@ async def test_closing_the_iterator_cancels_the_servers_work(remote: RemoteWrite
 
 
 async def test_the_deadline_is_sent_on(remote: RemoteWriter, parrot: Parrot) -> None:
-    """The server's deadline is no later than the caller's."""
+    """The server's deadline is not later than the caller's."""
     deadline_unix_s = asyncio.get_running_loop().time() + 2e9
     await events_of(remote, request(deadline_unix_s=deadline_unix_s))
 
@@ -182,7 +182,7 @@ async def test_the_deadline_is_sent_on(remote: RemoteWriter, parrot: Parrot) -> 
 async def test_a_bad_key_file_makes_the_server_unavailable(
     live_url: str, tmp_path: Path, content: bytes | None
 ) -> None:
-    """The caller sees that text is unavailable; the operator's log names setting and file, and quotes nothing of the key."""
+    """The caller sees `unavailable`; the operator's log names setting and file, and quotes no part of the key."""
     key_file = tmp_path / "key"
     if content is not None:
         key_file.write_bytes(content)
@@ -220,7 +220,7 @@ async def test_a_bad_key_file_makes_the_server_unavailable(
     ],
 )
 def test_errors_keep_their_meaning(status: int, error: Any, kind: type[TailraceError]) -> None:
-    """A caller's mistake stays the caller's, as a response or as an event; a prompt that is too long is known by OpenAI's code, or by OpenAI's and vLLM's messages."""
+    """A caller's error keeps its meaning; a too long prompt is recognised by OpenAI's code, or by message."""
     response = error_of_response(status, {"retry-after": "7"}, json.dumps({"error": error}).encode())
 
     assert (type(response), type(error_of_event(error))) == (kind, kind)
@@ -228,6 +228,6 @@ def test_errors_keep_their_meaning(status: int, error: Any, kind: type[TailraceE
 
 
 def test_a_response_without_words_has_the_meaning_of_its_status() -> None:
-    """Nor need its error be an object, nor its time to retry be one."""
+    """The status determines the error if the body or the retry time cannot be parsed."""
     assert isinstance(error_of_response(429, {"retry-after": "soon"}, b""), Overloaded)
     assert isinstance(error_of_response(400, {}, b'{"error": "words"}'), InvalidRequest)

@@ -1,4 +1,4 @@
-"""The remote writer's stream, byte for byte: what other servers send, prepared by the test."""
+"""The remote writer's stream, byte by byte, with prepared responses of other servers."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ REQUEST = TextRequest(request_id="r", model="m", prompt="x")
 
 
 def chunk(text: str, reason: str | None = None, **more: Any) -> bytes:
-    """Build one chunk of a completion, its text unescaped."""
+    """Build one chunk of a completion with unescaped text."""
     choice = {"index": 0, "text": text, "finish_reason": reason}
     return event({"choices": [choice], **more})
 
@@ -55,7 +55,7 @@ def text_of(events: list[TextEvent]) -> str:
 @pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b", "日本語 🎉", 'a\nb\r\x0b\x0c\x1c "c"'])
 @pytest.mark.parametrize("size", [1, 7, 1_000])
 async def test_any_text_survives_any_split(text: str, size: int) -> None:
-    """Only a line feed or a carriage return, or the response's end, ends a line; Unicode's other separators may stand in JSON unescaped."""
+    """Only LF, CR and the response's end terminate a line; JSON may contain Unicode's other separators unescaped."""
     sent = chunk(text) + b": keep-alive\r\n\r\n" + chunk("", "stop").replace(b"\n", b"\r\n") + END.rstrip()
     parts: Iterator[bytes] = (sent[start : start + size] for start in range(0, len(sent), size))
 
@@ -64,7 +64,7 @@ async def test_any_text_survives_any_split(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("parts", [[chunk("a")], [chunk("a"), END], [chunk("a"), chunk("", "abort"), END]])
 async def test_a_text_that_was_cut_off_is_an_error(parts: list[bytes]) -> None:
-    """Without `[DONE]`, without a finish reason, or with one by which servers report that they broke off."""
+    """A stream without `[DONE]`, without a finish reason, or with finish reason `abort` is an error."""
     with pytest.raises(DependencyUnavailable):
         await events_of(*parts)
 
@@ -73,7 +73,7 @@ async def test_a_text_that_was_cut_off_is_an_error(parts: list[bytes]) -> None:
     ("key_id", "num_prompt", "num_cached"), [(ANYONE.key_id, 7, 5), ("shop", 7, 0), (ANYONE.key_id, None, 0)]
 )
 async def test_usage_is_what_the_caller_may_know(key_id: str, num_prompt: int | None, num_cached: int) -> None:
-    """Cached tokens are passed on where all callers are one: to a key they would tell what other keys have sent; a server's nulls are zero."""
+    """Cached tokens are reported only without keys, since they would reveal other keys' prompts; nulls become zero."""
     details = {"prompt_tokens_details": {"cached_tokens": num_prompt and 5}}
     usage = {"prompt_tokens": num_prompt, "completion_tokens": 1, **details}
 
@@ -85,7 +85,7 @@ async def test_usage_is_what_the_caller_may_know(key_id: str, num_prompt: int | 
 
 
 class PreparedServer:
-    """An ASGI server that answers every request with `parts`; with `hangs` the answer never ends."""
+    """An ASGI server that answers every request with `parts`; with `hangs` the response never ends."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -130,7 +130,7 @@ async def written(remote: RemoteWriter) -> list[TextEvent]:
 async def test_an_error_before_any_text_has_its_status(
     texts: World, http: httpx.AsyncClient, server: PreparedServer, remote: RemoteWriter
 ) -> None:
-    """The server's stream has begun, ours has not; a caller's mistakes never open the breaker."""
+    """An error event before any text becomes the response's status; caller errors never open the breaker."""
     let_write(texts, remote, LIMITS)
     server.parts = [event({"error": {"message": "no such grammar", "type": "BadRequestError", "code": 400}}), END]
     body = {"model": "m", "prompt": "x", "stream": True}
@@ -156,7 +156,7 @@ async def test_an_error_before_any_text_has_its_status(
 async def test_a_malformed_chunk_is_a_unavailable(
     server: PreparedServer, remote: RemoteWriter, status: int, parts: list[bytes], cause: str
 ) -> None:
-    """Callers learn only that the server is unavailable; the log has the cause, a refused key included."""
+    """Callers see only `unavailable`; the log has the cause, including a rejected key."""
     server.status, server.parts = status, parts
 
     with capture_logs() as logs, pytest.raises(DependencyUnavailable):
@@ -168,7 +168,7 @@ async def test_a_malformed_chunk_is_a_unavailable(
 
 
 async def test_a_connection_is_reused(server: PreparedServer, remote: RemoteWriter) -> None:
-    """A stream that was read to its end leaves its connection for the next."""
+    """A stream that was read to its end returns its connection to the pool."""
     server.parts = [chunk("a", "stop"), END]
 
     for _ in range(3):
@@ -178,7 +178,7 @@ async def test_a_connection_is_reused(server: PreparedServer, remote: RemoteWrit
 
 
 async def test_a_response_that_never_ends_holds_nobody(server: PreparedServer, remote: RemoteWriter) -> None:
-    """`[DONE]` is the end of the text."""
+    """The text ends at `[DONE]`, even if the response stays open."""
     server.parts, server.hangs = [chunk("a", "stop"), END], True
 
     async with asyncio.timeout(10):
@@ -189,7 +189,7 @@ async def test_a_response_that_never_ends_holds_nobody(server: PreparedServer, r
 async def test_an_error_of_the_model_list_is_a_unavailable(
     server: PreparedServer, remote: RemoteWriter, status: int
 ) -> None:
-    """Also a 404, as for a URL without /v1; the log has the status."""
+    """Any error status, including a 404 for a URL without /v1, is `unavailable`; the log has the status."""
     server.status = status
 
     with capture_logs() as logs, pytest.raises(DependencyUnavailable):
