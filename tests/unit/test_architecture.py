@@ -1,4 +1,4 @@
-"""Architecture guards: light imports without side effects, and names. `make lint` checks import directions and environment reads."""
+"""Architecture guards: light, side-effect-free imports, and names. `make lint` checks import directions."""
 
 import re
 import subprocess

@@ -19,8 +19,8 @@ WEIGHTS = {"llm": 1.0, "student": 0.5}
 def test_a_row_of_the_matrix() -> None:
     """Figures of a fault from second 2 to 5: answers recover at 6, and events become visible at 5.5.
 
-    The student answers until 6, and one event is rejected. An acknowledged event that never becomes visible is lost, and
-    the recovery time is then None.
+    The student answers until 6, and one event is rejected. An acknowledged event that never becomes visible is lost,
+    and the recovery time is then None.
     """
     planned = [Planned(number / 10, Priority.HIGH) for number in range(100)]
     shots = [

@@ -152,7 +152,7 @@ def test_the_interval_grows_with_the_scatter_of_the_runs(write: Write) -> None:
 
 
 def test_few_errors_give_an_interval_that_holds_all_of_them() -> None:
-    """The interval of few errors covers all of them and zero, with a margin; coverage leaves out a source at a time."""
+    """The interval of few errors covers all of them and zero, with a margin; coverage is checked source by source."""
     low, high = whole_range([-0.2, -0.1])
 
     assert (low, high) == (pytest.approx(-0.22), 0)
