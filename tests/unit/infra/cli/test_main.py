@@ -63,7 +63,7 @@ def store(publish: Callable[..., None], tmp_path: Path) -> BundleStore:
     ],
 )
 def test_an_error_is_one_line(tailrace: Run, arguments: list[str], settings: dict[str, str], words: str) -> None:
-    """An invalid setting, option, version or file gives a one-line error and exit code 1, without a traceback."""
+    """An invalid setting, option, version or file gives a single error line and exit code 1, without a traceback."""
     refused = tailrace(*arguments, **settings)
     *progress, error = refused.err.strip().splitlines()
 

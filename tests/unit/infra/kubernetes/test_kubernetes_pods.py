@@ -90,7 +90,7 @@ def on_claim(pod: Pod, container: str, path: Path) -> tuple[str, str] | None:
 
 
 def shared_paths(settings: Settings) -> set[Path]:
-    """Return the paths from which a worker erases users."""
+    """Return the paths where a worker erases users."""
     files = erasing_files(settings, {})
     return {value for one in fields(files) if isinstance(value := getattr(files, one.name), Path)}
 
