@@ -1,4 +1,4 @@
-"""Every command reads a table alike: the same file gives the pipeline and the import the same rows, counts and notes."""
+"""Both commands read a table alike: pipeline and import get the same rows, counts and notes."""
 
 import gzip
 import io
@@ -34,14 +34,14 @@ ITEMS = "item_id,title,categories\n"
 
 @dataclass(frozen=True)
 class Case:
-    """A file and what is read of it.
+    """A file and its expected content.
 
     Args:
         content: The file's content.
-        rows: What is expected of each row that is accepted, by column.
-        aside: The numbers of the rows that are set aside, by reason.
-        notes: Parts of notes, each of which one note has.
-        options: The options of the command.
+        rows: Expected values of each accepted row, by column.
+        aside: Row numbers of rejected rows, by reason.
+        notes: Texts that must each occur in a note.
+        options: The command's options.
     """
 
     content: str | bytes
@@ -78,7 +78,7 @@ def events_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any
     assert table is not None
     columns = ("user_id", "item_id", "event_time", "event_type", "value")
     read = table.read().sort("event_time", "row", maintain_order=True)
-    read = read.with_columns(pl.col("event_time").dt.truncate("1ms"))  # as the stream has it
+    read = read.with_columns(pl.col("event_time").dt.truncate("1ms"))  # the stream's resolution
     piped = [tuple(row[name] for name in columns) for row in read.to_dicts()]
     sent: list[Any] = []
     run = Run(path=path, options=options, send=sent.extend, progress_file=folder / "p.json", scratch=folder / "s")
@@ -97,7 +97,7 @@ def events_of(path: Path, options: TableOptions, folder: Path) -> list[tuple[Any
 
 
 def found(case: Case, read: Callable[..., list[tuple[Any, Findings]]], folder: Path) -> list[tuple[Any, Findings]]:
-    """Read the file of a case by both commands, which find the same."""
+    """Read a case's file with both commands and assert that the results agree."""
     outcomes = read(written(folder, case), case.options, folder)
     (rows, piped), (others, imported) = outcomes
     assert rows == others
@@ -107,7 +107,7 @@ def found(case: Case, read: Callable[..., list[tuple[Any, Findings]]], folder: P
 
 
 def parquet(**columns: Any) -> bytes:
-    """Return two good events as Parquet, with columns replaced."""
+    """Return two valid events as Parquet, with columns replaced."""
     good = {"user_id": ["u", "v"], "item_id": ["a", "a"], "event_time": [1_780_000_000, 1_780_000_001]}
     buffer = io.BytesIO()
     pq.write_table(pa.table(good | columns), buffer)
@@ -115,13 +115,13 @@ def parquet(**columns: Any) -> bytes:
 
 
 def lines(*rows: dict[str, Any] | str) -> str:
-    """Return JSON Lines of events, with fields replaced; text is a line as it is."""
+    """Return JSON Lines of events with fields replaced; a string is used as the line."""
     good = {"user_id": "u", "item_id": "a", "event_time": 1_780_000_000}
     return "".join(f"{row if isinstance(row, str) else json.dumps(good | row)}\n" for row in rows)
 
 
 def user(text: str) -> str:
-    """Return a table with an event of this user, and one of user 8."""
+    """Return a table with an event of this user, and an event of user 8."""
     return f"{HEADER}{text},a,1780000000,buy,1\n8,a,1780000001,buy,1\n"
 
 
